@@ -17,13 +17,16 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 if TYPE_CHECKING:
-    from tests.choosing_helpers import Place
+    from tests.pipeline.choosing import Place
     from tests.vectordb.pushed_rows import Rows
     from whiten_index.pipeline.build import BuildReport
 
-for _helper in ("bad_input", "build", "choosing", "corpus", "moments", "upkeep"):
-    pytest.register_assert_rewrite(f"tests.{_helper}_helpers")
-pytest.register_assert_rewrite("tests.vectordb.pushed_rows")
+pytest.register_assert_rewrite(
+    "tests.helpers",
+    "tests.pipeline.choosing",
+    "tests.versions.upkeep",
+    "tests.vectordb.pushed_rows",
+)
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -126,7 +129,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the model of the tests of ``--whiten auto``. Do not write to it."""
-    from tests import tiny_models
+    from tests.helpers import tiny_models
 
     folder = tiny_models.bert(tmp_path_factory.mktemp("models") / "bert")
     return tiny_models.add_modules(folder, max_length=tiny_models.POSITIONS)
@@ -135,7 +138,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def chosen(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Place, BuildReport]:
     """A place and the report of its first build. Do not write to it; ``place`` is a copy."""
-    from tests.choosing_helpers import ROWS, Place, documents, parquet
+    from tests.pipeline.choosing import ROWS, Place, documents, parquet
 
     root = tmp_path_factory.mktemp("chosen")
     texts = documents()
@@ -148,7 +151,7 @@ def chosen(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Place
 @pytest.fixture(scope="session")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a corpus and its index. Do not write to it; bad input's ``place`` is a copy."""
-    from tests.bad_input_helpers import run, table
+    from tests.helpers.bad_input import run, table
 
     root = tmp_path_factory.mktemp("published")
     (root / "good").mkdir()

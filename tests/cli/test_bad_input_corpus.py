@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests import bad_input_helpers
-from tests.bad_input_helpers import (
+from tests.helpers import bad_input
+from tests.helpers.bad_input import (
     CORPUS,
     DIM,
     EMBEDDED,
@@ -33,7 +33,7 @@ from tests.bad_input_helpers import (
 from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.corpus.parquet_corpus import ParquetCorpus, RepeatedIdsError
 
-place = bad_input_helpers.place
+place = bad_input.place
 
 
 def with_value(position: int, value: Any, rows: int = ROWS) -> list[Any]:

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests import bad_input_helpers
-from tests.bad_input_helpers import (
+from tests.helpers import bad_input
+from tests.helpers.bad_input import (
     ARTIFACT,
     DISK,
     EMBEDDED,
@@ -30,7 +30,7 @@ from tests.bad_input_helpers import (
     table,
 )
 
-place = bad_input_helpers.place
+place = bad_input.place
 
 
 @pytest.mark.parametrize("where", ["out", "below out", "store", "no such file system"])

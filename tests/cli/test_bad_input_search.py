@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests import bad_input_helpers
-from tests.bad_input_helpers import (
+from tests.helpers import bad_input
+from tests.helpers.bad_input import (
     CORPUS,
     DIM,
     DISK,
@@ -27,7 +27,7 @@ from tests.bad_input_helpers import (
     table,
 )
 
-place = bad_input_helpers.place
+place = bad_input.place
 
 SEARCHES: dict[str, tuple[tuple[Any, ...], int, str]] = {
     "unknown document": (("--like", "d999"), CORPUS, "no document has the id 'd999'"),

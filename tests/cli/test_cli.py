@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import whiten_index
-from tests.bad_input_helpers import (
+from tests.helpers.bad_input import (
     EMBEDDED,
     one_object,
     run,

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.bad_input_helpers import EMBEDDED, process
+from tests.helpers.bad_input import EMBEDDED, process
 from whiten_index import open_index
 
 # A library that drops exceptions of its callbacks is stood for by __del__.

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.build_helpers import build, random_rows, write_rows
+from tests.helpers.builds import build, random_rows, write_rows
 
 # Writes lines while the index is opened again and again.
 _CODE = """

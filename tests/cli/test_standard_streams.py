@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.build_helpers import build, random_rows, write_rows
+from tests.helpers.builds import build, random_rows, write_rows
 from whiten_index import open_index
 from whiten_index.cli import cli
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.bad_input_helpers import succeed
-from tests.build_helpers import build, random_rows, write_rows
+from tests.helpers.bad_input import succeed
+from tests.helpers.builds import build, random_rows, write_rows
 from whiten_index.artifacts.manifest import MANIFEST, write_manifest
 
 DELETED = object()

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bad_input_helpers import run
 from tests.damage.crafted import CRAFTS, World, crafted, new_world, places
+from tests.helpers.bad_input import run
 from whiten_index import EmbeddingStore, QueryTransform, open_index
 from whiten_index.artifacts.manifest import write_manifest
 from whiten_index.errors import WhitenIndexError

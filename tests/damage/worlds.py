@@ -78,7 +78,7 @@ def prepare(root: Path, kind: str) -> None:
     """Make two versions, a pack, a candidate that a gate kept back, exports and a push."""
     model = []
     if kind == "text":
-        from tests import tiny_models
+        from tests.helpers import tiny_models
 
         model = ["--model", tiny_models.bert(root / "model"), "--device", "cpu"]
     write_corpus(root, kind, 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.tiny_models import (
+from tests.helpers.tiny_models import (
     FAMILIES,
     NORMALIZE,
     POSITIONS,

@@ -19,8 +19,8 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from tests import tiny_models
 from tests.encoding.hub_server import Hub
+from tests.helpers import tiny_models
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.versions.retention import describe_index

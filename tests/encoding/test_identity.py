@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests import tiny_models
-from tests.bad_input_helpers import run
-from tests.code_models import code_model, edit_json, write_texts
 from tests.encoding.hub_server import Hub
-from tests.test_consent import FLAG, at_hub
+from tests.encoding.test_consent import FLAG, at_hub
+from tests.helpers import tiny_models
+from tests.helpers.bad_input import run
+from tests.helpers.code_models import code_model, edit_json, write_texts
 from whiten_index import BuildConfig, QueryTransform, build_index, open_index
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig

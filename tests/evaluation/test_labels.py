@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from corpus_helpers import IN_TMP_PATH
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.corpora import IN_TMP_PATH
 from whiten_index.errors import CorpusError
 from whiten_index.evaluation.judgements import read_pairs, read_qrels, read_queries
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from tests import tiny_models
-from tests.build_helpers import build as build_columns
-from tests.build_helpers import random_rows, write_rows
+from tests.helpers import tiny_models
+from tests.helpers.builds import build as build_columns
+from tests.helpers.builds import random_rows, write_rows
 from whiten_index import BuildConfig, Encoder, QueryTransform, build_index, open_index
 from whiten_index.search.search_index import Hit
 from whiten_index.vectordb.push_config import PushConfig

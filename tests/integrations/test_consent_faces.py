@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests import test_consent
-from tests.code_models import forged
-from tests.test_consent import Place
+from tests.encoding import test_consent
+from tests.encoding.test_consent import Place
+from tests.helpers.code_models import forged
 from whiten_index.errors import ConfigError, EncoderError
 
 pytestmark = pytest.mark.service

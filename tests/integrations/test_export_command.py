@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests import tiny_models
-from tests.bad_input_helpers import one_object, run, succeed
-from tests.build_helpers import build, random_rows, write_rows
+from tests.helpers import tiny_models
+from tests.helpers.bad_input import one_object, run, succeed
+from tests.helpers.builds import build, random_rows, write_rows
 from whiten_index import BuildConfig, QueryTransform, build_index
 
 K = 6

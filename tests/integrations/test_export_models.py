@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from tests import tiny_models
-from tests.build_helpers import build, random_rows, write_rows
+from tests.helpers import tiny_models
+from tests.helpers.builds import build, random_rows, write_rows
 from whiten_index import BuildConfig, QueryTransform, build_index
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.integrations.sentence_transformers import export_model

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from tests import tiny_models
-from tests.build_helpers import closed_form
+from tests.helpers import tiny_models
+from tests.helpers.builds import closed_form
 from whiten_index import build_index
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.metrics import evaluate, spearman

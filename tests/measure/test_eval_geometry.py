@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.bad_input_helpers import OPTIONS, assert_one_error, run
+from tests.helpers.bad_input import OPTIONS, assert_one_error, run
 from whiten_index import Encoder, Moments, Whitening
 from whiten_index.evaluation.geometry_scores import Geometry, alignment
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from tests import tiny_models
+from tests.helpers import tiny_models
 from whiten_index.cli import cli
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError

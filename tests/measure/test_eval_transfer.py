@@ -11,7 +11,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
 
-from tests.bad_input_helpers import run
+from tests.helpers.bad_input import run
 from whiten_index import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.evaluation.transfer_tasks import read_task

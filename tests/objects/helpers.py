@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.build_helpers import random_rows
+from tests.helpers.builds import random_rows
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.pipeline.build import BuildReport
 

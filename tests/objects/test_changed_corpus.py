@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.corpus.test_changed_files import MOMENTS, Clock
 from tests.objects.helpers import build, hits, put_corpus
-from tests.test_changed_files import MOMENTS, Clock
 from whiten_index.errors import CorpusError
 
 pytestmark = pytest.mark.service

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.build_helpers import column_facts, random_rows
+from tests.helpers.builds import column_facts, random_rows
 from tests.objects.helpers import OPTIONS, ROWS, SHARDS, build, corpus_file, hits, keys
 from whiten_index import BuildConfig
 from whiten_index.errors import ArtifactError

@@ -20,8 +20,8 @@ from pipelines.papers import models
 from pipelines.papers.published import COLUMNS, read_published
 from pipelines.papers.recipes import Kind, Measure, Recipe, Refusal
 from pipelines.papers.settings import recipe_of
-from tests.bad_input_helpers import CORPUS
-from tests.bad_input_helpers import run as cli
+from tests.helpers.bad_input import CORPUS
+from tests.helpers.bad_input import run as cli
 from whiten_index.errors import CorpusError
 
 YEAR = {"STS12": ("MSRpar", "MSRvid"), "STS13": ("FNWN", "OnWN")}

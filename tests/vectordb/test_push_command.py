@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.bad_input_helpers import run, succeed
+from tests.helpers.bad_input import run, succeed
 from tests.vectordb.memory_writer import MemoryWriter, Server
 from whiten_index import BuildConfig, QueryTransform, build_index
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.bad_input_helpers import succeed
+from tests.helpers.bad_input import succeed
 from whiten_index import BuildConfig, QueryTransform, build_index
 from whiten_index.errors import ConfigError, GateError, StorageError
 from whiten_index.vectordb.database_writer import Layout, PushedTable

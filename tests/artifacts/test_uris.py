@@ -1,0 +1,86 @@
+"""Where stores and indexes are: folders, file:// URIs, object stores; what is said of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.builds import random_rows, write_rows
+from whiten_index import BuildConfig, open_index
+from whiten_index.artifacts.object_store import plain_uri, split_uri
+from whiten_index.errors import ConfigError
+from whiten_index.paths import as_place
+from whiten_index.pipeline.update_config import UpdateConfig
+from whiten_index.vectordb.push_config import PushConfig
+from whiten_index.versions.compaction import compact_store
+from whiten_index.versions.gc import gc_store
+from whiten_index.versions.retention import prune
+
+URI = "s3://bucket/some/prefix"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    return write_rows(tmp_path / "c" / "c.parquet", random_rows(rows=80))
+
+
+@pytest.mark.parametrize(
+    ("uri", "parts"),
+    [
+        ("s3://b", ("s3", "b", "")),
+        ("s3://b/", ("s3", "b", "")),
+        ("gs://b/x/y/", ("gs", "b", "x/y")),
+        ("az://b/with spaces/Ü%20+", ("az", "b", "with spaces/Ü%20+")),
+    ],
+)
+def test_parts_of_a_uri(uri: str, parts: tuple[str, str, str]) -> None:
+    assert split_uri(uri) == parts
+    assert split_uri(plain_uri(uri)) == parts
+    assert not plain_uri(uri).endswith("/")
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ("file:///a/b", "/a/b"),
+        ("file://localhost/a/b", "/a/b"),
+        ("file:///a%20b/%C3%9C", "/a b/Ü"),
+        ("FILE:///a#b?c", "/a#b?c"),
+        ("a/b", "a/b"),
+        ("/a%20b", "/a%20b"),
+        (URI, URI),
+    ],
+)
+def test_places(given: str, path: str) -> None:
+    assert as_place(given, what="--out") == path
+
+
+@pytest.mark.parametrize("given", ["http://host/a", "ftp://host/a", "hdfs://host/a", "S3A://b/x"])
+def test_other_schemes_are_refused(given: str, corpus: str) -> None:
+    for name in ("out", "store"):
+        with pytest.raises(
+            ConfigError, match=rf"--{name} cannot be at .*file:///FOLDER.*s3://BUCKET"
+        ):
+            BuildConfig(corpus=(corpus,), embedding_column="embedding", **{name: given})
+    with pytest.raises(ConfigError, match="cannot be at"):
+        open_index(given)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: gc_store(URI),
+        lambda: compact_store(URI),
+        lambda: prune(URI, keep=1),
+        lambda: UpdateConfig(corpus=("c",), index=URI),
+        lambda: UpdateConfig(corpus=("c",), index="i", store=URI),
+        lambda: PushConfig(index=URI, to="postgresql://x/y"),
+    ],
+    ids=["gc", "compact", "prune", "update", "its store", "push"],
+)
+def test_what_works_in_folders_only(ask: Callable[[], Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"works in folders, not at {URI}; copy what is there"):
+        ask()

@@ -1,0 +1,114 @@
+"""The files of a corpus: which are found by folder, glob and URI, and damage that is named."""
+
+from __future__ import annotations
+
+import glob
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.corpora import chunk_bytes, open_corpus, overwrite, read_all
+from whiten_index.errors import CorpusError
+
+
+@pytest.fixture
+def tree(tmp_path, write_parquet) -> Path:
+    """A folder as writers leave it: nested parts, and bookkeeping that is no data."""
+    root = tmp_path / "a corpus"
+    for name in (
+        "b.parquet", "a.pq", "sub/c.parq", "sub/deep/d.parquet",
+        ".hidden.parquet", "_metadata.parquet", "_temporary/0/e.parquet", "sub/.x/f.parquet",
+    ):  # fmt: skip
+        write_parquet(root / name, {"text": [name]})
+    (root / "_SUCCESS").touch()
+    (root / "sub" / "notes.txt").write_text("no data")
+    return root
+
+
+VISIBLE = ["a.pq", "b.parquet", "sub/c.parq", "sub/deep/d.parquet"]
+
+
+def test_a_folder_is_read_without_hidden_and_underscore_files(tree):
+    ids, texts, _ = read_all(open_corpus(tree))
+    assert texts == VISIBLE
+    assert ids == [f"{name}#0:0" for name in VISIBLE]
+
+
+GLOBS = (
+    "*.parquet", "b?.parquet", "[ab]*.parquet", "*/*.parquet", "a*/*.parquet", "**/*.parquet",
+    "**/b/*.parquet", "a/**/*.parquet", "a/**/b1.parquet", "**/a1.parquet", "[!a]*.parquet",
+    "a/*/*.parquet", "**/b/**/*.parquet",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", GLOBS)
+def test_a_glob_finds_what_python_globbing_finds(tmp_path, write_parquet, pattern):
+    for name in (
+        "a1", "b1", "bb", "a/a1", "a/b1", "a/b/b1", "b/a1", "ab/a1", "ab/b/b1", "a/b/c/b1",
+        "b/c/d/a1",
+    ):  # fmt: skip
+        write_parquet(tmp_path / f"{name}.parquet", {"text": [f"{name}.parquet"]})
+    expected = glob.glob(pattern, root_dir=tmp_path, recursive=True)  # noqa: PTH207
+    assert expected
+    assert sorted(read_all(open_corpus(tmp_path / pattern))[1]) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("nothing.parquet", "does not exist; check the path"),
+        ("nothing/*.parquet", r"no file matches .*\*\.parquet"),
+        ("empty", r"holds no Parquet file \(1 files, none ending with \.parquet"),
+        ("empty/*.parquet", r"no file matches \*\.parquet"),
+    ],
+)
+def test_sources_without_parquet_are_refused(tmp_path, source, message):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.txt").touch()
+    with pytest.raises(CorpusError, match=message):
+        open_corpus(tmp_path / source)
+
+
+# --------------------------------------------------------------------------- damage
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+def test_a_flipped_page_with_checksums_is_named(tmp_path, write_parquet, compression):
+    texts = [f"text number {i}" for i in range(2000)]
+    for name in ("a", "b"):
+        write_parquet(
+            tmp_path / f"{name}.parquet",
+            {"text": texts},
+            compression=compression,
+            write_page_checksum=True,
+            use_dictionary=False,
+        )
+    bad = tmp_path / "b.parquet"
+    start, stop = chunk_bytes(bad, "text")
+    middle = (start + stop) // 2
+    overwrite(bad, middle, middle + 1)
+    corpus = open_corpus(tmp_path)
+    assert corpus.read(corpus.shards[0]).texts == texts
+    with pytest.raises(CorpusError, match=r"b\.parquet is damaged .*restore the file"):
+        corpus.read(corpus.shards[1])
+
+
+@pytest.mark.parametrize("column", ["text", "key"])
+def test_damage_that_leaves_invalid_utf8_is_named(tmp_path, write_parquet, column):
+    columns = {"text": ["plain words"] * 50, "key": [f"key-{i:03}" for i in range(50)]}
+    path = write_parquet(
+        tmp_path / "a.parquet", columns,
+        compression="none", use_dictionary=False, write_statistics=False,
+    )  # fmt: skip
+    data = path.read_bytes()
+    word = {"text": b"words", "key": b"key-031"}[column]
+    path.write_bytes(data.replace(word, b"\xff\xfe" + word[2:], 1))
+    corpus = open_corpus(path, id_column="key")
+
+    def use() -> None:
+        corpus.check_ids()
+        for batch in corpus.batches():
+            batch.documents.to_pylist()
+
+    with pytest.raises(CorpusError, match=r"a\.parquet"):
+        use()

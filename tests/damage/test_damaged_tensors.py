@@ -1,0 +1,133 @@
+"""Damaged files of moments and of whitenings, which are read alike."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from tests.helpers.moments import make_rows
+from whiten_index.errors import ArtifactError
+from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import WhiteningConfig
+
+READERS = {"moments": Moments, "whitening": Whitening}
+
+
+@pytest.fixture(params=READERS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def saved(tmp_path, kind):
+    path, moments = tmp_path / f"{kind}.safetensors", Moments.of(make_rows(0, 20, 3))
+    (moments if kind == "moments" else Whitening.fit(moments, WhiteningConfig(k=2))).save(path)
+    return path
+
+
+def everything_in(path, kind):
+    found = READERS[kind].load(path)
+    return {name: np.asarray(value).tolist() for name, value in vars(found).items()}
+
+
+def assert_unreadable(path, kind):
+    with pytest.raises(
+        ArtifactError, match=rf"{path.name} cannot be read as (a )?{kind}\b.*; restore it"
+    ):
+        READERS[kind].load(path)
+
+
+def rewrite(path, tensors=None, *, without=None, **facts):
+    """Write a file anew with other tensors, with one less, with other facts (None: without)."""
+    with safe_open(path, framework="numpy") as file:
+        facts = {k: v for k, v in (file.metadata() | facts).items() if v is not None}
+    kept = {k: v for k, v in (load_file(path) | (tensors or {})).items() if k != without}
+    save_file(kept, path, facts or None)
+
+
+def test_a_missing_file_or_a_folder_is_named(tmp_path, kind):
+    assert_unreadable(tmp_path / "nowhere.safetensors", kind)
+    assert_unreadable(tmp_path, kind)
+
+
+def test_a_file_cut_anywhere_is_an_error(saved, kind):
+    whole = saved.read_bytes()
+    for size in range(len(whole)):
+        saved.write_bytes(whole[:size])
+        assert_unreadable(saved, kind)
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 200, b"not safetensors at all", b"{" * 50])
+def test_other_bytes_are_an_error(saved, kind, data):
+    saved.write_bytes(data)
+    assert_unreadable(saved, kind)
+
+
+def test_a_header_with_a_flipped_bit_is_an_error_or_harmless(saved, kind):
+    whole, expected = bytearray(saved.read_bytes()), everything_in(saved, kind)
+    header = 8 + int.from_bytes(whole[:8], "little")
+    seen = []
+    for at in range(header):
+        flipped = whole.copy()
+        flipped[at] ^= 1
+        saved.write_bytes(flipped)
+        with contextlib.suppress(ArtifactError):
+            if everything_in(saved, kind) != expected:
+                seen.append(bytes(flipped[max(0, at - 20) : at + 20]))
+    assert not seen, f"{len(seen)} flips change what is read, the first is in {seen[0]}"
+
+
+DAMAGES = [
+    *(("moments", "count", array) for array in (np.empty(0), np.array(1.0), np.array([np.nan]))),
+    ("moments", "mean", np.array(1.0)),
+    ("moments", "mean", np.zeros(4)),
+    ("moments", "mean", np.array([0, np.nan, 0])),
+    *(("moments", "scatter_upper", a) for a in (np.zeros(5), np.zeros(1), np.full(6, np.nan))),
+    *(("moments", "cubic", a) for a in (np.zeros(4), np.array(0.0), np.full(3, np.inf))),
+    *(("moments", "quartic", a) for a in (np.array(1.0), np.zeros(2), np.array([np.nan]))),
+    ("whitening", "mean", np.zeros(5)),
+    *(("whitening", "basis", np.zeros(shape)) for shape in ((2, 2), (3,), (3, 2, 1))),
+    ("whitening", "basis", np.full((3, 2), np.inf)),
+    *(("whitening", "eigenvalues", array) for array in (np.ones(2), np.full(3, np.nan))),
+    *(("whitening", name, np.empty(0)) for name in ("exponent", "count")),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "array"), DAMAGES, indirect=["kind"])
+def test_tensors_that_do_not_belong_together_are_an_error(saved, kind, name, array):
+    rewrite(saved, {name: array})
+    assert_unreadable(saved, kind)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"kind": "zca"}, {"kind": None}, {"format_version": "99"}, {"kind": None, "transform": None}],
+)
+def test_another_kind_or_a_later_format_is_refused(saved, kind, facts):
+    rewrite(saved, **facts)
+    held = rf"holds {facts.get('kind', kind)} of format {facts.get('format_version', 1)}"
+    message = rf"{saved.name} {held}, and {kind} up to format 1 is needed; .*upgrade"
+    with pytest.raises(ArtifactError, match=message):
+        READERS[kind].load(saved)
+
+
+@pytest.mark.parametrize("kind", ["whitening"], indirect=True)
+@pytest.mark.parametrize(
+    "facts",
+    [{"transform": None}, {"transform": "zca-cor"}, {"center": None}, {"normalize_input": None}],
+)
+def test_a_whitening_without_its_choices_is_an_error(saved, kind, facts):
+    rewrite(saved, **facts)
+    assert_unreadable(saved, kind)
+
+
+@pytest.mark.parametrize("kind", ["whitening"], indirect=True)
+@pytest.mark.parametrize("name", ["center", "normalize_input"])
+def test_a_choice_that_is_neither_true_nor_false_is_an_error(saved, kind, name):
+    rewrite(saved, **{name: "maybe"})
+    assert_unreadable(saved, kind)

@@ -1,0 +1,294 @@
+"""Files from elsewhere that are made to take all memory: one line says the limit, no more is read.
+
+Each is read by a command in a process that may take 2 GiB more than its libraries do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from whiten_index.artifacts.limits import load_json
+
+DEEP = "[" * 200_000 + "]" * 200_000
+LONG, LEVELS = "more than 16,777,216 bytes", "nests more than 100 levels"
+Make = Callable[[Path], list[str]]
+
+
+def endless(path: Path) -> Path:
+    """A file of 8 GiB without a newline, which takes no room on the disk."""
+    with path.open("wb") as file:
+        file.truncate(8 << 30)
+    return path
+
+
+def deep(path: Path) -> Path:
+    path.write_text(f'{{"id": {DEEP}}}\n')
+    return path
+
+
+def claiming(path: Path, rows: int) -> Path:
+    """A Parquet file whose footer claims other rows than it has."""
+
+    def number(value: int) -> bytes:
+        value, found = 2 * value, b"\x16"
+        while value > 127:
+            found += bytes([value & 127 | 128])
+            value >>= 7
+        return found + bytes([value])
+
+    pq.write_table(pa.table({"text": ["a text"] * 7777}), path)
+    data = path.read_bytes()
+    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    footer = data[start:-8].replace(number(7777), number(rows))
+    path.write_bytes(data[:start] + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+    return path
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of files that are in order."""
+    folder = tmp_path_factory.mktemp("sound")
+    (folder / "qrels.tsv").write_text("query_id\tdoc_id\trelevance\nq\td\t1\n")
+    (folder / "queries.jsonl").write_text('{"id": "q", "text": "a"}\n')
+    (folder / "run.trec").write_text("q Q0 d 1 0.5 tag\n")
+    pq.write_table(pa.table({"id": ["d"], "text": ["a"]}), folder / "corpus.parquet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[list[str]], list[object]]]:
+    command = [sys.executable, "-m", "tests.damage.limits_child"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        given, came = child.stdin, child.stdout
+
+        def ask(arguments: list[str]) -> list[object]:
+            given.write(json.dumps(arguments) + "\n")
+            given.flush()
+            return list(json.loads(came.readline()))
+
+        yield ask
+        given.close()
+
+
+def assert_says(found: list[object], code: int, limit: str) -> None:
+    status, said, raised = found
+    assert raised is None
+    lines = str(said).strip().splitlines()
+    assert len(lines) == 1, said
+    assert limit in lines[0]
+    assert len(lines[0]) < 1000
+    assert status == code
+
+
+@pytest.mark.parametrize("name", ["p.tsv", "p.jsonl"])
+@pytest.mark.parametrize("command", ["sts", "transfer"])
+def test_labels_without_a_newline(run, tiny_model, tmp_path, command, name):  # type: ignore[no-untyped-def]
+    path = endless(tmp_path / name)
+    arguments = ["eval", command, str(path), "--model", str(tiny_model)]
+    assert_says(run(arguments), 3, LONG)
+
+
+@pytest.mark.parametrize("command", ["sts", "transfer"])
+def test_labels_that_nest(run, tiny_model, tmp_path, command):  # type: ignore[no-untyped-def]
+    path = deep(tmp_path / "p.jsonl")
+    arguments = ["eval", command, str(path), "--model", str(tiny_model)]
+    assert_says(run(arguments), 3, LEVELS)
+
+
+def judged(sound: Path, **files: Path) -> list[str]:
+    names = {"qrels": "qrels.tsv", "run": "run.trec"}
+    given = {name: sound / found for name, found in names.items()} | files
+    return ["eval", "retrieval", *(f"--{name}={path}" for name, path in given.items())]
+
+
+@pytest.mark.parametrize("name", ["r.trec", "r.run", "r.jsonl"])
+def test_a_run_without_a_newline(run, sound, tmp_path, name):  # type: ignore[no-untyped-def]
+    assert_says(run(judged(sound, run=endless(tmp_path / name))), 3, LONG)
+
+
+def test_a_run_that_nests(run, sound, tmp_path):  # type: ignore[no-untyped-def]
+    assert_says(run(judged(sound, run=deep(tmp_path / "r.jsonl"))), 3, LEVELS)
+
+
+@pytest.mark.parametrize("name", ["q.tsv", "q.qrels"])
+def test_judgements_without_a_newline(run, sound, tmp_path, name):  # type: ignore[no-untyped-def]
+    assert_says(run(judged(sound, qrels=endless(tmp_path / name))), 3, LONG)
+
+
+@pytest.mark.parametrize("how", [endless, deep])
+def test_judged_queries(run, sound, tmp_path, tiny_model, how):  # type: ignore[no-untyped-def]
+    arguments = ["eval", "retrieval", "--corpus", str(sound / "corpus.parquet")]
+    arguments += ["--queries", str(how(tmp_path / "q.jsonl")), "--qrels", str(sound / "qrels.tsv")]
+    found = run([*arguments, "--model", str(tiny_model), "--store", str(tmp_path / "store")])
+    assert_says(found, 3, LONG if how is endless else LEVELS)
+
+
+@pytest.mark.parametrize("how", [endless, deep])
+def test_the_corpus_of_a_set(run, sound, tmp_path, tiny_model, how):  # type: ignore[no-untyped-def]
+    (tmp_path / "set" / "qrels").mkdir(parents=True)
+    how(tmp_path / "set" / "corpus.jsonl")
+    (tmp_path / "set" / "queries.jsonl").write_bytes((sound / "queries.jsonl").read_bytes())
+    (tmp_path / "set" / "qrels" / "test.tsv").write_bytes((sound / "qrels.tsv").read_bytes())
+    work = ["--model", str(tiny_model), "--store", str(tmp_path / "store")]
+    arguments = ["eval", "retrieval", str(tmp_path / "set"), *work]
+    assert_says(run(arguments), 3, LONG if how is endless else LEVELS)
+
+
+@pytest.mark.parametrize("name", ["config.json", "modules.json"])
+@pytest.mark.parametrize("how", [endless, deep])
+def test_the_configuration_of_a_model(run, sound, tmp_path, tiny_model, name, how):  # type: ignore[no-untyped-def]
+    for path in tiny_model.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    how(tmp_path / name)
+    corpus, store = str(sound / "corpus.parquet"), str(tmp_path / "store")
+    named = ["--model", str(tmp_path), "--text-column", "text"]
+    found = run(["encode", corpus, "--store", store, *named])
+    assert_says(found, 4, LONG if how is endless else LEVELS)
+
+
+def test_a_job_file(run, tmp_path):  # type: ignore[no-untyped-def]
+    arguments = ["build", "--config", str(endless(tmp_path / "job.toml"))]
+    assert_says(run(arguments), 2, LONG)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [".".join(["a"] * 20_000) + " = 1", f"[{'.'.join('a' * 150)}]\nb = 1", "a = " + "[" * 9_000],
+)
+def test_a_job_file_that_nests(run, tmp_path, text):  # type: ignore[no-untyped-def]
+    (tmp_path / "job.toml").write_text(text)
+    assert_says(run(["build", "--config", str(tmp_path / "job.toml")]), 2, "is not TOML")
+
+
+def test_a_device_as_a_job_file(run):  # type: ignore[no-untyped-def]
+    assert_says(run(["build", "--config", "/dev/zero"]), 2, LONG)
+
+
+def test_results_of_a_sweep_that_nest(run, tmp_path):  # type: ignore[no-untyped-def]
+    deep(tmp_path / "results.jsonl")
+    assert_says(run(["report", str(tmp_path)]), 5, "line 1 of")
+
+
+def test_a_footer_that_claims_rows(run, tmp_path):  # type: ignore[no-untyped-def]
+    corpus = str(claiming(tmp_path / "c.parquet", 1 << 40))
+    store = str(tmp_path / "store")
+    arguments = ["encode", corpus, "--store", store, "--text-column", "text", "--model", "none"]
+    assert_says(run(arguments), 3, "10,000,000,000 is the limit")
+
+
+def test_json_within_the_limit_is_read_and_beyond_it_a_value_error():  # type: ignore[no-untyped-def]
+    assert load_json("[" * 101 + "]" * 101)
+    assert load_json(b'{"a": [1]}') == {"a": [1]}
+    for levels in (102, 1_000_000):
+        with pytest.raises(ValueError, match="more than 100 levels"):
+            load_json("[" * levels + "]" * levels)
+
+
+@pytest.mark.parametrize("command", ["encode", "search"])
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        (" or ".join(f"x == {i}" for i in range(10_000)), "more than 1,000 terms"),
+        ("(" * 10_000 + "x == 1" + ")" * 10_000, "nests more than 100 levels"),
+        ("not " * 10_000 + "x == 1", "nests more than 100 levels"),
+        ("not " * 300 + "x == 1", "nests more than 100 levels"),
+        ("x == 1 or " + "'a' * " * 3_000 + "y", "nests more than 100 levels"),
+        (" < ".join("x" for _ in range(10_000)), "more than 1,000 terms"),
+        ("x in [" + ", ".join(map(str, range(2_000_000))) + "]", "more than 4,194,304 characters"),
+    ],
+    ids=["or", "parentheses", "not", "some not", "product", "chain", "characters"],
+)
+def test_a_row_filter_beyond_the_limits(run, tmp_path, command, text, limit, filtered):  # type: ignore[no-untyped-def]
+    corpus, index = filtered
+    given = {
+        "encode": ["encode", corpus, "--store", str(tmp_path / "s"), "--embedding-column", "e"],
+        "search": ["search", index, "--queries", corpus, "--embedding-column", "e"],
+    }[command]
+    found = run([*given, "--filter", text])
+    assert found[2] is None
+    assert found[0] == 2
+    assert limit in str(found[1])
+    assert len(str(found[1])) < 1000
+
+
+@pytest.fixture(scope="module")
+def filtered(tmp_path_factory: pytest.TempPathFactory, run) -> tuple[str, str]:  # type: ignore[no-untyped-def]
+    folder = tmp_path_factory.mktemp("filtered")
+    corpus, index = str(folder / "c.parquet"), str(folder / "index")
+    vectors = [[float(i % 7), float(i % 5), float(i % 3)] for i in range(200)]
+    pq.write_table(pa.table({"id": range(200), "x": range(200), "e": vectors}), corpus)
+    named = ["--embedding-column", "e", "--id-column", "id", "--keep", "x", "--k", "2"]
+    assert run(["build", corpus, "--out", index, *named])[0] == 0
+    return corpus, index
+
+
+def test_a_row_filter_within_the_limits_is_computed(run, tmp_path, filtered):  # type: ignore[no-untyped-def]
+    corpus, _ = filtered
+    named = ["--embedding-column", "e", "--store", str(tmp_path / "s"), "--json"]
+    for text in (
+        " or ".join(f"x == {i}" for i in range(1000)),
+        f"x in {list(range(10_000))}",
+        "(" * 90 + "x >= 0" + ")" * 90,
+        "not " * 98 + "x >= 0",
+    ):
+        assert run(["encode", corpus, *named, "--filter", text])[0] == 0
+
+
+def test_a_pipe_is_no_file_of_labels(run, tiny_model, tmp_path):  # type: ignore[no-untyped-def]
+    os.mkfifo(path := tmp_path / "p.tsv")
+    found = run(["eval", "sts", str(path), "--model", str(tiny_model)])
+    assert_says(found, 3, "is a pipe or a device")
+
+
+@pytest.mark.parametrize("name", ["qrels", "run"])
+def test_one_long_text_in_thousands_of_rows(run, sound, tmp_path, name):  # type: ignore[no-untyped-def]
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 4000), pa.array(["a" * (1 << 20)]))
+    numbers, path = [1] * 4000, tmp_path / "f.parquet"
+    table, arguments = {
+        "qrels": (
+            {"query_id": ["q"] * 4000, "doc_id": texts, "relevance": numbers},
+            ["eval", "retrieval", "--run", str(sound / "run.trec"), "--qrels", str(path)],
+        ),
+        "run": (
+            {"query_id": ["q"] * 4000, "doc_id": texts, "score": numbers},
+            ["eval", "retrieval", "--run", str(path), "--qrels", str(sound / "qrels.tsv")],
+        ),
+    }[name]
+    pq.write_table(pa.table(table), path, compression="zstd", store_schema=False)
+    assert path.stat().st_size < 1 << 20
+    limit = "unpacks to more than 1,073,741,824 bytes and 100 times its size"
+    assert_says(run(arguments), 3, limit)
+
+
+def test_a_text_of_a_corpus_that_is_too_long(run, tmp_path):  # type: ignore[no-untyped-def]
+    table = pa.table({"id": ["a", "b"], "text": ["a text", "a" * (17 << 20)]})
+    pq.write_table(table, path := tmp_path / "c.parquet", compression="zstd")
+    build = ["build", str(path), "--text-column", "text", "--id-column", "id", "--local-files-only"]
+    found = run([*build, "--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")])
+    assert_says(found, 3, "c.parquet#0:1 of the corpus has more than 16,777,216 bytes of text")
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int32(), pa.string())])
+def test_a_corpus_that_names_one_text_thousands_of_times(run, tmp_path, kind):  # type: ignore[no-untyped-def]
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 4000), pa.array(["a" * (8 << 20)]))
+    schema_too = pa.types.is_dictionary(kind)
+    path = tmp_path / "c.parquet"
+    pq.write_table(pa.table({"text": texts}), path, compression="zstd", store_schema=schema_too)
+    assert path.stat().st_size < 1 << 15
+    build = ["build", str(path), "--text-column", "text", "--local-files-only"]
+    found = run([*build, "--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")])
+    limit = "unpacks to more than 1,073,741,824 bytes and 100 times its size"
+    assert_says(found, 3, limit)
+    assert "--shard-rows" in str(found[1])

@@ -1,0 +1,408 @@
+"""Whoever opens an index decides whether its model's code runs and whether a hub is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.encoding.hub_server import Hub
+from tests.helpers import tiny_models
+from tests.helpers.bad_input import run
+from tests.helpers.code_models import TEXTS, code_model, edit_json, forged, seal, write_texts
+from whiten_index import BuildConfig, QueryTransform, build_index, open_index
+from whiten_index.encoding.models import find_model
+from whiten_index.errors import EncoderError
+from whiten_index.pipeline.update import update_index
+from whiten_index.pipeline.update_config import UpdateConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = "from whiten_index.cli import main; main()"
+ENCODER_EXIT = 4
+FLAG = "--trust-remote-code"
+
+
+class Place:
+    """An index of a model with code, made with consent, and what is needed to use it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.mark = root, root / "mark"
+        self.model = code_model(root / "model", self.mark)
+        self.corpus, self.index = write_texts(root), root / "index"
+        build_index(
+            BuildConfig(
+                corpus=(str(self.corpus),), out=str(self.index), text_columns=("text",),
+                id_column="id", keep=("text",), model=str(self.model), whiten="whitening", k=8,
+                device="cpu", trust_remote_code=True,
+            )
+        )  # fmt: skip
+        QueryTransform.of(self.index).save(root / "saved")
+        self.saved = root / "saved"
+        scores = [0.2 * i for i in range(20)]
+        tables = {
+            "pairs": {"sentence1": TEXTS[:20], "sentence2": TEXTS[20:40], "score": scores},
+            "queries": {"id": ["q0", "q1"], "text": TEXTS[:2]},
+            "canaries": {"text": TEXTS[:1], "expected": [["d0"]]},
+        }
+        for name, columns in tables.items():
+            pq.write_table(pa.table(columns), root / f"{name}.parquet")
+        (root / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\nq1\td1\t1\n")
+        fewer = {"id": [f"d{i}" for i in range(38)], "text": TEXTS[:38]}
+        pq.write_table(pa.table(fewer), root / "fewer.parquet")
+        # More texts than before, so that an update encodes.
+        more = {"id": [*(f"d{i}" for i in range(40)), "new"], "text": [*TEXTS, "a cold king sang"]}
+        pq.write_table(pa.table(more), root / "more.parquet")
+        self.mark.unlink()
+
+    def copy(self, folder: Path) -> Path:
+        """Return a copy of the index that may be changed."""
+        return Path(shutil.copytree(self.index, folder))
+
+    def ran(self) -> bool:
+        """Tell whether the model's code ran since the last call."""
+        found = self.mark.exists()
+        self.mark.unlink(missing_ok=True)
+        return found
+
+
+@pytest.fixture(scope="module")
+def own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the copies that transformers makes of a model's code out of the user's cache."""
+    from transformers import dynamic_module_utils
+
+    with pytest.MonkeyPatch.context() as patch:
+        folder = str(tmp_path_factory.mktemp("modules"))
+        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", folder)
+        yield
+
+
+@pytest.fixture(scope="module")
+def place(own_modules: None, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("consent"))
+
+
+COMMANDS = {
+    "search": "search {index} 'the cat'",
+    "search of a file": "search {index} --queries {root}/queries.parquet --text-column text "
+    "--id-column id --run {out}/run.trec",
+    "update": "update --index {index} {root}/more.parquet",
+    "update with canaries": "update --index {index} {root}/fewer.parquet "
+    "--canary-file {root}/canaries.parquet",
+    "plan of an update": "update --index {index} {root}/more.parquet --dry-run",
+    "export": "export {index} {out}/st --as sentence-transformers",
+    "eval sts": "eval sts {root}/pairs.parquet --index {index}",
+    "eval geometry": "eval geometry {root}/pairs.parquet --index {index}",
+    "eval retrieval": "eval retrieval --index {index} --queries {root}/queries.parquet "
+    "--qrels {root}/qrels.tsv",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_runs_the_models_code_only_with_the_flag(name, place, tmp_path):
+    index = place.copy(tmp_path / "index")
+    command = shlex.split(COMMANDS[name].format(index=index, root=place.root, out=tmp_path))
+    code, _, err = run(*command)
+    assert code == ENCODER_EXIT, err
+    assert FLAG in err
+    assert str(place.model) in err.replace("\n", "")
+    assert not place.ran()
+    code, _, err = run(*command, FLAG)
+    assert code == 0, err
+    # An export copies the model's files and runs nothing.
+    assert place.ran() == (name != "export")
+
+
+def test_commands_that_need_no_model_need_no_consent(place, tmp_path):
+    for command in (
+        f"push {place.index} --to {tmp_path}/rows.parquet",
+        f"export {place.index} {tmp_path}/half --as query",
+        f"export {place.index} {tmp_path}/matrix.safetensors",
+        f"search {place.index} --like d3",
+        f"verify {place.index}",
+        f"inspect {place.index}",
+    ):
+        code, _, err = run(*shlex.split(command))
+        assert code == 0, err
+    assert not place.ran()
+
+
+OPENERS: dict[str, Callable[[Place, dict[str, Any]], Any]] = {
+    "open_index": lambda place, how: open_index(place.index, **how).search(["the cat"]),
+    "QueryTransform.of": lambda place, how: QueryTransform.of(place.index, **how).encode_queries(
+        ["the cat"]
+    ),
+    "QueryTransform.load": lambda place, how: QueryTransform.load(
+        place.saved, **how
+    ).encode_documents(["the cat"]),
+    "QueryTransform.truncate": lambda place, how: (
+        QueryTransform.of(place.index, **how).truncate(4).encode_queries(["the cat"])
+    ),
+    "a pickled QueryTransform": lambda place, how: pickle.loads(
+        pickle.dumps(QueryTransform.of(place.index, **how))
+    ).encode_queries(["cat"]),
+}
+
+
+@pytest.mark.parametrize("name", OPENERS)
+def test_python_runs_the_models_code_only_with_consent(name, place):
+    for how in ({}, {"model": str(place.model)}):
+        with pytest.raises(EncoderError, match="trust_remote_code=True") as caught:
+            OPENERS[name](place, how)
+        assert str(place.model) in str(caught.value)
+    assert not place.ran()
+    assert len(OPENERS[name](place, {"trust_remote_code": True}))
+    assert place.ran()
+
+
+def test_a_nightly_job_consents_in_its_file(place, tmp_path):
+    index, job = place.copy(tmp_path / "index"), tmp_path / "job.toml"
+    told = f'index = "{index}"\ncorpus = ["{place.root}/more.parquet"]\n'
+    job.write_text(told)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_MODULES_CACHE": str(tmp_path / "m")}
+
+    def night() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pipelines.nightly_reindex", str(job)]
+        return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+
+    refused = night()
+    assert refused.returncode == ENCODER_EXIT, refused.stderr
+    assert "trust-remote-code = true" in refused.stdout + refused.stderr
+    assert not place.ran()
+    job.write_text(f"{told}trust-remote-code = true\n")
+    done = night()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert place.ran()
+
+
+def test_consent_is_written_nowhere(place, tmp_path):
+    index = place.copy(tmp_path / "index")
+    update_index(
+        UpdateConfig(
+            index=str(index),
+            corpus=(f"{place.root}/more.parquet",),
+            device="cpu",
+            trust_remote_code=True,
+        )
+    )
+    assert len(list((index / "versions").iterdir())) == 2
+    QueryTransform.of(index, trust_remote_code=True).save(tmp_path / "half")
+    for path in (*tmp_path.rglob("*.json"), *place.root.rglob("*.json"), index / "CURRENT"):
+        assert "trust_remote_code" not in path.read_text(), path
+    place.ran()
+    with pytest.raises(EncoderError, match=FLAG):
+        open_index(index).search(["the cat"])
+    assert not place.ran()
+
+
+def test_the_flag_does_no_harm_where_no_code_is_needed(tmp_path):
+    model, corpus = tiny_models.bert(tmp_path / "model"), write_texts(tmp_path)
+    made = ("--text-column", "text", "--model", model, "--k", "8", "--whiten", "whitening", FLAG)
+    assert run("build", corpus, "--out", tmp_path / "index", *made)[0] == 0
+    hits = [run("search", tmp_path / "index", "the cat", "--json", *flag) for flag in ((), (FLAG,))]
+    assert hits[0][0] == hits[1][0] == 0, hits
+    assert json.loads(hits[0][1]) == json.loads(hits[1][1])
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """An index of a model without code."""
+    model = tiny_models.bert(tmp_path / "plain-model")
+    build_index(
+        BuildConfig(
+            corpus=(str(write_texts(tmp_path)),), out=str(tmp_path / "plain"), id_column="id",
+            text_columns=("text",), model=str(model), whiten="whitening", k=8, device="cpu",
+        )
+    )  # fmt: skip
+    return tmp_path / "plain"
+
+
+@pytest.mark.parametrize("claims", [{"needs_code": False}, {"needs_code": True}, {}])
+def test_a_forged_manifest_cannot_consent(claims, place, tmp_path):
+    """It denies that the model needs code, or claims that running it is allowed."""
+    bad = forged(place.index, tmp_path / "bad", **claims)
+    half = Path(shutil.copytree(place.saved, tmp_path / "half"))
+    fields = json.loads((half / "manifest.json").read_text())
+    fields["encoder"] |= claims
+    seal(half / "manifest.json", fields)
+    (tmp_path / "out").mkdir()
+    for name, command in COMMANDS.items():
+        filled = command.format(index=bad, root=place.root, out=tmp_path / "out")
+        if name != "export" or claims.get("needs_code") is not False:
+            code, _, err = run(*shlex.split(filled))
+            assert (code, FLAG in err) == (ENCODER_EXIT, True), (filled, err)
+    with pytest.raises(EncoderError, match=FLAG):
+        open_index(bad).search(["cat"])
+    with pytest.raises(EncoderError, match=FLAG):
+        QueryTransform.load(half).encode_queries(["cat"])
+    assert not place.ran()
+
+
+def test_modules_of_other_packages_never_run(plain, tmp_path, monkeypatch):
+    """Neither what a step of ``modules.json`` is, nor that it is there, depends on consent."""
+    mark = tmp_path / "mark"
+    (tmp_path / "odd_steps.py").write_text(
+        f"from pathlib import Path\nPath({str(mark)!r}).touch()\nStep = dict\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    model = tmp_path / "plain-model"
+    for steps in (["odd_steps.Step"], ["sentence_transformers.models.Pooling", "odd_steps.Step"]):
+        types = ["sentence_transformers.models.Transformer", *steps]
+        tiny_models.write_json(
+            model / "modules.json",
+            [{"idx": i, "name": str(i), "path": "", "type": t} for i, t in enumerate(types)],
+        )
+        for flag in ((), (FLAG,)):
+            code, _, err = run("search", plain, "the cat", *flag)
+            assert (code, "odd_steps.Step" in err) == (ENCODER_EXIT, True), err
+    assert not mark.exists()
+
+
+def test_attention_code_of_a_hub_needs_consent(plain, tmp_path):
+    """transformers fetches and runs such code by the name in ``config.json`` alone."""
+    for key in ("attn_implementation", "_attn_implementation"):
+        edit_json(tmp_path / "plain-model" / "config.json", **{key: "acme/fast"})
+        code, _, err = run("search", plain, "the cat")
+        assert code == ENCODER_EXIT
+        assert "names attention code on the hub ('acme/fast')" in " ".join(err.split())
+        assert FLAG in err
+
+
+@pytest.mark.parametrize("flag", [(), (FLAG,)])
+def test_a_pickle_among_the_weights_never_runs(flag, plain, tmp_path):
+    """Its digest is forged too, so that only the reader of weights stands in the way."""
+
+    class Attack:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "mark",))
+
+    model = tmp_path / "plain-model"
+    weights = {**load_file(model / "model.safetensors"), "x": Attack()}
+    (model / "model.safetensors").unlink()
+    torch.save(weights, model / "pytorch_model.bin")
+    bad = forged(plain, tmp_path / "bad", weights_sha256=find_model(str(model)).weights_sha256)
+    code, _, err = run("search", bad, "the cat", *flag)
+    assert code == ENCODER_EXIT, err
+    assert "cannot be loaded" in err
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "revision"),
+    [("evil", None), ("./evil", None), ("org/evil", None), ("org/evil", "main"), ("~/evil", None),
+     ("org/evil", "../../../evil"), ("evil", "embedded"), ("", None)],
+)  # fmt: skip
+def test_a_name_in_a_manifest_is_never_a_folder_here(model, revision, plain, tmp_path, monkeypatch):
+    """The opener stands in a folder where the attacker has put a model of that name."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("evil", "org/evil"):
+        shutil.copytree(tmp_path / "plain-model", home / name)
+    monkeypatch.chdir(home)
+    bad = forged(plain, tmp_path / "bad", model=model, revision=revision)
+    commands = (("search", bad, "the cat"), ("update", "--index", bad, "--read-all"))
+    for command in commands:
+        code, _, err = run(*command)
+        assert code == ENCODER_EXIT, err
+        assert "--model" in err
+    # Who names the model says where it is.
+    code, _, err = run("search", bad, "the cat", "--model", tmp_path / "plain-model")
+    assert code == 0, err
+
+
+# --------------------------------------------------------------------------- the hub
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    served = Hub()
+    yield served
+    served.stop()
+
+
+def at_hub(hub: Hub, home: Path, *command: Any, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process that may ask ``hub`` and keeps models in ``home``."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
+    told = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
+    return subprocess.run(
+        [sys.executable, "-c", COMMAND, *map(str, command)],
+        env={**inherited, **told, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+    )
+
+
+def test_a_hub_is_asked_only_for_a_model_that_the_opener_names(hub, tmp_path):
+    model, mark = code_model(tmp_path / "model", tmp_path / "mark"), tmp_path / "mark"
+    commit = hub.add("acme/odd", model)
+    corpus, index = write_texts(tmp_path), tmp_path / "index"
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+
+    def do(home: Path, *command: Any) -> tuple[int, str, list[Any]]:
+        before = len(hub.log)
+        done = at_hub(hub, home, *command, cwd=tmp_path)
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout + done.stderr, hub.log[before:]
+
+    build = (
+        "build", corpus, "--out", index, "--text-column", "text", "--model", "acme/odd", "--whiten",
+        "whitening", "--k", "8", FLAG,
+    )  # fmt: skip
+    code, said, asked = do(mine, *build)
+    assert code == 0, said
+    assert asked
+    # The branch moves on; the index stays one of its commit.
+    edit_json(model / "config.json", layer_norm_eps=0.5)
+    hub.add("acme/odd", model)
+    # A folder of the model's name where the opener stands is not the model.
+    shutil.copytree(model, tmp_path / "acme/odd")
+    mark.unlink()
+    search = ("search", index, "the cat")
+    for command in (search, ("update", "--index", index, "--read-all"), (*search, FLAG)):
+        code, said, asked = do(theirs, *command)
+        assert (code, asked) == (ENCODER_EXIT, []), said
+        assert "acme/odd" in said
+        assert commit in said
+    assert "--model" in said
+    assert not (theirs / "hub").exists()
+    assert not mark.exists()
+    code, said, asked = do(mine, *search, FLAG)
+    assert (code, asked) == (0, []), said
+    mark.unlink()
+    code, said, _ = do(theirs, *search, "--model", "acme/odd")
+    assert (code, FLAG in said, mark.exists()) == (ENCODER_EXIT, True, False)
+    code, said, asked = do(theirs, *search, "--model", "acme/odd", FLAG)
+    assert code == 0, said
+    assert asked
+    assert mark.exists()
+
+
+def test_a_build_can_be_kept_from_the_hub(hub, tmp_path):
+    hub.add("acme/plain", tiny_models.bert(tmp_path / "model"))
+    encode = (
+        "encode", write_texts(tmp_path), "--store", tmp_path / "store", "--text-column", "text",
+        "--model", "acme/plain",
+    )  # fmt: skip
+    done = at_hub(hub, tmp_path / "home", *encode, "--local-files-only", cwd=tmp_path)
+    assert (done.returncode, hub.log) == (ENCODER_EXIT, []), done.stderr
+    assert "is not on this machine" in done.stderr
+    done = at_hub(hub, tmp_path / "home", *encode, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    seen = len(hub.log)
+    shutil.rmtree(tmp_path / "store")
+    done = at_hub(hub, tmp_path / "home", *encode, "--local-files-only", cwd=tmp_path)
+    assert (done.returncode, len(hub.log)) == (0, seen), done.stderr

@@ -1,0 +1,143 @@
+"""The published index against numpy: closed-form whitening in float64, then brute-force cosine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import whiten_index
+from tests.helpers.builds import (
+    DIM,
+    ROWS,
+    TOP,
+    assert_ranked_by,
+    build,
+    closed_form,
+    cosines,
+    random_rows,
+    write_rows,
+)
+from whiten_index import open_index
+from whiten_index.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    faiss.omp_set_num_threads(1)
+
+
+@pytest.mark.parametrize("whiten", ["whitening", "pca"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_mean_100_times_the_spread_costs_nothing(
+    tmp_path: Path, whiten: str, dtype: type[np.floating]
+) -> None:
+    rows = random_rows(3, mean=100.0).astype(dtype)
+    build(tmp_path / "out", write_rows(tmp_path / "c.parquet", rows), whiten=whiten)
+    expected = closed_form(rows, k=6, exponent=float(whiten == "whitening"))
+    found = open_index(tmp_path / "out").search_embeddings(rows[:20], top_k=TOP)
+    for hits, row in zip(found, cosines(expected[:20], expected), strict=True):
+        assert_ranked_by(hits, row, tolerance=2e-5)
+
+
+def test_a_row_of_zeros_gets_a_score_and_no_nan(tmp_path: Path) -> None:
+    rows = random_rows(10)
+    rows[7] = 0
+    build(tmp_path / "out", write_rows(tmp_path / "c.parquet", rows), whiten="none", k=None)
+    hits = open_index(tmp_path / "out").search_embeddings(rows[:1], top_k=ROWS)[0]
+    assert len(hits) == ROWS
+    assert next(hit.score for hit in hits if hit.id == 7) == 0
+
+
+@pytest.mark.parametrize("k", ["full", 1, 0.5, "0.9", None])
+def test_k_is_a_number_a_share_of_variance_full_or_a_default(tmp_path: Path, k: Any) -> None:
+    rows = random_rows(11)
+    report = build(tmp_path / "out", write_rows(tmp_path / "c.parquet", rows), k=k)
+    kept = report.manifest["whitening"]["k"]
+    eigenvalues = np.linalg.eigvalsh(np.cov(rows.T.astype(float)))[::-1]
+    shares = np.cumsum(eigenvalues) / eigenvalues.sum()
+    if k in (0.5, "0.9"):
+        assert shares[kept - 1] >= float(k)
+        assert kept == 1 or shares[kept - 2] < float(k)
+    else:
+        assert kept == {"full": DIM, 1: 1, None: DIM // 3}[k]
+    assert report.manifest["whitening"]["variance_kept"] == pytest.approx(shares[kept - 1])
+    condition = report.manifest["whitening"]["condition_number"]
+    assert condition == pytest.approx(eigenvalues[0] / eigenvalues[-1])
+
+
+@pytest.mark.parametrize("list_type", ["list", "large_list", "fixed"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_every_kind_of_embedding_column_gives_the_same_index(
+    tmp_path: Path, list_type: str, dtype: type[np.floating]
+) -> None:
+    rows = random_rows(13, rows=60, dim=4).astype(np.float16).astype(dtype)
+    values = pa.array(rows.ravel())
+    kind = {
+        "list": pa.list_(values.type),
+        "large_list": pa.large_list(values.type),
+        "fixed": pa.list_(values.type, 4),
+    }[list_type]
+    column = pa.FixedSizeListArray.from_arrays(values, 4).cast(kind)
+    pq.write_table(pa.table({"id": range(60), "embedding": column}), tmp_path / "c.parquet")
+    report = build(tmp_path / "out", str(tmp_path / "c.parquet"), k=3)
+    assert report.manifest["bytes"]["raw"] == rows.nbytes
+    found = open_index(tmp_path / "out").search_embeddings(rows[:5], top_k=5)
+    expected = closed_form(rows, k=3)
+    for hits, row in zip(found, cosines(expected[:5], expected), strict=True):
+        assert_ranked_by(hits, row)
+
+
+def test_counts_add_up(tmp_path: Path) -> None:
+    random = np.random.default_rng(19)
+    embeddings: list[Any] = list(random.standard_normal((50, 4)))
+    embeddings[3] = None
+    embeddings[4] = [1.0, np.nan, 0.0, 0.0]
+    embeddings[5] = [1.0, 2.0]
+    embeddings[6] = []
+    ids = pa.array([None if i == 9 else i for i in range(50)])
+    table = pa.table({"id": ids, "embedding": embeddings, "lang": ["en", "de"] * 25})
+    pq.write_table(table, tmp_path / "c.parquet", row_group_size=20)
+    options = {"k": 2, "on_bad_row": "skip", "row_filter": "lang == 'en'", "shard_rows": 10}
+    report = build(tmp_path / "out", str(tmp_path / "c.parquet"), **options)
+    counts = report.encoded.counts
+    assert dict(counts.skipped) == {"filtered": 25, "not_finite": 1, "null_embedding": 1}
+    assert counts.read == 50 == counts.encoded + counts.reused + sum(counts.skipped.values())
+    assert len(open_index(tmp_path / "out")) == counts.encoded
+    everything = build(
+        tmp_path / "all", str(tmp_path / "c.parquet"), **options | {"row_filter": None}
+    )
+    skipped = everything.encoded.counts.skipped
+    assert dict(skipped) == {
+        "null_id": 1,
+        "not_finite": 1,
+        "null_embedding": 2,
+        "wrong_width": 1,
+    }
+    assert everything.encoded.counts.encoded == 50 - 5
+
+
+@pytest.mark.parametrize("factor", [1e30, 1e-30])
+def test_vectors_whose_squares_leave_float32_are_refused(tmp_path: Path, factor: float) -> None:
+    corpus = write_rows(tmp_path / "c.parquet", random_rows(31).astype(np.float64) * factor)
+    with pytest.raises(ConfigError, match=r"too long or too short for float32.*scale"):
+        build(tmp_path / "out", corpus, whiten="none", k=None)
+    assert not (tmp_path / "out" / "CURRENT").exists()
+
+
+def test_the_names_of_the_package_are_there_and_documented() -> None:
+    names = {
+        *("build_index", "encode_corpus", "open_index", "BuildConfig", "CorpusConfig"),
+        *("ParquetCorpus", "Encoder", "Moments", "Whitening", "EmbeddingStore"),
+        "WhitenIndexError",
+    }
+    assert names <= set(whiten_index.__all__) == set(dir(whiten_index))
+    for name in names:
+        assert getattr(whiten_index, name).__doc__
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = whiten_index.nothing

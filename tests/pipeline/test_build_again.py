@@ -1,0 +1,80 @@
+"""A second build: what it finds done, what it makes anew, what it mends, and two at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+
+from tests.helpers.builds import ROWS, build, index_file, random_rows, write_rows
+from whiten_index import open_index
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    faiss.omp_set_num_threads(1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"k": 5},
+        {"exponent": 0.5},
+        {"whiten": "pca"},
+        {"center": False},
+        {"normalize_input": True},
+        {"factory": "SQ8"},
+        {"keep": ("year",)},
+        {"id_column": None},
+        {"limit": 50},
+        {"store_dtype": "float16"},
+    ],
+    ids=str,
+)
+def test_whatever_changes_the_index_makes_a_new_version(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    rows = random_rows(17, rows=100)
+    corpus = write_rows(tmp_path / "c.parquet", rows, year=np.arange(100))
+    out = tmp_path / "out"
+    first = build(out, corpus)
+    changed = build(out, corpus, **change)
+    assert changed.version != first.version
+    assert not changed.up_to_date
+    assert len(open_index(out)) == changed.encoded.record.rows
+
+
+@pytest.mark.parametrize("damage", ["garbage", "empty", "missing", "names nothing"])
+def test_the_same_build_mends_a_damaged_current(tmp_path: Path, damage: str) -> None:
+    corpus = write_rows(tmp_path / "c.parquet", random_rows(23))
+    out = tmp_path / "out"
+    build(out, corpus)
+    if damage == "missing":
+        (out / "CURRENT").unlink()
+    else:
+        gone = json.dumps({"version": "000009-gone", "manifest_sha256": "0" * 64})
+        text = {"garbage": "\x00garbage", "empty": "", "names nothing": gone}[damage]
+        (out / "CURRENT").write_text(text)
+    build(out, corpus)
+    assert len(open_index(out)) == ROWS
+
+
+@pytest.mark.parametrize("key", ["files", "whitening", "encoder", "rows"])
+def test_a_manifest_that_someone_changed_is_not_taken_for_up_to_date(
+    tmp_path: Path, key: str
+) -> None:
+    corpus = write_rows(tmp_path / "c.parquet", random_rows(25))
+    out = tmp_path / "out"
+    first = build(out, corpus)
+    path = Path(index_file(out)).with_name("manifest.json")
+    fields = json.loads(path.read_text())
+    del fields[key]
+    path.write_text(json.dumps(fields))
+    report = build(out, corpus)
+    assert not report.up_to_date
+    assert report.version != first.version
+    assert set(open_index(out).bundle.manifest) == set(fields) | {key}

@@ -1,0 +1,112 @@
+"""A transform chosen by pieces of the corpus: scores, rule, sample, and the limit of tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+
+from tests.helpers.bad_input import run
+from tests.pipeline import choosing
+from tests.pipeline.choosing import (
+    ROWS,
+    Place,
+    assert_applied,
+    assert_scored_by_pieces,
+    choice,
+    kept_sample,
+    raw_embeddings,
+)
+from whiten_index.pipeline import pseudo_queries as sampling
+from whiten_index.pipeline.build import BuildReport
+from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.transform import Whitening
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    faiss.omp_set_num_threads(1)
+
+
+place = choosing.place
+
+
+def test_scores_are_those_of_whitenings_fitted_without_the_sample(
+    chosen: tuple[Place, BuildReport],
+) -> None:
+    place, report = chosen
+    sample, raw = kept_sample(place), raw_embeddings(report)
+    rest = Moments.of(np.delete(raw, sample["rows"], axis=0))
+    assert_scored_by_pieces(report, sample, rest)
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"k": 20},
+        {"k": "0.9"},
+        {"k": "full"},
+        {"exponent": 0.3},
+        {"center": False},
+        {"center": True, "exponent": 0.0},
+        {"k": 7, "exponent": 1.0, "center": False},
+        {"floor": 0.1},
+        {"floor": 0.1, "k": "full"},
+        {"floor": 0.1, "normalize_input": True},
+    ],
+    ids=lambda wishes: ",".join(f"{name}={value}" for name, value in wishes.items()),
+)
+def test_what_is_settled_is_not_chosen(place: Place, wishes: dict[str, Any]) -> None:
+    report = place.build("out", **wishes)
+    assert_applied(report)
+    for name in ("k", "exponent", "center"):
+        if name in wishes and not isinstance(wishes[name], str):
+            tried = {row[name] for row in choice(report)["candidates"]}
+            assert tried == {wishes[name]}
+    if (share := wishes.get("k")) == "0.9":
+        values = np.linalg.eigvalsh(np.cov(raw_embeddings(report).T))[::-1]
+        kept = np.cumsum(values) / values.sum()
+        assert choice(report)["chosen"]["k"] == np.argmax(kept >= float(share)) + 1
+    if "floor" in wishes:
+        whitening = report.manifest["whitening"]
+        folder = report.out / "versions" / report.version
+        values = Whitening.load(folder / "whitening.safetensors").eigenvalues
+        # Directions below the floor would be nought in every vector.
+        assert values[whitening["k"] - 1] > wishes["floor"] * values[0]
+
+
+# --------------------------------------------------------------------------- passages
+
+
+# --------------------------------------------------------------------------- the corpus meanwhile
+
+
+# --------------------------------------------------------------------------- a limit of tokens
+
+
+def limit_tokens(monkeypatch: pytest.MonkeyPatch, *, tokens: int, share: float) -> None:
+    """Encode each document alone until they have so many tokens."""
+    monkeypatch.setattr(sampling, "_CHUNK_CHARACTERS", 1)
+    monkeypatch.setattr(sampling, "_MOST_TOKENS", tokens)
+    monkeypatch.setattr(sampling, "_SHARE_OF_CORPUS", share)
+
+
+def test_where_tokens_run_out_the_sample_is_smaller_and_says_so(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.forget()
+    limit_tokens(monkeypatch, tokens=1, share=70 / ROWS)
+    report = place.build("out")
+    found, sample = choice(report), kept_sample(place)
+    assert found["rule"] == "pieces"
+    assert found["sample"] == len(sample["rows"]) == 70
+    assert "pieces of 70 documents" in found["why"]
+    assert {len(sample[name]) for name in ("sentences", "others", "windows")} == {70}
+    assert sample["candidates"][:70].tolist() == sample["rows"].tolist()
+    rest = Moments.of(np.delete(raw_embeddings(report), sample["rows"], axis=0))
+    assert_scored_by_pieces(report, sample, rest)
+    status, _, stderr = run(*place.arguments("--out", place.root / "again"))
+    assert status == 0
+    assert "chosen on 70 documents, and with fewer than 300 that is a matter of chance" in stderr

@@ -1,0 +1,344 @@
+"""The query half: a transform with its encoder's identity, read from an index or its own folder."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from tests.helpers import tiny_models
+from tests.helpers.builds import build, closed_form, random_rows, write_rows
+from whiten_index import BuildConfig, QueryTransform, build_index, open_index
+from whiten_index.cli import cli
+from whiten_index.encoding.encoder import Encoder
+from whiten_index.errors import (
+    ArtifactError,
+    ConfigError,
+    EncoderError,
+    StorageError,
+)
+from whiten_index.integrations.lazy import QueryEmbedder
+from whiten_index.integrations.sentence_transformers import export_model
+from whiten_index.vectordb.push_config import PushConfig
+from whiten_index.vectordb.push_source import PushSource
+from whiten_index.versions.published import read_published
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import Kind
+
+ROWS, K = 120, 6
+PROMPTS = {"document": "the cat ", "query": "the king sang "}
+
+
+def texts_of(words: tuple[str, ...], count: int, seed: int) -> list[str]:
+    random = np.random.default_rng(seed)
+    return [" ".join(random.choice(words, size=n)) for n in random.integers(2, 12, count)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a prompt for documents and another one for queries."""
+    made = tiny_models.bert(tmp_path_factory.mktemp("models") / "bert")
+    return tiny_models.add_modules(made, "mean", tiny_models.NORMALIZE, prompts=PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def documents(tiny_words: tuple[str, ...]) -> list[str]:
+    return texts_of(tiny_words, ROWS, 0)
+
+
+@pytest.fixture(scope="module")
+def queries(tiny_words: tuple[str, ...]) -> list[str]:
+    return texts_of(tiny_words, 9, 1)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory, folder: Path, documents: list[str]) -> Path:
+    """An index of texts. Do not write to it."""
+    root = tmp_path_factory.mktemp("texts")
+    ids = [f"d{i}" for i in range(ROWS)]
+    pq.write_table(pa.table({"id": ids, "text": documents}), root / "c.parquet")
+    config = BuildConfig(
+        corpus=(str(root / "c.parquet"),), out=str(root / "out"), model=str(folder), k=K,
+        text_columns=("text",), id_column="id", whiten="whitening", store_dtype="float32",
+        device="cpu",
+    )  # fmt: skip
+    build_index(config)
+    return root / "out"
+
+
+@pytest.fixture(scope="module")
+def columns(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index of an embedding column, which names no encoder. Do not write to it."""
+    root = tmp_path_factory.mktemp("columns")
+    build(root / "out", write_rows(root / "c.parquet", random_rows()))
+    return root / "out"
+
+
+def run(*arguments: Any) -> tuple[int, str, str]:
+    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+# --------------------------------------------------------------------------- the same vectors
+
+
+def test_vectors_are_those_that_a_push_sends(index: Path, documents: list[str]) -> None:
+    transform = QueryTransform.of(index)
+    sent = np.concatenate(list(PushSource.open(PushConfig(index=str(index), to="x.npy")).vectors()))
+    found = transform.encode_documents(documents)
+    assert (found.dtype, found.shape) == (np.float32, (ROWS, K))
+    np.testing.assert_allclose(found, sent, atol=1e-6)
+
+
+def test_queries_find_what_the_index_finds(index: Path, queries: list[str]) -> None:
+    transform = QueryTransform.of(index)
+    sent = np.concatenate(list(PushSource.open(PushConfig(index=str(index), to="x.npy")).vectors()))
+    scores = transform.encode_queries(queries) @ sent.T
+    for row, hits in zip(scores, open_index(index).search(queries, top_k=5), strict=True):
+        assert [hit.row for hit in hits] == np.argsort(-row)[:5].tolist()
+        np.testing.assert_allclose([hit.score for hit in hits], np.sort(row)[::-1][:5], atol=1e-5)
+
+
+def test_reduce_is_the_closed_form_at_unit_length() -> None:
+    rows = random_rows(mean=5.0)
+    config = {"kind": "column", "column": "e", "dim": rows.shape[1], "fingerprint": "f"}
+    values, vectors = np.linalg.eigh(np.cov(rows.astype(np.float64).T))
+    whitening = Whitening(
+        kind=Kind.WHITENING, mean=rows.astype(np.float64).mean(axis=0),
+        basis=vectors[:, ::-1][:, :K], eigenvalues=values[::-1], exponent=1.0, center=True,
+        normalize_input=False, count=len(rows),
+    )  # fmt: skip
+    expected = closed_form(rows, k=K)
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    found = QueryTransform(whitening, config).reduce(np.tile(rows, (40, 1)))
+    np.testing.assert_allclose(found, np.tile(expected, (40, 1)), atol=1e-6)
+
+
+# --------------------------------------------------------------------------- the digest
+
+
+def indexes_of_one_corpus(root: Path, documents: list[str]) -> list[Path]:
+    """Return indexes of equal documents: by texts, then by a column; of each, queries differ.
+
+    Only the query prompt or, of the column, the model of queries does.
+    """
+    models = []
+    for number in range(2):
+        model = tiny_models.bert(root / f"model{number}")
+        tiny_models.add_modules(model, "mean")
+        models.append(model)
+    config = models[1] / "config.json"
+    config.write_text(config.read_text().replace("1e-12", "1e-6"))
+    embeddings = Encoder.load(str(models[0]), device="cpu").encode(documents)
+    array = pa.FixedSizeListArray.from_arrays(embeddings.ravel(), embeddings.shape[1])
+    pq.write_table(pa.table({"id": documents, "text": documents, "e": array}), root / "c.parquet")
+    of_texts = {"text_columns": ("text",), "device": "cpu"}
+    asked: list[dict[str, Any]] = [
+        {**of_texts, "model": str(models[0]), "query_prompt": prompt} for prompt in ("", "the cat ")
+    ]
+    asked += [
+        {"embedding_column": "e", "model": str(model), "query_prompt": prompt, "device": "cpu"}
+        for model in models
+        for prompt in ("", "the cat ")
+    ]
+    for number, options in enumerate(asked):
+        build_index(
+            BuildConfig(
+                corpus=(str(root / "c.parquet"),), out=str(root / f"index{number}"), k=K,
+                id_column="id", whiten="whitening", store_dtype="float32", **options,
+            )
+        )  # fmt: skip
+    return [root / f"index{number}" for number in range(len(asked))]
+
+
+def test_other_vectors_of_queries_have_another_digest_name_and_pickle(
+    tmp_path: Path, documents: list[str], queries: list[str]
+) -> None:
+    places = indexes_of_one_corpus(tmp_path, documents)
+    halves = [QueryEmbedder(place, device="cpu") for place in places]
+    transforms = [half.transform for half in halves]
+    vectors = [transform.encode_queries(queries) for transform in transforms]
+    for kind in (slice(0, 2), slice(2, 6)):
+        # All that documents are encoded and reduced by is the same: no row need be pushed again.
+        sources = [PushSource.open(PushConfig(index=str(p), to="x.npy")) for p in places[kind]]
+        assert len({source.transform for source in sources}) == 1
+        for first in range(*kind.indices(6)):
+            for second in range(first + 1, kind.stop):
+                assert np.abs(vectors[first] - vectors[second]).max() > 1e-6
+    assert len({transform.query_digest for transform in transforms}) == 6
+    assert len({half.name for half in halves}) == 6
+    at = tmp_path / "here"
+    for before, place in zip(places, [*places[1:], places[0]], strict=True):
+        QueryTransform.of(before).save(at)
+        half = QueryEmbedder(at, device="cpu")
+        vector = half.query(queries[0])
+        written = pickle.dumps(half)
+        assert pickle.loads(pickle.dumps(pickle.loads(written))).query(queries[0]) == vector
+        QueryTransform.of(place).save(at)
+        with pytest.raises(
+            ConfigError, match="another transform, encoder or prompt of queries since"
+        ):
+            pickle.loads(written).query(queries[0])
+
+
+# --------------------------------------------------------------------------- what is read
+
+
+@pytest.mark.parametrize("name", ["whitening.safetensors", "manifest.json"])
+def test_a_changed_byte_is_noticed(index: Path, tmp_path: Path, name: str) -> None:
+    copy = Path(shutil.copytree(index, tmp_path / "copy"))
+    saved = QueryTransform.of(copy).save(tmp_path / "saved")
+    (place,) = (copy / "versions").iterdir()
+    for file in (place / name, saved / name):
+        data = bytearray(file.read_bytes())
+        data[-3] ^= 1
+        file.write_bytes(data)
+    with pytest.raises(ArtifactError):
+        QueryTransform.of(copy)
+    with pytest.raises(ArtifactError, match=r"damaged|cannot be read"):
+        QueryTransform.load(saved)
+
+
+# --------------------------------------------------------------------------- its own folder
+
+
+@pytest.mark.parametrize("export", [QueryTransform.save, export_model])
+def test_what_is_not_ours_is_not_replaced(index: Path, tmp_path: Path, export: Any) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "notes.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    copy = shutil.copytree(index, tmp_path / "index")
+    transform = QueryTransform.of(index)
+    for name in ("own", "index"):
+        with pytest.raises(ConfigError, match="holds something else than"):
+            export(transform, tmp_path / name)
+    with pytest.raises(ConfigError, match="is no folder"):
+        export(transform, tmp_path / "file")
+    assert (tmp_path / "own" / "notes.txt").read_text() == "mine"
+    read_published(Path(copy)).check()
+    assert {path.name for path in tmp_path.iterdir()} == {"own", "file", "index"}
+
+
+@pytest.mark.parametrize("export", [QueryTransform.save, export_model])
+@pytest.mark.parametrize("mine", ["notes.md", ".git/HEAD", "1_Pooling/mine/x", "empty/"])
+def test_what_lies_among_our_files_is_not_lost(
+    index: Path, tmp_path: Path, export: Any, mine: str
+) -> None:
+    transform, folder = QueryTransform.of(index), tmp_path / "made"
+    export(transform, folder)
+    export(transform, folder)
+    place = folder / mine
+    if mine.endswith("/"):
+        place.mkdir()
+    else:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text("mine")
+    before = {path: path.is_dir() or path.read_bytes() for path in folder.rglob("*")}
+    with pytest.raises(ConfigError, match=f"holds {mine.rstrip('/')} beside .* would be lost"):
+        export(transform, folder)
+    assert before == {path: path.is_dir() or path.read_bytes() for path in folder.rglob("*")}
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(OSError(errno.ENOSPC, "no space"), StorageError), (KeyboardInterrupt(), KeyboardInterrupt)],
+)
+def test_the_old_folder_stays_where_the_new_one_cannot_be_put(
+    index: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    raised: type[BaseException],
+) -> None:
+    transform, folder = QueryTransform.of(index, k=5), tmp_path / "made"
+    transform.save(folder)
+    rename = Path.rename
+
+    def fails(self: Path, target: Path) -> Path:
+        if self.name == "new":
+            raise error
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    # A system that cannot swap two folders in one step.
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_: object())
+    with pytest.raises(raised):
+        transform.truncate(3).save(folder)
+    monkeypatch.undo()
+    assert QueryTransform.load(folder).k == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+def test_a_client_needs_neither_torch_nor_faiss(columns: Path, tmp_path: Path) -> None:
+    QueryTransform.of(columns).save(tmp_path / "saved")
+    script = (
+        "import sys; from whiten_index import QueryTransform;"
+        f"t = QueryTransform.load({str(tmp_path / 'saved')!r});"
+        "print(t.reduce([[1.0] * t.dim]).shape, *({'torch', 'transformers', 'faiss'} & "
+        "set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == f"(1, {K})\n", done.stderr
+
+
+# --------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (np.zeros((2, 5)), r"takes \(n, 12\) raw embeddings; these have shape \(2, 5\)"),
+        (np.zeros(12), r"shape \(12,\); put the one embedding in brackets"),
+        (np.r_[np.ones((3, 12)), np.full((1, 12), np.nan)], "embedding 3 holds NaN or infinity"),
+        (np.full((1, 12), 1e39), "embedding 0 holds NaN or infinity"),
+        ([["a"] * 12], r"embeddings are \(n, 12\) numbers"),
+        ([["1.5"] * 12], r"embeddings are \(n, 12\) numbers, and these are of type <U3"),
+        (np.ones((1, 12), dtype=np.complex64), "are of type complex64; convert them to float32"),
+        (np.ones((1, 12), dtype="datetime64[s]"), r"are of type datetime64\[s\]"),
+        (np.ones((1, 12), dtype="timedelta64[s]"), r"are of type timedelta64\[s\]"),
+        (np.ones((1, 12), dtype=object), "are of type object"),
+        (np.zeros((2, K)), rf"\(2, {K}\); these have {K} numbers: are they reduced already\?"),
+        (np.zeros(K), rf"\({K},\); these have {K} numbers: are they reduced already\?"),
+        ([[1.0] * 12, [1.0]], r"embeddings are \(n, 12\) numbers"),
+    ],
+)
+def test_what_is_no_embedding_is_refused(columns: Path, rows: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        QueryTransform.of(columns).reduce(rows)
+
+
+def test_another_encoder_is_refused(index: Path, tmp_path: Path, queries: list[str]) -> None:
+    other = tiny_models.add_modules(tiny_models.bert(tmp_path / "other"), "cls", prompts=PROMPTS)
+    config = (other / "config.json").read_text()
+    assert '"layer_norm_eps": 1e-12' in config
+    (other / "config.json").write_text(config.replace("1e-12", "1e-6"))
+    saved = QueryTransform.of(index).save(tmp_path / "saved")
+    moved = QueryTransform.load(saved, model=str(other))
+    with pytest.raises(EncoderError, match="gives other embeddings"):
+        moved.encode_queries(queries)
+    with pytest.raises(EncoderError, match="gives other embeddings"):
+        export_model(moved, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+    moved.check(moved.fingerprint)
+    with pytest.raises(EncoderError, match=r"mine \(00000000\) gives other embeddings"):
+        moved.check("0" * 32, model="mine")
+
+
+# --------------------------------------------------------------------------- the command
+
+
+# --------------------------------------------------------------------------- the model folder

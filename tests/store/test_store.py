@@ -1,0 +1,263 @@
+"""The store against what was put in, whatever happens to its files."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.helpers.builds import column_facts
+from tests.helpers.moments import make_embeddings
+from whiten_index.artifacts import manifest
+from whiten_index.errors import ArtifactError, ConfigError, StorageError
+from whiten_index.store.dtypes import StoreDtype
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusPart, CorpusRecord
+from whiten_index.whitening.moments import Moments
+
+ENCODER = column_facts(4, "tiny")
+NAME = "0123456789abcdef" * 2
+
+
+def make_digests(seed, n):
+    return np.random.default_rng(seed).integers(0, 256, (n, 16), dtype=np.uint8)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return EmbeddingStore.create(tmp_path / "store", ENCODER, NAME)
+
+
+def write(store, embeddings, *, dtype=StoreDtype.FLOAT16, seed=0, truncated=0):
+    digests = make_digests(seed, len(embeddings))
+    fingerprint = store.shard_fingerprint(digests, dtype)
+    cut = np.arange(len(embeddings)) < truncated
+    return store.write(fingerprint, digests, embeddings, dtype=dtype, truncated=cut)
+
+
+def shard_files(store, shard):
+    """Name -> file of a shard, found without knowing the layout."""
+    (folder,) = (p for p in store.folder.rglob(shard.fingerprint) if p.is_dir())
+    return {path.stem: path for path in folder.iterdir() if path.is_file()}
+
+
+# Shards
+
+
+def test_a_shard_comes_back_as_it_was_kept(store):
+    embeddings = make_embeddings(n=70)
+    written = write(store, embeddings, truncated=3)
+    found = store.find(written.fingerprint)
+    assert found == written
+    assert (found.rows, found.truncated, found.dtype) == (70, 3, "float16")
+    kept = store.embeddings(written.fingerprint)
+    np.testing.assert_array_equal(kept, embeddings.astype(np.float16))
+    assert found.bytes == kept.nbytes
+
+
+@pytest.mark.parametrize("dtype", StoreDtype)
+def test_moments_are_those_of_the_rows_as_kept(store, dtype):
+    shard = write(store, make_embeddings(ratio=10).astype(np.float64), dtype=dtype)
+    kept = Moments.of(store.embeddings(shard.fingerprint))
+    found = store.moments(shard.fingerprint)
+    assert found.count == kept.count
+    np.testing.assert_array_equal(found.mean, kept.mean)
+    np.testing.assert_array_equal(found.scatter, kept.scatter)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_embeddings_that_are_not_finite_leave_no_shard(store, bad):
+    embeddings = make_embeddings()
+    embeddings[3, 3] = bad
+    with pytest.raises(ConfigError, match="NaN or infinity"):
+        write(store, embeddings)
+    assert not list(store.folder.rglob("*.safetensors"))
+
+
+# Damage
+
+
+def changing(change):
+    def damage(path):
+        path.write_bytes(change(path.read_bytes()))
+
+    return damage
+
+
+cut = changing(lambda data: data[:-1])
+cut_half = changing(lambda data: data[: len(data) // 2])
+empty = changing(lambda data: b"")
+lengthen = changing(lambda data: data + b"\0")
+
+
+def flip(path, at=-20, bit=1):
+    data = bytearray(path.read_bytes())
+    data[at] ^= bit
+    path.write_bytes(data)
+
+
+FILES = ["embeddings", "moments", "manifest"]
+
+
+def remove(path):
+    path.unlink()
+
+
+DAMAGES = [
+    *((file, how) for file in FILES for how in (cut_half, empty, flip, remove)),
+    # The last byte of a manifest is a line's end: one more or less is no damage.
+    *((file, how) for file in FILES[:2] for how in (cut, lengthen)),
+]
+
+
+@pytest.mark.parametrize(("file", "damage"), DAMAGES)
+def test_a_damaged_shard_is_not_found_and_writing_it_again_mends_it(store, file, damage):
+    embeddings = make_embeddings()
+    shard = write(store, embeddings)
+    damage(shard_files(store, shard)[file])
+    assert store.find(shard.fingerprint) is None
+    assert store.shards.resolver.is_there(shard.fingerprint)
+    with pytest.raises(ArtifactError, match=r"is missing or damaged; run the same encode"):
+        store.require(shard.fingerprint)
+    assert write(store, embeddings) == shard
+    assert store.find(shard.fingerprint) == shard
+    np.testing.assert_array_equal(
+        store.embeddings(shard.fingerprint), embeddings.astype(np.float16)
+    )
+
+
+@pytest.mark.parametrize(("file", "step"), [("embeddings", 3), ("moments", 3), ("manifest", 1)])
+def test_no_flipped_bit_goes_unseen(store, file, step):
+    shard = write(store, make_embeddings(n=6, d=4), truncated=3)
+    path = shard_files(store, shard)[file]
+    # White space and the like in a manifest may change, as long as what it says does not.
+    harmless = (None, shard) if file == "manifest" else (None,)
+    for at in range(0, path.stat().st_size, step):
+        flip(path, at)
+        assert store.find(shard.fingerprint) in harmless, f"byte {at}"
+        flip(path, at)
+    assert store.find(shard.fingerprint) == shard
+
+
+@contextlib.contextmanager
+def files_limited_to(size):
+    """Make the system refuse larger files, as a full disk or a quota does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(("n", "d"), [(4000, 20), (130, 130)], ids=["embeddings", "moments"])
+def test_a_disk_that_takes_no_more_is_an_output_error_and_leaves_nothing(store, n, d):
+    embeddings = make_embeddings(n=n, d=d)
+    with files_limited_to(60_000), pytest.raises(StorageError, match=r"cannot write .*limit"):
+        write(store, embeddings)
+    assert not list(store.folder.rglob("*.safetensors"))
+    shard = write(store, embeddings)  # nothing is in the way when there is room again
+    assert store.find(shard.fingerprint) == shard
+
+
+# Moments
+
+
+# Documents
+
+COLUMNS = {
+    "string": (pa.string(), [f"doc-{i} é" for i in range(40)]),
+    "int": (pa.int32(), list(range(40))),
+    "bool": (pa.bool_(), [i % 3 == 0 for i in range(40)]),
+    "nulls": (pa.int64(), [None if i % 5 == 1 else i for i in range(40)]),
+    "null strings": (pa.string(), [None if i % 4 == 2 else str(i) for i in range(40)]),
+    "lists": (pa.list_(pa.int16()), [list(range(i % 4)) for i in range(40)]),
+    "structs": (pa.struct({"a": pa.int8()}), [{"a": i} for i in range(40)]),
+    "times": (pa.timestamp("us", "UTC"), list(range(40))),
+}
+
+
+def as_part(name, rows):
+    return CorpusPart("0" * 32, name, rows, rows, 0)
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_documents_come_back_as_they_were(store, column):
+    kind, values = COLUMNS[column]
+    table = pa.table({"id": pa.array(range(40)), column: pa.array(values, kind)})
+    found = store.documents(as_part(store.write_documents(table), 40))
+    assert found.schema.equals(table.schema)
+    assert found.to_pylist() == table.to_pylist()
+
+
+# Corpora
+
+
+def make_record(source="a.parquet", parts=3, **skipped):
+    return CorpusRecord(
+        {
+            "sources": [source],
+            "text_columns": ["text"],
+            "embedding_column": None,
+            "row_filter": None,
+            "limit": None,
+        },
+        tuple(CorpusPart(f"{i:032x}", f"{i + 7:032x}", 10 * i, 11 * i, i) for i in range(parts)),
+        skipped,
+    )
+
+
+@pytest.fixture
+def record_file(store):
+    store.save_corpus(make_record(empty=4))
+    (path,) = store.folder.rglob("corpora/*.json")
+    return path
+
+
+UNREADABLE = r"corpora.*json of a whiten-index corpus cannot be read .*; restore it"
+NO_OBJECT = r"corpora.*json is damaged: it is of a whiten-index corpus, .* no JSON .*; restore it"
+NO_KIND = r"corpora holds a folder of unknown kind, not a corpus; check the path"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", UNREADABLE),
+        ("{", UNREADABLE),
+        ("[]", NO_OBJECT),
+        ("{}", NO_KIND),
+        ('{"parts": [{"rows": 3}]}', NO_KIND),
+        ('{"parts": 1}', NO_KIND),
+    ],
+)
+def test_a_damaged_record_is_an_error(store, record_file, text, message):
+    record_file.write_text(text)
+    with pytest.raises(ArtifactError, match=message):
+        store.corpus()
+
+
+# Opening
+
+
+@pytest.mark.parametrize("damage", [empty, cut_half, flip])
+def test_a_damaged_store_manifest_is_an_error_and_encoding_again_mends_it(store, damage):
+    shard = write(store, make_embeddings())
+    damage(store.folder / manifest.MANIFEST)
+    with pytest.raises(ArtifactError, match=r"manifest\.json.*(cannot be read|damaged).*; restore"):
+        EmbeddingStore.open(store.root)
+    EmbeddingStore.create(store.root, ENCODER, NAME)
+    assert EmbeddingStore.open(store.root).find(shard.fingerprint) == shard
+
+
+def test_a_store_of_a_later_release_is_refused_and_left_alone(store):
+    path = store.folder / manifest.MANIFEST
+    manifest.write_manifest(path, manifest.read_json(path, what="it") | {"format_version": 99})
+    before = path.read_bytes()
+    with pytest.raises(ArtifactError, match=r"store format 99.*upgrade"):
+        EmbeddingStore.open(store.root)
+    with pytest.raises(ArtifactError, match=r"store format 99.*upgrade"):
+        EmbeddingStore.create(store.root, ENCODER, NAME)
+    assert path.read_bytes() == before

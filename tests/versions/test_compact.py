@@ -1,0 +1,179 @@
+"""Compaction: fewer folders, and to whoever reads nothing has changed, to the bit."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import shutil
+
+import numpy as np
+import pytest
+
+from tests.versions.upkeep import (
+    PACK,
+    Crash,
+    World,
+    add_version,
+    dying_at,
+    new_world,
+    shard_folders,
+)
+from whiten_index.artifacts import tensors
+from whiten_index.artifacts.atomic import remove_folder
+from whiten_index.errors import StorageError
+from whiten_index.versions.compaction import compact_store
+from whiten_index.versions.gc import gc_store
+from whiten_index.versions.verify_store import verify_store
+
+
+def compact(world: World, **options):
+    """Compact, and then once more, which must do nothing."""
+    report = compact_store(world.place, pack_rows=PACK, **options)
+    again = compact_store(world.place, pack_rows=PACK, **options)
+    assert (again.packs, again.packed, again.removed) == (0, 0, 0)
+    assert again.before == again.after == report.after
+    return report
+
+
+def reads(world: World):
+    """Return all that can be read of each shard that the last record names."""
+    store, (record, _) = world.store, world.records[-1]
+    return {
+        name: (
+            store.require(name),
+            store.embeddings(name).tobytes(),
+            store.shards.digests(name).tobytes(),
+            store.shards.truncated(name).tolist(),
+            store.moments(name),
+        )
+        for name in record.shards
+    }
+
+
+def assert_reads_the_same(before, after):
+    assert before.keys() == after.keys()
+    for name, (*facts, moments) in before.items():
+        assert facts == list(after[name][:-1])
+        found = after[name][-1]
+        assert found.count == moments.count
+        np.testing.assert_allclose(found.mean, moments.mean, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(found.scatter, moments.scatter, rtol=1e-12, atol=1e-11)
+
+
+@pytest.fixture
+def large_rows(monkeypatch):
+    """Let folders count for nothing beside the rows, as if these were thousands of bytes each."""
+    monkeypatch.setattr("whiten_index.versions.compaction.WORTH_WRITING", math.inf)
+
+
+@pytest.mark.parametrize("spread", [True, False])
+def test_what_is_written_night_by_night_is_in_proportion_to_what_changed(
+    tmp_path, spread, large_rows
+):
+    """One row of 144 a night, the versions of three nights kept."""
+    nights, rows, index, kept = 20, 144, tmp_path / "index", []
+    world = new_world(tmp_path, *[rows // 4] * 4)
+    compact_store(world.place, pack_rows=10 * PACK)
+    written, sizes = 0, []
+    for night in range(nights):
+        file = world.corpora["news"][night % 4 if spread else 0]
+        file[night] = world.numbers(1)[0]
+        assert world.encode().counts.encoded == 1
+        kept.append(add_version(world, index, world.records[-1][0], night + 1))
+        if len(kept) > 3:
+            remove_folder(kept.pop(0))
+        report = compact_store(world.place, pack_rows=10 * PACK)
+        assert compact_store(world.place, pack_rows=10 * PACK).packs == 0
+        written += report.rows
+        gc_store(world.place, keep_days=0)
+        sizes.append(stored_rows(world))
+        world.assert_intact(last=min(3, night + 1))
+    assert written <= 2 * nights + rows * (nights // 8)
+    assert max(sizes) <= 2 * rows + nights, "at most as much that nothing needs as is needed"
+    assert verify_store(world.place).damages == ()
+
+
+def stored_rows(world: World) -> int:
+    """Return how many embeddings the files of a store hold."""
+    files = world.place.glob("*/*/*/embeddings.safetensors")
+    return sum(len(tensors.map_tensor(path, "embeddings", remedy="")) for path in files)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_changes_whatever_the_history(tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    world = new_world(tmp_path, *rng.integers(1, 90, size=4).tolist())
+    for _ in range(12):
+        world.change(rng, share=float(rng.choice([0.02, 0.2, 0.7])))
+        if rng.random() < 0.2:
+            world.corpora["news"].append(world.numbers(int(rng.integers(1, 30))))
+        world.encode()
+        before = reads(world)
+        if rng.random() < 0.5:
+            compact(world)
+            assert_reads_the_same(before, reads(world))
+        if rng.random() < 0.5:
+            gc_store(world.place, keep_days=0)
+        world.assert_intact()
+    assert world.encode().counts.encoded == 0
+    assert verify_store(world.place).damages == ()
+
+
+def test_it_may_die_anywhere(tmp_path, monkeypatch):
+    world = new_world(tmp_path / "a", *[8] * 6, 43)
+    compact(world)
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        world.change(rng, share=0.4)
+        world.encode()
+    before = reads(world)
+    step, done = 0, False
+    while not done:
+        other = World(tmp_path / str(step), dict(world.corpora), list(world.records))
+        shutil.copytree(world.root, other.root)
+        with monkeypatch.context() as patch:
+            dying_at(patch, step)
+            with contextlib.suppress(Crash):
+                done = compact_store(other.place, pack_rows=PACK).packs > 0
+        assert_reads_the_same(before, reads(other))
+        compact(other)
+        assert not list(other.place.rglob(".tmp-*"))
+        assert_reads_the_same(before, reads(other))
+        gc_store(other.place, keep_days=0)
+        assert_reads_the_same(before, reads(other))
+        shutil.rmtree(other.root)
+        step += 1
+    assert step > 20
+
+
+def test_a_full_disk_leaves_everything_as_it_was(tmp_path, monkeypatch):
+    world = new_world(tmp_path, *[8] * 5)
+    before = reads(world)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tensors.Path, "write_bytes", full)
+        with pytest.raises(StorageError, match="the disk is full"):
+            compact_store(world.place, pack_rows=PACK)
+    assert_reads_the_same(before, reads(world))
+    assert len(shard_folders(world)) == 5
+    with monkeypatch.context() as patch:
+        patch.setattr("whiten_index.artifacts.disk_space.free_bytes", lambda _: 10)
+        with pytest.raises(StorageError, match=r"compaction needs about .* bytes"):
+            compact_store(world.place, pack_rows=PACK)
+    assert compact(world).packs == 1
+
+
+def test_what_is_damaged_is_left_alone(tmp_path):
+    world = new_world(tmp_path, *[8] * 5)
+    name = sorted(shard_folders(world))[0]
+    path = world.store.shards.folder / name / "embeddings.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    report = compact(world)
+    assert (report.packed, report.damaged) == (4, 1)
+    assert shard_folders(world) == {name}
+    assert world.encode().counts.encoded == 8
+    world.assert_intact()

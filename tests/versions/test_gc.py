@@ -1,0 +1,259 @@
+"""gc: what nothing needs goes, what anything needs stays, and dying on the way does no harm."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+from tests.helpers.builds import build, random_rows, write_rows
+from tests.versions.upkeep import (
+    Crash,
+    World,
+    add_version,
+    assert_reads,
+    dying_at,
+    new_world,
+    shard_folders,
+)
+from whiten_index import open_index
+from whiten_index.artifacts.atomic import remove_folder
+from whiten_index.errors import (
+    ArtifactError,
+    ConfigError,
+    StorageError,
+)
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusRecord
+from whiten_index.versions.compaction import compact_store
+from whiten_index.versions.gc import gc_store
+from whiten_index.versions.retention import prune
+from whiten_index.versions.verify_store import verify_store
+
+
+def nights(world: World, count: int, seed: int = 0) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        world.change(rng, share=0.3)
+        world.encode()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_versions_that_are_kept_read_as_when_they_were_made(tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    world = new_world(tmp_path, 100, 45, 7)
+    index, kept = tmp_path / "index", {}
+    for night in range(1, 11):
+        world.change(rng, share=float(rng.choice([0.02, 0.2, 0.6])))
+        world.encode()
+        record, truth = world.records[-1]
+        kept[add_version(world, index, record, night)] = record, truth
+        while len(kept) > 3:
+            gone = next(iter(kept))
+            del kept[gone]
+            remove_folder(gone)
+        if rng.random() < 0.4:
+            compact_store(world.place, pack_rows=int(rng.choice([20, 40, 100])))
+        if rng.random() < 0.6:
+            gc_store(world.place, keep_days=0)
+        world.assert_intact()
+        for record, truth in kept.values():
+            assert_reads(world.store, record, truth)
+    assert verify_store(world.place).damages == ()
+
+
+def test_a_whole_life_of_an_index(tmp_path):
+    """Built, changed, pruned: gc gives back what the old versions had, and search goes on."""
+    rows, out = random_rows(rows=300), tmp_path / "out"
+    for night in range(3):
+        corpus = write_rows(tmp_path / "c.parquet", rows + np.float32(night))
+        build(out, corpus)
+        assert gc_store(out / "store", keep_days=0).shards == 0
+    store = EmbeddingStore.open(out / "store")
+    assert len(list(store.shards.folder.iterdir())) == 3
+    prune(out, keep=1)
+    report = gc_store(out / "store", keep_days=0)
+    # The rows, ids alone, are the same three times.
+    assert (report.shards, report.rows, report.kept["shards"]) == (2, 0, 1)
+    assert report.indexes == (str(out.resolve()),)
+    (hit,) = open_index(out).search_embeddings(rows[5:6] + np.float32(2), top_k=1)[0]
+    assert hit.row == 5
+    assert verify_store(out / "store").sound
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_an_index_that_is_not_there_is_asked_for(tmp_path, emptied):
+    world = new_world(tmp_path, 100)
+    index = tmp_path / "elsewhere" / "index"
+    add_version(world, index, world.records[0][0], 1)
+    world.corpora["news"] = [world.numbers(100)]
+    world.encode()
+    shutil.rmtree(index)
+    if emptied:
+        # As where a disk is mounted at other times.
+        index.mkdir()
+    for dry_run in (False, True):
+        with pytest.raises(ArtifactError, match=rf"{index}, an index .* --forget {index}"):
+            gc_store(world.place, keep_days=0, dry_run=dry_run)
+    assert len(shard_folders(world)) == 6
+    with pytest.raises(ConfigError, match=rf"knows of no index /no/such.*it knows {index}"):
+        gc_store(world.place, forget=["/no/such"])
+    assert gc_store(world.place, keep_days=0, forget=[index], dry_run=True).shards == 3
+    report = gc_store(world.place, keep_days=0, forget=[index])
+    assert (report.shards, report.forgotten) == (3, (str(index),))
+    assert gc_store(world.place, keep_days=0).indexes == ()
+
+
+def test_what_a_damaged_version_needs_is_kept(tmp_path):
+    world = new_world(tmp_path, 100)
+    index = tmp_path / "index"
+    folder = add_version(world, index, world.records[0][0], 1)
+    world.corpora["news"] = [world.numbers(100)]
+    world.encode()
+    add_version(world, index, world.records[-1][0], 2)
+    (folder / "manifest.json").write_text("{}")
+    assert gc_store(world.place, keep_days=0).shards == 0
+    (folder / "corpus.json").write_text("{}")
+    with pytest.raises(ArtifactError, match="is damaged and does not say which shards"):
+        gc_store(world.place, keep_days=0)
+
+
+def test_a_needed_shard_whose_sources_cannot_be_told_stops_it(tmp_path):
+    world = new_world(tmp_path, 40)
+    world.corpora["news"][0][3] = world.numbers(1)[0]
+    shard = world.encode().record.parts[0].shard
+    (world.store.shards.folder / shard / "manifest.json").write_text("{}")
+    with pytest.raises(ArtifactError, match=f"{shard} is damaged.*whiten-index verify"):
+        gc_store(world.place, keep_days=0)
+    assert len(shard_folders(world)) == 2
+
+
+def test_what_it_does_not_know_stays(tmp_path):
+    world = new_world(tmp_path, 100)
+    folder = world.store.folder
+    mine = [folder / "notes.txt", folder / "shards" / "README", world.place / "mine" / "x"]
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    leftover = folder / "shards" / ".tmp-0123~abc"
+    leftover.mkdir()
+    assert gc_store(world.place, keep_days=0).leftovers == 1
+    assert all(path.exists() for path in mine)
+    assert not leftover.exists()
+    world.assert_intact()
+
+
+def test_it_may_die_anywhere(tmp_path, monkeypatch):
+    world = new_world(tmp_path / "a", 60, 30)
+    nights(world, 3)
+    compact_store(world.place, pack_rows=60)
+    nights(world, 2, seed=1)
+    wanted = gc_store(world.place, keep_days=0, dry_run=True)
+    assert wanted.shards > 3
+    step, done, ends = 0, False, set()
+    while not done:
+        other = World(tmp_path / str(step), dict(world.corpora), list(world.records))
+        shutil.copytree(world.root, other.root)
+        with monkeypatch.context() as patch:
+            dying_at(patch, step)
+            try:
+                gc_store(other.place, keep_days=0)
+                done = True
+            except Crash:
+                pass
+        other.assert_intact()
+        # Whatever is left reads, or is not found at all.
+        store = other.store
+        for name in shard_folders(other):
+            if not name.startswith("."):
+                assert store.find(name) is not None
+        gc_store(other.place, keep_days=0)
+        assert not list(other.place.rglob(".tmp-*"))
+        ends.add(frozenset(shard_folders(other)))
+        other.assert_intact()
+        shutil.rmtree(other.root)
+        step += 1
+    assert step > 20
+    assert len(ends) == 1, "wherever it died, the next one comes to the same"
+
+
+def test_a_record_that_is_damaged_stops_it(tmp_path):
+    world = new_world(tmp_path, 100)
+    (path,) = (world.store.folder / "corpora").iterdir()
+    CorpusRecord.load(path)
+    path.write_text("{}")
+    with pytest.raises(ArtifactError):
+        gc_store(world.place, keep_days=0)
+    assert len(shard_folders(world)) == 3
+
+
+def registered(world):
+    """Return the places of the indexes that the store knows."""
+    return [each.folder for each in world.store.indexes.registered()]
+
+
+def two_states(tmp_path):
+    """Return a world and an index, whose version 1 needs what no corpus has any more."""
+    world = new_world(tmp_path, 100)
+    index = tmp_path / "i"
+    add_version(world, index, world.records[0][0], 1)
+    world.corpora["news"] = [world.numbers(100)]
+    world.encode()
+    add_version(world, index, world.records[-1][0], 2)
+    return world, index
+
+
+@pytest.mark.parametrize("copied_id", [False, True])
+def test_another_index_at_the_place_of_one_that_is_not_mounted_stops_it(tmp_path, copied_id):
+    world, index = two_states(tmp_path)
+    index.rename(tmp_path / "unmounted")
+    # A build on the empty mount point, or after the folder was moved away.
+    add_version(world, index, world.records[-1][0], 1)
+    if copied_id:
+        (index / "index.json").unlink()
+    before = shard_folders(world)
+    why = "index.json" if copied_id else f"{index}, an index .*another index is, built later"
+    for dry_run in (False, True):
+        with pytest.raises(ArtifactError, match=why):
+            gc_store(world.place, keep_days=0, dry_run=dry_run)
+    with pytest.raises(ArtifactError, match=why):
+        compact_store(world.place)
+    assert shard_folders(world) == before
+    if copied_id:
+        return
+    named = {"indexes": [tmp_path / "unmounted"], "forget": [index]}
+    assert gc_store(world.place, keep_days=0, **named).shards == 0
+    assert sorted(registered(world)) == [index, tmp_path / "unmounted"]
+    with pytest.raises(ConfigError, match=f"index {index} is there"):
+        gc_store(world.place, forget=[index])
+    assert shard_folders(world) == before
+
+
+def test_a_store_without_its_registry_is_not_collected(tmp_path):
+    world, _ = two_states(tmp_path)
+    before = shard_folders(world)
+    world.store.indexes.folder.rename(tmp_path / "away")
+    for upkeep in (gc_store, compact_store):
+        with pytest.raises(ArtifactError, match="indexes is missing, so that it is not known"):
+            upkeep(world.place)
+    assert shard_folders(world) == before
+
+
+def test_a_version_behind_a_link_stops_it_and_so_does_a_link_to_nothing(tmp_path):
+    world, index = two_states(tmp_path)
+    versions = index / "versions"
+    (versions / "000005-cccccccccccc").symlink_to(".")
+    (versions / "000008-cccccccccccc").symlink_to("000001-0123456789ab")
+    assert gc_store(world.place, keep_days=0).shards == 0
+    for target in ("000006-cccccccccccc", "/nonexistent"):
+        (versions / "000006-cccccccccccc").symlink_to(target)
+        with pytest.raises(StorageError, match="000006-cccccccccccc is a link to"):
+            gc_store(world.place, keep_days=0)
+        (versions / "000006-cccccccccccc").unlink()
+    first = versions / "000001-0123456789ab"
+    first.rename(tmp_path / "away")
+    first.symlink_to(tmp_path / "away")
+    with pytest.raises(ArtifactError, match=f"{first} is a link to a version"):
+        gc_store(world.place, keep_days=0)
+    assert len(shard_folders(world)) == 6

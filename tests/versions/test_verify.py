@@ -1,0 +1,192 @@
+"""Verify: any damage is found and named, and what is said to mend it does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.helpers.bad_input import run
+from tests.helpers.builds import build, random_rows, write_rows
+from tests.helpers.corpora import overwrite
+from tests.versions.upkeep import PACK, World, add_version, new_world, pack_folders, shard_folders
+from whiten_index.artifacts import manifest
+from whiten_index.artifacts.files import sha256_file
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusRecord
+from whiten_index.versions.compaction import compact_store
+from whiten_index.versions.gc import gc_store
+from whiten_index.versions.verify import verify_index
+from whiten_index.versions.verify_store import verify_store
+
+
+@pytest.fixture
+def world(tmp_path):
+    """A world with one of everything: whole, derived and packed shards, notes, an index."""
+    world = new_world(tmp_path, *[8] * 5)
+    world.corpora["other"] = [world.numbers(40)]
+    world.encode("other")
+    compact_store(world.place, pack_rows=PACK)
+    world.corpora["other"][0][3] = world.numbers(1)[0]
+    other = world.encode("other").record
+    world.corpora["news"].append(world.numbers(25))
+    world.encode()
+    store = world.store
+    store.results.save_choice({"a": 1}, {"k": 6})
+    store.results.save_sample({"a": 1}, {"x": np.ones((2, 3), dtype=np.float32)})
+    add_version(world, world.root / "index", other, 1)
+    assert (len(shard_folders(world)), len(pack_folders(world))) == (3, 1)
+    assert verify_store(world.place).damages == ()
+    return world
+
+
+def mend(world: World) -> None:
+    """Do what a remedy says that names corpora, and then gc."""
+    for name in world.corpora:
+        world.encode(name)
+    gc_store(world.place, keep_days=0)
+
+
+def the_shard(world: World, kind: str) -> Path:
+    """Return the folder of a shard: derived, the one it picks from, or a whole one of its own."""
+    folder, (other, news) = world.store.shards.folder, [each for each, _ in world.records[-2:]]
+    derived = other.parts[0].shard
+    if kind == "source":
+        sources = json.loads((folder / derived / "manifest.json").read_text())["sources"]
+        (source,) = [name for name, _ in sources if name]
+        return folder / source
+    return folder / (derived if kind == "derived" else news.parts[-1].shard)
+
+
+def test_what_only_a_version_needs_and_what_nothing_needs(world):
+    folder, record = the_shard(world, "whole"), world.records[-1][0]
+    world.corpora["news"].pop()
+    world.encode()
+    overwrite(folder / "embeddings.safetensors", 500, 501)
+    (damage,) = verify_store(world.place).damages
+    assert damage.touches == ()
+    assert damage.remedy == f"nothing needs it: run whiten-index gc {world.place} --keep-days 0"
+    version = add_version(world, world.root / "index", record, 2)
+    (damage,) = verify_store(world.place).damages
+    assert damage.touches == (f"version {version.name} of index {world.root / 'index'}",)
+    assert "no corpus has these rows any more" in damage.remedy
+    shutil.rmtree(version)
+    (world.root / "index" / "CURRENT").unlink()
+    gc_store(world.place, keep_days=0)
+    assert verify_store(world.place).sound
+
+
+def test_nothing_is_written_and_no_lock_taken(world):
+    def state():
+        return {path: path.stat().st_mtime_ns for path in world.root.rglob("*")}
+
+    overwrite(the_shard(world, "whole") / "embeddings.safetensors", 500, 501)
+    before = state()
+    assert not verify_store(world.place).sound
+    verify_index(world.root / "index")
+    assert state() == before
+
+
+def test_what_a_job_removes_meanwhile_is_no_damage(world, monkeypatch):
+    world.corpora["news"] = [world.numbers(40)]
+    world.encode()
+    real, done = manifest.check_files, []
+
+    def check_files(folder, fields, *, content, **options):
+        if content and not done and folder.parent.name == "shards":
+            done.append(gc_store(world.place, keep_days=0))
+        return real(folder, fields, content=content, **options)
+
+    monkeypatch.setattr("whiten_index.versions.verify_store.check_files", check_files)
+    assert verify_store(world.place).damages == ()
+    assert done[0].shards > 0
+
+
+# Indexes
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    root = tmp_path_factory.mktemp("built")
+    rows = random_rows(rows=100)
+    for night in range(3):
+        write_rows(root / "c.parquet", rows + np.float32(night))
+        build(root / "out", str(root / "c.parquet"))
+    return root
+
+
+@pytest.fixture
+def out(built, tmp_path):
+    shutil.copytree(built, tmp_path / "b")
+    return tmp_path / "b" / "out"
+
+
+def versions_of(out: Path) -> list[Path]:
+    return sorted((out / "versions").iterdir())
+
+
+def test_files_that_are_sound_and_do_not_belong_together(out):
+    last = versions_of(out)[-1]
+    record = CorpusRecord.load(last / "corpus.json")
+    fewer = replace(record, parts=tuple(replace(p, rows=p.rows - 1) for p in record.parts))
+    fewer.save(last / "corpus.json")
+    fields = json.loads((last / "manifest.json").read_text())
+    fields["files"]["corpus.json"] = {
+        "bytes": (last / "corpus.json").stat().st_size,
+        "sha256": sha256_file(last / "corpus.json"),
+    }
+    manifest.write_manifest(last / "manifest.json", fields)
+    current = json.loads((out / "CURRENT").read_text())
+    current["manifest_sha256"] = sha256_file(last / "manifest.json")
+    manifest.write_manifest(out / "CURRENT", current)
+    (damage,) = verify_index(out).damages
+    assert "corpus.json of 99 rows, and the index has 100" in damage.why
+
+
+# The command
+
+
+def test_an_index_is_verified_with_its_store(out):
+    status, text, err = run("verify", out)
+    assert (status, err) == (0, "")
+    assert f"index {out}: sound (1 CURRENT, 3 versions" in text
+    assert f"store {out / 'store'}: sound" in text
+    (shard, *_) = sorted(EmbeddingStore.open(out / "store").shards.folder.iterdir())
+    overwrite(shard / "embeddings.safetensors", 500, 501)
+    status, text, err = run("verify", out)
+    assert status == 5
+    assert str(shard) in text
+    assert "1 thing is damaged" in err
+    assert "Traceback" not in err
+    status, text, _ = run("verify", out, out / "store", "--json")
+    found = json.loads(text)
+    assert (status, found["sound"], len(found["reports"])) == (5, False, 2)
+    assert [each["kind"] for each in found["reports"]] == ["index", "store"]
+    status, text, _ = run("verify", out, "--no-store")
+    assert status == 0
+
+
+def lose_shards(out: Path, version: Path) -> None:
+    store = EmbeddingStore.open(out / "store")
+    for shard in CorpusRecord.load(version / "corpus.json").shards:
+        shutil.rmtree(store.shards.folder / shard)
+
+
+def test_the_published_version_lacks_shards_and_encoding_mends_it(out):
+    *_, before, last = versions_of(out)
+    lose_shards(out, last)
+    (damage,) = verify_index(out).damages
+    assert (damage.path, "lacks 1" in damage.why) == (str(last), True)
+    assert f"rollback {out} --to {before.name}" in damage.remedy
+    assert verify_store(out / "store").damages
+    report = build(out, str(out.parent / "c.parquet"))
+    assert report.encoded.counts.encoded == 100
+    assert verify_index(out).sound
+    assert verify_store(out / "store").sound
+
+
+# Remedies for packs

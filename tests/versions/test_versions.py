@@ -1,0 +1,284 @@
+"""Versions of an index: published, taken back, listed, removed; always whole or not there."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.bad_input import ARTIFACT, run
+from tests.helpers.builds import build, random_rows, write_rows
+from whiten_index import open_index
+from whiten_index.artifacts import manifest
+from whiten_index.artifacts.files import sha256_file
+from whiten_index.errors import ArtifactError, StorageError
+from whiten_index.versions.bundle import open_version
+from whiten_index.versions.published import (
+    find_version,
+    new_candidate,
+    next_version,
+    promote,
+    read_current,
+    read_published,
+    set_current,
+    version_names,
+)
+from whiten_index.versions.retention import list_versions, prune, rollback
+from whiten_index.versions.verify import verify_index
+
+WIDTHS = (2, 3, 4, 5)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an index of four versions, of k = 2, 3, 4 and 5."""
+    root = tmp_path_factory.mktemp("built")
+    corpus = write_rows(root / "c.parquet", random_rows(3, rows=80))
+    for k in WIDTHS:
+        build(root / "out", corpus, k=k)
+    return root
+
+
+@pytest.fixture
+def out(tmp_path: Path, built: Path) -> Path:
+    return Path(shutil.copytree(built / "out", tmp_path / "out"))
+
+
+def names(out: Path) -> list[str]:
+    return version_names(out)
+
+
+def k_of(out: Path) -> int:
+    return open_index(out).bundle.whitening.k
+
+
+def damage(out: Path, name: str, file: str = "index.faiss") -> None:
+    path = out / "versions" / name / file
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def make_candidate(out: Path, source: str) -> str:
+    """Write a copy of a version, of another identity, as a candidate; return its name."""
+    name = next_version(out, "f" * 32)
+    with new_candidate(out, name) as (folder, fields):
+        for path in (out / "versions" / source).iterdir():
+            if path.name != manifest.MANIFEST:
+                shutil.copyfile(path, folder / path.name)
+        fields |= json.loads((out / "versions" / source / manifest.MANIFEST).read_text())
+        fields |= {"version": name, "identity": "f" * 32}
+    return name
+
+
+# CURRENT
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"withdrawn": ["000001-000000000000"]},
+        {"digest": None},
+        {"more": 1},
+        {"withdrawn": None},
+        {"version": "../versions"},
+    ],
+)
+def test_current_with_other_keys_or_values_is_damaged(out: Path, change: dict[str, Any]) -> None:
+    value = json.loads((out / "CURRENT").read_text()) | change
+    (out / "CURRENT").write_bytes((json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+    for use in (read_current, open_index, read_published):
+        with pytest.raises(
+            ArtifactError, match=r"CURRENT is damaged.*; whiten-index verify .*out says"
+        ):
+            use(out)
+
+
+def test_every_flipped_bit_and_every_cut_of_current_is_noticed(out: Path) -> None:
+    set_current(out, names(out)[0], withdrawn=names(out)[1:])
+    path = out / "CURRENT"
+    whole = path.read_bytes()
+    flipped = (
+        whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :]
+        for at in range(len(whole))
+        for bit in range(8)
+    )
+    for data in (*flipped, *(whole[:size] for size in range(len(whole)))):
+        path.write_bytes(data)
+        with pytest.raises(ArtifactError):
+            read_current(out)
+    path.write_bytes(whole)
+    assert read_current(out).version == names(out)[0]
+
+
+# Candidates
+
+
+def test_a_candidate_is_not_seen_until_it_is_promoted(out: Path) -> None:
+    first, *_, last = before = names(out)
+    name = make_candidate(out, first)
+    assert names(out) == before
+    assert len(before) == 4
+    assert read_current(out).version == last
+    assert find_version(out, "f" * 32) is None
+    assert open_version(out / "candidates" / name).whitening.k == 2
+    promote(out, name)
+    assert read_current(out).version == name
+    assert not list((out / "candidates").iterdir())
+    assert find_version(out, "f" * 32) == name
+    assert k_of(out) == 2
+
+
+def test_a_promotion_cut_in_two_is_found_and_finished(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = read_current(out)
+    name = make_candidate(out, names(out)[0])
+
+    def die(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("whiten_index.versions.published.set_current", die)
+    with pytest.raises(KeyboardInterrupt):
+        promote(out, name)
+    assert read_current(out) == before
+    assert k_of(out) == 5
+    assert find_version(out, "f" * 32) == name
+    set_current(out, name)
+    assert k_of(out) == 2
+
+
+# Listing
+
+
+# Going back
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_rollback_leaves_behind_what_a_disk_does_not_give(
+    out: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    _first, second, third, last = names(out)
+    broken = {out / "versions" / name / "index.faiss" for name in (third, last)}
+    read = sha256_file
+
+    def read_or_fail(path: Path) -> str:
+        if path in broken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(path)
+
+    monkeypatch.setattr(manifest, "sha256_file", read_or_fail)
+    if not named:
+        with pytest.raises(StorageError, match=rf"{third}.*rollback {out} --to VERSION"):
+            rollback(out)
+        assert read_current(out).version == last
+    rolled = rollback(out, to=second)
+    assert (rolled.to, f"{last} is not withdrawn" in rolled.note) == (second, True)
+    # It may be made again.
+    assert read_current(out).withdrawn == ()
+    with pytest.raises(StorageError, match="the disk reports an input/output error"):
+        rollback(out, to=last)
+    assert read_current(out).version == second
+
+
+# Removing
+
+
+def test_prune_keeps_what_can_be_gone_back_to_after_a_rollback(out: Path) -> None:
+    first, second, third, last = names(out)
+    rollback(out, to=second)
+    assert prune(out, keep=2).removed == (third, last), "those after the published one go first"
+    assert names(out) == [first, second]
+    assert next_version(out, "0" * 32) == "000005-000000000000", "numbers do not come again"
+    assert rollback(out).to == first
+
+
+def test_prune_never_removes_the_published_version_damaged_as_it_may_be(out: Path) -> None:
+    _first, _second, third, last = names(out)
+    damage(out, last)
+    assert prune(out, keep=1).kept == (third, last)
+    (out / "CURRENT").write_text("garbage")
+    with pytest.raises(ArtifactError, match="CURRENT"):
+        prune(out, keep=1)
+    assert names(out) == [third, last]
+
+
+def test_prune_leaves_what_a_later_release_made_and_what_is_not_its_own(out: Path) -> None:
+    first, second, third, last = names(out)
+    path = out / "versions" / first / "manifest.json"
+    manifest.write_manifest(path, {**json.loads(path.read_text()), "format_version": 99})
+    (out / "versions" / "2024 backup").mkdir()
+    assert prune(out, keep=1).removed == (second, third)
+    assert names(out) == [first, last]
+    assert (out / "versions" / "2024 backup").exists()
+
+
+def test_a_prune_that_dies_leaves_no_half_a_version(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _first, second, third, last = names(out)
+
+    def die(path: Path, **_: Any) -> None:
+        next(Path(path).glob("index.faiss")).unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", die)
+        with pytest.raises(KeyboardInterrupt):
+            prune(out, keep=1)
+    assert names(out) == [second, third, last]
+    assert [facts.sound for facts in list_versions(out, verify="full")] == [""] * 3
+    assert [p for p in (out / "versions").iterdir() if p.name.startswith(".tmp-")]
+    assert prune(out, keep=1).removed == (second, third)
+    assert [p.name for p in (out / "versions").iterdir()] == [last]
+
+
+def test_a_folder_that_cannot_be_written_is_a_disk_error(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, os.strerror(13))
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(StorageError, match=r"cannot write .*: permission is denied"):
+        prune(out, keep=1)
+    monkeypatch.undo()
+    assert [facts.sound for facts in list_versions(out, verify="full")] == [""] * 4
+
+
+# Readers while versions come and go
+
+
+# The command line
+
+
+# What the store lacks, links, and what keep may be
+
+
+def test_links_among_the_versions_are_left_alone(out: Path, tmp_path: Path) -> None:
+    before = names(out)
+    strange = [out / "versions" / f"00000{n}-cccccccccccc" for n in (5, 6, 7, 8)]
+    strange[0].symlink_to(".")
+    strange[1].symlink_to("/nonexistent")
+    strange[2].symlink_to(before[0])
+    strange[3].write_text("a file")
+    assert names(out) == before
+    assert next_version(out, "f" * 32).startswith("000009-")
+    assert [facts.name for facts in list_versions(out)] == before[::-1]
+    pruned = prune(out, keep=2)
+    assert (pruned.kept, pruned.strange) == (tuple(before[2:]), tuple(map(str, strange)))
+    assert all(path.is_symlink() for path in strange[:3])
+    status, _, err = run("prune", out, "--keep", 1)
+    assert (status, err.count("and was left alone")) == (0, 4)
+    damages = {damage.path: damage for damage in verify_index(out).damages}
+    assert set(damages) == set(map(str, strange))
+    status, _, err = run("verify", out)
+    assert (status, "Traceback" in err) == (ARTIFACT, False)
+    for path in strange:
+        path.unlink()
+    assert verify_index(out).sound

@@ -1,0 +1,211 @@
+"""Rules of choice against scipy's ranks and standard errors, and on problems whose answer is known.
+
+Problems are drawn so that theory names the transform: noise as wide as the data asks for whitening,
+noise alike in all directions for PCA.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import rankdata, sem
+
+from tests.helpers.transforms import few, make_rows, quick, seeds
+from tests.helpers.transforms import fit as fit_rows
+from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.selection import (
+    Setting,
+    Trial,
+    choose_by_scores,
+    choose_by_spectrum,
+    reciprocal_ranks,
+    score_settings,
+)
+from whiten_index.whitening.selection import settings as grid_of
+from whiten_index.whitening.spectrum import default_width
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
+
+DIM = 24
+
+
+def one_over_mean_ranks(cosines, answers):
+    """1/rank of each row's answer; those that tie share the mean of their ranks."""
+    ranks = [rankdata(-row, method="average") for row in cosines]
+    return np.array([1 / rank[answer] for rank, answer in zip(ranks, answers, strict=True)])
+
+
+def cosines_of(a, b):
+    a, b = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (a, b))
+    return a @ b.T
+
+
+def pca(rows, **options):
+    return fit_rows(rows, kind=Kind.PCA, k="full", **options)
+
+
+# --------------------------------------------------------------------------- scores
+
+
+@quick
+@given(seed=seeds, q=st.integers(1, 8), n=st.integers(1, 12))
+def test_an_answer_scores_one_over_its_rank_and_ties_share_theirs(seed, q, n):
+    rng = np.random.default_rng(seed)
+    # Whole numbers: their products are exact, and many of them equal.
+    queries, candidates = (rng.integers(-1, 2, (m, 3)).astype(np.float32) for m in (q, n))
+    answers = rng.integers(0, n, q)
+    found = reciprocal_ranks(answers)(queries, candidates)
+    assert found == pytest.approx(one_over_mean_ranks(queries @ candidates.T, answers))
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@few
+@given(seed=seeds)
+def test_settings_are_scored_as_the_whitening_they_name_would_do(seed, normalize):
+    rows = make_rows(seed, 150, DIM, ratio=2.0)
+    fitted_on = rows / np.linalg.norm(rows, axis=1, keepdims=True) if normalize else rows
+    rng = np.random.default_rng(seed)
+    queries, others = (rows[:40] + 0.3 * rng.normal(size=(40, DIM)) for _ in range(2))
+    own = np.arange(40)
+    trials = [
+        Trial(queries, rows, reciprocal_ranks(own)),
+        Trial(others, rows[:40], reciprocal_ranks(own)),
+    ]
+    grid = [Setting(*each) for each in product((3, 11, DIM), (0.0, 0.3, 1.0), (True, False))]
+    found = score_settings(pca(fitted_on, normalize_input=normalize), trials, grid)
+    assert found.shape == (len(grid), 40)
+    for row, setting in zip(found, grid, strict=True):
+        transform = fit_rows(
+            fitted_on,
+            k=setting.k,
+            exponent=setting.exponent,
+            center=setting.center,
+            normalize_input=normalize,
+        )
+        expected = [
+            one_over_mean_ranks(cosines_of(*map(transform.apply, pair)), own)
+            for pair in ((queries, rows), (others, rows[:40]))
+        ]
+        # Two cosines may differ by less than float32 tells apart.
+        assert np.mean(np.abs(row - np.mean(expected, axis=0))) < 2e-3
+
+
+# --------------------------------------------------------------------------- the rule
+
+
+@pytest.mark.parametrize(
+    ("scores", "k"),
+    [
+        ([0.96, 0.98, 1.0], 32),
+        ([0.969, 0.9, 1.0], 64),
+        ([0.971, 0.9, 1.0], 16),
+        ([0.5, 0.5, 0.2], 16),
+        ([0.0, 0.0, 0.0], 16),
+    ],
+)
+def test_the_width_is_the_narrowest_that_keeps_97_percent(scores, k):
+    grid = [Setting(width, 0.5, True) for width in (64, 16, 32)]
+    rows = np.array([scores[2], scores[0], scores[1]])
+    assert choose_by_scores(grid, np.tile(rows[:, None], 20))[0].k == k
+
+
+@st.composite
+def scored_grids(draw):
+    grid = grid_of(draw(st.sampled_from([(16,), (16, 32), (16, 32, 48)])))
+    rng = np.random.default_rng(draw(seeds))
+    level, spread = rng.uniform(0, 1, (len(grid), 1)), draw(st.sampled_from([0.01, 0.1, 1.0]))
+    count = draw(st.integers(2, 60))
+    scores = np.clip(level + spread * rng.normal(size=(len(grid), count)), 0, 1)
+    return grid, scores
+
+
+@settings(quick, max_examples=80)
+@given(scored_grids())
+def test_nothing_gentler_is_as_good_and_nothing_chosen_is_worse(drawn):
+    grid, scores = drawn
+    chosen, candidates = choose_by_scores(grid, scores)
+    leaders = {c.setting.k: c for c in candidates if c.leads}
+    assert sorted(leaders) == sorted({s.k for s in grid})
+    assert len([c for c in candidates if c.leads]) == len(leaders)
+    assert {c.setting for c in candidates} == set(grid)
+    mean = {s: row.mean() for s, row in zip(grid, scores, strict=True)}
+    for k, leader in leaders.items():
+        same = [i for i, s in enumerate(grid) if s.k == k]
+        best = max(same, key=lambda i: scores[i].mean())
+        behind = {grid[i]: scores[best] - scores[i] for i in same}
+        # Paired: what counts is how the differences vary, query by query.
+        error = {s: sem(gap) for s, gap in behind.items()}
+        assert behind[leader.setting].mean() <= error[leader.setting] + 1e-9
+        gentler = [s for s in behind if s.exponent < leader.setting.exponent]
+        assert all(behind[s].mean() > error[s] for s in gentler)
+        of_width = [c for c in candidates if c.setting.k == k]
+        assert [c.score for c in of_width] == pytest.approx([mean[c.setting] for c in of_width])
+        assert [c.error for c in of_width] == pytest.approx(
+            [error[c.setting] for c in of_width], abs=1e-12
+        )
+    assert chosen == leaders[chosen.k].setting
+    top = max(c.score for c in leaders.values())
+    assert leaders[chosen.k].score >= 0.97 * top - 1e-9
+    assert all(leaders[k].score < 0.97 * top for k in leaders if k < chosen.k)
+
+
+# --------------------------------------------------------------------------- known answers
+
+
+def problem(noise, *, mean=0.0, seed=0, count=600):
+    """Documents of a falling spectrum, and of each a query: itself with noise, and a fit of more.
+
+    Args:
+        noise: from spreads (d,) of the documents to spreads of the noise.
+        mean: length of what all of them share.
+        seed: of the draw.
+        count: documents.
+    """
+    rng = np.random.default_rng(seed)
+    spread = np.geomspace(1, 0.05, DIM)
+    turn = np.linalg.qr(rng.normal(size=(DIM, DIM)))[0]
+    documents = rng.normal(size=(count, DIM)) * spread
+    queries = documents + rng.normal(size=(count, DIM)) * noise(spread)
+    away = mean * rng.normal(size=DIM) / np.sqrt(DIM)
+    documents, queries = ((x + away) @ turn for x in (documents, queries))
+    return documents, queries
+
+
+def chosen_for(documents, queries, **given_):
+    trial = Trial(queries, documents, reciprocal_ranks(np.arange(len(queries))))
+    grid = grid_of((DIM,), **given_)
+    return choose_by_scores(grid, score_settings(pca(documents), [trial], grid))[0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_as_wide_as_the_data_asks_for_whitening(seed):
+    """Σ_noise ∝ Σ: the nearest by Mahalanobis' distance is the likeliest, which is γ = 1."""
+    chosen = chosen_for(*problem(lambda spread: 0.6 * spread, seed=seed), center=True)
+    assert chosen.exponent >= 0.75
+
+
+# --------------------------------------------------------------------------- the spectrum alone
+
+
+def spectral(rows, **options) -> Setting:
+    fit = pca(rows)
+    return choose_by_spectrum(fit, options.pop("k", min(default_width(fit.dim), fit.k)), **options)
+
+
+@quick
+@given(seeds, st.integers(2, 60), st.integers(1, 30), st.sampled_from([0.0, 0.1, 1.0, 100.0]))
+def test_the_spectrum_gives_a_setting_that_can_be_fitted(seed, n, d, ratio):
+    rows = make_rows(seed, n, d, ratio=ratio)
+    chosen = spectral(rows)
+    assert 0 <= chosen.exponent <= 1
+    assert 1 <= chosen.k <= pca(rows).rank
+    assert isinstance(chosen.center, bool)
+    config = WhiteningConfig(k=chosen.k, exponent=chosen.exponent, center=chosen.center)
+    assert Whitening.fit(Moments.of(rows), config).k == chosen.k
+
+
+# --------------------------------------------------------------------------- as JSON

@@ -1,0 +1,136 @@
+"""Moments of one pass against a two-pass closed form in extended precision."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.helpers.moments import (
+    assert_identical,
+    assert_same_higher,
+    assert_same_sums,
+    distance,
+    higher_by_definition,
+    make_rows,
+    quick,
+    seeds,
+    two_pass,
+)
+from whiten_index.errors import ConfigError
+from whiten_index.whitening.moments import Moments, Products
+
+# One pass against the definition
+
+
+@pytest.mark.parametrize("ratio", [0, 1, 100, 1e4])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_covariance_is_that_of_the_definition_however_large_the_mean(ratio, dtype):
+    rows = make_rows(3, 5000, 6, ratio=ratio).astype(dtype)  # more rows than one block holds
+    count, mean, scatter = two_pass(rows)
+    moments = Moments.of(rows)
+    assert moments.count == count
+    assert np.abs(moments.mean - mean).max() < 1e-15 * max(1, ratio)
+    assert distance(moments.covariance(), scatter / (count - 1)) < 1e-12
+
+
+@pytest.mark.parametrize("ratio", [0, 1, 100, 1e4])
+def test_higher_moments_are_those_of_the_definition_however_large_the_mean(ratio):
+    rows, weights = make_rows(3, 5000, 6, ratio=ratio), np.random.default_rng(0).uniform(0, 3, 5000)
+    for weight in (None, weights):
+        moments = Moments.of(rows, weights=weight)
+        cubic, quartic = higher_by_definition(rows, weight)
+        assert moments.quartic == pytest.approx(float(quartic), rel=1e-12)
+        assert distance(moments.cubic, cubic) < 1e-11  # it is small: the rows are hardly skewed
+
+
+@pytest.mark.parametrize("every", [2, 16, 256, 4096])
+@pytest.mark.parametrize("products", Products)
+def test_no_order_of_the_rows_spoils_the_covariance(every, products):
+    rows = make_rows(3, 9000, 6)
+    rows[::every] += 1e5  # to mislead whoever takes a few rows, or the first, for all
+    rows = rows if products is Products.FLOAT64 else np.sort(rows, axis=0).astype(np.float32)
+    count, _, scatter = two_pass(rows)
+    covariance = Moments.of(rows, products=products).covariance()
+    limit = 1e-12 if products is Products.FLOAT64 else 1e-6
+    assert distance(covariance, scatter / (count - 1)) < limit
+
+
+# Weights
+
+
+@quick
+@given(
+    seed=seeds,
+    weights=st.lists(st.integers(0, 5), min_size=2, max_size=40).filter(lambda w: sum(w) > 1),
+)
+def test_whole_weights_are_repeated_rows(seed, weights):
+    rows = make_rows(seed, len(weights), 4, ratio=10)
+    repeated = Moments.of(np.repeat(rows, weights, axis=0))
+    assert_same_sums(Moments.of(rows, weights=weights), repeated, scale=Moments.of(rows))
+
+
+def test_fractional_weights_are_those_of_the_definition():
+    rng = np.random.default_rng(0)
+    rows, weights = make_rows(0, 6000, 4, ratio=100), rng.uniform(0, 3, 6000)
+    count, mean, scatter = two_pass(rows, weights)
+    moments = Moments.of(rows, weights=weights)
+    assert moments.count == pytest.approx(count, rel=1e-14)
+    assert distance(moments.mean, mean) < 1e-14
+    assert distance(moments.scatter, scatter) < 1e-12
+
+
+# Products in float32
+
+
+@quick
+@given(
+    seed=seeds,
+    n=st.integers(2, 9000),
+    d=st.integers(1, 40),
+    ratio=st.sampled_from([0, 1, 10, 100]),
+    dtype=st.sampled_from([np.float32, np.float64]),
+    scale=st.sampled_from([1e-6, 1.0, 1e6]),
+    weighted=st.booleans(),
+)
+def test_float32_products_are_within_a_millionth(seed, n, d, ratio, dtype, scale, weighted):
+    rows = (make_rows(seed, n, d, ratio=ratio) * scale).astype(dtype)
+    weights = np.random.default_rng(seed).random(n) if weighted else None
+    found = Moments.of(rows, weights=weights, products="float32")
+    exact = Moments.of(rows, weights=weights)
+    assert found.count == exact.count
+    spread = np.sqrt(np.trace(exact.scatter) / exact.count)
+    assert np.linalg.norm(found.mean - exact.mean) <= 1e-6 * spread
+    assert distance(found.scatter, exact.scatter) <= 1e-6
+    assert_same_higher(found, exact, within=4e-6)
+    np.testing.assert_array_equal(found.scatter, found.scatter.T)
+
+
+# On a device
+
+
+# Rows that cannot be
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("at", [0, 4999])
+def test_a_number_that_is_not_finite_is_an_error(bad, dtype, at):
+    rows = np.ones((5000, 3), dtype)
+    rows[at, 1] = bad
+    for products in Products:
+        with pytest.raises(ConfigError, match="NaN or infinity"):
+            Moments.of(rows, products=products)
+
+
+# On disk
+
+
+@quick
+@given(seed=seeds, n=st.integers(0, 30), d=st.integers(1, 9), scale=st.sampled_from([1, 1e-150]))
+def test_save_and_load_keep_every_bit(tmp_path_factory, seed, n, d, scale):
+    path = tmp_path_factory.mktemp("moments") / "moments.safetensors"
+    saved = Moments.of(make_rows(seed, n, d, ratio=3) * scale, weights=np.full(n, 1 / 3))
+    saved.save(path)
+    assert_identical(Moments.load(path), saved)

@@ -1,0 +1,145 @@
+"""Every kind of transform: against closed forms, and the properties that hold for all of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.linalg import fractional_matrix_power
+
+from tests.helpers.transforms import (
+    ROTATED_BACK,
+    SLICED,
+    WHITENS,
+    cosines,
+    covariance_of,
+    few,
+    fit,
+    make_rows,
+    seeds,
+)
+from whiten_index.whitening.whitening_config import Kind
+
+FITTED = [kind for kind in Kind if kind is not Kind.NONE]
+
+
+def centred(rows):
+    return rows - rows.mean(axis=0)
+
+
+# Closed forms
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("exponent", [1, 0.5])
+@pytest.mark.parametrize("size", [1, 3, 4, 6, 12])
+def test_groups_are_permuted_whitened_each_and_permuted_back(size, exponent, shuffle):
+    rows = make_rows(ratio=5)
+    order = np.random.default_rng(7).permutation(12) if shuffle else np.arange(12)
+    turned = centred(rows)[:, order]
+    for start in range(0, 12, size):
+        block = turned[:, start : start + size]
+        power = fractional_matrix_power(covariance_of(block), -exponent / 2)
+        turned[:, start : start + size] = block @ power
+    truth = np.empty_like(turned)
+    truth[:, order] = turned
+    options = {"kind": Kind.GROUP, "exponent": exponent, "shuffle": shuffle, "seed": 7}
+    for reading in ({"group_size": size}, {"group_size": None, "groups": 12 // size}):
+        whitening = fit(rows, **options, **reading)
+        np.testing.assert_allclose(whitening.apply(rows), truth, atol=1e-9)
+        facts = whitening.describe()
+        assert (facts["groups"], facts["group_size"]) == (12 // size, size)
+        assert facts.get("seed") == (7 if shuffle else None)
+
+
+@pytest.mark.parametrize("kind", WHITENS)
+@pytest.mark.parametrize("ratio", [0, 100])
+def test_what_whitens_leaves_the_identity_as_covariance(kind, ratio):
+    rows = make_rows(3, ratio=ratio)
+    found = covariance_of(fit(rows, kind=kind, k="full").apply(rows))
+    if kind is Kind.GROUP:
+        found *= np.kron(np.eye(4), np.ones((3, 3)))  # within groups; between them it is free
+    np.testing.assert_allclose(found, np.eye(12), atol=1e-8)
+
+
+# What holds for every kind
+
+
+@pytest.mark.parametrize("kind", SLICED)
+@few
+@given(seed=seeds, data=st.data())
+def test_truncating_is_slicing(kind, seed, data):
+    rows = make_rows(seed)
+    full = fit(rows, kind=kind, k="full", seed=seed)
+    k = data.draw(st.integers(1, full.k))
+    cut = full.truncate(k)
+    np.testing.assert_array_equal(cut.basis, full.basis[:, :k])
+    np.testing.assert_array_equal(cut.matrix(), full.matrix()[:, :k])
+    np.testing.assert_allclose(cut.apply(rows), full.apply(rows)[:, :k], rtol=0, atol=1e-12)
+    fitted = fit(rows, kind=kind, k=k, seed=seed)
+    np.testing.assert_allclose(cut.apply(rows), fitted.apply(rows), rtol=0, atol=1e-12)
+    assert cut.describe() == pytest.approx(fitted.describe())
+
+
+@pytest.mark.parametrize("kind", FITTED)
+@pytest.mark.parametrize("n", [200, 7])
+@few
+@given(seed=seeds, ratio=st.sampled_from([0, 10]), center=st.sampled_from([None, True, False]))
+def test_the_inverse_undoes_within_the_kept_directions(kind, n, seed, ratio, center):
+    rows = make_rows(seed, n, condition=10, ratio=ratio)
+    whitening = fit(rows, kind=kind, center=center)
+    vectors = whitening.apply(rows)
+    found = whitening.inverse(vectors)
+    np.testing.assert_allclose(whitening.apply(found), vectors, atol=1e-8)
+    if whitening.coordinate_scale is None:
+        # The nearest point: what is missing is at a right angle to all that is kept.
+        np.testing.assert_allclose((rows - found) @ whitening.basis, 0, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", FITTED)
+@pytest.mark.parametrize(("condition", "ratio"), [(10, 0), (1e5, 0), (1e3, 3)])
+def test_what_float16_costs_is_foretold(kind, condition, ratio):
+    rows = make_rows(1, 2000, 24, condition=condition, ratio=ratio).astype(np.float32)
+    whitening = fit(rows, kind=kind, center=True)
+    ours, truth = whitening.apply(rows.astype(np.float16)), whitening.apply(rows)
+    unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (ours, truth)]
+    measured = 1 - (unit[0] * unit[1]).sum(axis=1).mean()
+    foretold = 1 - whitening.rounding_cosine(relative_error=2e-4)
+    assert 1 / 2 < measured / foretold < 2
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_every_kind_goes_into_faiss(kind):
+    faiss = pytest.importorskip("faiss")
+    from whiten_index.index.transforms import wrap
+
+    rows = make_rows(ratio=3).astype(np.float32)
+    whitening = fit(rows, kind=kind)
+    index = wrap(faiss.IndexFlatIP(whitening.k), whitening)
+    index.add(rows)
+    scores, labels = index.search(rows[:20], 200)
+    truth = np.take_along_axis(cosines(whitening.apply(rows))[:20], labels, axis=1)
+    np.testing.assert_allclose(scores, truth, atol=1e-4)
+
+
+# Floor
+
+
+@pytest.mark.parametrize("kind", [Kind.PCA, Kind.WHITENING, Kind.ALL_BUT_THE_TOP, *ROTATED_BACK])
+def test_directions_below_the_floor_weigh_nothing(kind):
+    rows = (
+        make_rows(condition=1e6)
+        if kind is not Kind.GROUP
+        else make_rows() * np.geomspace(1, 1e-3, 12)
+    )
+    none, floored = (fit(rows, kind=kind, k="full", floor=floor) for floor in (0, 1e-3))
+    widest = none.variances.max() if kind is Kind.ZCA_COR else none.eigenvalues[0]
+    live = none.variances > 1e-3 * widest
+    assert 0 < live.sum() < len(live)
+    np.testing.assert_array_equal(floored.basis, none.basis[:, live])
+    np.testing.assert_array_equal(floored.scales(), none.scales()[live])
+    facts = floored.describe()
+    assert facts["floor"] == 1e-3
+    assert facts.get("directions", facts["k"]) == live.sum()
+    assert "floor" not in none.describe()

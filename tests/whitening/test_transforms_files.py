@@ -1,0 +1,93 @@
+"""Every kind of transform in files: exported as one matrix and one bias, and saved as it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from tests.helpers.transforms import fit, make_rows
+from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.whitening.affine import Affine
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import Kind
+
+# As one matrix and one bias
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("normalize_input", [False, True])
+def test_an_export_maps_as_the_transform_does(kind, normalize_input, tmp_path):
+    rows = make_rows(ratio=1)
+    wish = {} if kind is Kind.NONE else {"normalize_input": normalize_input}
+    whitening = fit(rows, kind=kind, **wish)
+    path = tmp_path / "matrix.safetensors"
+    whitening.export().save(path)
+    affine = Affine.load(path)
+    assert affine.matrix.dtype == affine.bias.dtype == affine.apply(rows).dtype == np.float32
+    assert affine.matrix.shape == (12, whitening.k)
+    np.testing.assert_allclose(affine.apply(rows), whitening.apply(rows), atol=1e-3)
+    assert affine.error == whitening.export().error
+
+
+def test_a_row_of_another_width_is_refused_and_a_damaged_export_too(tmp_path):
+    affine, path = fit(make_rows()).export(), tmp_path / "matrix.safetensors"
+    with pytest.raises(ConfigError, match=r"takes \(n, 12\) embeddings; these have shape"):
+        affine.apply(np.zeros((3, 11)))
+    affine.save(path)
+    save_file(load_file(path), path, {"kind": "affine", "format_version": "1"})
+    with pytest.raises(ArtifactError, match="does not match its digest; export it again"):
+        Affine.load(path)
+
+
+# On disk
+
+CHOICES = [
+    *({"kind": kind} for kind in Kind),
+    {"kind": Kind.GROUP, "shuffle": True, "seed": 2**63 - 1},
+    {"shrinkage": "oas"},
+    {"shrinkage": "ledoit-wolf", "kind": Kind.ZCA},
+    {"shrinkage": 0.25},
+    {"floor": 1e-3},
+    {"remove_top": 2},
+    {"kind": Kind.RANDOM, "center": True, "seed": 4},
+    {"kind": Kind.TRUNCATE, "k": 3},
+]
+
+
+@pytest.mark.parametrize("options", CHOICES)
+def test_save_and_load_keep_every_bit(tmp_path, options):
+    rows, path = make_rows(), tmp_path / "whitening.safetensors"
+    saved = fit(rows, **options)
+    saved.save(path)
+    found = Whitening.load(path)
+    np.testing.assert_array_equal(found.apply(rows), saved.apply(rows))
+    np.testing.assert_array_equal(found.variances, saved.variances)
+    assert found.describe() == saved.describe()
+    for name, value in vars(saved).items():
+        np.testing.assert_array_equal(getattr(found, name), value)
+
+
+@pytest.mark.parametrize(
+    ("options", "missing"),
+    [
+        ({"kind": Kind.ZCA_COR}, ("coordinate_scale", "basis_variances", "floor", "remove_top")),
+        ({"kind": Kind.GROUP}, ("groups", "basis_variances", "shrinkage")),
+        ({"kind": Kind.RANDOM}, ("seed", "basis_variances")),
+    ],
+)
+def test_a_file_without_what_its_kind_needs_is_an_error(tmp_path, options, missing):
+    path = tmp_path / "whitening.safetensors"
+    fit(make_rows(), **options).save(path)
+    with safe_open(path, framework="numpy") as file:
+        facts = file.metadata()
+    whole = load_file(path)
+    for name in missing:
+        save_file({key: x for key, x in whole.items() if key != name}, path, facts)
+        with pytest.raises(ArtifactError, match=f"cannot be read as whitening .*{name}"):
+            Whitening.load(path)
+    for damage in ({"estimator": "magic"}, {"shuffle": "maybe"}):
+        save_file(whole, path, facts | damage)
+        with pytest.raises(ArtifactError, match="cannot be read as whitening"):
+            Whitening.load(path)

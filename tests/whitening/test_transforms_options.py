@@ -1,0 +1,67 @@
+"""Options of every kind of transform: what goes with what, with the width, and with the rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.helpers.transforms import ROTATED_BACK, SLICED, fit, make_rows
+from whiten_index.errors import ConfigError, WhiteningError
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        (Kind.PCA, {"shrinkage": "oas"}, r"scales nothing, so --shrinkage cannot.*use --whiten wh"),
+        (Kind.WHITENING, {"groups": 4}, r"so --groups cannot apply; .*use --whiten group$"),
+        (Kind.ZCA, {"remove_top": 2}, r"so --remove-top cannot.*pca or whitening or all-but-the-"),
+        (Kind.ZCA, {"shuffle": True}, r"so --shuffle cannot apply; .*use --whiten group$"),
+        (Kind.ZCA_COR, {"k": 0.9}, r"keeps all coordinates.*so --k cannot.*or use --whiten pca"),
+        (Kind.GROUP, {"group_size": 4, "remove_top": 1}, r"--remove-top cannot.*leave it out$"),
+        (Kind.ALL_BUT_THE_TOP, {"exponent": 1}, r"so --exponent cannot apply; .*whitening"),
+        (Kind.RANDOM, {"k": 0.9}, r"so --k as a share of variance cannot apply"),
+        (Kind.TRUNCATE, {"floor": 0.1}, r"so --floor cannot apply"),
+        (Kind.TRUNCATE, {"shrinkage": 0.1, "floor": 0.1}, r"so --shrinkage and --floor cannot"),
+        (Kind.GROUP, {}, r"needs one of --groups .* and --group-size .*neither is given"),
+        (Kind.GROUP, {"groups": 2, "group_size": 2}, r"both are given"),
+        (Kind.GROUP, {"groups": 0}, r"--groups 0 is outside the whole numbers from 1"),
+        (Kind.GROUP, {"group_size": -3}, r"--group-size -3 is outside"),
+        (Kind.GROUP, {"group_size": 2.5}, r"--group-size 2\.5 is outside"),
+        (Kind.WHITENING, {"floor": 1}, r"--floor 1 is outside 0 to below 1"),
+        (Kind.WHITENING, {"floor": float("nan")}, r"--floor nan is outside"),
+        (Kind.WHITENING, {"remove_top": -1}, r"--remove-top -1 is outside"),
+        (Kind.RANDOM, {"seed": -1}, r"--seed -1 is outside"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_with_what_would(kind, options, said):
+    with pytest.raises(ConfigError, match=said):
+        WhiteningConfig(kind=kind, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        (Kind.ZCA, {"k": 5}, r"zca keeps all 12 coordinates, so --k 5 cannot .*--whiten whitening"),
+        (Kind.GROUP, {"group_size": 5}, r"--group-size 5 does not divide.* 12 .*-size 4 or 6$"),
+        (Kind.GROUP, {"group_size": None, "groups": 7}, r"--groups 7 does not .*--groups 6 or 12$"),
+        (Kind.GROUP, {"group_size": 24}, r"use --group-size 12$"),
+        (Kind.RANDOM, {"k": 13}, r"--k 13 is more than the 12 dims .*use --k 12 or less"),
+        (Kind.TRUNCATE, {"k": 100}, r"--k 100 is more than the 12 dims"),
+    ],
+)
+def test_what_the_width_forbids_is_known_before_and_at_the_fit(kind, options, said):
+    for refused in (
+        lambda: fit(make_rows(), kind=kind, **options),
+        lambda: WhiteningConfig(kind=kind, **options).require_dim(12),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            refused()
+
+
+@pytest.mark.parametrize("kind", [*SLICED[:3], *ROTATED_BACK])
+def test_what_does_needs_two_and_says_what_else_there_is(kind):
+    with pytest.raises(WhiteningError, match=r"there are 1; .*or use --whiten none"):
+        fit(make_rows(0, 1), kind=kind)
+    with pytest.raises(WhiteningError, match=r"embeddings are equal.*--whiten none"):
+        fit(np.ones((5, 12)), kind=kind)

@@ -1,0 +1,226 @@
+"""Whitening against an SVD of the centred rows, and against what whitening means."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.helpers.transforms import covariance_of, fit, make_rows, quick, seeds
+from whiten_index.errors import ConfigError, WhiteningError
+from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.spectrum import WidthWish, unit_rows
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
+
+
+def closed_form(rows, k, *, exponent=1.0):
+    """Whitened rows by the SVD of the centred rows: no covariance, no eigenvectors."""
+    x = np.asarray(rows, np.float64)
+    centred = x - x.mean(axis=0)
+    _, singular, vt = np.linalg.svd(centred, full_matrices=False)
+    deviation = singular[:k] / np.sqrt(len(x) - 1)
+    return centred @ vt[:k].T * deviation**-exponent
+
+
+# What whitening is
+
+
+@quick
+@given(seed=seeds, d=st.integers(2, 20), ratio=st.sampled_from([0, 1, 100]), data=st.data())
+def test_whitened_rows_have_the_identity_as_covariance(seed, d, ratio, data):
+    rows = make_rows(seed, 4 * d, d, condition=1e4, ratio=ratio)
+    k = data.draw(st.integers(1, d))
+    vectors = fit(rows, k=k).apply(rows)
+    assert vectors.shape == (len(rows), k)
+    assert np.abs(covariance_of(vectors) - np.eye(k)).max() < 1e-8
+    assert np.abs(vectors.mean(axis=0)).max() < 1e-8
+
+
+@pytest.mark.parametrize("wish", [0, 0.5, 0.8, 1, 1.5, 2, Kind.PCA])
+@pytest.mark.parametrize("k", [1, 5, 12])
+def test_vectors_are_those_of_the_closed_form(wish, k):
+    rows = make_rows()
+    pca = wish is Kind.PCA
+    vectors = fit(rows, k=k, **({"kind": wish} if pca else {"exponent": wish})).apply(rows)
+    truth = closed_form(rows, k, exponent=0 if pca else wish)
+    truth *= np.sign((vectors * truth).sum(axis=0))  # eigenvectors know no sign
+    assert np.abs(vectors - truth).max() < 1e-9 * np.abs(truth).max()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_signs_are_fixed_by_the_largest_entry_of_each_direction(seed):
+    basis = fit(make_rows(seed), k="full").basis
+    largest = np.abs(basis).argmax(axis=0)
+    assert (np.take_along_axis(basis, largest[None], axis=0) > 0).all()
+    assert "directions" not in fit(make_rows(seed)).describe()
+
+
+# Truncation and inverse
+
+
+@pytest.mark.parametrize(
+    ("options", "n"),
+    [
+        *(({"exponent": exponent}, n) for exponent in (0.5, 1, 2) for n in (200, 6)),
+        *(({"kind": Kind.PCA}, n) for n in (200, 6)),  # 6 rows span less than all 12 dims
+        ({"center": False}, 200),
+    ],
+)
+def test_the_inverse_reconstructs_at_full_rank(options, n):
+    rows = make_rows(0, n, ratio=10)
+    whitening = fit(rows, k="full", **options)
+    np.testing.assert_allclose(whitening.inverse(whitening.apply(rows)), rows, atol=1e-9)
+
+
+# Signs
+
+
+# Rank
+
+
+def deficient_rows():
+    """Name -> (rows, their rank)."""
+    rng = np.random.default_rng(0)
+    full = rng.normal(size=(60, 8)) + 3
+    constant = full.copy()
+    constant[:, [1, 4, 6]] = [0.1, -7.3, 0.0]
+    far_constant = full.copy()
+    far_constant[:, 2] = 1e4 / 3
+    doubled = np.hstack([full[:, :5], full[:, :3]])
+    whole = rng.integers(-9, 9, (60, 6)).astype(float)  # so that float32 holds the sums too
+    dependent = np.hstack([whole, whole @ rng.integers(-3, 3, (6, 2))])
+    return {
+        "constant coordinates": (constant, 5),
+        "a constant far from zero": (far_constant, 7),
+        "coordinates twice": (doubled, 5),
+        "coordinates that depend on others": (dependent, 6),
+        "fewer rows than dims": (full[:4], 3),
+        "as many rows as dims": (full[:8], 7),
+        "two rows": (full[:2], 1),
+        "few rows many times": (np.tile(full[:3], (20, 1)), 2),
+        "one wild row": (np.vstack([np.tile(full[:1], (30, 1)), full[1:2] * 1e6]), 1),
+    }
+
+
+@pytest.mark.parametrize("name", deficient_rows())
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_rank_is_right_and_every_number_finite(name, dtype):
+    rows, rank = deficient_rows()[name]
+    rows = rows.astype(dtype)
+    whitening = fit(rows, k="full")
+    assert whitening.rank == whitening.k == rank
+    vectors = whitening.apply(rows)
+    for array in (vectors, whitening.matrix(), whitening.scales(), whitening.inverse(vectors)):
+        assert np.isfinite(array).all()
+    assert np.abs(covariance_of(vectors) - np.eye(rank)).max() < 1e-3
+    for k in (rank + 1, 8, 1000):
+        with pytest.raises(WhiteningError, match=rf"k = {k} is above the rank {rank} .*--k full"):
+            fit(rows, k=k)
+
+
+# k
+
+
+def by_variance(*variances, count=11.0):
+    """Moments whose covariance is diagonal with these variances."""
+    dim = len(variances)
+    return Moments(count, np.zeros(dim), np.diag(np.array(variances, float)) * (count - 1))
+
+
+@pytest.mark.parametrize(
+    ("share", "k"),
+    [(0.01, 1), (0.5, 1), (0.51, 2), (0.8, 2), (0.81, 3), (0.95, 3), ("0.96", 4), (0.999, 4)],
+)
+def test_a_share_of_variance_gives_the_smallest_k_that_holds_it(share, k):
+    moments = by_variance(15, 50, 5, 30)
+    assert Whitening.fit(moments, WhiteningConfig(k=share)).k == k
+
+
+@pytest.mark.parametrize(
+    ("texts", "wish"),
+    [
+        (["128", 128, 128.0, " 128 ", np.int64(128)], WidthWish(number=128)),
+        (["full", "FULL", " Full "], WidthWish(full=True)),
+        (["0.95", 0.95, ".95"], WidthWish(variance=0.95)),
+    ],
+)
+def test_a_width_is_a_number_full_or_a_share_of_variance(texts, wish):
+    assert [WidthWish.parse(text) for text in texts] == [wish] * len(texts)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "half", "95%", "full rank", "12,8", "1.5", "-3", "0"),
+        *("inf", "-inf", "nan", "1e999", np.inf, np.nan, 128.5, -3, 0),
+    ],
+)
+def test_what_is_no_width_is_refused_with_what_would_be(text):
+    with pytest.raises(ConfigError, match=r"--k .*not understood; give a whole number.*'full'"):
+        WhiteningConfig(k=text)
+
+
+# Choices
+
+
+def test_unit_input_is_whitened_whatever_the_length():
+    rows = make_rows(ratio=3)
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    whitening = fit(unit, k=8, normalize_input=True)
+    lengths = np.random.default_rng(0).uniform(0.01, 100, size=(len(rows), 1))
+    vectors = whitening.apply(rows * lengths)
+    np.testing.assert_allclose(vectors, fit(unit, k=8).apply(unit), atol=1e-8)
+    assert np.abs(covariance_of(vectors) - np.eye(8)).max() < 1e-3
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_an_embedding_that_is_not_finite_is_refused(kind, bad):
+    rows = make_rows()
+    whitening = fit(rows, kind=kind)
+    rows[3, 2] = bad
+    with pytest.raises(ConfigError, match="NaN or infinity"):
+        whitening.apply(rows)
+
+
+# Rows kept with fewer bits
+
+
+# The relative error of float16 is within a factor of 2 of 2e-4, by where a number lies between two
+# powers of 2. Around zero that averages out; around a mean far from zero it does not.
+@pytest.mark.parametrize(("ratio", "within"), [(0, 1.1), (5, 1.5)])
+@pytest.mark.parametrize("condition", [10, 1e3, 1e5, 1e7])
+def test_what_float16_costs_is_foretold(condition, ratio, within):
+    rows = make_rows(1, 2000, 24, condition=condition, ratio=ratio).astype(np.float32)
+    whitening = fit(rows, k="full")
+    ours, truth = whitening.apply(rows.astype(np.float16)), whitening.apply(rows)
+    measured = 1 - (unit_rows(ours) * unit_rows(truth)).sum(axis=1).mean()
+    foretold = 1 - whitening.rounding_cosine(relative_error=2e-4)
+    assert 1 / within < measured / foretold < within
+
+
+# On disk; damaged files are in test_damaged_tensors.py, since both are read by tensors.py
+
+CHOICES = [
+    {},
+    {"k": 3, "exponent": 0.7},
+    {"kind": Kind.PCA, "k": "full"},
+    {"kind": Kind.NONE},
+    {"center": False, "normalize_input": True},
+]
+
+
+@pytest.mark.parametrize("options", CHOICES)
+def test_save_and_load_keep_every_bit(tmp_path, options):
+    rows, path = make_rows(), tmp_path / "whitening.safetensors"
+    saved = fit(rows, **options)
+    saved.save(path)
+    found = Whitening.load(path)
+    for name in ("mean", "basis", "eigenvalues"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(saved, name))
+    for name in ("kind", "exponent", "center", "normalize_input", "count"):
+        assert getattr(found, name) == getattr(saved, name)
+    np.testing.assert_array_equal(found.apply(rows), saved.apply(rows))
+    assert found.describe() == saved.describe()
