@@ -18,7 +18,7 @@ _WITHOUT_SCHEME = re.compile(
 )
 # As libpq has them: host=h user=u password=p
 _KEY_VALUE = re.compile(r"(.*\s)?(ssl)?pass(word|wd)\s*=\s*\S.*", re.DOTALL | re.I)
-_HOST = re.compile(r"(\[[\da-fA-F:.%]+\]|[^:@\[\]]*)(:\d*)?(,[^:@]*(:\d*)?)*")
+_HOST = re.compile(r"(\[[\da-fA-F:.%]+\]|[^:@\[\]]*)(:\d{0,5})?(,[^:@]*(:\d{0,5})?)*")
 # Schemes whose user is a name; in others it may be a token.
 _NAMED_USER = re.compile(
     r"postgres.*|pg.*|psql|hdfs|viewfs|ssh|sftp|ftp|smb|abfss?|wasbs?|git\+ssh"

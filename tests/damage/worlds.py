@@ -121,7 +121,7 @@ def push(root: Path, name: str) -> dict[str, Any]:
     server: Server = pickle.loads(state.read_bytes()) if state.exists() else Server()
     connect = lambda *_, **__: MemoryWriter(server)  # noqa: E731
     with mock.patch("whiten_index.vectordb.push.open_writer", connect):
-        run("push", root / "index", "--to", "memory://here", "--table", "docs")
+        run("push", root / "index", "--to", "postgresql://me@here/db", "--table", "docs")
     if not state.exists():
         state.write_bytes(pickle.dumps(server))
     assert server.published is not None

@@ -47,13 +47,13 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
 
 def push(index: Path, *more: str) -> tuple[int, str, str]:
-    return run("push", index, "--to", "memory://here", "--table", "docs", *more)
+    return run("push", index, "--to", "postgresql://me@here/db", "--table", "docs", *more)
 
 
 def test_what_is_printed(index: Path, server: Server) -> None:
-    status, out, _ = push(index, "--option", "m=16", "--option", "name=a=b")
+    status, out, _ = push(index, "--option", "m=8", "--option", "schema=a=b")
     assert status == 0
-    assert server.calls[0].endswith("docs {'m': '16', 'name': 'a=b'}")
+    assert server.calls[0].endswith("docs {'m': '8', 'schema': 'a=b'}")
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert lines[0].startswith("memory://here/docs (memory 1.0): version 000001-")
     assert "rows 120 of 6 float32 numbers" in lines
@@ -79,7 +79,7 @@ def test_json(index: Path, server: Server) -> None:
 def test_a_file(index: Path, tmp_path: Path) -> None:
     out = succeed("push", index, "--to", tmp_path / "v.PARQUET")
     assert "120 of 6 float32 numbers" in out
-    status, _, told = run("push", index, "--to", tmp_path / "v.parquet", "--check", "100")
+    status, _, told = run("push", index, "--to", tmp_path / "v.parquet", "--check", "99")
     assert status == 2
     assert "takes no --check" in told
 

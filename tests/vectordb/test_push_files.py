@@ -217,7 +217,6 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, name: str) -> 
         ({"table": "docs"}, "--table"),
         ({"options": {"m": "1"}}, "--option"),
         ({"full": True}, "--full"),
-        ({"check": 100}, "--check"),
         ({"check": 0}, "--check"),
         ({"metric": "ip"}, "--metric"),
         ({"full": True, "metric": "ip"}, "--full and no --metric"),

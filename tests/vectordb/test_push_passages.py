@@ -51,7 +51,7 @@ class World:
         update_index(UpdateConfig(index=str(self.root / "index"), refit="never", max_shrink=1.0))
 
     def push(self, **options: Any) -> PushReport:
-        given = {"to": "memory://here", "table": "docs", "batch_rows": 32} | options
+        given = {"to": "postgresql://me@here/db", "table": "docs", "batch_rows": 32} | options
         return push_index(PushConfig(index=str(self.root / "index"), **given))
 
     def assert_same(self) -> None:

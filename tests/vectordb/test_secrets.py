@@ -7,7 +7,7 @@ import re
 import pytest
 
 from whiten_index.errors import ConfigError
-from whiten_index.vectordb.secrets import require_no_secrets
+from whiten_index.vectordb.registry import require_database
 
 SECRET = "s3cr3t"
 
@@ -41,7 +41,7 @@ SECRET = "s3cr3t"
     ],
 )
 def test_addresses_without_secrets(address: str) -> None:
-    require_no_secrets(address, {})
+    require_database(address, {})
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_addresses_with_secrets(address: str) -> None:
     )
     told = f"is, or may be, a secret and would be .* leave it out, and .*{variable}"
     with pytest.raises(ConfigError, match=told) as raised:
-        require_no_secrets(address, {})
+        require_database(address, {})
     assert SECRET not in str(raised.value)
 
 
@@ -125,13 +125,13 @@ def test_addresses_with_secrets(address: str) -> None:
 )
 def test_a_parameter_is_named(address: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        require_no_secrets(address, {})
+        require_database(address, {})
 
 
 def test_parameters_that_milvus_takes_may_stand_there() -> None:
     """All of them are names of files, or of the server."""
     for name in ("server_pem_path", "client_pem_path", "client_key_path", "ca_pem_path"):
-        require_no_secrets(f"milvus+https://h?{name}=/path", {})
+        require_database(f"milvus+https://h?{name}=/path", {})
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,9 @@ def test_parameters_that_milvus_takes_may_stand_there() -> None:
     ],
 )
 def test_options_without_secrets(name: str, value: str) -> None:
-    require_no_secrets("lancedb+s3://bucket", {"index": "none", name: value})
+    engines = {"m": "postgresql://h", "tls_ca": "qdrant://h", "schema": "postgresql://h"}
+    address = engines.get(name, "lancedb+s3://bucket")
+    require_database(address, {name: value})
 
 
 @pytest.mark.parametrize(
@@ -177,7 +179,8 @@ def test_options_without_secrets(name: str, value: str) -> None:
     ],
 )
 def test_options_with_secrets(name: str, value: str) -> None:
+    address = "lancedb+s3://bucket"
     told = f"{re.escape(name)}.* is, or may be, a secret .* AWS_SECRET_ACCESS_KEY"
     with pytest.raises(ConfigError, match=told) as raised:
-        require_no_secrets("lancedb+s3://bucket", {"index": "none", name: value})
+        require_database(address, {name: value})
     assert SECRET not in str(raised.value)

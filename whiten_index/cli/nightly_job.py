@@ -39,7 +39,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 from urllib.parse import parse_qs
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -50,9 +50,7 @@ from whiten_index.cli.monitoring import Outcome, check_metrics, write_metrics
 from whiten_index.cli.signals import INTERRUPTED
 from whiten_index.errors import BusyError, ConfigError, DatabaseError, GateError, WhitenIndexError
 from whiten_index.paths import require_path
-
-if TYPE_CHECKING:
-    from whiten_index.vectordb.push_config import PushConfig
+from whiten_index.vectordb.push_config import PushConfig
 
 # Events of their own, logged before the last line.
 _LOGGED_APART = ("drift", "decision", "gates")
@@ -62,37 +60,16 @@ _FOR_MACHINES = ("whitening", "factory", "bytes", "seconds", "stage_rows")
 _PLACES = ("schema", "db")
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-
-class _Afterwards(_Strict):
+class _Afterwards(BaseModel):
     """Keys of a job file for the steps after the update."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
 
     keep_versions: int | None = Field(None, ge=1)
     gc: bool = True
     compact: bool = False
     metrics: str | None = None
     push: list[dict[str, Any]] = []
-
-
-class _Push(_Strict):
-    """Keys of a ``[[push]]``; those not set have the defaults of ``PushConfig``."""
-
-    to: str
-    table: str | None = None
-    store: str | None = None
-    k: int | None = None
-    dtype: str | None = None
-    metric: str | None = None
-    full: bool | None = None
-    check: int | None = None
-    batch_rows: int | None = None
-    max_shrink: float | None = None
-    options: dict[str, str | bool | int | float] = {}
-
-
-_Keys = TypeVar("_Keys", bound=_Strict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +106,7 @@ class NightlyJob:
         where = f"job file {path}"
         update = read_toml(path)
         own = {name: update.pop(name) for name in _Afterwards.model_fields if name in update}
-        after = _validated(_Afterwards, own, where)
+        after = _afterwards(own, where)
         known = {*UpdateConfig.__dataclass_fields__, *_Afterwards.model_fields}
         _require_known(update, known, where)
         index = update.get("index")
@@ -171,14 +148,14 @@ def _planned(job: NightlyJob, lines: LogLines) -> Ending:
     from whiten_index.pipeline.update_config import UpdateConfig
     from whiten_index.pipeline.update_plan import plan_update
     from whiten_index.vectordb.registry import require_client
-    from whiten_index.vectordb.vector_files import is_file, require_file
+    from whiten_index.vectordb.vector_files import require_file
 
     if job.metrics is not None:
         check_metrics(job.metrics)
     status = 0
     for config in job.pushes:
         try:
-            require_file(config.to) if is_file(config.to) else require_client(config.to)
+            require_file(config.to) if config.is_file else require_client(config.to)
         except ConfigError as error:
             status = DatabaseError.exit_code
             _PushLines(config, lines.form).log("push_failed", **failure(error), exit_code=status)
@@ -418,38 +395,19 @@ def _read_push(where: str, index: str, table: Mapping[str, Any]) -> PushConfig:
     Raises:
         ConfigError: a key or value is not valid, or holds a password.
     """
-    from whiten_index.vectordb.push_config import PushConfig
-    from whiten_index.vectordb.registry import require_address, require_options
-    from whiten_index.vectordb.secrets import require_no_secrets
-    from whiten_index.vectordb.vector_files import is_file
-
     named = {key.replace("-", "_"): value for key, value in table.items()}
     if len(named) < len(table):
         raise ConfigError(f"{where} sets a key twice, with - and with _; leave one out")
-    given = _validated(_Push, named, where).model_dump(exclude_unset=True)
-    address, options = given["to"], given.pop("options", {})
-    options = {
-        name: str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in options.items()
-    }
-    if not is_file(address) and not given.get("table"):
-        raise ConfigError(f'{where} does not say which table users query: table = "NAME"')
+    _require_known(named, {*PushConfig.__dataclass_fields__} - {"index"}, where)
     try:
-        if not is_file(address):
-            require_address(address)
-            require_no_secrets(address, options)
-            require_options(address, options)
-        config = PushConfig(index=index, options=options, **given)
-        config.require_usable()
+        return PushConfig(index=index, **named)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-    return config
 
 
-def _validated(keys: type[_Keys], values: Mapping[str, Any], where: str) -> _Keys:
-    _require_known(values, set(keys.model_fields), where)
+def _afterwards(values: Mapping[str, Any], where: str) -> _Afterwards:
     try:
-        return keys.model_validate(values)
+        return _Afterwards.model_validate(values)
     except ValidationError as error:
         # The value is not shown: it may hold a password.
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]

@@ -8,35 +8,23 @@ from typing import Any
 import click
 
 from whiten_index.cli import terminal
-from whiten_index.cli.schema_options import json_option
+from whiten_index.cli.schema_options import (
+    GroupedCommand,
+    GroupedOption,
+    json_option,
+    schema_options,
+)
+from whiten_index.vectordb.push_config import DATABASE, PushConfig
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("index", type=click.Path(readable=False))
-@click.option(
-    "--to",
-    required=True,
-    metavar="URL",
-    help="postgresql://user@host/database, qdrant://host:6333, qdrant:///folder, "
-    "lancedb:///folder, milvus://host:19530, milvus:///file.db; qdrant+https:// and "
-    "milvus+https:// for TLS; or a file .parquet, .arrow or .npy.",
-)
-@click.option("--table", metavar="NAME", help="Table or collection that users query.")
-@click.option("--store", help="Folder of the raw embeddings. [default: where they were]")
-@click.option("--k", type=int, help="Push the first N numbers of each vector. [default: all]")
-@click.option("--dtype", default="float32", show_default=True, help="float32 or float16.")
-@click.option("--metric", default="cosine", show_default=True, help="cosine or ip.")
-@click.option("--full", is_flag=True, help="Push all rows where the changed ones would do.")
-@click.option("--check", type=int, help="Rows compared before the swap; 0: counted. [default: 100]")
-@click.option(
-    "--max-shrink",
-    type=float,
-    help="Share of the rows there that may be gone, else nothing is pushed. [default: 0.2]",
-)
-@click.option("--batch-rows", type=int, help="Rows sent at once. [default: 64 MB of vectors]")
+@schema_options(PushConfig)
 @click.option(
     "--option",
     "options",
+    cls=GroupedOption,
+    group=DATABASE,
     multiple=True,
     metavar="NAME=VALUE",
     help="Of the database's index and load, such as m=16; may be repeated.",
@@ -52,13 +40,12 @@ def push(options: tuple[str, ...], status: bool, as_json: bool, **given: Any) ->
     variables that the database's client reads, never in the URL.
     """
     from whiten_index.vectordb.push import push_index
-    from whiten_index.vectordb.push_config import PushConfig
 
-    if status:
-        _print_status(given, _pairs(options), as_json=as_json)
-        return
     named = {name: value for name, value in given.items() if value is not None}
     config = PushConfig(**named, options=_pairs(options))
+    if status:
+        _print_status(config, as_json=as_json)
+        return
     report = push_index(config, progress=terminal.Bars(facts=not as_json)).to_json()
     if as_json:
         terminal.print_json(report)
@@ -66,11 +53,11 @@ def push(options: tuple[str, ...], status: bool, as_json: bool, **given: Any) ->
         _print_report(report)
 
 
-def _print_status(given: Mapping[str, Any], options: dict[str, str], *, as_json: bool) -> None:
+def _print_status(config: PushConfig, *, as_json: bool) -> None:
     from whiten_index import QueryTransform, pushed_version
 
-    queries = QueryTransform.of(given["index"], k=given["k"])
-    there = pushed_version(given["to"], given["table"], options=options)
+    queries = QueryTransform.of(config.index, k=config.k)
+    there = pushed_version(config.to, config.table, options=config.options)
     found: dict[str, Any] = {
         "version": None,
         "rows": 0,

@@ -18,14 +18,20 @@ from whiten_index.paths import cut
 _MOST = 999_999_999
 Count = Annotated[int, Field(ge=0, le=_MOST)]
 Positive = Annotated[int, Field(ge=1, le=_MOST)]
-_STORAGE = "storage."
+STORAGE = "storage."
 
 
 class EngineOptions(BaseModel):
-    """Options of one engine; None leaves a value to the engine.
+    """Options of one engine, and how to reach it; None leaves a value to the engine.
 
     Attributes:
         engine: its name.
+        schemes: of its addresses.
+        example: addresses.
+        client: module of its client.
+        extra: that installs the client.
+        writer: module and class of its writer.
+        parameters: allowed in an address after the question mark; none can be a secret.
         shapes_table: names of the options that a table is made with.
         of_index: kind of index -> names of the options that this kind alone has.
     """
@@ -33,6 +39,12 @@ class EngineOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     engine: ClassVar[str]
+    schemes: ClassVar[tuple[str, ...]]
+    example: ClassVar[str]
+    client: ClassVar[str]
+    extra: ClassVar[str]
+    writer: ClassVar[str]
+    parameters: ClassVar[frozenset[str]] = frozenset()
     shapes_table: ClassVar[tuple[str, ...]]
     of_index: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
@@ -60,7 +72,7 @@ class EngineOptions(BaseModel):
         name = cut(str(first["loc"][0]), most=60)
         if first["type"] == "extra_forbidden":
             names = (field.alias or name for name, field in cls.model_fields.items())
-            known = ", ".join(names).replace("storage", f"{_STORAGE}NAME")
+            known = ", ".join(names).replace("storage", f"{STORAGE}NAME")
             return f"--option {name} is unknown to {cls.engine}; use one of {known}"
         return f"--option {name}: {first['msg']}; {cut(given[name], most=60)!r} was given"
 
@@ -83,6 +95,9 @@ class QdrantOptions(EngineOptions):
     """Options of a Qdrant server; ``hnsw_ef`` and ``oversampling`` are of the check's searches."""
 
     engine = "Qdrant"
+    schemes = ("qdrant", "qdrant+https")
+    example = "qdrant://host:6333 or qdrant:///folder"
+    client, extra, writer = "qdrant_client", "qdrant", "qdrant_writer:QdrantWriter"
     shapes_table = (
         "m", "ef_construct", "indexing_threshold", "quantization", "on_disk", "shard_number",
         "replication_factor",
@@ -108,6 +123,12 @@ class MilvusOptions(EngineOptions):
     """Options of Milvus and Milvus Lite; ``ef`` and ``nprobe`` are of the check's searches."""
 
     engine = "Milvus"
+    schemes = ("milvus", "milvus+https")
+    example = "milvus://host:19530 or milvus:///file.db"
+    client, extra, writer = "pymilvus", "milvus", "milvus_writer:MilvusWriter"
+    parameters = frozenset(
+        ("ca_pem_path", "client_key_path", "client_pem_path", "server_name", "server_pem_path")
+    )
     shapes_table = ("index", "m", "ef_construction", "nlist")
     of_index: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "hnsw": ("m", "ef_construction", "ef"),
@@ -146,6 +167,9 @@ class LanceOptions(EngineOptions):
     """Options of LanceDB; ``nprobes``, ``refine_factor`` and ``ef`` are of the check's searches."""
 
     engine = "LanceDB"
+    schemes = ("lancedb", "lancedb+s3", "lancedb+gs", "lancedb+az")
+    example = "lancedb:///folder or lancedb+s3://bucket/prefix"
+    client, extra, writer = "lancedb", "lancedb", "lance_writer:LanceWriter"
     shapes_table = (
         "index", *_PARTITIONS, "num_sub_vectors", "num_bits", "m", "ef_construction",
     )  # fmt: skip
@@ -174,11 +198,11 @@ class LanceOptions(EngineOptions):
     def parse(cls, given: Mapping[str, str]) -> Self:
         """Return the options given as text; see ``EngineOptions.parse``."""
         storage = {
-            name.removeprefix(_STORAGE): value
+            name.removeprefix(STORAGE): value
             for name, value in given.items()
-            if name.startswith(_STORAGE)
+            if name.startswith(STORAGE)
         }
-        others = {name: value for name, value in given.items() if not name.startswith(_STORAGE)}
+        others = {name: value for name, value in given.items() if not name.startswith(STORAGE)}
         if "storage" in others:
             raise ConfigError("--option storage needs the name of a setting: storage.NAME=VALUE")
         return super().parse(others).model_copy(update={"storage": storage})
@@ -217,6 +241,19 @@ class PostgresOptions(EngineOptions):
     """
 
     engine = "PostgreSQL"
+    schemes = ("postgresql", "postgres")
+    example = "postgresql://user@host/database"
+    client, extra, writer = "psycopg", "postgres", "postgres_writer:PostgresWriter"
+    parameters = frozenset((
+        "application_name", "channel_binding", "client_encoding", "connect_timeout", "dbname",
+        "fallback_application_name", "gssdelegation", "gssencmode", "gsslib", "host", "hostaddr",
+        "keepalives", "keepalives_count", "keepalives_idle", "keepalives_interval", "krbsrvname",
+        "load_balance_hosts", "max_protocol_version", "min_protocol_version", "options",
+        "passfile", "port", "require_auth", "requirepeer", "service", "ssl",
+        "ssl_max_protocol_version", "ssl_min_protocol_version", "sslcert", "sslcertmode",
+        "sslcompression", "sslcrl", "sslcrldir", "sslkey", "sslmode", "sslnegotiation",
+        "sslrootcert", "sslsni", "target_session_attrs", "tcp_user_timeout", "user",
+    ))  # fmt: skip
     shapes_table = ("index", "m", "ef_construction", "lists")
     of_index: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "hnsw": ("m", "ef_construction", "ef_search"),

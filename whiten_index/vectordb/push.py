@@ -24,7 +24,6 @@ from whiten_index.vectordb.registry import open_writer
 from whiten_index.vectordb.row_checks import RowsError
 from whiten_index.vectordb.vector_files import (
     ending,
-    is_file,
     require_file,
     write_rows,
     written_files,
@@ -116,8 +115,7 @@ def push_index(config: PushConfig, *, progress: Progress | None = None) -> PushR
         60
     """
     stages = Stages(progress or Silent())
-    config.require_usable()
-    if is_file(config.to):
+    if config.is_file:
         return _write_file(config, stages)
     assert config.table is not None
     # Before the checksums, which take long: the address may be wrong.
@@ -150,11 +148,10 @@ def pushed_version(
         16
     """
     config = PushConfig(index="", to=to, table=table, options=dict(options or {}))
-    config.require_usable()
-    if is_file(to):
+    if config.is_file:
         return written_version(resolved(to))
     assert table is not None
-    with open_writer(to, table, options=options, make=False) as writer:
+    with open_writer(to, table, options=config.options, make=False) as writer:
         return writer.published()
 
 
@@ -326,7 +323,7 @@ class _TablePush:
         Raises:
             GateError: they differ. A pending table is dropped, since resuming would fail again.
         """
-        with self.stages.stage("check", self.config.checked):
+        with self.stages.stage("check", self.config.check):
             found, faults = check_rows(
                 self.source, self.writer, self.config, pending=pending, among=among
             )

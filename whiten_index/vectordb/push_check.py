@@ -52,8 +52,8 @@ def check_rows(
     if found["rows"] != len(source):
         faults.append(f"it counts {found['rows']:,} rows and should have {len(source):,}")
     total: NDArray[np.int64] | int = len(source) if among is None else among
-    size = min(config.checked, len(source) if among is None else len(among))
-    rng = np.random.default_rng(config.seed)
+    size = min(config.check, len(source) if among is None else len(among))
+    rng = np.random.default_rng(0)
     rows = np.sort(rng.choice(total, size, replace=False)) if size else np.empty(0, np.int64)
     if not len(rows):
         return found, faults

@@ -1,41 +1,34 @@
-"""Configuration of a push."""
+"""Configuration of a push. Importing it loads nothing heavy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from whiten_index.errors import ConfigError
-from whiten_index.paths import require_folder, require_no_secret
-from whiten_index.vectordb.database_writer import Metric, VectorDtype
-from whiten_index.vectordb.registry import require_address, shaping_options
-from whiten_index.vectordb.vector_files import is_file, require_file_name
+from whiten_index.options import CORPUS, Option, schema
+from whiten_index.paths import require_folder
+from whiten_index.vectordb.registry import require_database
 
+PARQUET, ARROW, NPY = ENDINGS = (".parquet", ".arrow", ".npy")
 # Vectors sent at once: a commit costs about as much as some thousand rows.
 _BATCH_BYTES, _MOST_ROWS = 1 << 26, 1 << 16
-CHECKED = 100
-# As of an update: fewer rows look like the wrong index, or half of a corpus.
-MAX_SHRINK = 0.2
+DATABASE, _ROWS = "Database", "Rows"
 
 
-@dataclass(frozen=True, kw_only=True)
+@schema
 class PushConfig:
     """Configuration of a push.
 
     Attributes:
         index: folder of the index, whose published version is pushed.
-        to: URL of the database, or a file that ends in .parquet, .arrow or .npy.
-        table: table or collection that users query; None for a file.
-        store: folder of the raw embeddings; by default that of the build.
-        k: leading coordinates of the vectors to push, scaled to unit length; all by default.
-        dtype: precision of the vectors in the database, ``float32`` or ``float16``.
-        metric: similarity by which it ranks them, ``cosine`` or ``ip``.
-        full: push all rows even if only some changed.
-        check: rows to compare before the table is published, 100 by default; 0 only counts them.
-        batch_rows: rows sent at once; by default 64 MB of vectors, at most 65,536 rows.
-        max_shrink: share of the rows in the table that may disappear.
-        seed: of the sample of rows to compare.
-        options: of the database's index and load.
+        options: of the database's index and load, such as ``{"m": 16}``.
+
+    The other attributes are the options of ``whiten-index push``.
 
     Example:
         >>> PushConfig(index="index", to="vectors.parquet").dtype
@@ -43,87 +36,71 @@ class PushConfig:
     """
 
     index: str
-    to: str
-    table: str | None = None
-    store: str | None = None
-    k: int | None = None
-    dtype: str = VectorDtype.FLOAT32.value
-    metric: str = Metric.COSINE.value
-    full: bool = False
-    check: int | None = None
-    batch_rows: int | None = None
-    max_shrink: float = MAX_SHRINK
-    seed: int = 0
-    options: Mapping[str, str] = field(default_factory=dict)
+    to: Annotated[
+        str,
+        Option(
+            "postgresql://user@host/database, qdrant://host:6333, qdrant:///folder, "
+            "lancedb:///folder, milvus://host:19530, milvus:///file.db; qdrant+https:// and "
+            "milvus+https:// for TLS; or a file .parquet, .arrow or .npy.",
+            DATABASE,
+        ),
+    ]
+    table: Annotated[str | None, Option("Table or collection that users query.", DATABASE)] = None
+    store: Annotated[
+        str | None, Option("Folder of the raw embeddings.", CORPUS, default="where they were")
+    ] = None
+    k: Annotated[
+        int | None,
+        Field(ge=1),
+        Option("Push the first N numbers of each vector.", _ROWS, default="all"),
+    ] = None
+    dtype: Annotated[
+        Literal["float32", "float16"], Option("Precision of the vectors there.", _ROWS)
+    ] = "float32"
+    metric: Annotated[Literal["cosine", "ip"], Option("Similarity that ranks rows.", _ROWS)] = (
+        "cosine"
+    )
+    full: Annotated[bool, Option("Push all rows where the changed ones would do.", _ROWS)] = False
+    check: Annotated[
+        int, Field(ge=0), Option("Rows compared before the swap; 0: counted.", _ROWS)
+    ] = 100
+    max_shrink: Annotated[
+        float,
+        Field(ge=0, le=1),
+        Option("Share of the rows there that may be gone, else nothing is pushed.", _ROWS),
+    ] = 0.2
+    batch_rows: Annotated[
+        int | None,
+        Field(ge=1),
+        Option("Rows sent at once.", _ROWS, default="64 MB of vectors"),
+    ] = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Validate each option.
-
-        Raises:
-            ConfigError: an option is unknown or out of its bounds, or holds a secret.
-        """
-        require_no_secret(vars(self), what="an option of a push")
+        """Check address and options together, without the client of the database."""
         require_folder(self.index, what="a push")
-        for name, value, known in (
-            ("--dtype", self.dtype, VectorDtype),
-            ("--metric", self.metric, Metric),
-        ):
-            names = [each.value for each in known]
-            if value not in names:
-                raise ConfigError(f"{name} {value!r} is unknown; use {' or '.join(names)}")
-        for name, number, least in (
-            ("--check", self.check, 0),
-            ("--batch-rows", self.batch_rows, 1),
-            ("--k", self.k, 1),
-        ):
-            if number is not None and number < least:
-                raise ConfigError(f"{name} takes {least} or more; {number} was given")
-        if not 0 <= self.max_shrink <= 1:
-            raise ConfigError(f"--max-shrink takes 0 to 1; {self.max_shrink:g} was given")
-
-    def require_usable(self) -> None:
-        """Validate address and options together; texts are not shown, as they may be secrets.
-
-        Raises:
-            ConfigError: a text is empty, has a NUL character or is not UTF-8; a file is given
-                options of databases; or a database is given no table.
-        """
+        options = {name: _text(name, value) for name, value in self.options.items()}
+        object.__setattr__(self, "options", options)
         texts = {"--to": self.to, "--table": self.table or "x"}
-        texts |= {f"--option {name}": name + value for name, value in self.options.items()}
-        for what, text in texts.items():
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise ConfigError(f"{what} is no text of UTF-8; check how it is made") from error
-            if not text or "\0" in text:
-                raise ConfigError(f"{what} is empty, or has a NUL character; check how it is made")
-        if not is_file(self.to):
-            if not self.table:
-                require_address(self.to)
+        for what, text in {**texts, **{f"--option {n}": n + v for n, v in options.items()}}.items():
+            # Not shown: it may be a secret.
+            if not text or "\0" in text or not _is_utf8(text):
                 raise ConfigError(
-                    "a database needs the name of a table or collection; give --table NAME"
+                    f"{what} is empty, or no text of UTF-8 without NUL; check how it is made"
                 )
+        if self.is_file:
+            self._require_file_options()
             return
-        given = {
-            "--table": self.table is not None,
-            "--option": bool(self.options),
-            "--full": self.full,
-            "--check": self.check is not None,
-            "--metric": self.metric != Metric.COSINE.value,
-            "seed": self.seed != 0,
-        }
-        require_file_name(self.to)
-        if useless := [name for name, value in given.items() if value]:
-            raise ConfigError(f"{self.to} is a file, which takes no {' and no '.join(useless)}")
-
-    def rows_at_once(self, k: int) -> int:
-        """Return how many rows of vectors of k numbers are sent at once."""
-        return self.batch_rows or max(1, min(_MOST_ROWS, _BATCH_BYTES // (4 * k)))
+        require_database(self.to, options)
+        if not self.table:
+            raise ConfigError(
+                "a database needs the name of a table or collection; give --table NAME"
+            )
 
     @property
-    def checked(self) -> int:
-        """Number of rows to compare."""
-        return CHECKED if self.check is None else self.check
+    def is_file(self) -> bool:
+        """Whether rows go to a file rather than a database."""
+        return "://" not in self.to and Path(self.to).suffix.lower() in ENDINGS
 
     @property
     def shaping(self) -> str:
@@ -131,5 +108,42 @@ class PushConfig:
 
         None of them can be a secret.
         """
-        options = shaping_options(self.to, self.options)
+        options = require_database(self.to, self.options).shaping()
         return " ".join(f"{name}={value}" for name, value in sorted(options.items()))
+
+    def rows_at_once(self, k: int) -> int:
+        """Return how many rows of vectors of k numbers are sent at once."""
+        return self.batch_rows or max(1, min(_MOST_ROWS, _BATCH_BYTES // (4 * k)))
+
+    def _require_file_options(self) -> None:
+        if ":" in self.to.split("/", 1)[0]:
+            raise ConfigError(
+                "an address with a colon before its first slash names no file; give a database as "
+                "scheme://…, or write ./ before a path that has a colon"
+            )
+        given = {
+            "--table": self.table is not None,
+            "--option": bool(self.options),
+            "--full": self.full,
+            "--check": self.check != 100,
+            "--metric": self.metric != "cosine",
+        }
+        if useless := [name for name, value in given.items() if value]:
+            raise ConfigError(f"{self.to} is a file, which takes no {' and no '.join(useless)}")
+
+
+def _text(name: str, value: object) -> str:
+    """Return an option of a database as text; a job file and Python may give numbers."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise ConfigError(f"--option {name} takes text, a number, true or false")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,97 +1,59 @@
-"""Databases by the scheme of their address, and their clients."""
+"""Databases by the scheme of their address: their clients, and no secrets in address or options."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from whiten_index.address import Address
 from whiten_index.errors import ConfigError
 from whiten_index.paths import cut, require_no_secret
-from whiten_index.vectordb.database_writer import DatabaseWriter
-from whiten_index.vectordb.engine_options import EngineOptions
-from whiten_index.vectordb.secrets import require_no_secrets
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """Database that rows can be pushed to.
-
-    Attributes:
-        writer: module and class of its writer.
-        extra: that installs the client.
-        client: module of the client.
-        options: module and class of its options, which need no client.
-        example: addresses.
-    """
-
-    writer: str
-    extra: str
-    client: str
-    options: str
-    example: str
-
-
-_POSTGRES = _Kind(
-    "postgres_writer:PostgresWriter",
-    "postgres",
-    "psycopg",
-    "engine_options:PostgresOptions",
-    "postgresql://user@host/database",
+from whiten_index.vectordb.engine_options import (
+    STORAGE,
+    EngineOptions,
+    LanceOptions,
+    MilvusOptions,
+    PostgresOptions,
+    QdrantOptions,
 )
-_QDRANT = _Kind(
-    "qdrant_writer:QdrantWriter",
-    "qdrant",
-    "qdrant_client",
-    "engine_options:QdrantOptions",
-    "qdrant://host:6333 or qdrant:///folder",
+
+if TYPE_CHECKING:
+    from whiten_index.vectordb.database_writer import DatabaseWriter
+
+_ENGINES: tuple[type[EngineOptions], ...] = (
+    PostgresOptions,
+    QdrantOptions,
+    LanceOptions,
+    MilvusOptions,
 )
-_LANCEDB = _Kind(
-    "lance_writer:LanceWriter",
-    "lancedb",
-    "lancedb",
-    "engine_options:LanceOptions",
-    "lancedb:///folder or lancedb+s3://bucket/prefix",
+_BY_SCHEME = {scheme: each for each in _ENGINES for scheme in each.schemes}
+_FORMS = (
+    f"{', '.join(each.example for each in _ENGINES)} (with TLS qdrant+https:// or milvus+https://, "
+    "in PostgreSQL's address sslmode), or a file that ends in .parquet, .arrow or .npy"
 )
-_MILVUS = _Kind(
-    "milvus_writer:MilvusWriter",
-    "milvus",
-    "pymilvus",
-    "engine_options:MilvusOptions",
-    "milvus://host:19530 or milvus:///file.db",
+
+# Settings of object stores that are no secrets, without the prefixes of AWS, Azure and Google.
+_STORE_SETTINGS = frozenset((
+    "account_name", "allow_http", "allow_invalid_certificates", "application_credentials",
+    "bucket", "bucket_name", "client_id", "client_max_retries", "client_retry_timeout",
+    "connect_timeout", "container_name", "copy_if_not_exists", "default_region", "endpoint",
+    "endpoint_url", "federated_token_file", "http1_only", "http2_only", "pool_idle_timeout",
+    "pool_max_idle_per_host", "proxy_excludes", "proxy_url", "region", "request_payer",
+    "retry_timeout", "role_arn", "role_session_name", "s3_express", "server_side_encryption",
+    "service_account", "service_account_path", "skip_signature", "sse_bucket_key_enabled",
+    "sse_kms_key_id", "tenant_id", "timeout", "unsigned_payload", "use_azure_cli", "use_emulator",
+    "user_agent", "virtual_hosted_style_request", "web_identity_token_file",
+))  # fmt: skip
+_PREFIX = re.compile(r"^(aws|azure_storage|azure|google)_")
+# Neither a URL with a user or a query, nor JSON.
+_PLAIN = re.compile(r"[\w./:,+~ \[\]-]*")
+_SETTING = (
+    r"(?:search_path|role|statement_timeout|lock_timeout|idle_in_transaction_session_timeout)"
 )
-_KINDS = {
-    "postgresql": _POSTGRES,
-    "postgres": _POSTGRES,
-    "qdrant": _QDRANT,
-    "qdrant+https": _QDRANT,
-    "lancedb": _LANCEDB,
-    "lancedb+s3": _LANCEDB,
-    "lancedb+gs": _LANCEDB,
-    "lancedb+az": _LANCEDB,
-    "milvus": _MILVUS,
-    "milvus+https": _MILVUS,
-}
-_TLS = "with TLS qdrant+https:// or milvus+https://, in PostgreSQL's address sslmode"
-# Scheme -> schemes that may be meant.
-_MEANT = {
-    "http": ("qdrant", "milvus"),
-    "https": ("qdrant+https", "milvus+https"),
-    "qdrants": ("qdrant+https",),
-    "milvuss": ("milvus+https",),
-    "s3": ("lancedb+s3",),
-    "gs": ("lancedb+gs",),
-    "az": ("lancedb+az",),
-    "pg": ("postgresql",),
-    "pgsql": ("postgresql",),
-    "pgvector": ("postgresql",),
-    "psql": ("postgresql",),
-}
-_FILES = ".parquet, .arrow or .npy"
+_POSTGRES_SETTINGS = re.compile(rf"(?:\s*-c\s*{_SETTING}=[\w$\",.-]+)+\s*")
 
 
 def open_writer(
@@ -108,108 +70,94 @@ def open_writer(
             the extension ``vector`` of PostgreSQL. If false, nothing is written.
 
     Raises:
-        ConfigError: the address names no known database or holds a secret, its client is not
-            installed, or the name or an option cannot be used.
+        ConfigError: the client is not installed, or the name or an option cannot be used.
         DatabaseError: the database cannot be reached, or refuses; or its folder or file is missing
             and not to be created.
     """
-    kind = require_address(address)
-    require_no_secrets(address, options or {})
-    require_client(address)
-    writer: DatabaseWriter = _load(kind.writer)(address, name, dict(options or {}), make=make)
+    made = require_client(address)
+    writer: DatabaseWriter = made(address, name, dict(options or {}), make=make)
     return writer
 
 
-def require_address(address: str) -> _Kind:
-    """Refuse an address of an unknown database; its client need not be installed.
+def require_database(address: str, options: Mapping[str, str]) -> EngineOptions:
+    """Return the options of the database of an address; its client need not be installed.
 
     Raises:
-        ConfigError: with the known ones, and a suggestion; or the address holds a secret.
+        ConfigError: the address names no known database, address or options may hold a secret, or
+            an option is unknown or out of its bounds.
     """
+    engine = _engine(address)
+    _require_plain_address(address, engine.parameters)
+    for name, value in options.items():
+        key = _PREFIX.sub("", name.removeprefix(STORAGE).lower())
+        if name.startswith(STORAGE) and not (key in _STORE_SETTINGS and _PLAIN.fullmatch(value)):
+            raise _secret(f"--option {name}", address)
+    return engine.parse(options)
+
+
+def require_client(address: str) -> Any:
+    """Return the class of the writer of a database.
+
+    Raises:
+        ConfigError: its client is not installed, or cannot be loaded: with the command that
+            installs it.
+    """
+    engine = _engine(address)
+    module, _, name = engine.writer.partition(":")
+    try:
+        importlib.import_module(engine.client)
+        return getattr(importlib.import_module(f"whiten_index.vectordb.{module}"), name)
+    except Exception as error:
+        # A broken client raises errors of any kind, and another release may lack a name.
+        missing = isinstance(error, ImportError)
+        raise ConfigError(
+            f"the client of this database {'is not installed' if missing else 'cannot be loaded'} "
+            f"({type(error).__name__}: {error}); run pip install "
+            f"{'' if missing else '--force-reinstall '}'whiten-index[{engine.extra}]'"
+        ) from error
+
+
+def _engine(address: str) -> type[EngineOptions]:
     require_no_secret(address, what="the address")
     scheme, slashes, _ = address.partition("://")
-    kind = _KINDS.get(scheme.lower()) if slashes else None
-    if kind is not None:
-        return kind
+    if slashes and scheme.lower() in _BY_SCHEME:
+        return _BY_SCHEME[scheme.lower()]
     # Without slashes, it may be a connection string with a password.
     hidden = not address or (not slashes and re.search(r"[@:=\s]", address))
     named = "the address given is of" if hidden else f"{cut(address)} is the address of"
-    examples = list(dict.fromkeys(each.example for each in _KINDS.values()))
-    advice = _suggestion(address) or (
-        f"give one of {', '.join(examples)} ({_TLS}), or a file that ends in {_FILES}"
-    )
-    schemes = ", ".join(f"{each.partition('://')[0]}://" for each in examples)
-    raise ConfigError(f"{named} no database that rows can be pushed to ({schemes}); {advice}")
+    raise ConfigError(f"{named} no database that rows can be pushed to; give one of {_FORMS}")
 
 
-def _suggestion(address: str) -> str:
-    """Return a suggestion for an address of no database, without secrets; "" if there is none."""
-    scheme, slashes, rest = address.partition("://")
-    if not slashes:
-        known = address.partition(":")[0].lower()
-        return f"after {known}: two slashes are missing" if known in _KINDS else ""
-    name = scheme.lower()
-    if name == "file" or re.search(r"\.(parquet|arrow|npy)$", re.split("[?#]", rest)[0], re.I):
-        return (
-            f"a file is given by its path alone, is written on this machine, and ends in {_FILES}"
+def _require_plain_address(address: str, parameters: frozenset[str]) -> None:
+    """Refuse names and parameters that are not known to be no secrets.
+
+    Raises:
+        ConfigError: with the variables to use, without the secret.
+    """
+    scheme, _, rest = address.partition("://")
+    place, _, query = rest.partition("?")
+    # A folder or a prefix of an object store may have any name.
+    named = place.partition("/")[0] if scheme.lower().startswith("lancedb") else place
+    if not place.startswith("/") and re.search(r"[=;\s]", unquote(named)):
+        raise _secret(f"something in the address ({scheme}://…)", address)
+    for each in filter(None, query.split("&")):
+        name, _, value = map(unquote, each.partition("="))
+        # libpq reads more parameters from a value with =, and hosts alone have colons.
+        odd = {"host": "[=@]", "hostaddr": "[=@]", "application_name": "[:=@]"}.get(
+            name, r"[:=@\s]"
         )
-    # The driver, where another library's address names one.
-    plain = name.partition("+")[0]
-    meant = _MEANT.get(name) or ([plain] if _KINDS.get(plain) is _POSTGRES else None)
-    meant = meant or difflib.get_close_matches(name, _KINDS, n=1, cutoff=0.75)
-    addresses = [str(Address(f"{each}://{rest}")) for each in meant]
-    return f"did you mean {' or '.join(addresses)}?" if addresses else ""
+        if name == "options":
+            plain = _POSTGRES_SETTINGS.fullmatch(value) is not None
+        else:
+            plain = not re.search(odd, value)
+        if name not in parameters or not value or not plain:
+            # One without a value may be a token.
+            shown = f" {name}" if re.fullmatch("[a-z_]+", name) and value else ""
+            raise _secret(f"a parameter{shown} of the address ({scheme}://…)", address)
 
 
-def require_client(address: str) -> None:
-    """Refuse an address whose client is not installed, or cannot be loaded.
-
-    Raises:
-        ConfigError: with the command that installs it; or the database is unknown.
-    """
-    kind = require_address(address)
-    try:
-        importlib.import_module(kind.client)
-    except Exception as error:
-        # A broken client raises errors of any kind.
-        raise _unusable(kind, error) from error
-    try:
-        # Another release of the client may lack what the writer imports.
-        _load(kind.writer)
-    except ImportError as error:
-        raise _unusable(kind, error) from error
-
-
-def _unusable(kind: _Kind, error: Exception) -> ConfigError:
-    lacking = isinstance(error, ImportError)
-    told = "is not installed" if lacking else "cannot be loaded"
+def _secret(what: str, address: str) -> ConfigError:
     return ConfigError(
-        f"the client of this database {told} ({type(error).__name__}: {error}); run pip "
-        f"install {'' if lacking else '--force-reinstall '}'whiten-index[{kind.extra}]'"
+        f"{what} is, or may be, a secret and would be stored and shown; leave it out, and "
+        f"{Address(address).remedy}"
     )
-
-
-def _load(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(f"whiten_index.vectordb.{module}"), name)
-
-
-def require_options(address: str, options: Mapping[str, str]) -> None:
-    """Refuse options that a database does not have, without its client.
-
-    Raises:
-        ConfigError: one is unknown, or out of its bounds; or the address is of no database.
-    """
-    _load(require_address(address).options).parse(options)
-
-
-def shaping_options(address: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Return those of the options that a table is made with, defaults included.
-
-    The others belong to a connection, to the store and its keys, to searches or to waiting.
-    """
-    kind = _KINDS.get(address.partition("://")[0].lower())
-    if kind is None:
-        return dict(options)
-    chosen: type[EngineOptions] = _load(kind.options)
-    return chosen.parse(options).shaping()

@@ -18,9 +18,9 @@ from whiten_index.artifacts.limits import load_json
 from whiten_index.artifacts.manifest import sealed_json, unsealed
 from whiten_index.errors import ConfigError
 from whiten_index.vectordb.database_writer import VECTOR, Layout, PushedTable, VectorDtype
+from whiten_index.vectordb.push_config import NPY, PARQUET
 from whiten_index.vectordb.row_checks import vectors_array, vectors_of
 
-PARQUET, ARROW, NPY = ENDINGS = (".parquet", ".arrow", ".npy")
 # Metadata of the documents of an .npy file: BLAKE2b of the bytes of its vectors, in hexadecimal.
 DIGEST = "vectors_blake2b"
 
@@ -32,32 +32,13 @@ _DESCRIBED = ("version", "query_digest", "rows", "k", "dtype", "columns")
 _Write = Callable[[pa.RecordBatch], None]
 
 
-def is_file(address: str) -> bool:
-    """Tell whether an address names a file rather than a database."""
-    return "://" not in address and ending(Path(address)) in ENDINGS
-
-
-def require_file_name(address: str) -> Path:
-    """Return the path of a file to write.
-
-    Raises:
-        ConfigError: the address may be that of a database, and is not shown.
-    """
-    if ":" in address.split("/", 1)[0]:
-        raise ConfigError(
-            "an address with a colon before its first slash names no file; give a database as "
-            "scheme://…, or write ./ before a path that has a colon"
-        )
-    return Path(address)
-
-
 def require_file(address: str) -> Path:
     """Return the path of a file that is new or that a push wrote.
 
     Raises:
-        ConfigError: the address may be that of a database, or another file would be overwritten.
+        ConfigError: another file would be overwritten.
     """
-    path = require_file_name(address)
+    path = Path(address)
     # A link stays one: its target is replaced.
     path = resolved(path) if is_link(path) else path
     *_, described = written_files(path)
