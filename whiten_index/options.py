@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import types
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import (
@@ -70,7 +70,7 @@ class OptionField:
         kind: its type without ``None`` and annotations: ``bool``, ``int``, ``float``, ``str`` or
             ``tuple``.
         choices: the values allowed, where the type is a ``Literal``.
-        default: value where none is given.
+        default: value where none is given; None where one must be given.
         option: its face on the command line.
     """
 
@@ -142,7 +142,8 @@ def _options_of(made: type) -> tuple[OptionField, ...]:
         option = next((value for value in metadata if isinstance(value, Option)), None)
         if option is not None:
             kinds, choices = _kinds(hints[each.name])
-            found.append(OptionField(each.name, kinds[0], choices, each.default, option))
+            default = None if each.default is MISSING else each.default
+            found.append(OptionField(each.name, kinds[0], choices, default, option))
     return tuple(found)
 
 
