@@ -28,8 +28,9 @@ demo: .venv/runtime
 	    "run a function in several processes at once" "eigenvalues of a symmetric matrix" \
 	    "split a text into tokens for a language model"
 
+# One process a core, of one thread each: on small arrays several are far slower.
 test: .venv/tools
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 slow: .venv/tools
 	$(BIN)/python -m pytest -m "slow and not service and not faults"
