@@ -93,9 +93,6 @@ def test_folds_that_are_let_through_have_every_class_and_others_are_refused(nest
                 check_folds(labels, folds, nested=nested)
 
 
-# Entailment
-
-
 # Public sets
 
 

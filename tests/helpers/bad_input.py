@@ -167,4 +167,4 @@ def run_build_job(job: Path) -> tuple[int, list[dict[str, Any]]]:
     return result.exit_code, [one_object(line + "\n") for line in result.stdout.splitlines()]
 
 
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")

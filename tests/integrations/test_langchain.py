@@ -123,9 +123,6 @@ def test_after_a_refit_the_vectors_of_two_transforms_are_told_apart(
     assert pickle.loads(unopened).query("red") == after.embed_query("red")
 
 
-# --------------------------------------------------------------------------- the retriever
-
-
 # --------------------------------------------------------------------------- what is refused
 
 

@@ -217,9 +217,6 @@ def test_options_that_do_not_go_together_are_refused(options, message, monkeypat
         RetrievalConfig.from_options(options)
 
 
-# --------------------------------------------------------------------------- the command
-
-
 # --------------------------------------------------------------------------- public figures
 
 

@@ -265,9 +265,6 @@ def test_the_tables_and_drawings_are_written(whole, place):
     assert drawn == {figure["id"] for figure in whole[0]["figures"]}
 
 
-# --------------------------------------------------------------------------- again, and stopped
-
-
 # --------------------------------------------------------------------------- what is refused
 
 

@@ -77,12 +77,6 @@ def test_what_is_settled_is_not_chosen(place: Place, wishes: dict[str, Any]) -> 
         assert values[whitening["k"] - 1] > wishes["floor"] * values[0]
 
 
-# --------------------------------------------------------------------------- passages
-
-
-# --------------------------------------------------------------------------- the corpus meanwhile
-
-
 # --------------------------------------------------------------------------- a limit of tokens
 
 

@@ -35,19 +35,12 @@ from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.pipeline.update_plan import plan_update
 
 OPTIONS, CORPUS, ENCODER, ARTIFACT = 2, 3, 4, 5
-HUGE, LONG = 10**400, "a" * 5000
 
 indexed, place = updates.indexed, updates.place
 
 
 def plan(place: Place, **options: Any) -> Any:
     return plan_update(UpdateConfig(index=str(place.out), threads=1, **options))
-
-
-# Values
-
-
-# Job files
 
 
 # Paths
@@ -158,9 +151,6 @@ def test_a_file_of_the_same_name_size_and_time_elsewhere_is_read(tmp_path: Path)
     place.files = {**place.files, name: rows}
     assert_holds(place)
     assert place.update().to_json()["files"] == {"read": 0, "skipped": 2}
-
-
-# What errors advise
 
 
 # Dry runs and canaries

@@ -98,9 +98,6 @@ def test_rows_of_a_version_that_a_gate_kept_back_are_not_encoded_again(place: Pl
     assert place.update(max_growth=9).encoded.counts.encoded == 5
 
 
-# Earlier releases
-
-
 # What cannot be updated
 
 

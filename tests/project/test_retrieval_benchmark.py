@@ -56,9 +56,6 @@ def run(job: Path) -> tuple[int, list[dict[str, Any]]]:
     return done.exit_code, [json.loads(line) for line in done.stdout.splitlines()]
 
 
-# --------------------------------------------------------------------------- whose documents
-
-
 # --------------------------------------------------------------------------- what fails alone
 
 

@@ -338,7 +338,4 @@ def test_another_encoder_is_refused(index: Path, tmp_path: Path, queries: list[s
         moved.check("0" * 32, model="mine")
 
 
-# --------------------------------------------------------------------------- the command
-
-
 # --------------------------------------------------------------------------- the model folder

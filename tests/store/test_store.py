@@ -163,9 +163,6 @@ def test_a_disk_that_takes_no_more_is_an_output_error_and_leaves_nothing(store, 
     assert store.find(shard.fingerprint) == shard
 
 
-# Moments
-
-
 # Documents
 
 COLUMNS = {

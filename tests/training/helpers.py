@@ -58,16 +58,6 @@ class Stops:
         self.notes.append(message)
 
 
-class Dies(Stops):
-    """Progress of a job that dies."""
-
-    def advance(self, rows: int) -> None:
-        try:
-            super().advance(rows)
-        except KeyboardInterrupt:
-            raise RuntimeError("dies") from None
-
-
 def evaluated(report: TrainReport) -> list[tuple[str, ...]]:
     with (report.out / "curves.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["stsb_dev"]]

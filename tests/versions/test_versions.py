@@ -153,9 +153,6 @@ def test_a_promotion_cut_in_two_is_found_and_finished(
     assert k_of(out) == 2
 
 
-# Listing
-
-
 # Going back
 
 
@@ -249,9 +246,6 @@ def test_a_folder_that_cannot_be_written_is_a_disk_error(
         prune(out, keep=1)
     monkeypatch.undo()
     assert [facts.sound for facts in list_versions(out, verify="full")] == [""] * 4
-
-
-# Readers while versions come and go
 
 
 # The command line

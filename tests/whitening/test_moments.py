@@ -107,9 +107,6 @@ def test_float32_products_are_within_a_millionth(seed, n, d, ratio, dtype, scale
     np.testing.assert_array_equal(found.scatter, found.scatter.T)
 
 
-# On a device
-
-
 # Rows that cannot be
 
 

@@ -74,9 +74,6 @@ def test_the_inverse_reconstructs_at_full_rank(options, n):
     np.testing.assert_allclose(whitening.inverse(whitening.apply(rows)), rows, atol=1e-9)
 
 
-# Signs
-
-
 # Rank
 
 
