@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.acceptance.commands import done
-from tests.acceptance.truth import SciFact, encode
+from tests.acceptance.truth import MAX_LENGTH, SciFact, encode
 
 DOCUMENTS = 300
 
@@ -66,7 +66,7 @@ def built(scifact: SciFact, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An index of whitened vectors of all directions but few, exact; not to be changed."""
     index = tmp_path_factory.mktemp("built") / "index"
     done(
-        "build", scifact.corpus, *scifact.columns, "--keep", "title", "--max-length", 256,
+        "build", scifact.corpus, *scifact.columns, "--keep", "title", "--max-length", MAX_LENGTH,
         "--whiten", "whitening", "--k", 64, "--factory", "Flat", "--out", index,
     )  # fmt: skip
     return index

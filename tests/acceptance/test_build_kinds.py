@@ -26,7 +26,16 @@ from tests.acceptance.random_corpora import (
     version_folder,
     write_rows,
 )
-from tests.acceptance.truth import SciFact, encode, model_folder, ndcg, nearest, unit, whitening
+from tests.acceptance.truth import (
+    MAX_LENGTH,
+    SciFact,
+    encode,
+    model_folder,
+    ndcg,
+    nearest,
+    unit,
+    whitening,
+)
 
 DIM = 32
 Truth = Callable[[np.ndarray], np.ndarray]
@@ -350,8 +359,8 @@ def test_auto_chooses_by_judgements_and_is_no_worse_than_whitening(
 ) -> None:
     out = done(
         "build", vectors_corpus, *COLUMNS, "--model", "all-MiniLM-L6-v2", "--pooling", "mean",
-        "--max-length", 256, "--queries", scifact.queries, "--qrels", scifact.qrels, "--k", 32,
-        "--out", tmp_path / "index", "--json",
+        "--max-length", MAX_LENGTH, "--queries", scifact.queries, "--qrels", scifact.qrels,
+        "--k", 32, "--out", tmp_path / "index", "--json",
     )  # fmt: skip
     assert json.loads(out)["choice"] is not None
     queries = whiten_index.QueryTransform.of(tmp_path / "index")
@@ -426,7 +435,7 @@ def test_passages_are_parts_of_their_document_and_encoded_alone(
     index = tmp_path / "index"
     done(
         "build", scifact.corpus, "--text-column", "text", "--id-column", "id", "--limit", 8,
-        "--passage-tokens", 64, "--overlap", 16, "--max-length", 256, "--whiten", "none",
+        "--passage-tokens", 64, "--overlap", 16, "--max-length", MAX_LENGTH, "--whiten", "none",
         "--store-dtype", "float32", "--out", index,
     )  # fmt: skip
     query = scifact.query_texts()[0]

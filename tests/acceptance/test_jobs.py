@@ -21,7 +21,7 @@ from tests.acceptance.random_corpora import (
     make_corpus,
     version_folder,
 )
-from tests.acceptance.truth import SciFact, encode, unit, whitening
+from tests.acceptance.truth import MAX_LENGTH, SciFact, encode, unit, whitening
 from whiten_index.whitening.whitening_config import WhiteningConfig
 
 K = 6
@@ -246,7 +246,7 @@ def test_an_exported_function_reduces_in_postgresql(
 
 def test_an_encoder_gives_the_embeddings_of_transformers(scifact: SciFact) -> None:
     texts = scifact.query_texts()[:10]
-    encoder = whiten_index.Encoder.load("all-MiniLM-L6-v2", pooling="mean", max_length=256)
+    encoder = whiten_index.Encoder.load("all-MiniLM-L6-v2", pooling="mean", max_length=MAX_LENGTH)
     found = encoder.encode(texts)
     np.testing.assert_allclose(unit(found), unit(encode(texts)), atol=1e-5)
     blocks = np.concatenate(list(encoder.stream([texts[:3], texts[3:4], texts[4:]])))

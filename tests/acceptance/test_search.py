@@ -20,7 +20,7 @@ from tests.acceptance.random_corpora import (
     recall,
     search_queries,
 )
-from tests.acceptance.truth import SciFact, encode, nearest, unit, whitening
+from tests.acceptance.truth import MAX_LENGTH, SciFact, encode, nearest, unit, whitening
 
 K = 12
 
@@ -276,7 +276,8 @@ def test_an_index_of_a_column_takes_texts_where_its_model_is_named(
     index = tmp_path / "index"
     done(
         "build", vectors_corpus, *COLUMNS, "--keep", "title", "--model", "all-MiniLM-L6-v2",
-        "--pooling", "mean", "--max-length", 256, "--whiten", "pca", "--k", 32, "--out", index,
+        "--pooling", "mean", "--max-length", MAX_LENGTH, "--whiten", "pca", "--k", 32,
+        "--out", index,
     )  # fmt: skip
     mean, matrix = whitening(embeddings, 32, exponent=0)
     _, cosines = nearest((embeddings - mean) @ matrix, (query_embeddings - mean) @ matrix, 5)

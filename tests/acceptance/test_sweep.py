@@ -14,7 +14,7 @@ import pytest
 
 from tests.acceptance.commands import done, run, start
 from tests.acceptance.random_corpora import COLUMNS, RandomCorpus, make_corpus
-from tests.acceptance.truth import SciFact, ndcg, nearest, whitening
+from tests.acceptance.truth import MAX_LENGTH, SciFact, ndcg, nearest, whitening
 
 DIM = 16
 GRID = (
@@ -87,7 +87,7 @@ def test_judged_points_have_the_quality_of_brute_force(
     out = tmp_path / "sweep"
     done(
         "sweep", vectors_corpus, *COLUMNS, "--model", "all-MiniLM-L6-v2", "--pooling", "mean",
-        "--max-length", 256, "--queries", scifact.queries, "--qrels", scifact.qrels,
+        "--max-length", MAX_LENGTH, "--queries", scifact.queries, "--qrels", scifact.qrels,
         "--k", "16,64", "--transforms", "pca,whitening,truncate", "--codecs", "fp32",
         "--indexes", "flat", "--no-baselines", "--out", out,
     )  # fmt: skip
