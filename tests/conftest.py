@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import string
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not asked or re.search(r"(?<!not )\bservice\b", asked) or collection_path.suffix != ".py":
         return None
     return _OF_SERVICES.search(collection_path.read_text(encoding="utf-8")) is not None or None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Keep FAISS to one thread: on small arrays several are far slower, and graphs then differ."""
+    if "faiss" in sys.modules:
+        sys.modules["faiss"].omp_set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import faiss
 import numpy as np
 import pytest
 
@@ -17,11 +16,6 @@ from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.versions.compaction import compact_store
 
 ARTIFACT = 5
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    faiss.omp_set_num_threads(1)
 
 
 @pytest.fixture

@@ -40,11 +40,6 @@ BY_CHANCE = ["LSQ4x4", "PLSQ2x2x5", "LSQ4x4fs", "IVF8,LSQ4x4", "IVF8,PLSQ2x2x4fs
 SAME_AS_NEW = [*CODES, *BLOCKS, *LISTS, *LISTS_OF_BLOCKS, "HNSW16", *REFINED]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    faiss.omp_set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def pool() -> Any:
     rows = np.random.default_rng(0).standard_normal((POOL, K)).astype(np.float32)

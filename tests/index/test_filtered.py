@@ -52,7 +52,6 @@ def index_of(rows: np.ndarray) -> Callable[[str], Any]:
 
     def make(factory: str) -> Any:
         if factory not in made:
-            faiss.omp_set_num_threads(1)
             index = faiss.index_factory(K, factory, faiss.METRIC_INNER_PRODUCT)
             index.train(rows[:400])
             index.add(rows)

@@ -29,7 +29,6 @@ def rows() -> np.ndarray:
 
 
 def build(folder: Path, rows: np.ndarray, **options: Any) -> Path:
-    faiss.omp_set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     table = pa.table({"id": np.arange(len(rows)), "e": list(rows), "even": np.arange(ROWS) % 2})
     pq.write_table(table, folder / "c.parquet")

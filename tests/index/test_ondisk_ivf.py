@@ -28,11 +28,6 @@ LISTS = ["IVF8,Flat", "IVF8,SQ8", "IVF8,PQ8", "IVF8,PQ7x6", "IVF8,RaBitQ", "IVF8
 OTHERS = ["Flat", "SQ8", "IVF8,PQ8x4fs", "HNSW16", "IVF8,PQ8,RFlat", "IVF8,FlatPanorama4"]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    faiss.omp_set_num_threads(1)
-
-
 def unit_rows(k: int) -> Any:
     rows = np.random.default_rng(0).standard_normal((ROWS, k)).astype(np.float32)
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)

@@ -26,7 +26,6 @@ FACTORIES = [
 
 @pytest.fixture(scope="module")
 def rows() -> Any:
-    faiss.omp_set_num_threads(1)
     return np.random.default_rng(0).standard_normal((ROWS, DIM)).astype(np.float32)
 
 

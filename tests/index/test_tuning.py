@@ -20,11 +20,6 @@ from whiten_index.whitening.spectrum import unit_rows
 K, ROWS, QUERIES, TOP = 24, 2_000, 60, 10
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    faiss.omp_set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def vectors() -> Any:
     rng = np.random.default_rng(0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,11 +24,6 @@ from tests.helpers.builds import (
 )
 from whiten_index import open_index
 from whiten_index.errors import ConfigError
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    faiss.omp_set_num_threads(1)
 
 
 @pytest.mark.parametrize("whiten", ["whitening", "pca"])

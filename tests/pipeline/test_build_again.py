@@ -6,17 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import pytest
 
 from tests.helpers.builds import ROWS, build, index_file, random_rows, write_rows
 from whiten_index import open_index
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    faiss.omp_set_num_threads(1)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,11 +16,6 @@ import pytest
 from tests.helpers.builds import build
 from whiten_index import open_index
 from whiten_index.errors import ConfigError
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    faiss.omp_set_num_threads(1)
 
 
 def text_corpus(folder: Path, words: Sequence[str], *, files: int = 2, rows: int = 40) -> str:

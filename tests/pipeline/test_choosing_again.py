@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import faiss
 import pytest
 
 from tests.pipeline import choosing
@@ -16,12 +15,6 @@ from tests.pipeline.choosing import (
     stages,
 )
 from whiten_index.pipeline.build import BuildReport
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    faiss.omp_set_num_threads(1)
-
 
 place = choosing.place
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -29,12 +28,6 @@ from tests.pipeline.choosing import (
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.pipeline.build import BuildReport
 from whiten_index.whitening.moments import Moments
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    faiss.omp_set_num_threads(1)
-
 
 place = choosing.place
 

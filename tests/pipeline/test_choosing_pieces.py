@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import faiss
 import numpy as np
 import pytest
 
@@ -23,12 +22,6 @@ from whiten_index.pipeline import pseudo_queries as sampling
 from whiten_index.pipeline.build import BuildReport
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.transform import Whitening
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    faiss.omp_set_num_threads(1)
-
 
 place = choosing.place
 

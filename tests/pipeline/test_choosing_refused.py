@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import faiss
 import pytest
 
 from tests.pipeline import choosing
@@ -22,12 +21,6 @@ from tests.pipeline.choosing import (
 )
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.pipeline.build import BuildReport
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    faiss.omp_set_num_threads(1)
-
 
 place = choosing.place
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import faiss
 import pytest
 
 from tests.pipeline.choosing import (
@@ -17,11 +16,6 @@ from tests.pipeline.choosing import (
     parquet,
 )
 from whiten_index import BuildConfig, build_index
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    faiss.omp_set_num_threads(1)
 
 
 def test_short_texts_are_chosen_for_by_the_spectrum_and_told_why(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import pytest
 
@@ -13,11 +12,6 @@ from tests.pipeline.choosing import choice, parquet, shards
 from whiten_index import BuildConfig, build_index
 from whiten_index.errors import ConfigError
 from whiten_index.pipeline.early_checks import possible_widths
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    faiss.omp_set_num_threads(1)
 
 
 def column(path: Path, dim: int, *, rank: int | None = None, rows: int = 300) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,11 +20,6 @@ from whiten_index.whitening.transform import Whitening
 
 Array = NDArray[np.float64]
 ROWS, DIM = 150, 12
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    faiss.omp_set_num_threads(1)
 
 
 def build(root: Path, embeddings: list[Any] | NDArray[Any], **options: Any) -> BuildReport:

@@ -10,7 +10,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,11 +25,6 @@ from whiten_index.whitening.transform import Whitening
 Array = NDArray[np.float64]
 ROWS, DIM, K = 90, 8, 5
 OPTIONS, CORPUS = 2, 3
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    faiss.omp_set_num_threads(1)
 
 
 def made(rows: int = ROWS, seed: int = 0) -> Array:

@@ -6,7 +6,6 @@ import json
 import shlex
 from typing import Any
 
-import faiss
 import pytest
 
 from tests.helpers import updates
@@ -14,11 +13,6 @@ from tests.helpers.bad_input import run
 from tests.helpers.updates import Place, some_rows, tree
 
 OPTIONS, CORPUS, ARTIFACT, GATE = 2, 3, 5, 9
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    faiss.omp_set_num_threads(1)
 
 
 indexed, place = updates.indexed, updates.place

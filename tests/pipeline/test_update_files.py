@@ -6,7 +6,6 @@ import os
 import time
 from typing import Any
 
-import faiss
 import pytest
 
 from tests.helpers import updates
@@ -19,12 +18,6 @@ from tests.helpers.updates import (
 )
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.pipeline.update_plan import plan_update
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    faiss.omp_set_num_threads(1)
-
 
 indexed, place = updates.indexed, updates.place
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,12 +18,6 @@ from whiten_index.pipeline.build import BuildReport
 from whiten_index.pipeline.update import UpdateReport, update_index
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.pipeline.update_plan import plan_update
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    faiss.omp_set_num_threads(1)
-
 
 place = choosing.place
 Texts = dict[str, str | None]

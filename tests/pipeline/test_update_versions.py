@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import pytest
 
@@ -31,12 +30,6 @@ from whiten_index.pipeline.base_version import BaseVersion
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.versions.retention import rollback
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    faiss.omp_set_num_threads(1)
-
 
 indexed, place = updates.indexed, updates.place
 

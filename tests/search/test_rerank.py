@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,7 +32,6 @@ def queries() -> np.ndarray:
 
 
 def build(folder: Path, rows: np.ndarray, **options: Any) -> Path:
-    faiss.omp_set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     even = [bool(i % 2 == 0) for i in range(len(rows))]
     table = pa.table({"id": np.arange(len(rows)), "e": list(rows), "even": even})

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,7 +33,6 @@ def queries() -> NDArray[np.float32]:
 
 
 def build(folder: Path, rows: NDArray[Any], **options: Any) -> Path:
-    faiss.omp_set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     table = pa.table(
         {

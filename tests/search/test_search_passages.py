@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -53,7 +52,6 @@ def rows_of(document: int, count: int) -> list[dict[str, Any]]:
 
 def build(folder: Path, **options: Any) -> Path:
     """Publish an index of passages from a store that is filled by hand, in shards of 20."""
-    faiss.omp_set_num_threads(1)
     counts = passage_counts()
     rows = embeddings(counts)
     encoder = {"kind": "column", "column": "e", "dim": DIM, "query_encoder": None}
