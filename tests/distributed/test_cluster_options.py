@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -65,20 +64,6 @@ def test_without_ray_the_command_says_what_to_install(
     done = CliRunner().invoke(cli, [*command, "--store", str(tmp_path / "store")])
     assert done.exit_code == 2
     assert "pip install 'whiten-index[ray]'" in done.output
-
-
-def test_a_job_file_names_a_cluster(tmp_path: Path, write_parquet: Any) -> None:
-    rows = np.eye(4, dtype=np.float32)
-    column = pa.FixedSizeListArray.from_arrays(rows.ravel(), 4)
-    corpus = write_parquet(tmp_path / "c.parquet", {"e": column})
-    job = tmp_path / "job.toml"
-    job.write_text(
-        f"corpus = {json.dumps(str(corpus))}\nembedding-column = 'e'\nworkers = 2\n"
-        f"store = {json.dumps(str(tmp_path / 'store'))}\n"
-    )
-    done = CliRunner().invoke(cli, ["encode", "--config", str(job)])
-    assert done.exit_code == 2
-    assert "--workers belongs to a cluster" in done.output
 
 
 def config(folder: Path, **options: Any) -> BuildConfig:

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 
 from tests.distributed.squares import Square, accept, refuse, squares
-from whiten_index.distributed import ray_executor
 from whiten_index.distributed.cluster import cluster
 from whiten_index.distributed.executors import Failure
 from whiten_index.distributed.ray_executor import ClusterSize, RayExecutor
-from whiten_index.errors import ClusterError, ConfigError, StorageError
+from whiten_index.errors import ConfigError, StorageError
 
 pytestmark = pytest.mark.service
 
@@ -156,23 +155,6 @@ def test_a_given_number_of_workers(three_nodes: Any, tmp_path: Path) -> None:
     ]
     with pytest.raises(ConfigError, match="the cluster has none"):
         run(three_nodes.address, work, 1, gpu=True)
-
-
-def test_no_worker_within_the_limit(
-    make_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ray_executor, "_SECONDS_WITHOUT_WORKER", 3.0)
-    made = make_cluster(nodes=0)
-    with pytest.raises(ClusterError, match="no worker could be started on the cluster"):
-        run(made.address, Square(tmp_path / "log"), 1, workers=1)
-
-
-def test_no_cluster_at_an_address(tmp_path: Path) -> None:
-    from benchmarks.local_cluster import free_port
-
-    address = f"127.0.0.2:{free_port()}"
-    with pytest.raises(ClusterError, match=f"no Ray cluster can be reached at {address}"):
-        run(address, Square(tmp_path / "log"), 1)
 
 
 def test_a_cluster_of_this_machine_alone(tmp_path: Path) -> None:

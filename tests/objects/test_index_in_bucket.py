@@ -5,69 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.objects.helpers import OPTIONS, ROWS, SHARDS, build, corpus_file, hits, put_corpus
-from whiten_index import BuildConfig, build_index, open_index
+from tests.objects.helpers import OPTIONS, SHARDS, build, corpus_file, hits
+from whiten_index import BuildConfig, open_index
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, StorageError
-from whiten_index.index.library import load_faiss
-from whiten_index.index.vector_search import vectors_of
 from whiten_index.pipeline.encode import encode_corpus
 from whiten_index.versions.gc import gc_store
 from whiten_index.versions.retention import list_versions, rollback
 from whiten_index.versions.verify import verify_paths
 
 pytestmark = pytest.mark.service
-
-
-def vectors(place: Path | str) -> Any:
-    bundle = open_index(place).bundle
-    inner = load_faiss().downcast_index(bundle.index.index)
-    found = np.asarray(vectors_of(inner, range(len(bundle))), dtype=np.float64)
-    return found / np.linalg.norm(found, axis=1, keepdims=True)
-
-
-@pytest.mark.parametrize("prefix", ["p", "with spaces/Ümläute/日本"])
-def test_the_same_as_in_folders(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, prefix: str
-) -> None:
-    corpus = put_corpus(s3, bucket, "corpus/part 1.parquet")
-    out, store = f"s3://{bucket}/{prefix}/index", f"s3://{bucket}/{prefix}/raw"
-    there = build(corpus, out=out, store=store)
-    here = build(corpus_file(tmp_path / "c.parquet"), out=str(tmp_path / "index"))
-
-    assert there.encoded.counts.to_json() == here.encoded.counts.to_json()
-    assert there.to_json()["out"] == out
-    assert there.to_json()["store"] == store
-    assert (vectors(out) * vectors(tmp_path / "index")).sum(axis=1).min() >= 0.99999
-    assert hits(out) == hits(tmp_path / "index")
-    assert hits(out, rerank=20) == hits(tmp_path / "index", rerank=20)
-    machine("second")
-    assert hits(out) == hits(tmp_path / "index")
-    assert hits(out, rerank=20) == hits(tmp_path / "index", rerank=20)
-    titles = [hit.columns["title"] for hit in open_index(out).search_like(7, top_k=3)]
-    assert titles == [
-        hit.columns["title"] for hit in open_index(tmp_path / "index").search_like(7, top_k=3)
-    ]
-
-
-def test_another_machine_goes_on_with_what_is_there(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path
-) -> None:
-    corpus = corpus_file(tmp_path / "c.parquet")
-    out = f"s3://{bucket}/index"
-    first = build(corpus, out=out)
-    machine("second")
-    again = build(corpus, out=out)
-    assert again.up_to_date
-    assert again.version == first.version
-    assert again.encoded.counts.encoded == 0
-    machine("third")
-    alone = build_index(
-        BuildConfig(store=f"{out}/store", out=f"s3://{bucket}/other", k=4, whiten="pca")
-    )
-    assert alone.encoded.record.rows == SHARDS * ROWS
 
 
 def test_a_second_opening_compares_and_downloads_nothing(

@@ -38,14 +38,6 @@ def rows_of(store: str, report: EncodeReport) -> np.ndarray[Any, Any]:
     return np.concatenate([opened.embeddings(part.shard) for part in report.record.parts])
 
 
-def test_an_empty_cache_encodes_nothing_again(store: str, machine: Any, tmp_path: Path) -> None:
-    corpus = corpus_file(tmp_path / "c.parquet")
-    assert encode(corpus, store).counts.encoded == SHARDS * ROWS
-    machine("second")
-    again = encode(corpus, store).counts
-    assert (again.encoded, again.reused) == (0, SHARDS * ROWS)
-
-
 def test_rows_that_others_hold_are_picked_from_the_bucket(
     store: str, machine: Any, tmp_path: Path
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import os
 import re
 import shutil
@@ -72,14 +71,6 @@ def faults(analyze: str, folder: Path) -> str:
 
 def test_systemd_finds_no_fault(analyze: str, units: Path) -> None:
     assert faults(analyze, units) == ""
-
-
-def unit(name: str) -> configparser.SectionProxy:
-    """Return the section of a unit that is not of all units."""
-    parser = configparser.ConfigParser(strict=False, interpolation=None)
-    parser.optionxform = str  # type: ignore[assignment,method-assign]
-    parser.read(DEPLOY / "systemd" / name)
-    return parser[{"service": "Service", "timer": "Timer"}[name.rpartition(".")[2]]]
 
 
 def documents() -> dict[str, Any]:

@@ -18,8 +18,8 @@ import pytest
 from click.testing import CliRunner
 
 from tests.helpers import tiny_models
-from tests.helpers.builds import build, closed_form, random_rows, write_rows
-from whiten_index import BuildConfig, QueryTransform, build_index, open_index
+from tests.helpers.builds import build, random_rows, write_rows
+from whiten_index import BuildConfig, QueryTransform, build_index
 from whiten_index.cli import cli
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.errors import (
@@ -33,8 +33,6 @@ from whiten_index.integrations.sentence_transformers import export_model
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
 from whiten_index.versions.published import read_published
-from whiten_index.whitening.transform import Whitening
-from whiten_index.whitening.whitening_config import Kind
 
 ROWS, K = 120, 6
 PROMPTS = {"document": "the cat ", "query": "the king sang "}
@@ -90,41 +88,6 @@ def run(*arguments: Any) -> tuple[int, str, str]:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.stdout, result.stderr
-
-
-# --------------------------------------------------------------------------- the same vectors
-
-
-def test_vectors_are_those_that_a_push_sends(index: Path, documents: list[str]) -> None:
-    transform = QueryTransform.of(index)
-    sent = np.concatenate(list(PushSource.open(PushConfig(index=str(index), to="x.npy")).vectors()))
-    found = transform.encode_documents(documents)
-    assert (found.dtype, found.shape) == (np.float32, (ROWS, K))
-    np.testing.assert_allclose(found, sent, atol=1e-6)
-
-
-def test_queries_find_what_the_index_finds(index: Path, queries: list[str]) -> None:
-    transform = QueryTransform.of(index)
-    sent = np.concatenate(list(PushSource.open(PushConfig(index=str(index), to="x.npy")).vectors()))
-    scores = transform.encode_queries(queries) @ sent.T
-    for row, hits in zip(scores, open_index(index).search(queries, top_k=5), strict=True):
-        assert [hit.row for hit in hits] == np.argsort(-row)[:5].tolist()
-        np.testing.assert_allclose([hit.score for hit in hits], np.sort(row)[::-1][:5], atol=1e-5)
-
-
-def test_reduce_is_the_closed_form_at_unit_length() -> None:
-    rows = random_rows(mean=5.0)
-    config = {"kind": "column", "column": "e", "dim": rows.shape[1], "fingerprint": "f"}
-    values, vectors = np.linalg.eigh(np.cov(rows.astype(np.float64).T))
-    whitening = Whitening(
-        kind=Kind.WHITENING, mean=rows.astype(np.float64).mean(axis=0),
-        basis=vectors[:, ::-1][:, :K], eigenvalues=values[::-1], exponent=1.0, center=True,
-        normalize_input=False, count=len(rows),
-    )  # fmt: skip
-    expected = closed_form(rows, k=K)
-    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-    found = QueryTransform(whitening, config).reduce(np.tile(rows, (40, 1)))
-    np.testing.assert_allclose(found, np.tile(expected, (40, 1)), atol=1e-6)
 
 
 # --------------------------------------------------------------------------- the digest

@@ -15,8 +15,7 @@ from benchmarks.readers import STEP
 from whiten_index import open_index
 from whiten_index.errors import ArtifactError
 from whiten_index.search.search_index import SearchIndex
-from whiten_index.versions.published import read_current, set_current, version_names
-from whiten_index.versions.retention import rollback
+from whiten_index.versions.published import set_current, version_names
 
 ROWS, DIM = 64, 16
 POINTS = readers.points(ROWS, DIM)
@@ -45,21 +44,6 @@ def answered(index: SearchIndex, **options: Any) -> int:
     found = index.search_embeddings(POINTS, top_k=3, **options)
     (version,) = {readers.version_of(point, hits, ROWS) for point, hits in enumerate(found)}
     return version
-
-
-def test_what_was_opened_stays_until_it_is_reloaded(out: Path) -> None:
-    publish(out, 0)
-    index = open_index(out)
-    assert not index.reload()
-    publish(out, 1)
-    assert answered(index) == 0
-    assert index.reload()
-    assert answered(index) == 1
-    assert not index.reload()
-    rollback(out)
-    assert index.reload()
-    assert answered(index) == 0
-    assert index.bundle.version == read_current(out).version
 
 
 @pytest.mark.parametrize("what", ["index.faiss", "manifest.json", "CURRENT", "gone"])

@@ -84,19 +84,6 @@ def test_all_rows_as_candidates_give_exact_search(
         np.testing.assert_allclose([hit.score for hit in hits], row[best], atol=1e-6)
 
 
-def test_a_rerank_finds_what_coarse_codes_lose(
-    index: Path, rows: np.ndarray, queries: np.ndarray
-) -> None:
-    best = np.argsort(-truth(rows, queries, "vectors"), axis=1)[:, :10]
-    shares = []
-    for candidates in (0, 10, 40):
-        opened = open_index(index, rerank=candidates)
-        hits = [[hit.row for hit in each] for each in opened.search_embeddings(queries)]
-        pairs = zip(hits, best, strict=True)
-        shares.append(float(np.mean([len(np.intersect1d(*pair)) for pair in pairs])) / 10)
-    assert shares[0] == shares[1] < shares[2]
-
-
 @pytest.mark.parametrize("by", ["vectors", "embeddings"])
 def test_a_filter_and_a_document_go_with_it(index: Path, rows: np.ndarray, by: str) -> None:
     opened = open_index(index, rerank=ROWS, rerank_by=by)

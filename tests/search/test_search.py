@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from whiten_index import BuildConfig, CorpusConfig, build_index, open_index
-from whiten_index.errors import ArtifactError, ConfigError, EncoderError
+from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.evaluation.trec_run import write_run
 from whiten_index.versions.retention import describe_index
 
@@ -85,42 +84,6 @@ def test_an_id_with_blanks_cannot_stand_in_a_trec_run_and_leaves_no_file(
     assert [path.name for path in tmp_path.iterdir()] == ["queries.parquet"]
 
 
-@pytest.fixture(scope="module")
-def text_index(
-    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tiny_words: tuple[str, ...]
-) -> Path:
-    folder = tmp_path_factory.mktemp("texts")
-    random = np.random.default_rng(4)
-    texts = [" ".join(random.choice(tiny_words, 5)) for _ in range(60)]
-    pq.write_table(pa.table({"id": range(60), "text": texts}), folder / "c.parquet")
-    options = {"text_columns": "text", "id_column": "id", "keep": "text", "k": 6, "threads": 1}
-    corpus, out = (str(folder / "c.parquet"),), folder / "o"
-    build_index(BuildConfig(corpus=corpus, out=str(out), model=str(tiny_model), **options))
-    return out
-
-
-@pytest.mark.parametrize("change", ["weights", "tokenizer", "config"])
-def test_another_encoder_is_refused(
-    tmp_path: Path, text_index: Path, tiny_model: Path, change: str
-) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(tiny_model, other)
-    if change == "weights":
-        path = other / "model.safetensors"
-        data = bytearray(path.read_bytes())
-        data[-3] ^= 1
-        path.write_bytes(data)
-    elif change == "tokenizer":
-        path = other / "tokenizer.json"
-        path.write_text(path.read_text().replace('"cat"', '"cow"'))
-    else:
-        path = other / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "hidden_act": "relu"}))
-    opened = open_index(text_index, model=str(other), device="cpu")
-    with pytest.raises(EncoderError, match=r"index was built with .*gives other embeddings"):
-        opened.search(["the cat"])
-
-
 FILES = [
     "index.faiss",
     "documents.arrow",
@@ -167,26 +130,3 @@ def test_files_of_another_index_do_not_pass(tmp_path: Path, index: Path) -> None
         shutil.copyfile(path_of(other, name), path_of(copy, name))
         with pytest.raises(ArtifactError, match="damaged"):
             open_index(copy)
-
-
-@pytest.mark.parametrize("place", ["missing", "empty folder", "file"])
-def test_a_path_without_an_index_is_named(tmp_path: Path, place: str) -> None:
-    path = tmp_path / "place"
-    if place == "empty folder":
-        path.mkdir()
-    elif place == "file":
-        path.write_text("text")
-    for use in (open_index, describe_index):
-        with pytest.raises(ArtifactError, match=str(path)):
-            use(path)
-
-
-def test_an_index_may_be_moved_and_read_only(
-    tmp_path: Path, index: Path, rows: NDArray[np.float32]
-) -> None:
-    shutil.copytree(index, tmp_path / "moved", ignore=shutil.ignore_patterns("store", ".lock*"))
-    for path in (tmp_path / "moved").rglob("*"):
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    before = sorted((tmp_path / "moved").rglob("*"))
-    assert open_index(tmp_path / "moved").search_embeddings(rows[:1], top_k=1)[0][0].id == 0
-    assert sorted((tmp_path / "moved").rglob("*")) == before
