@@ -35,11 +35,6 @@ def load(model: Path | str, **options) -> Encoder:
     return Encoder.load(str(model), **{"device": "cpu", "threads": 1, **options})
 
 
-@pytest.fixture(scope="module")
-def encoder(tiny_model) -> Encoder:
-    return load(tiny_model)
-
-
 # --------------------------------------------------------------------------- embeddings
 
 

@@ -182,13 +182,6 @@ def database(address: str) -> Iterator[psycopg.Connection[Any]]:
         connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
 
 
-@pytest.fixture(scope="module")
-def raw(index: Path, sentences: list[str]) -> Array:
-    """Raw embeddings of the queries, (n, d)."""
-    embeddings: Array = QueryTransform.of(index).encoder.encode_queries(sentences[-QUERIES:])
-    return embeddings
-
-
 def literal(row: Array) -> str:
     return f"[{','.join(str(number) for number in row)}]"
 

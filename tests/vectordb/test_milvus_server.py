@@ -233,11 +233,6 @@ def backend(file: str) -> Backend:
 
 
 @pytest.fixture
-def shared(backend: Backend) -> Backend:
-    return backend
-
-
-@pytest.fixture
 def writer(backend: Backend) -> Iterator[DatabaseWriter]:
     with backend.open() as opened:
         yield opened
