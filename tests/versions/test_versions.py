@@ -248,9 +248,6 @@ def test_a_folder_that_cannot_be_written_is_a_disk_error(
     assert [facts.sound for facts in list_versions(out, verify="full")] == [""] * 4
 
 
-# The command line
-
-
 # What the store lacks, links, and what keep may be
 
 

@@ -182,9 +182,6 @@ def test_an_embedding_that_is_not_finite_is_refused(kind, bad):
         whitening.apply(rows)
 
 
-# Rows kept with fewer bits
-
-
 # The relative error of float16 is within a factor of 2 of 2e-4, by where a number lies between two
 # powers of 2. Around zero that averages out; around a mean far from zero it does not.
 @pytest.mark.parametrize(("ratio", "within"), [(0, 1.1), (5, 1.5)])
