@@ -39,11 +39,13 @@ class World:
         self.raw = np.random.default_rng(0).standard_normal((ROWS, DIM)).astype("f4")
         self.servers: dict[str, Server] = {"docs": Server(), "more": Server()}
         self.options = list[dict[str, str]]()
+
+    def build(self) -> None:
         self.write()
         build_index(
             BuildConfig(
-                corpus=(str(root / "c.parquet"),), out=str(root / "index"), embedding_column="e",
-                id_column="id", k=6, whiten="whitening",
+                corpus=(str(self.root / "c.parquet"),), out=str(self.root / "index"),
+                embedding_column="e", id_column="id", k=6, whiten="whitening",
             )
         )  # fmt: skip
 
@@ -88,13 +90,20 @@ MORE = 'to = "qdrant://h"\ntable = "more"\nk = 3\noptions = {m = 16, on_disk = t
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A world without an index, for tests that only read job files."""
     made = World(tmp_path)
     monkeypatch.setattr("whiten_index.vectordb.push.open_writer", made.connect)
     # Nor may one be needed to read a job, or the digest of its options.
     for client in CLIENTS:
         monkeypatch.setitem(sys.modules, client, None)
     return made
+
+
+@pytest.fixture
+def world(no_index: World) -> World:
+    no_index.build()
+    return no_index
 
 
 def run(job: Path, *flags: str) -> tuple[int, list[dict[str, Any]]]:
@@ -339,11 +348,11 @@ def test_a_refit_is_noted_once_with_its_target(world: World, to: str) -> None:
     assert "notes" not in second
 
 
-def test_what_is_said_of_where_a_push_is_to(world: World) -> None:
+def test_what_is_said_of_where_a_push_is_to(no_index: World) -> None:
     """Two that differ in a socket or a schema alone are told apart in the last line."""
     local = 'to = "postgresql://me@/db?host=/run/one&sslmode=disable"\ntable = "docs"'
     pushes = NightlyJob.read(
-        world.job(
+        no_index.job(
             local, local.replace("one", "two"), f'{DOCS}\noptions = {{schema = "s"}}',
             'to = "milvus://h"\ntable = "d"\noptions = {db = "b"}', 'to = "v.npy"',
         )
@@ -430,9 +439,9 @@ def test_lines_of_text(world: World) -> None:
         (f'to = "me:{SECRET}@h/db"\ntable = "d"', r"push 1: to \(…\) has a password before the @"),
     ],
 )
-def test_jobs_that_cannot_be_read(world: World, push: str, told: str) -> None:
+def test_jobs_that_cannot_be_read(no_index: World, push: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told) as raised:
-        NightlyJob.read(world.job(push))
+        NightlyJob.read(no_index.job(push))
     assert SECRET not in str(raised.value)
 
 
@@ -449,21 +458,21 @@ def test_jobs_that_cannot_be_read(world: World, push: str, told: str) -> None:
         ),
     ],
 )
-def test_secrets_belong_in_the_environment(world: World, push: str, told: str) -> None:
+def test_secrets_belong_in_the_environment(no_index: World, push: str, told: str) -> None:
     with pytest.raises(ConfigError, match=f"push 2: .*{told}") as raised:
-        NightlyJob.read(world.job(DOCS, f'table = "d"\n{push}'))
+        NightlyJob.read(no_index.job(DOCS, f'table = "d"\n{push}'))
     assert SECRET not in str(raised.value)
 
 
 @pytest.mark.parametrize("share", ["0", "0.0", "0.25", "1"])
-def test_a_share_of_rows_that_may_vanish(world: World, share: str) -> None:
-    (push,) = NightlyJob.read(world.job(f"{DOCS}\nmax-shrink = {share}")).pushes
+def test_a_share_of_rows_that_may_vanish(no_index: World, share: str) -> None:
+    (push,) = NightlyJob.read(no_index.job(f"{DOCS}\nmax-shrink = {share}")).pushes
     assert push.max_shrink == float(share)
 
 
-def test_two_pushes_of_one_place(world: World) -> None:
+def test_two_pushes_of_one_place(no_index: World) -> None:
     file, vectors, beside = (
-        f"to = {json.dumps(str(world.root / name))}"
+        f"to = {json.dumps(str(no_index.root / name))}"
         for name in ("v.parquet", "v.npy", "v.documents.parquet")
     )
     lance = 'to = "lancedb://{}"\ntable = "docs"'
@@ -474,19 +483,19 @@ def test_two_pushes_of_one_place(world: World) -> None:
         (beside, MORE, vectors),
         (DOCS, MORE, 'to = "postgres://me@h/db/"\ntable = "docs"'),
         (lance.format("/x/l"), MORE, lance.format("/x/../x/l/.")),
-        (file, MORE, file.replace("v.parquet", "../" + world.root.name + "/v.parquet")),
+        (file, MORE, file.replace("v.parquet", "../" + no_index.root.name + "/v.parquet")),
     ):
         with pytest.raises(ConfigError, match="push 3 goes where push 1 does"):
-            NightlyJob.read(world.job(*pushes))
+            NightlyJob.read(no_index.job(*pushes))
     apart = (
         DOCS, f'{DOCS}\noptions = {{schema = "other"}}', DOCS.replace('"docs"', '"other"'),
         DOCS.replace("h/db", "g/db"), file, vectors,
     )  # fmt: skip
-    assert len(NightlyJob.read(world.job(*apart)).pushes) == 6
+    assert len(NightlyJob.read(no_index.job(*apart)).pushes) == 6
 
 
-def test_a_table_where_tables_are_wanted(world: World) -> None:
-    path = world.job()
+def test_a_table_where_tables_are_wanted(no_index: World) -> None:
+    path = no_index.job()
     path.write_text(path.read_text() + '\n[push]\nto = "x.parquet"\n')
     with pytest.raises(ConfigError, match="push: Input should be a valid list"):
         NightlyJob.read(path)
