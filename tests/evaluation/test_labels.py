@@ -152,10 +152,6 @@ def test_malformed_qrels_name_the_line(
         read_qrels(text(tmp_path / name, content))
 
 
-EMPTY = [(read_qrels, "x.tsv"), (read_qrels, "x.qrels"), (read_pairs, "x.tsv")]
-EMPTY += [(read_pairs, "x.jsonl"), (read_queries, "x.jsonl")]
-
-
 @pytest.mark.data
 @pytest.mark.parametrize(
     ("name", "queries", "judgements"),

@@ -145,30 +145,6 @@ def run(*arguments: Any) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_the_terminal_shows_a_matrix_of_pairs_and_the_best_of_each_number(folder, tiny_model):
-    options = (folder, "--split", "two=test", "--model", tiny_model, "--k", 4)
-    report = json.loads(run(*options, "--json")[1])
-    status, printed, complaints = run(*options, "--aggregation", "wmean")
-    assert status == 0, complaints
-    lines = printed.splitlines()
-    heads = [n for n, line in enumerate(lines) if line.split() == ["layer", "0", "1", "2"]]
-    for head, each in zip(heads, report["runs"], strict=True):
-        assert each["name"] in lines[head - 1]
-        assert "wmean" in lines[head - 1]
-        cells = {
-            tuple(cell["layers"]): cell["average"]["spearman"]["wmean"]
-            for cell in each["combinations"]
-        }
-        for i in range(3):
-            pairs = [cells[(min(i, j), max(i, j)) if i != j else (i,)] for j in range(3)]
-            assert lines[head + 1 + i].split() == [str(i), *(f"{value:.2f}" for value in pairs)]
-        (i, j), figure = max(
-            ((pair, value) for pair, value in cells.items() if len(pair) == 2),
-            key=lambda each: each[1],
-        )
-        assert f"  best 2 layers: {i}+{j}, {figure:.2f}" in lines[head:]
-
-
 def test_the_first_token_ranks_where_texts_begin_with_their_own_word(folder, tiny_model, tmp_path):
     for model, first in ((tiny_model, [1]), (tiny_models.qwen3(tmp_path / "model"), [0])):
         status, printed, complaints = run(folder, "--model", model, "--token", "cls", "--json")
@@ -184,11 +160,3 @@ def test_options_of_one_embedding_are_refused(folder, tiny_model, option, value,
     status, _, complaints = run(folder, "--model", tiny_model, option, value)
     assert status == 2
     assert f"{option} has no meaning here, where every layer is tried; use {instead}" in complaints
-
-
-def test_a_job_file_of_other_commands_may_name_them(folder, tiny_model, tmp_path):
-    job = tmp_path / "job.toml"
-    job.write_text(f'model = "{tiny_model}"\npooling = "max"\nlayers = [1, 2]\n')
-    status, printed, complaints = run(folder, "--config", job, "--most", 1, "--json")
-    assert status == 0, complaints
-    assert json.loads(printed)["encoder"]["pooling"] == "mean"

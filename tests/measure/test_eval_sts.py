@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from whiten_index.cli import cli
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.evaluation.sts_sets import chosen_sets, read_sts
+from whiten_index.evaluation.sts_sets import read_sts
 from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.evaluate_sts import evaluate_sts
 
@@ -47,82 +47,11 @@ def pairs(tmp_path_factory, write_parquet, tiny_words) -> Path:
 # ------------------------------------------------------ from the definition, another way
 
 
-def hidden_states(folder: Path, texts: list[str], layers: tuple[int, ...]) -> np.ndarray:
-    """Return the token means of the SUM of layers by transformers itself, a batch at a time."""
-    import torch
-    import transformers
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.AutoModel.from_pretrained(folder).eval()
-    out = []
-    for start in range(0, len(texts), 64):
-        inputs = tokenizer(
-            texts[start : start + 64],
-            padding=True,
-            truncation=True,
-            max_length=256,
-            return_tensors="pt",
-        )
-        with torch.inference_mode():
-            states = model(**inputs, output_hidden_states=True).hidden_states
-        total = sum(states[layer] for layer in layers)
-        mask = inputs["attention_mask"].unsqueeze(-1)
-        out.append(((total * mask).sum(1) / mask.sum(1)).double().numpy())
-    return np.concatenate(out)
-
-
 def whitened(target: np.ndarray, k: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and W = U Λ^(-1/2), by the singular values of the covariance."""
     u, s, _ = np.linalg.svd(np.cov(target.T))
     rank = int((s > 1e-10 * s[0]).sum())
     return target.mean(0), u[:, : k or rank] / np.sqrt(s[: k or rank])
-
-
-@pytest.fixture(scope="module")
-def by_hand(data) -> tuple[dict[str, list], dict[tuple[int, ...], np.ndarray]]:
-    """STS16's pairs and their embeddings, first sides first: layers 1 + 6 and the last."""
-    from whiten_index.encoding.models import find_model
-
-    table = pq.read_table(data / "sts" / "sts_raw.parquet").to_pydict()
-    rows = [i for i, name in enumerate(table["dataset"]) if name == "STS16"]
-    columns = {name: [values[i] for i in rows] for name, values in table.items()}
-    texts = columns["sentence1"] + columns["sentence2"]
-    folder = find_model("all-MiniLM-L6-v2").path
-    return columns, {layers: hidden_states(folder, texts, layers) for layers in ((1, 6), (6,))}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layers", [(1, 6), (6,)])
-@pytest.mark.parametrize("k", [None, 256, 128])
-def test_whitening_from_the_definition_gives_the_same_figures(data, by_hand, layers, k, sts_store):
-    columns, embeddings = by_hand
-    x = embeddings[layers]
-    mean, w = whitened(x, k)
-    z = (x - mean) @ w
-    z /= np.linalg.norm(z, axis=1, keepdims=True)
-    n = len(x) // 2
-    cosines, gold = (z[:n] * z[n:]).sum(1), np.array(columns["score"])
-    subsets = np.array(columns["subset"])
-    groups = [subsets == name for name in dict.fromkeys(subsets)]
-    each = [scipy.stats.spearmanr(gold[g], cosines[g]).statistic for g in groups]
-    sizes = [g.sum() for g in groups]
-    truth = {
-        "all": 100 * scipy.stats.spearmanr(gold, cosines).statistic,
-        "mean": 100 * np.mean(each),
-        "wmean": 100 * np.average(each, weights=sizes),
-    }
-    options = {"pooling": "mean", "max_length": 256, "layers": layers, "k": (k or "full",)}
-    config = EvalConfig.from_options({**options, "whiten": "whitening", "store": str(sts_store)})
-    sets = chosen_sets(read_sts([data / "sts" / "sts_raw.parquet"]), ["STS16"])
-    found = evaluate_sts(config, sets)["datasets"]["STS16"]
-    assert found["spearman"] == pytest.approx(truth, abs=0.01)
-    pearson = 100 * scipy.stats.pearsonr(gold, cosines).statistic
-    assert found["pearson"]["all"] == pytest.approx(pearson, abs=0.01)
-
-
-@pytest.fixture(scope="module")
-def sts_store(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("sts-store")
 
 
 # Public MTEB scores of all-MiniLM-L6-v2, and SICK-R's test split by its own.

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
 
-from tests.helpers.bad_input import run
 from whiten_index import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.evaluation.transfer_tasks import read_task
@@ -61,43 +57,8 @@ def folder(tmp_path_factory, tiny_words):
     return place
 
 
-@pytest.fixture(scope="module")
-def report(folder, tiny_model):
-    status, out, _ = run(
-        "eval",
-        "transfer",
-        folder,
-        "--model",
-        tiny_model,
-        "--pooling",
-        "mean",
-        "--folds",
-        3,
-        "--json",
-    )
-    assert status == 0
-    return json.loads(out)
-
-
 def embeddings_of(texts, tiny_model):
     return Encoder.load(str(tiny_model), pooling="mean").encode(texts)
-
-
-def search(grid):
-    inner = StratifiedKFold(3, shuffle=True, random_state=0)
-    return GridSearchCV(LogisticRegression(max_iter=5000, tol=1e-6), {"C": grid}, cv=inner)
-
-
-def test_the_figures_are_those_of_a_search_on_the_same_embeddings(report, folder, tiny_model):
-    task = read_task(folder / "mr.parquet")
-    outer = StratifiedKFold(3, shuffle=True, random_state=0)
-    rows = embeddings_of(task.first, tiny_model)
-    each = cross_val_score(search([0.25, 0.5, 1, 2, 4, 8]), rows, task.labels, cv=outer)
-    found = report["datasets"]["mr"]
-    assert found["accuracy"] == pytest.approx(100 * each.mean(), abs=100 * 2 / ROWS)
-    assert found["accuracy"] > found["majority"] + 10
-    assert found["rows"] == {"all": ROWS}
-    assert found["dropped"] == {"text": 0, "label": 0}
 
 
 def named_alike(folder, place, names):
@@ -137,9 +98,3 @@ def test_f1_is_of_the_class_that_means_a_paraphrase_whatever_its_place(
     assert found["f1"] == pytest.approx(f1, abs=1)
     assert found["positive"] == positive
     assert not [note for note in found["notes"] if "F1" in note]
-
-
-def rte(place, labels, splits):
-    texts = [f"the cat and {number}" for number in range(len(labels))]
-    columns = {"sentence1": texts, "sentence2": texts[::-1], "label": labels, "split": splits}
-    pq.write_table(pa.table(columns), place / "rte.parquet")

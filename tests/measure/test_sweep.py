@@ -14,7 +14,6 @@ from click.testing import CliRunner, Result
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.cli import cli
 from whiten_index.errors import (
-    ArtifactError,
     BusyError,
     ConfigError,
     CorpusError,
@@ -22,7 +21,7 @@ from whiten_index.errors import (
 )
 from whiten_index.measure.grid import grid
 from whiten_index.measure.sweep_config import sweep_config
-from whiten_index.measure.sweep_run import plan_sweep, run_sweep
+from whiten_index.measure.sweep_run import run_sweep
 from whiten_index.progress import Silent
 
 ROWS, DIM, HELD = 700, 24, 60
@@ -159,20 +158,6 @@ def test_a_job_file_gives_defaults_that_flags_override(corpus, tmp_path):
         assert (done.exit_code, message in done.output) == (2, True)
 
 
-def test_a_plan_writes_nothing_and_counts_what_the_same_settings_measured(corpus, tmp_path):
-    out = tmp_path / "out"
-    given = {**options(corpus, out, **FEW), "widths": "8,99"}
-    plan = plan_sweep(sweep_config(given))
-    assert (plan.points, plan.found, plan.rows, plan.dim) == (1, 0, ROWS, DIM)
-    why = f"k = 99 is above the {DIM} dims of the embeddings"
-    assert plan.skipped == {"ours/pca/k99/fp32/flat": why}
-    assert not out.exists()
-    assert run_sweep(sweep_config(given)).measured == 1
-    assert plan_sweep(sweep_config(given)).found == 1
-    for other in ({"seed": 4}, {"target_recall": 0.8}, {"limit": 600}, {"sample": 70}):
-        assert plan_sweep(sweep_config({**given, **other})).found == 0
-
-
 def test_fewer_rows_held_out_than_asked_for_are_reported(tmp_path, corpus):
     watcher = _Notes()
     given = {**options(corpus, tmp_path, **FEW), "sample": 500}
@@ -307,48 +292,6 @@ def test_a_transform_that_cannot_be_does_not_keep_others_from_being_measured(tmp
         assert "k" in why
 
 
-class _Stopped(Silent):
-    """A watcher that asks to stop after so many points."""
-
-    def __init__(self, points: int) -> None:
-        self.left, self.stage = points, ""
-
-    def start(self, stage: str, total: int) -> None:
-        self.stage = stage
-
-    def advance(self, rows: int) -> None:
-        if self.stage == "measure":
-            self.left -= 1
-            if not self.left:
-                raise KeyboardInterrupt
-
-
-def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path, corpus):
-    config = sweep_config(
-        options(corpus, tmp_path, widths="8", transforms="pca,truncate", indexes="flat")
-    )
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "thesis.tex").write_text("years")
-    with pytest.raises(KeyboardInterrupt):
-        run_sweep(config, progress=_Stopped(3))
-    first = lines_of(tmp_path)
-    assert len([line for line in first if line["type"] == "point"]) == 3
-    assert not (tmp_path / ".sweep-work").exists()
-    path = tmp_path / "results.jsonl"
-    path.write_bytes(path.read_bytes() + b'{"type": "point", "run": "to')
-    report = run_sweep(config)
-    assert report.found == 3
-    after = lines_of(tmp_path)
-    assert after[: len(first)] == first
-    keys = [line["key"] for line in after if line["type"] != "sweep"]
-    assert len(keys) == len(set(keys))
-    assert report.measured == len(points_of(tmp_path)) - 3
-    again = run_sweep(config)
-    assert again.measured == 0
-    assert lines_of(tmp_path) == after
-    assert (tmp_path / "work" / "thesis.tex").read_text() == "years"
-
-
 def test_more_points_join_their_run_and_other_settings_start_another(tmp_path, corpus):
     given = options(corpus, tmp_path, **FEW)
     first = run_sweep(sweep_config(given))
@@ -361,16 +304,6 @@ def test_more_points_join_their_run_and_other_settings_start_another(tmp_path, c
     assert any("holds 1 other run" in note for note in notes.notes)
     runs = Counter(line["run"] for line in lines_of(tmp_path) if line["type"] == "point")
     assert runs == {first.run: 2, other.run: 1}
-
-
-def test_a_damaged_line_in_the_middle_is_an_error(tmp_path, corpus):
-    config = sweep_config(options(corpus, tmp_path, **FEW))
-    run_sweep(config)
-    path = tmp_path / "results.jsonl"
-    first, *others = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([first[:20] + b"\n", *others]))
-    with pytest.raises(ArtifactError, match=r"line 1 of .* is damaged"):
-        run_sweep(config)
 
 
 def test_a_tiny_corpus_is_refused(tmp_path, write_parquet):

@@ -11,14 +11,11 @@ from click.testing import CliRunner
 
 from pipelines.retrieval_benchmark import main
 from whiten_index import BuildConfig, build_index
-from whiten_index.encoding.encoder import Encoder
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.beir import set_files
-from whiten_index.evaluation.metrics import evaluate
 from whiten_index.measure import trial
 from whiten_index.measure.sweep_config import sweep_config
 from whiten_index.measure.sweep_run import run_sweep
-from whiten_index.store.embedding_store import EmbeddingStore
 
 DOCUMENTS = 160
 WISHES = {"transforms": "pca", "codecs": "fp32,sq8", "indexes": "flat", "baselines": True}
@@ -87,36 +84,6 @@ def options(tmp_path: Path, beir: Path, tiny_model: Path, store: Path, **more) -
 def points_of(out: Path) -> dict[str, dict]:
     lines = map(json.loads, (out / "results.jsonl").read_text().splitlines())
     return {line["key"]: line for line in lines if line["type"] == "point"}
-
-
-def test_quality_is_that_of_a_run_by_brute_force(
-    tmp_path, beir, tiny_model, documents, queries, qrels
-):
-    store = tmp_path / "store"
-    report = run_sweep(sweep_config(options(tmp_path, beir, tiny_model, store)))
-    assert report.dataset["judged"]
-    assert (report.dataset["rows"], report.dataset["queries"]) == (DOCUMENTS, 30)
-    kept = EmbeddingStore.open(store)
-    record = kept.corpus()
-    rows = np.concatenate([kept.embeddings(part.shard) for part in record.parts])
-    asked = Encoder.load(str(tiny_model)).encode_queries(list(queries.values()))
-    rows, asked = rows.astype(np.float64), asked.astype(np.float64)
-    mean, vectors = rows.mean(axis=0), np.linalg.eigh(np.cov(rows.T))[1][:, ::-1]
-    points = points_of(tmp_path / "out")
-    for key, transform in {
-        "raw/none/k32/fp32/flat": lambda x: x,
-        "ours/pca/k8/fp32/flat": lambda x: (x - mean) @ vectors[:, :8],
-        "ours/pca/k16/fp32/flat": lambda x: (x - mean) @ vectors[:, :16],
-    }.items():
-        ours, theirs = transform(rows), transform(asked)
-        ours = ours / np.linalg.norm(ours, axis=1, keepdims=True)
-        run = {
-            query: dict(zip(documents, scores.tolist(), strict=True))
-            for query, scores in zip(queries, theirs @ ours.T, strict=True)
-        }
-        wanted = evaluate(qrels, run, ["ndcg@10", "recall@100", "mrr@10"])
-        assert points[key]["quality"] == pytest.approx(wanted, abs=1e-3)
-    assert points["raw/none/k32/fp32/flat"]["quality"]["recall@100"] > 0.5
 
 
 def test_queries_are_encoded_once(tmp_path, beir, tiny_model, store, monkeypatch):

@@ -7,14 +7,11 @@ import json
 import os
 import random
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,14 +40,6 @@ def advice(folder: Path, *points: Any, **dataset: Any) -> Recommendation:
 
 
 # --------------------------------------------------------------------------- results
-
-
-def test_a_value_that_is_no_measurement_is_absent(tmp_path):
-    record = {**point(), "quality": {"ndcg@10": None}, "latency_ms": None, "bytes": [],
-              "agreement@10": "high", "index_recall@10": True}  # fmt: skip
-    ((found,),) = (sweep.points for sweep in read(tmp_path, header(), record))
-    assert [found.ndcg, found.p50, found.per_row, found.agreement] == [None] * 4
-    assert found.number("index_recall@10") is None
 
 
 def test_a_torn_last_line_is_left_out_and_any_other_damage_is_named(tmp_path):
@@ -315,13 +304,6 @@ def test_the_same_results_give_the_same_files(report, tmp_path):
         assert (tmp_path / "figures" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_points_outside_a_chart_are_counted(tmp_path):
-    low = point(codec="pq", ndcg=0.2)
-    path = write_results(tmp_path / "results.jsonl", [header(), RAW, point(ndcg=0.64), low])
-    text = write_report(path, tmp_path).read_text()
-    assert "1 of 3 points lie below the chart; the table has them." in text
-
-
 def test_runs_of_one_corpus_are_told_apart_and_odd_names_are_shown(tmp_path):
     odd = os.fsdecode(b"caf\xe9")
     records = [header("a", odd), header("b", odd), {**RAW, "run": "b"}]
@@ -330,16 +312,6 @@ def test_runs_of_one_corpus_are_told_apart_and_odd_names_are_shown(tmp_path):
     assert "caf?, run a</h2>" in text
     assert 'id="sweep-2">caf?, run b</h2>' in text
     assert "None" not in text
-
-
-def test_the_command_rebuilds_the_report_from_results_alone(tmp_path):
-    write_results(tmp_path / "results.jsonl", [header(), RAW, point()])
-    done = CliRunner().invoke(cli, ["report", str(tmp_path)])
-    assert done.exit_code == 0, done.output
-    assert done.output.strip() == str(tmp_path / "report.html")
-    done = CliRunner().invoke(cli, ["report", str(tmp_path / "no")])
-    assert done.exit_code == 5
-    assert "name a folder that whiten-index sweep --out wrote" in done.output
 
 
 def test_a_folder_that_cannot_be_written_is_an_output_error(tmp_path):
@@ -357,11 +329,3 @@ def test_without_jinja2_the_error_says_what_to_install(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=message):
         write_report(write_results(tmp_path / "results.jsonl", [header()]), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["results.jsonl"]
-
-
-def test_drawing_and_templates_load_when_they_are_used():
-    script = (
-        "import sys; import whiten_index.measure; print({'matplotlib', 'jinja2'} & {*sys.modules})"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout.strip() == "set()", done.stderr
