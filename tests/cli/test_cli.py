@@ -15,11 +15,8 @@ import pytest
 
 import whiten_index
 from tests.helpers.bad_input import (
-    EMBEDDED,
-    one_object,
     run,
     run_build_job,
-    succeed,
 )
 
 ROWS, DIM = 120, 8
@@ -65,25 +62,6 @@ def test_help_takes_less_than_half_a_second_of_cpu_and_loads_nothing(arguments: 
         assert whiten_index.__version__ in done.stdout
     else:
         assert done.stdout.startswith("Usage: ")
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_plan_foretells_the_build_and_writes_nothing(tmp_path: Path, dtype: type) -> None:
-    rows = np.random.default_rng(1).standard_normal((50, DIM)).astype(dtype)
-    path = tmp_path / "c.parquet"
-    pq.write_table(pa.table({"id": range(50), "e": list(rows)}), path)
-    out = tmp_path / "out"
-    arguments = ("build", path, *EMBEDDED, "--k", 4, "--out", out, "--json")
-    plan = one_object(succeed(*arguments, "--plan"))
-    assert not out.exists()
-    report = one_object(succeed(*arguments))
-    assert (plan["read"], plan["reused"], plan["to_encode"]) == (50, 0, 50)
-    assert plan["raw_bytes"] == report["bytes"]["raw"] == rows.nbytes
-    assert plan["vector_bytes"] == report["bytes"]["vectors"]
-    assert (plan["factory"], plan["k"]) == ("Flat", 4)
-    after = one_object(succeed(*arguments, "--plan"))
-    assert (after["reused"], after["to_encode"]) == (50, 0)
-    assert "nothing was written" in succeed(*arguments[:-1], "--plan")
 
 
 @pytest.mark.parametrize(
