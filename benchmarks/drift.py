@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def measure(work: Path) -> list[dict[str, Any]]:
                     "share": share,
                     "rows": len(rows),
                     **drift.to_json(),
-                    "decision": decide(drift).to_json(),
+                    "decision": asdict(decide(drift)),
                     "agreement": overlap(kept, refitted),
                     "agreement_new": overlap(kept[of_new], refitted[of_new])
                     if of_new.any()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tests.helpers.transforms import fit, make_rows, quick, seeds
-from whiten_index.whitening.drift import DRIFT_THRESHOLD, Chance, Drift, Refit, decide
+from whiten_index.whitening.drift import DRIFT_THRESHOLD, Drift, SamplingNoise, decide
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
@@ -159,11 +159,11 @@ def differences(rng, before, after, shared, k):
 def test_chance_is_what_two_samples_of_one_population_show(before, after, shared, k):
     rng = np.random.default_rng(0)
     pairs = np.array([differences(rng, before, after, shared, k) for _ in range(300)])
-    chance = Chance(before, after, shared, k, 0.0)
+    chance = SamplingNoise(before, after, shared, k, 0.0)
     shown, left = pairs.mean(axis=0)
     assert chance.sampling() == pytest.approx(shown, rel=0.15)
     # Three deviations above what a refit would not mend.
-    noise = chance.noise(mean=True, covariance=True)
+    noise = chance.remaining(mean=True, covariance=True)
     assert noise == pytest.approx(max(left, 0) + 3 * pairs[:, 0].std(), rel=0.35)
 
 
@@ -180,13 +180,12 @@ class TestDecide:
         return measure(rows, make_rows(1, 3000), shared=0, **{"k": K, **options})
 
     def test_an_order_is_followed_and_said(self):
-        kept = decide(self.drift(), order=Refit.NEVER)
-        assert (kept.whitening, kept.refits) == ("keep", False)
+        kept = decide(self.drift(), order="never")
+        assert kept.whitening == "keep"
         assert kept.why.startswith("--refit never was given")
         rows = make_rows(0)
-        always = decide(measure(rows, rows, k=K), order=Refit.parse("always"))
-        assert always.to_json()["whitening"] == "refit"
-        assert always.to_json()["threshold"] == DRIFT_THRESHOLD
+        always = decide(measure(rows, rows, k=K), order="always")
+        assert (always.whitening, always.threshold) == ("refit", DRIFT_THRESHOLD)
 
     @pytest.mark.parametrize("kind", [Kind.NONE, Kind.RANDOM, Kind.TRUNCATE])
     def test_what_reads_no_data_is_kept(self, kind):

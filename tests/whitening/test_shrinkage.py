@@ -11,13 +11,23 @@ from hypothesis import strategies as st
 
 from tests.helpers.transforms import few, fit, make_rows, seeds
 from whiten_index.errors import ConfigError, WhiteningError
-from whiten_index.whitening.covariance import Estimator, parse_shrinkage, shrunk_covariance
 from whiten_index.whitening.moments import Moments
-from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import (
+    Estimator,
+    Kind,
+    WhiteningConfig,
+    parse_shrinkage,
+)
 
 sklearn_covariance = pytest.importorskip("sklearn.covariance")
 
 NAMED = ["ledoit-wolf", "oas"]
+
+
+def coefficient(rows, name):
+    moments = rows if isinstance(rows, Moments) else Moments.of(rows)
+    return Whitening.fit(moments, WhiteningConfig(k="full", shrinkage=name)).shrinkage
 
 
 def by_scikit_learn(rows, name):
@@ -34,9 +44,10 @@ def by_scikit_learn(rows, name):
 def test_covariance_and_coefficient_are_those_of_scikit_learn(name, seed, n, d, ratio):
     rows = make_rows(seed, n, d, ratio=ratio)
     truth, rho = by_scikit_learn(rows, name)
-    covariance, coefficient = shrunk_covariance(Moments.of(rows), name, ddof=0)
-    assert coefficient == pytest.approx(rho, rel=1e-6, abs=1e-9)
-    np.testing.assert_allclose(covariance, truth, rtol=0, atol=1e-6 * np.trace(truth))
+    fitted = Whitening.fit(Moments.of(rows), WhiteningConfig(k="full", shrinkage=name))
+    assert fitted.shrinkage == pytest.approx(rho, rel=1e-6, abs=1e-9)
+    spectrum = np.linalg.eigvalsh(truth)[::-1] * n / (n - 1)
+    np.testing.assert_allclose(fitted.eigenvalues, spectrum, rtol=0, atol=1e-6 * spectrum.sum())
 
 
 def test_ledoit_wolf_is_that_of_the_definition():
@@ -46,8 +57,7 @@ def test_ledoit_wolf_is_that_of_the_definition():
     s = x.T @ x / len(x)
     spread = np.mean([np.square(np.outer(row, row) - s).sum() for row in x]) / len(x)
     distance = np.square(s - np.trace(s) / 6 * np.eye(6)).sum()
-    _, rho = shrunk_covariance(Moments.of(rows), "ledoit-wolf")
-    assert rho == pytest.approx(spread / distance)
+    assert coefficient(rows, "ledoit-wolf") == pytest.approx(spread / distance)
 
 
 @pytest.mark.parametrize("kind", [Kind.WHITENING, Kind.ZCA, Kind.ZCA_COR, Kind.GROUP])
@@ -64,7 +74,7 @@ def test_fewer_rows_than_dims_get_every_direction(kind, name):
 def test_fourth_powers_that_cannot_be_right_are_an_error(quartic):
     moments = dataclasses.replace(Moments.of(make_rows()), quartic=quartic)
     with pytest.raises(WhiteningError, match="does not fit the scatter"):
-        shrunk_covariance(moments, "ledoit-wolf")
+        coefficient(moments, "ledoit-wolf")
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -72,12 +82,12 @@ def test_fourth_powers_that_cannot_be_right_are_an_error(quartic):
 def test_numbers_at_the_limits_are_right_or_a_clear_error(name, scale):
     rows = make_rows(0, 30)
     try:
-        rho = shrunk_covariance(Moments.of(rows * scale), name)[1]
+        rho = coefficient(rows * scale, name)
     except WhiteningError as error:
         assert "--shrinkage oas" in str(error)  # noqa: PT017
         assert name == "ledoit-wolf"
     else:
-        assert rho == pytest.approx(shrunk_covariance(Moments.of(rows), name)[1])
+        assert rho == pytest.approx(coefficient(rows, name))
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,14 @@ from whiten_index.options import flag_of, schema
 from whiten_index.paths import as_place, is_uri, require_path
 from whiten_index.pipeline.build_options import BuildOptions
 from whiten_index.store.dtypes import StoreDtype, require_dtype
-from whiten_index.whitening.covariance import Estimator, parse_shrinkage
 from whiten_index.whitening.selection import require_sample
-from whiten_index.whitening.whitening_config import Kind, Weighting, WhiteningConfig
+from whiten_index.whitening.whitening_config import (
+    WEIGHTINGS,
+    Estimator,
+    Kind,
+    WhiteningConfig,
+    parse_shrinkage,
+)
 
 AUTO = "auto"
 # Options that belong to a named transform; ``auto`` does not take them.
@@ -132,7 +137,7 @@ class BuildConfig(BuildOptions):
 
     def weights_of(self) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
         """Return the function from frequencies (n,) to weights (n,) of mean 1."""
-        return Weighting(self.weighting).function
+        return WEIGHTINGS[self.weighting]
 
     @property
     def budget(self) -> int | None:
@@ -140,7 +145,7 @@ class BuildConfig(BuildOptions):
         return None if self.memory_budget is None else parse_bytes(self.memory_budget)
 
     def _require_consistent_transform(self) -> None:
-        if self.weight_column is None and self.weighting != Weighting.ZIPFIAN.value:
+        if self.weight_column is None and self.weighting != BuildConfig.weighting:
             raise ConfigError(
                 f"--weighting {self.weighting} needs frequencies; name their column with "
                 "--weight-column"

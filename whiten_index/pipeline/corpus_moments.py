@@ -18,11 +18,11 @@ from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.store.embedding_store import EmbeddingStore, total_moments
 from whiten_index.store.records import CorpusPart
 from whiten_index.store.sampling import mapped_part
-from whiten_index.whitening.covariance import Estimator, parse_shrinkage
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import Choice
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import Estimator, parse_shrinkage
 
 if TYPE_CHECKING:
     from whiten_index.pipeline.build_config import BuildConfig

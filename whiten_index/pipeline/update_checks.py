@@ -25,7 +25,6 @@ from whiten_index.pipeline.canaries import CanaryFile
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.published import CANDIDATES, VERSIONS, withdrawn_facts
-from whiten_index.whitening.drift import Refit
 
 if TYPE_CHECKING:
     from whiten_index.pipeline.base_version import BaseVersion
@@ -53,7 +52,7 @@ def advising(config: UpdateConfig) -> Iterator[None]:
         strange = set(_OPTION.findall(said)) - own
         if not strange and not any(words in said for words in _OF_THE_BUILD):
             raise
-        fits = isinstance(error, WhiteningError) and config.order is not Refit.NEVER
+        fits = isinstance(error, WhiteningError) and config.order != "never"
         keep = " keep the transform with --refit never," if fits else ""
         raise type(error)(
             f"{said} (an update keeps the options that the index was built with: mend the corpus,"
@@ -90,10 +89,10 @@ def nothing_to_do(config: UpdateConfig, base: BaseVersion, record: CorpusRecord)
     if record.fingerprint != base.fields["corpus"]["fingerprint"] or config.choose_again:
         return False
     decided = base.update.get("decision") or {}
-    if decided.get("whitening") != "keep" or config.order is Refit.NEVER:
+    if decided.get("whitening") != "keep" or config.order == "never":
         # A transform that was fitted on this very corpus comes out the same.
         return True
-    return config.order is Refit.AUTO and decided.get("threshold") == config.drift_threshold
+    return config.order == "auto" and decided.get("threshold") == config.drift_threshold
 
 
 def canary_file(config: UpdateConfig, base: BaseVersion) -> CanaryFile | None:
@@ -164,7 +163,7 @@ def require_not_withdrawn(
     for name, facts in withdrawn_facts(out).items():
         if facts.get("corpus") != record.fingerprint:
             continue
-        if config.order is not Refit.AUTO and identity != facts.get("identity"):
+        if config.order != "auto" and identity != facts.get("identity"):
             continue
         there = exists(out / VERSIONS / name)
         back = f"; or take that version back: whiten-index rollback {out} --to {name}"

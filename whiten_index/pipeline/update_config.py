@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from whiten_index.errors import ConfigError
 from whiten_index.options import MODEL, OUTPUT, RESOURCES, TRANSFORM, Option, flag_of, schema
 from whiten_index.paths import require_folder, require_path
-
-if TYPE_CHECKING:
-    from whiten_index.whitening.drift import Refit
 
 GATES = "Gates"
 # Each canary is compared with every row.
@@ -143,8 +140,6 @@ class UpdateConfig(GateConfig):
         return GateConfig(**{name: getattr(self, name) for name in names})
 
     @property
-    def order(self) -> Refit:
-        """Decision whether the transform is fitted again; to choose again is to fit again."""
-        from whiten_index.whitening.drift import Refit
-
-        return Refit.ALWAYS if self.choose_again else Refit.parse(self.refit)
+    def order(self) -> Literal["auto", "always", "never"]:
+        """Order whether to fit the transform again; ``choose_again`` includes a fit."""
+        return "always" if self.choose_again else self.refit

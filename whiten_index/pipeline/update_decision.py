@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -64,8 +64,8 @@ def decide_update(
         drift = Drift.measure(base.fitted.whitening, base.fitted.moments, today, shared=both)
         watcher.advance(encoded.record.rows)
     decision = decide(drift, threshold=config.drift_threshold, order=config.order)
-    said = {"whitening": decision.whitening, "why": decision.why, "threshold": decision.threshold}
-    if decision.refits:
+    said = asdict(decision)
+    if decision.whitening == "refit":
         again = base.config if config.choose_again else named
         fitted = fit_whitening(again, encoded, read_labels(again), stages)
         if base.fitted.choice is not None and fitted.choice is None:

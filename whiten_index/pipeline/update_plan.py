@@ -184,7 +184,7 @@ def _plan(config: UpdateConfig, stages: Stages) -> UpdatePlan:
         other_seconds=again + sum(stages.seconds.values()) + loading,
         bytes={str(path): size for path, size in wanted.items()},
         free={str(path): free_bytes(path) for path in wanted},
-        refit=config.order.value,
+        refit=config.order,
         up_to_date=up_to_date,
         refused="" if up_to_date else _refused(config, base, record.rows),
         ids=changes.ids_to_json(),

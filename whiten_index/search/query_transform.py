@@ -37,7 +37,6 @@ from whiten_index.search.query_encoder import QueryEncoder, digest_of, require_s
 from whiten_index.store.records import EncoderFacts
 from whiten_index.versions.published import WHITENING, Version, with_published
 from whiten_index.versions.version_manifest import VersionManifest
-from whiten_index.whitening.affine import write_matrix
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
 
@@ -277,7 +276,7 @@ class QueryTransform:
             StorageError: the file cannot be written.
         """
         affine = self.whitening.export()
-        path = write_matrix(affine, file, facts={"query_digest": self.query_digest})
+        path = affine.save(file, facts={"query_digest": self.query_digest})
         return {
             "file": str(path),
             "dim": self.dim,

@@ -17,7 +17,7 @@ from whiten_index.artifacts.tensors import read_sealed, write_sealed
 from whiten_index.errors import ArtifactError, ConfigError, WhiteningError
 from whiten_index.whitening.spectrum import unit_rows
 
-FILE_KIND, FORMAT_VERSION = "affine", 1
+_KIND, _FORMAT_VERSION = "affine", 1
 _HALF_ULP = float(np.finfo(np.float32).eps) / 2
 
 
@@ -44,7 +44,7 @@ class Affine:
     def fold(
         cls,
         matrix: NDArray[np.float64],
-        mean: NDArray[np.float64] | None,
+        mean: NDArray[np.float64],
         *,
         variances: NDArray[np.float64],
         signal: float,
@@ -59,10 +59,10 @@ class Affine:
 
         Args:
             matrix: (d, k) W.
-            mean: (d,) what the transform subtracts, or None.
-            variances: (d,) mean squares of the coordinates about ``mean``, or about 0.
+            mean: (d,) subtracted by the transform.
+            variances: (d,) mean squares of the coordinates about ``mean``.
             signal: mean square length of the vectors.
-            normalize_input: kept as it is.
+            normalize_input: whether rows are scaled to unit length first.
 
         Raises:
             WhiteningError: W does not fit into float32.
@@ -74,18 +74,16 @@ class Affine:
                 "the matrix is too large for float32, since the embeddings are nearly 0; scale "
                 "them up before the fit"
             )
-        center = np.zeros(len(matrix)) if mean is None else mean
         # By the rounded matrix: then the rounding of W acts on x − μ only, not on μ.
-        bias = -(center @ single.astype(np.float64))
-        squares = (variances + center**2) @ np.square(matrix) + np.square(bias)
+        bias = -(mean @ single.astype(np.float64))
+        squares = (variances + mean**2) @ np.square(matrix) + np.square(bias)
         additions = np.count_nonzero(matrix, axis=0) + 1
         rounding = _HALF_ULP * math.sqrt(float(additions @ squares))
-        error = rounding / math.sqrt(signal) if signal > 0 else 0.0
         return cls(
             matrix=single,
             bias=bias.astype(np.float32),
             normalize_input=normalize_input,
-            error=error,
+            error=rounding / math.sqrt(signal) if signal > 0 else 0.0,
         )
 
     def apply(self, embeddings: ArrayLike) -> NDArray[np.float32]:
@@ -104,20 +102,33 @@ class Affine:
         vectors: NDArray[np.float32] = x @ self.matrix + self.bias
         return vectors
 
-    def save(self, path: Path | str, *, facts: Mapping[str, str] | None = None) -> None:
-        """Write a safetensors file: ``matrix``, ``bias``, ``error``; the rest as metadata.
+    def save(self, file: Path | str, *, facts: Mapping[str, str] | None = None) -> Path:
+        """Write a safetensors file atomically and return its path.
+
+        It has the tensors ``matrix``, ``bias`` and ``error``, and the rest as metadata.
 
         Args:
-            path: of the file.
+            file: its path.
             facts: more metadata.
+
+        Raises:
+            ConfigError: the file's ending is not ``.safetensors``, or something else than an
+                exported matrix is there.
+            StorageError: the file cannot be written.
         """
-        write_sealed(
-            path,
-            {"matrix": self.matrix, "bias": self.bias, "error": np.array([self.error])},
-            kind=FILE_KIND,
-            version=FORMAT_VERSION,
-            facts={**(facts or {}), "normalize_input": str(self.normalize_input).lower()},
-        )
+        path = require_path(file)
+        if path.suffix != ".safetensors":
+            raise ConfigError(f"a matrix is exported to a .safetensors file; {path.name} is none")
+        require_replaceable(path, _is_matrix, "an exported matrix")
+        with writing(path, kept=""), replacing(path) as temporary:
+            write_sealed(
+                temporary,
+                {"matrix": self.matrix, "bias": self.bias, "error": np.array([self.error])},
+                kind=_KIND,
+                version=_FORMAT_VERSION,
+                facts={**(facts or {}), "normalize_input": str(self.normalize_input).lower()},
+            )
+        return path
 
     @classmethod
     def load(cls, path: Path | str) -> Affine:
@@ -128,7 +139,7 @@ class Affine:
         """
         shapes = {"matrix": "dk", "bias": "k", "error": "1"}
         tensors, facts = read_sealed(
-            path, kind=FILE_KIND, version=FORMAT_VERSION, shapes=shapes, remedy="export it again"
+            path, kind=_KIND, version=_FORMAT_VERSION, shapes=shapes, remedy="export it again"
         )
         normalize = facts.get("normalize_input")
         if normalize not in ("true", "false"):
@@ -144,36 +155,9 @@ class Affine:
         )
 
 
-def write_matrix(affine: Affine, file: Path | str, *, facts: Mapping[str, str]) -> Path:
-    """Write the file of ``Affine.save``, whole or not at all.
-
-    Args:
-        affine: the matrix and its bias.
-        file: its path.
-        facts: more metadata.
-
-    Returns:
-        The path.
-
-    Raises:
-        ConfigError: the file's ending is not ``.safetensors``, or something else than an exported
-            matrix is there.
-        StorageError: the file cannot be written.
-    """
-    path = require_path(file)
-    if path.suffix != ".safetensors":
-        raise ConfigError(f"a matrix is exported to a .safetensors file; {path.name} is none")
-    require_replaceable(path, _is_matrix, "an exported matrix")
-    with writing(path, kept=""), replacing(path) as temporary:
-        affine.save(temporary, facts=facts)
-    return path
-
-
 def _is_matrix(path: Path) -> bool:
-    """Return whether the head of a file is that of an exported matrix."""
     try:
         with safe_open(path, framework="numpy") as file:
-            facts = file.metadata() or {}
+            return bool((file.metadata() or {}).get("kind") == _KIND)
     except SafetensorError:
         return False
-    return bool(facts.get("kind") == FILE_KIND)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +22,23 @@ from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import Spectrum, least_share, numerical_rank
 from whiten_index.whitening.transform import Whitening
 
+# Nats a kept dimension beyond chance above which a transform is fitted again: of Wikinews with
+# Wikipedia added, a tenth of the nearest neighbours by full whitening, k = 128, are then others.
+DRIFT_THRESHOLD = 0.002
+# Share of the variance that the kept directions may miss more of than they did at the fit.
+_VARIANCE_THRESHOLD = 0.05
 # A variance along a kept direction is never taken to be below this share of the fit's.
 _LEAST_VARIANCE = 1e-10
+# Chance is given this many of its standard deviations before it is called drift.
+_DEVIATIONS = 3.0
+_FIGURES = (
+    "mean_shift", "mean_shift_rms", "kl_per_dim", "kl_mean_per_dim", "kl_covariance_per_dim",
+    "kl_of_refit", "sampling_kl", "noise_kl", "variance_kept_at_fit", "variance_kept",
+    "variance_possible", "variance_lost", "noise_variance",
+)  # fmt: skip
 
 _Array = NDArray[np.float64]
+Order = Literal["auto", "always", "never"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -36,19 +48,19 @@ class Drift:
     Attributes:
         rows_fitted: rows of the fit.
         rows_today: rows of today.
-        rows_shared: rows that both have, as far as the caller knows them.
+        rows_shared: rows known to be in both.
         mean_shift: ‖(μ_today − μ_fit)ᵀ W₁‖, in standard deviations of the fit's rows.
-        eigenvalues: (r,) float64, rising, of W₁ᵀ Σ_today W₁; all are 1 where nothing drifted.
-        kl_mean_per_dim: what the means add to ``kl_per_dim``, in nats.
-        kl_covariance_per_dim: what the covariances add to it.
+        eigenvalues: (r,) float64, rising, of W₁ᵀ Σ_today W₁; all are 1 without drift.
+        kl_mean_per_dim: part of the means in ``kl_per_dim``, in nats.
+        kl_covariance_per_dim: part of the covariances in it.
         variance_kept_at_fit: share of the fit's variance along the kept directions.
         variance_kept: share of today's variance along them.
         variance_possible_at_fit: share that the same number of the fit's widest ones hold.
         variance_possible: share that the same number of today's widest ones would hold.
         sampling_kl: KL a dimension that chance alone shows.
-        noise_kl: what of the drift may be noise of today's rows, which a refit would only take
-            over; infinite if today's rows are too few.
-        noise_variance: what of ``variance_lost`` chance alone may show.
+        noise_kl: drift that may be noise of today's rows, which a refit would only take over;
+            infinite if today's rows are too few.
+        noise_variance: part of ``variance_lost`` that chance alone may show.
         reads_covariance: whether the covariance of the data moves the transform.
         reads_mean: whether the mean does.
     """
@@ -74,28 +86,25 @@ class Drift:
     def measure(
         cls, whitening: Whitening, fitted: Moments, today: Moments, *, shared: float | None = None
     ) -> Drift:
-        """Measure the drift between two moments, of unit rows where the transform takes such.
+        """Measure the drift between two moments, of unit rows if the transform takes such.
 
         With e the eigenvalues and δ the shift in whitened units, the divergence of the two
         Gaussians on the r kept directions is
 
             KL(today ‖ fit) = ½ ‖δ‖² + ½ Σ (e − 1 − ln e)   (Kullback 1959, ch. 9).
 
-        What of it chance alone would show, and what of it a refit would not mend, is told by
-        ``Chance``: ``sampling_kl``, ``noise_kl`` and ``noise_variance``.
-
         Args:
             whitening: the transform.
             fitted: moments that it was fitted on.
             today: moments of today's rows.
-            shared: rows that are in both; 0 where nothing is known, which gives chance the most
-                room.
+            shared: rows that are in both; 0, if unknown, gives chance the most room.
 
         Raises:
             ConfigError: other widths, or more rows shared than there are.
             WhiteningError: there are no rows today.
         """
-        _check(whitening, fitted, today, shared or 0.0)
+        shared = shared or 0.0
+        _check(whitening, fitted, today, shared)
         then, now = _covariance(fitted), _covariance(today)
         w1 = _reference(whitening, then)
         turned = w1.T @ shrink(now, whitening.shrinkage) @ w1
@@ -105,19 +114,19 @@ class Drift:
         k = max(len(variances), 1)
         kept = slice(whitening.remove_top, whitening.remove_top + len(variances))
         centred, reads = whitening.center, whitening.kind.reads_data
-        chance = Chance.of(fitted, today, shared or 0.0, width=len(variances))
+        noise = SamplingNoise(fitted.count, today.count, shared, len(variances), _kurtosis(fitted))
         return cls(
             rows_fitted=fitted.count,
             rows_today=today.count,
-            rows_shared=shared or 0.0,
+            rows_shared=shared,
             mean_shift=float(np.linalg.norm(shift)),
             eigenvalues=variances,
             kl_mean_per_dim=float(shift @ shift) / 2 / k,
             kl_covariance_per_dim=float((bounded - 1 - np.log(bounded)).sum()) / 2 / k,
             **_variances_kept(w1, then, now, kept),
-            sampling_kl=chance.sampling(),
-            noise_kl=chance.noise(mean=centred, covariance=reads),
-            noise_variance=chance.gained(_falling(then), kept),
+            sampling_kl=noise.sampling(),
+            noise_kl=noise.remaining(mean=centred, covariance=reads),
+            noise_variance=noise.variance_gained(_falling(then), kept),
             reads_covariance=reads,
             reads_mean=centred,
         )
@@ -139,9 +148,9 @@ class Drift:
 
     @property
     def kl_of_refit(self) -> float:
-        """The part of ``kl_per_dim`` that a refit takes back.
+        """Part of ``kl_per_dim`` that a refit takes back.
 
-        The means count where the transform subtracts one, the covariances where it reads any.
+        The means count if the transform subtracts one, the covariances if it reads any.
         """
         return (self.kl_mean_per_dim if self.reads_mean else 0.0) + (
             self.kl_covariance_per_dim if self.reads_covariance else 0.0
@@ -156,32 +165,18 @@ class Drift:
     def to_json(self) -> dict[str, Any]:
         """Return the figures as JSON values, numbers in 6 digits, infinities as ``None``."""
         values = self.eigenvalues if self.k else np.ones(1)
-        figures = {
-            "mean_shift": self.mean_shift,
-            "mean_shift_rms": self.mean_shift_rms,
-            "kl_per_dim": self.kl_per_dim,
-            "kl_mean_per_dim": self.kl_mean_per_dim,
-            "kl_covariance_per_dim": self.kl_covariance_per_dim,
-            "kl_of_refit": self.kl_of_refit,
-            "sampling_kl": self.sampling_kl,
-            "noise_kl": self.noise_kl,
-            "variance_kept_at_fit": self.variance_kept_at_fit,
-            "variance_kept": self.variance_kept,
-            "variance_possible": self.variance_possible,
-            "variance_lost": self.variance_lost,
-            "noise_variance": self.noise_variance,
-        }
+        least, median, most = float(values[0]), float(np.median(values)), float(values[-1])
         return {
             "rows_fitted": self.rows_fitted,
             "rows_today": self.rows_today,
             "rows_shared": self.rows_shared,
             "dims": self.k,
             "eigenvalues": {
-                "least": _short(float(values[0])),
-                "median": _short(float(np.median(values))),
-                "most": _short(float(values[-1])),
+                "least": _short(least),
+                "median": _short(median),
+                "most": _short(most),
             },
-            **{name: _short(value) for name, value in figures.items()},
+            **{name: _short(getattr(self, name)) for name in _FIGURES},
         }
 
 
@@ -208,8 +203,8 @@ def _covariance(moments: Moments) -> _Array:
 def _reference(whitening: Whitening, fitted: _Array) -> _Array:
     """Return W₁ (d, r): the span of the kept directions, of covariance I on the fit's rows.
 
-    Within that span the KL of two Gaussians is the same whatever the basis, so that any W₁ will
-    do; where the kept directions are eigenvectors it is U Λ^(−1/2) itself.
+    Within that span the KL of two Gaussians is the same for every basis, so that any W₁ will
+    do; if the kept directions are eigenvectors it is U Λ^(−1/2) itself.
     """
     shrunk = shrink(fitted, whitening.shrinkage)
     if not whitening.kind.reads_data:
@@ -224,9 +219,9 @@ def _reference(whitening: Whitening, fitted: _Array) -> _Array:
 
 
 def _whitened(basis: _Array, covariance: _Array) -> _Array:
-    """Return the columns (d, r) that span what ``basis`` does, of covariance I.
+    """Return columns (d, r) of covariance I with the span of ``basis``, without repetition.
 
-    Columns of different groups may depend on each other; what they span twice is left out.
+    Columns of different groups may depend on each other.
     """
     inside = basis.T @ covariance @ basis
     values, vectors = np.linalg.eigh((inside + inside.T) / 2)
@@ -264,19 +259,14 @@ def _short(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-# Chance is given this many of its standard deviations before it is called drift.
-_DEVIATIONS = 3.0
-
-
 @dataclass(frozen=True)
-class Chance:
+class SamplingNoise:
     """Sampling noise of the drift between two samples of one population.
 
     n_f and n_t rows, n_s of them the same, are compared along r whitened dimensions. A difference
     of their means has variance v = 1/n_f + 1/n_t − 2n_s/(n_f n_t) in each, one of their covariances
     (1 + κ)v off the diagonal and (2 + 3κ)v on it: Muirhead 1982, "Aspects of multivariate
-    statistical theory", ch. 1, for elliptical rows of kurtosis κ, which is 0 for Gaussian ones. κ
-    comes from the fit's fourth moment, and is 0 where that is not held.
+    statistical theory", ch. 1, for elliptical rows of kurtosis κ, which is 0 for Gaussian ones.
 
     Attributes:
         before: n_f.
@@ -292,11 +282,6 @@ class Chance:
     width: int
     kurtosis: float
 
-    @classmethod
-    def of(cls, fitted: Moments, today: Moments, shared: float, *, width: int) -> Chance:
-        """Take the numbers of rows and the kurtosis from moments."""
-        return cls(fitted.count, today.count, shared, width, _kurtosis(fitted))
-
     def sampling(self) -> float:
         """Return the KL a dimension to expect: v/2 + v[(1 + κ)(r + 1) + κ]/4.
 
@@ -308,8 +293,8 @@ class Chance:
         heavy = 1 + self.kurtosis
         return self._spread * (0.5 + (heavy * (self.width + 1) + self.kurtosis) / 4)
 
-    def noise(self, *, mean: bool, covariance: bool) -> float:
-        """Return what of the KL a dimension a refit would only take over, not mend.
+    def remaining(self, *, mean: bool, covariance: bool) -> float:
+        """Return the KL a dimension that a refit would only take over, not mend.
 
         A fit on few rows is far off by chance, and a refit on many mends that: such drift is not
         noise. In expectation a refit comes nearer to the population than the fit is by the
@@ -319,7 +304,7 @@ class Chance:
 
         of the covariances, (1 + κ)-fold; r g is E tr S⁻¹ of the covariance S of Gaussian rows
         (Muirhead 1982, ch. 3). For samples without a common row that is about (r + 3)/(2n_t), and
-        0 where rows were only added. Three standard deviations are added: of the χ², and, since
+        0 if rows were only added. Three standard deviations are added: of the χ², and, since
         the covariances differ by the sum of ‖x‖⁴ over the c rows that came or went, whose relative
         variance is 8/r for Gaussian rows, of that sum.
 
@@ -348,18 +333,18 @@ class Chance:
             variance += self.sampling() ** 2 * 8 / (self.width * changed)
         return max(expected, 0.0) + _DEVIATIONS * math.sqrt(variance)
 
-    def gained(self, variances: NDArray[np.float64], kept: slice) -> float:
-        """Return what share of variance new directions may hold more than old ones by chance.
+    def variance_gained(self, variances: _Array, kept: slice) -> float:
+        """Return the share of variance that new directions may gain over old ones by chance.
 
         To first order directions i kept and j not, of variances λ, turn by angles θ that gain
         Σ 2θe − θ²|λᵢ − λⱼ|, where e, of variance (1 + κ)v λᵢλⱼ, is what chance adds between them.
         Σθ² is at most m, the lesser number of directions kept and not kept, so that for every μ
         no more can be gained than Σ e²/(|λᵢ − λⱼ| + μ) + μm; the least of these is returned. It
-        is too little where few rows make equal variances look apart.
+        is too little if few rows make equal variances look apart.
 
         Args:
             variances: (d,) of all directions, falling.
-            kept: which of them the transform keeps.
+            kept: the directions of the transform among them.
         """
         inside = variances[kept]
         outside = np.delete(variances, kept)
@@ -376,19 +361,19 @@ class Chance:
 
     @property
     def _spread(self) -> float:
-        """v, the variance of a difference of means in whitened units."""
+        """Variance v of a difference of means in whitened units."""
         both = 2 * self.shared / (self.before * self.after)
         # Rounding may leave less than nothing.
         return max(1 / self.before + 1 / self.after - both, 0.0)
 
     def _inflation(self, rows: float) -> float:
-        """Return g − 1, by how much too long the inverse of a sample's covariance is."""
+        """Return g − 1, the excess length of the inverse of a sample's covariance."""
         left = rows - self.width - 2
         return (self.width + 1) / left if left > 0 else math.inf
 
 
 def _kurtosis(moments: Moments) -> float:
-    """Return κ ≥ 0 of elliptical rows: E‖c‖⁴ = (1 + κ)(2 tr Σ² + (tr Σ)²); 0 where not known."""
+    """Return κ ≥ 0 of elliptical rows: E‖c‖⁴ = (1 + κ)(2 tr Σ² + (tr Σ)²); 0 if unknown."""
     if moments.quartic is None:
         return 0.0
     covariance = moments.covariance(ddof=0)
@@ -401,37 +386,9 @@ def _kurtosis(moments: Moments) -> float:
     return max(found, 0.0) if math.isfinite(found) else 0.0
 
 
-# Nats a kept dimension beyond chance above which a transform is fitted again: of Wikinews with
-# Wikipedia added, a tenth of the nearest neighbours by full whitening, k = 128, are then others.
-DRIFT_THRESHOLD = 0.002
-# Share of the variance that the kept directions may miss more of than they did at the fit.
-VARIANCE_THRESHOLD = 0.05
-
-
-class Refit(Enum):
-    """Choice whether a transform is fitted again: by drift, always or never."""
-
-    AUTO = "auto"
-    ALWAYS = "always"
-    NEVER = "never"
-
-    @classmethod
-    def parse(cls, name: str) -> Refit:
-        """Read ``auto``, ``always`` or ``never``.
-
-        Raises:
-            ConfigError: the value is unknown.
-        """
-        try:
-            return cls(name)
-        except ValueError as error:
-            known = ", ".join(each.value for each in cls)
-            raise ConfigError(f"--refit {name!r} is unknown; use {known}") from error
-
-
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """True if the transform stays.
+    """Decision whether a transform is kept or fitted again.
 
     Attributes:
         whitening: ``keep`` or ``refit``.
@@ -439,66 +396,41 @@ class Decision:
         threshold: nats a dimension it was decided by.
     """
 
-    whitening: str
+    whitening: Literal["keep", "refit"]
     why: str
     threshold: float
 
-    @property
-    def refits(self) -> bool:
-        """True if the transform is fitted again."""
-        return self.whitening == "refit"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the decision as JSON values."""
-        return {"whitening": self.whitening, "why": self.why, "threshold": self.threshold}
-
-
-def decide(
-    drift: Drift,
-    *,
-    threshold: float = DRIFT_THRESHOLD,
-    order: Refit = Refit.AUTO,
-    variance_threshold: float = VARIANCE_THRESHOLD,
-) -> Decision:
+def decide(drift: Drift, *, threshold: float = DRIFT_THRESHOLD, order: Order = "auto") -> Decision:
     """Decide whether a transform is kept or fitted again.
 
-    It is fitted again where ``kl_of_refit`` is above ``threshold`` and ``noise_kl`` together, or
-    where the kept directions miss more of the variance than at the fit, by above
-    ``variance_threshold`` and ``noise_variance``: what is new may lie where the transform does not
-    look.
-
-    Raises:
-        ConfigError: a threshold is negative or no number.
+    It is fitted again if ``kl_of_refit`` is above ``threshold`` and ``noise_kl`` together, or
+    if the kept directions miss more of the variance than at the fit, by more than 5 % and
+    ``noise_variance``: new topics may lie in directions that the transform drops.
     """
-    for name, value in (("--drift-threshold", threshold), ("variance", variance_threshold)):
-        if not 0 <= value < math.inf:
-            raise ConfigError(f"{name} {value:g} is no threshold; give a number from 0")
-    return Decision(*_decided(drift, threshold, order, variance_threshold), threshold)
-
-
-def _decided(
-    drift: Drift, threshold: float, order: Refit, variance_threshold: float
-) -> tuple[str, str]:
     figure = f"the drift is {drift.kl_of_refit:.4g} nats a dimension"
-    if order is not Refit.AUTO:
-        verb = "refit" if order is Refit.ALWAYS else "keep"
-        return verb, f"--refit {order.value} was given ({figure}, the threshold {threshold:g})"
-    if not (drift.reads_covariance or drift.reads_mean):
-        return "keep", "this kind of transform reads no data, so a refit would give the same one"
-    if math.isinf(drift.noise_kl):
-        return (
-            "keep",
+    room = f"{threshold:g} and {drift.noise_kl:.2g} of sampling noise"
+    lost = drift.variance_lost
+    refits = False
+    if order != "auto":
+        refits = order == "always"
+        why = f"--refit {order} was given ({figure}, the threshold {threshold:g})"
+    elif not (drift.reads_covariance or drift.reads_mean):
+        why = "this kind of transform reads no data, so a refit would give the same one"
+    elif math.isinf(drift.noise_kl):
+        why = (
             f"{drift.rows_today:g} rows are too few to tell {drift.k} dimensions by, so a refit "
-            f"would fit chance ({figure}, the threshold {threshold:g})",
+            f"would fit chance ({figure}, the threshold {threshold:g})"
         )
-    beside = f"{threshold:g} and {drift.noise_kl:.2g} of sampling noise"
-    if drift.kl_of_refit > threshold + drift.noise_kl:
-        return "refit", f"{figure}, above the threshold of {beside}"
-    if drift.reads_covariance and (drift.variance_lost > variance_threshold + drift.noise_variance):
-        return (
-            "refit",
-            f"the directions kept miss {drift.variance_lost:.1%} more of the variance than at the "
-            f"fit, above {variance_threshold:.0%} (they hold {drift.variance_kept:.1%} of today's, "
-            f"and as many new ones would hold {drift.variance_possible:.1%})",
+    elif drift.kl_of_refit > threshold + drift.noise_kl:
+        refits, why = True, f"{figure}, above the threshold of {room}"
+    elif drift.reads_covariance and lost > _VARIANCE_THRESHOLD + drift.noise_variance:
+        refits = True
+        why = (
+            f"the directions kept miss {lost:.1%} more of the variance than at the fit, above "
+            f"{_VARIANCE_THRESHOLD:.0%} (they hold {drift.variance_kept:.1%} of today's, "
+            f"and as many new ones would hold {drift.variance_possible:.1%})"
         )
-    return "keep", f"{figure}, not above the threshold of {beside}"
+    else:
+        why = f"{figure}, not above the threshold of {room}"
+    return Decision("refit" if refits else "keep", why, threshold)

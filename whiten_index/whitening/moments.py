@@ -23,12 +23,10 @@ from whiten_index.artifacts.tensors import read_tensors, write_tensors
 from whiten_index.errors import ArtifactError, ConfigError, WhiteningError
 
 KIND, FORMAT_VERSION = "moments", 1
-# Sums are taken of rows that stay in the cache of one core, products of as many as BLAS needs to be
-# at its best; of a multiple of the former.
+# Sums take rows that fit the cache of one core; products take as many as BLAS is fastest with.
 _STRIP_ROWS, _BLOCK_ROWS = 256, 4096
-# Rows are shifted by the mean of every m-th of them. That is at most √m spreads away from the mean
-# of all, whatever their order (Jensen's inequality), which multiplies the rounding errors by m + 1
-# at most: nothing to float64, too much for float32.
+# Rows are shifted by the mean of every m-th of them, at most √m spreads from the mean of all (by
+# Jensen's inequality). That multiplies rounding errors by m + 1 at most: too much for float32 only.
 MEAN_OF_EVERY = 16
 # Mean squares that float32 holds with room for coordinates that vary far more or less.
 _FLOAT32_RANGE = (1e-24, 1e24)
@@ -127,16 +125,11 @@ class Moments:
     ) -> Moments:
         """Return the moments of rows whose sums about a point near their mean are known.
 
-        Args:
-            point: (d,); y = x − point below.
-            count: Σ w.
-            first: (d,) Σ w y.
-            second: (d, d) Σ w yyᵀ.
-            third: (d,) Σ w ‖y‖² y.
-            fourth: Σ w ‖y‖⁴.
+        With y = x − point they are: count Σ w, first (d,) Σ w y, second (d, d) Σ w yyᵀ, third (d,)
+        Σ w ‖y‖² y, fourth Σ w ‖y‖⁴.
         """
         if count == 0:
-            # Rows of no weight leave zeros; what is not finite stays, for the caller to see.
+            # Rows without weight leave zeros; NaN and infinity stay for the caller to see.
             return replace(cls.empty(len(point)), scatter=second)
         away = first / count
         scatter = second - _square(away, count)
@@ -174,8 +167,7 @@ class Moments:
         away = delta * (other.count / count)
         scatter = self.scatter + other.scatter
         scatter += _square(delta, self.count * other.count / count)
-        error = self._count_error_with(other)
-        both = Moments(count, self.mean + away, scatter, count_error=error)
+        both = Moments(count, self.mean + away, scatter, count_error=self._count_error_with(other))
         ours, theirs = self._higher_moved(-away), other._higher_moved(delta - away)
         if ours is None or theirs is None:
             return both
@@ -236,40 +228,38 @@ class Moments:
 
     @classmethod
     def load(cls, path: Path | str) -> Moments:
-        """Read what ``save`` wrote, also before there were a cubic and a quartic moment.
+        """Read what ``save`` wrote.
 
         Raises:
             ArtifactError: the file is missing, damaged or not of moments.
         """
-        shapes = {"count": "1", "mean": "d", "scatter_upper": "u"}
-        tensors, _ = read_tensors(path, kind=KIND, version=FORMAT_VERSION, shapes=shapes)
+        tensors, _ = read_tensors(
+            path,
+            kind=KIND,
+            version=FORMAT_VERSION,
+            shapes={"count": "1", "mean": "d", "scatter_upper": "u"},
+            optional={"cubic": "d", "quartic": "1"},
+        )
         mean, upper = tensors["mean"], tensors["scatter_upper"]
+        cubic, quartic = tensors.get("cubic"), tensors.get("quartic")
+        fault = ""
         if len(upper) != len(mean) * (len(mean) + 1) // 2:
+            fault = f"{len(upper)} entries of a scatter over {len(mean)} dims"
+        elif (cubic is None) != (quartic is None):
+            fault = "one of the cubic and the quartic moment is missing"
+        if fault:
             raise ArtifactError(
-                f"{path} cannot be read as moments: {len(upper)} entries of a scatter over "
-                f"{len(mean)} dims; restore it from a copy, or build again"
+                f"{path} cannot be read as moments: {fault}; restore it from a copy, or build again"
             )
         scatter = np.zeros((len(mean), len(mean)))
         scatter[np.triu_indices(len(mean))] = upper
         count, scatter = float(tensors["count"][0]), scatter + np.triu(scatter, 1).T
-        moments = cls(count, mean, scatter, count_error=_rounding(count))
-        if not tensors.keys() & {"cubic", "quartic"}:
-            return moments
-        cubic, quartic = (tensors.get(name, np.empty(0)) for name in ("cubic", "quartic"))
-        whole = cubic.shape == mean.shape and quartic.shape == (1,)
-        if not (whole and np.isfinite(cubic).all() and np.isfinite(quartic).all()):
-            raise ArtifactError(
-                f"{path} cannot be read as moments: the cubic and the quartic moment do not "
-                "belong together; restore it from a copy, or build again"
-            )
-        return replace(moments, cubic=cubic, quartic=float(quartic[0]))
+        fourth = None if quartic is None else float(quartic[0])
+        return cls(count, mean, scatter, cubic, fourth, _rounding(count))
 
     @np.errstate(over="ignore", invalid="ignore")
     def _higher_moved(self, e: NDArray[np.float64]) -> tuple[NDArray[np.float64], float] | None:
-        """Return Σ w‖c + e‖²(c + e) and Σ w‖c + e‖⁴, None where they are not known.
-
-        Multiplied out; sums of c alone are zero.
-        """
+        """Return Σ w‖c + e‖²(c + e) and Σ w‖c + e‖⁴ multiplied out, None if they are unknown."""
         if self.cubic is None or self.quartic is None:
             return None
         turned, trace, square = self.scatter @ e, np.trace(self.scatter), e @ e
@@ -281,7 +271,7 @@ class Moments:
     def _with_higher(
         self, e: NDArray[np.float64], cubic_moved: NDArray[np.float64], quartic_moved: float
     ) -> Moments:
-        """Return these moments with the higher ones that ``_higher_moved(e)`` gives those of."""
+        """Return these moments with higher ones: the inverse of ``_higher_moved(e)``."""
         turned, trace, square = self.scatter @ e, np.trace(self.scatter), e @ e
         cubic = cubic_moved - 2 * turned - (trace + self.count * square) * e
         quartic = quartic_moved - 4 * (e @ turned + e @ cubic)
@@ -289,7 +279,7 @@ class Moments:
         return replace(self, **_held(cubic, float(quartic)))
 
     def _count_error_with(self, other: Moments) -> float:
-        """Return by how much rounding may have moved the sum or the difference of the counts."""
+        """Return the rounding error of the sum or the difference of the counts."""
         return self.count_error + other.count_error + _rounding(self.count, other.count)
 
     def _require_same_dim(self, other: Moments) -> None:
@@ -321,7 +311,7 @@ def _require_products(name: Products | str) -> Products:
 def _two_pass(
     rows: NDArray[np.floating], weight: NDArray[np.float64] | None, products: Products
 ) -> Moments:
-    """Return the moments of rows (n, d); what is not finite in them shows in the scatter."""
+    """Return the moments of rows (n, d). NaN and infinity pass on to the scatter."""
     n, d = rows.shape
     dtype = np.dtype(products.value)
     every = MEAN_OF_EVERY if products is Products.FLOAT64 else 1
@@ -388,7 +378,7 @@ def _fits_float32(moments: Moments, n: int) -> bool:
 
 
 def _rounding(*counts: float) -> float:
-    """Return by how much rounding may move a sum of weights: whole numbers add up exactly."""
+    """Return the rounding error of a sum of weights: whole numbers add up exactly."""
     return _COUNT_ROUNDING * max(counts) if any(count % 1 for count in counts) else 0.0
 
 
@@ -398,6 +388,6 @@ def _square(e: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
 
 
 def _held(cubic: NDArray[np.float64], quartic: float) -> dict[str, Any]:
-    """Return the two as fields, None where they are beyond float64."""
+    """Return the two as fields, None if they are beyond float64."""
     held = bool(np.isfinite(quartic) and np.isfinite(cubic).all())
     return {"cubic": cubic if held else None, "quartic": quartic if held else None}

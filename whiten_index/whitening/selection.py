@@ -1,4 +1,4 @@
-"""Rules of choice: which k, γ and centring, from scores or from the spectrum alone. numpy only."""
+"""Selection of k, γ and centring, from scores or from the spectrum alone. numpy only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whiten_index.errors import ConfigError
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
 
-EXPONENTS = tuple(step / 8 for step in range(9))
+_EXPONENTS = tuple(step / 8 for step in range(9))
 _WIDTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 # What a narrower width may lose of the best score, as a share of it.
 _WIDTH_LOSS = 0.03
@@ -28,11 +28,7 @@ Scores = NDArray[np.float64]
 
 
 def require_sample(size: int) -> None:
-    """Refuse a sample that would leave the choice to chance, or be compared with itself for hours.
-
-    Raises:
-        ConfigError: it is of fewer than 50 or more than 10,000 documents.
-    """
+    """Raise ``ConfigError`` for a sample that is too small to choose from, or takes hours."""
     if not LEAST_SAMPLE <= size <= _MOST_SAMPLE:
         how = "small to choose from" if size < LEAST_SAMPLE else "large to compare with itself"
         raise ConfigError(
@@ -66,7 +62,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A setting and how well it did.
+    """A setting and its score.
 
     Attributes:
         setting: the transform.
@@ -80,24 +76,17 @@ class Candidate:
     error: float
     leads: bool
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the candidate as JSON values."""
-        return {
-            **asdict(self.setting),
-            **{k: getattr(self, k) for k in ("score", "error", "leads")},
-        }
-
 
 @dataclass(frozen=True)
 class Choice:
-    """A chosen transform, what it was chosen by, and what it was chosen from.
+    """A chosen transform, with its reason and the alternatives.
 
     Attributes:
         rule: pieces, spectrum or labels.
         setting: the transform.
-        measure: what the scores are, in words.
-        sample: how many documents, queries or pairs the scores are of.
-        candidates: the alternatives; none where the spectrum alone decided.
+        measure: name of the score.
+        sample: number of documents, queries or pairs scored.
+        candidates: the alternatives; none if the spectrum alone decided.
         why: one sentence for the user.
     """
 
@@ -110,19 +99,15 @@ class Choice:
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice as JSON values."""
-        return {
-            "rule": self.rule.value,
-            "chosen": asdict(self.setting),
-            "measure": self.measure,
-            "sample": self.sample,
-            "why": self.why,
-            "candidates": [candidate.to_json() for candidate in self.candidates],
-        }
+        value = asdict(self)
+        candidates = [row.pop("setting") | row for row in value["candidates"]]
+        chosen = value.pop("setting")
+        return value | {"rule": self.rule.value, "chosen": chosen, "candidates": candidates}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Choice:
         """Return the choice that ``to_json`` gave."""
-        candidates = tuple(
+        candidates = [
             Candidate(
                 Setting(row["k"], row["exponent"], row["center"]),
                 row["score"],
@@ -130,20 +115,20 @@ class Choice:
                 row["leads"],
             )
             for row in value["candidates"]
-        )
+        ]
         return cls(
             Rule(value["rule"]),
             Setting(**value["chosen"]),
             value["measure"],
             value["sample"],
-            candidates,
+            tuple(candidates),
             value["why"],
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """Rows that are to find others, and how well they did once both are transformed.
+    """Queries and candidates, and the score of their search once both are transformed.
 
     Attributes:
         queries: (q, d) raw embeddings.
@@ -159,7 +144,7 @@ class Trial:
 
 
 def reciprocal_ranks(answers: NDArray[np.int64]) -> Callable[[Vectors, Vectors], Scores]:
-    """Return what scores queries by 1/rank of their answer, ties counted half.
+    """Return a scorer of queries by 1/rank of their answer, ties counted half.
 
     Args:
         answers: (q,) row of each query's answer among the candidates.
@@ -177,19 +162,15 @@ def reciprocal_ranks(answers: NDArray[np.int64]) -> Callable[[Vectors, Vectors],
 
 
 def widths(rank: int) -> tuple[int, ...]:
-    """Return the widths among which k is chosen: round ones, as codes of vectors want them.
-
-    Args:
-        rank: directions that there are, 1 or more.
-    """
+    """Return the widths among which k is chosen: round ones up to the rank."""
     return tuple(k for k in _WIDTHS if k <= rank) or (rank,)
 
 
 def settings(
     ks: Iterable[int], *, exponent: float | None = None, center: bool | None = None
 ) -> list[Setting]:
-    """Return the grid of settings; what is given is not up for choice."""
-    exponents = EXPONENTS if exponent is None else (exponent,)
+    """Return the grid of settings; a given exponent or centring is fixed."""
+    exponents = _EXPONENTS if exponent is None else (exponent,)
     centers = (True, False) if center is None else (center,)
     return [Setting(k, g, c) for k in ks for c in centers for g in exponents]
 
@@ -201,8 +182,8 @@ def score_settings(
 
     Args:
         fit: PCA of the corpus, of every direction in the grid.
-        trials: what is scored.
-        grid: what to try.
+        trials: pairs of queries and candidates to score.
+        grid: settings to try.
     """
     total: list[Scores | float] = [0.0] * len(grid)
     for trial in trials:
@@ -227,7 +208,7 @@ def keeps(score: float, best: float) -> bool:
 def choose_by_scores(
     grid: Sequence[Setting], scores: NDArray[np.float64], *, errors: float = _STANDARD_ERRORS
 ) -> tuple[Setting, tuple[Candidate, ...]]:
-    """Return the gentlest setting that is not significantly worse than the best, and the trials.
+    """Return the gentlest setting that is not significantly worse than the best, and the scores.
 
     Within a width it is the least γ whose score is no more than ``errors`` standard errors of the
     paired differences below the best, since a corpus's own pieces can overrate strong whitening.
@@ -236,7 +217,7 @@ def choose_by_scores(
     Args:
         grid: n settings.
         scores: (n, q), of the same q items.
-        errors: how many standard errors; 0 takes the best.
+        errors: number of standard errors; 0 takes the best.
     """
     candidates: list[Candidate] = []
     leaders: list[tuple[Setting, float]] = []
@@ -261,7 +242,7 @@ def choose_by_scores(
 def choose_by_spectrum(
     fit: Whitening, k: int, *, exponent: float | None = None, center: bool | None = None
 ) -> Setting:
-    """Return a setting from mean and spectrum alone, where no scores can be had.
+    """Return a setting from mean and spectrum alone, for a corpus without scores.
 
     γ = √s·ρ, where s = ‖μ‖²/(‖μ‖² + tr Λ) is the share of the mean in the embeddings' mean square
     length, near 1 for raw language models and small for contrastively trained ones, and

@@ -1,4 +1,4 @@
-"""Eigenvalues, rank, and the width k that a user's wish comes to. numpy only."""
+"""Eigenvalues, rank, and the width k. numpy only."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError, WhiteningError
 
-FULL = "full"
 _LEAST_RELATIVE = 1e-10
 _WIDEST_DEFAULT = 256
 _TIE = 1e-6
+_Float = TypeVar("_Float", np.float32, np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +22,7 @@ class Spectrum:
     """Σ = UΛUᵀ, eigenvalues in falling order.
 
     Attributes:
-        eigenvalues: (d,) float64, falling; what rounding made negative is 0.
+        eigenvalues: (d,) float64, falling; values that rounding made negative are 0.
         eigenvectors: (d, d) float64, one a column, of fixed sign.
     """
 
@@ -53,7 +53,7 @@ class Spectrum:
 
     @property
     def rank(self) -> int:
-        """Numerical rank, as ``numerical_rank`` counts it."""
+        """Numerical rank."""
         return numerical_rank(self.eigenvalues)
 
 
@@ -72,11 +72,7 @@ def numerical_rank(eigenvalues: NDArray[np.float64], *, floor: float = 0.0) -> i
 
 
 def require_directions(eigenvalues: NDArray[np.float64], *, count: float) -> None:
-    """Refuse a spectrum (d,) of rows that are all equal.
-
-    Raises:
-        WhiteningError: there is no direction.
-    """
+    """Raise ``WhiteningError`` for a spectrum (d,) of rows that are all equal."""
     if numerical_rank(eigenvalues) == 0:
         raise WhiteningError(
             f"all {count:g} embeddings are equal, so there is no direction to keep; "
@@ -119,7 +115,7 @@ class WidthWish:
         """
         if text is None:
             return cls()
-        if str(text).strip().lower() == FULL:
+        if str(text).strip().lower() == "full":
             return cls(full=True)
         try:
             number = float(text)
@@ -146,9 +142,8 @@ class WidthWish:
     ) -> int:
         """Return k for a spectrum (d,) fitted on ``count`` rows.
 
-        Without a wish it is ``default_width``, or the directions left where those are fewer:
-        the rank, less ``remove_top``, of eigenvalues above ``floor`` times the first. A share of
-        the variance is that after ``remove_top``.
+        At most the directions left: the rank, less ``remove_top``, of eigenvalues above ``floor``
+        times the first. A share of the variance is that after ``remove_top``.
 
         Raises:
             WhiteningError: the embeddings are constant, or k is above the rank.
@@ -161,33 +156,24 @@ class WidthWish:
                 f"--remove-top {remove_top} leaves none of the {rank} directions of the "
                 f"embeddings; use --remove-top {rank - 1} or less"
             )
-        if self.number is not None:
+        if self.number is not None and self.number > left:
             why = f"{count:g} rows span no more" if count - 1 <= rank else f"of {dim} dims"
             why += f", --floor {floor:g}" if rank < numerical_rank(eigenvalues) else ""
             why += f", --remove-top {remove_top}" if remove_top else ""
-            _require_within_rank(self.number, left, why)
-            return self.number
+            raise WhiteningError(
+                f"k = {self.number} is above the rank {left} of the embeddings ({why}); "
+                f"use --k {left} or less, or --k full"
+            )
         if self.variance is not None:
             rest = eigenvalues[remove_top:]
             shares = np.cumsum(rest) / rest.sum()
             return min(int(np.searchsorted(shares, self.variance)) + 1, left)
-        return left if self.full else min(default_width(dim), left)
+        return left if self.full else self.number or min(default_width(dim), left)
 
 
 def default_width(dim: int) -> int:
     """Return the default k: a third of d, at most 256 (Su et al. 2021: 256 of 768)."""
     return min(max(dim // 3, 1), _WIDEST_DEFAULT)
-
-
-def _require_within_rank(k: int, rank: int, why: str) -> None:
-    if k > rank:
-        raise WhiteningError(
-            f"k = {k} is above the rank {rank} of the embeddings ({why}); "
-            f"use --k {rank} or less, or --k full"
-        )
-
-
-_Float = TypeVar("_Float", np.float32, np.float64)
 
 
 def unit_rows(rows: NDArray[_Float]) -> NDArray[_Float]:
@@ -199,7 +185,4 @@ def unit_rows(rows: NDArray[_Float]) -> NDArray[_Float]:
 
 def reciprocal(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return 1/values, and 0 where a value is 0."""
-    result: NDArray[np.float64] = np.divide(
-        1.0, values, out=np.zeros_like(values), where=values > 0
-    )
-    return result
+    return np.divide(1.0, values, out=np.zeros_like(values), where=values > 0)

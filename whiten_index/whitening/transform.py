@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,8 +22,7 @@ from whiten_index.artifacts.tensors import read_tensors, write_tensors
 from whiten_index.errors import ArtifactError, ConfigError, WhiteningError
 from whiten_index.paths import shown
 from whiten_index.whitening.affine import Affine
-from whiten_index.whitening.covariance import Estimator, parse_shrinkage
-from whiten_index.whitening.directions import Fit, find_directions
+from whiten_index.whitening.directions import find_directions
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import (
     condition_number,
@@ -33,7 +31,31 @@ from whiten_index.whitening.spectrum import (
     reciprocal,
     unit_rows,
 )
-from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
+from whiten_index.whitening.whitening_config import (
+    Estimator,
+    Kind,
+    WhiteningConfig,
+    parse_shrinkage,
+)
+
+_FILE_KIND, _FORMAT_VERSION = "whitening", 1
+_FLAGS = ("center", "normalize_input", "shuffle")
+_NUMBERS = ("exponent", "count", "shrinkage", "floor")
+_INTEGERS = ("remove_top", "groups", "seed")
+_SHAPES = {
+    "mean": "d",
+    "eigenvalues": "d",
+    "basis": "dr",
+    "remove_top": "1",
+    **dict.fromkeys(_NUMBERS, "1"),
+}
+_OPTIONAL = {"basis_variances": "r", "coordinate_scale": "d", "groups": "1", "seed": "1"}
+_NEEDED: dict[Kind, tuple[str, ...]] = {
+    Kind.ZCA_COR: ("basis_variances", "coordinate_scale"),
+    Kind.GROUP: ("basis_variances", "groups"),
+    Kind.RANDOM: ("basis_variances", "seed"),
+    Kind.TRUNCATE: ("basis_variances",),
+}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -49,16 +71,16 @@ class Whitening:
         center: whether μ is subtracted.
         normalize_input: whether rows are scaled to unit length first.
         count: rows the moments were taken from.
-        basis_variances: (r,) float64, of the data along the columns of the basis, or None where
+        basis_variances: (r,) float64, of the data along the columns of the basis, or None if
             those are the eigenvalues after ``remove_top``.
         coordinate_scale: (d,) float64, p, or None for ones.
-        estimator: empirical, ledoit-wolf, oas or fixed: where ``shrinkage`` comes from.
+        estimator: empirical, ledoit-wolf, oas or fixed: the source of ``shrinkage``.
         shrinkage: the coefficient ρ of the shrinkage, 0 … 1.
         floor: the share of λ₁ below which directions get weight 0.
-        remove_top: how many of the widest directions were dropped.
-        groups: number of groups of channels, or None where the kind has none.
+        remove_top: number of widest directions dropped.
+        groups: number of groups of channels, or None if the kind has none.
         shuffle: whether the channels were permuted before they were cut into groups.
-        seed: of the shuffle or of the random directions, or None where nothing was drawn.
+        seed: of the shuffle or of the random directions, or None if nothing was drawn.
     """
 
     kind: Kind
@@ -83,12 +105,12 @@ class Whitening:
     def fit(
         cls, data: Moments | NDArray[np.floating], config: WhiteningConfig | None = None
     ) -> Whitening:
-        """Fit on embeddings, or on their moments where they do not fit into memory.
+        """Fit on embeddings, or on their moments if they do not fit into memory.
 
         Args:
             data: (n, d) embeddings, or their moments. With ``normalize_input`` moments must be
                 those of unit vectors; embeddings are normalised here.
-            config: kind, k and the other choices; whitening at full rank where it is left out.
+            config: kind, k and the other choices; by default whitening.
 
         Example:
             >>> embeddings = np.random.default_rng(0).normal(size=(1000, 8))
@@ -105,14 +127,13 @@ class Whitening:
             moments = data
         else:
             moments = Moments.of(unit_rows(data) if config.normalize_input else data)
-        prepared = Fit.prepare(moments, config)
-        found = find_directions(prepared)
+        found = find_directions(moments, config)
         group = config.kind is Kind.GROUP
         fitted = cls(
             kind=config.kind,
             mean=moments.mean,
             basis=found.basis,
-            eigenvalues=prepared.spectrum.eigenvalues,
+            eigenvalues=found.spectrum.eigenvalues,
             exponent=config.gamma,
             center=config.centered,
             normalize_input=config.normalize_input,
@@ -120,7 +141,7 @@ class Whitening:
             basis_variances=found.variances,
             coordinate_scale=found.coordinate_scale,
             estimator=parse_shrinkage(config.shrinkage)[0].value,
-            shrinkage=prepared.shrinkage,
+            shrinkage=found.shrinkage,
             floor=config.floor or 0.0,
             remove_top=found.remove_top,
             groups=moments.dim // config.channels(moments.dim) if group else None,
@@ -175,7 +196,7 @@ class Whitening:
 
     @cached_property
     def _matrix(self) -> NDArray[np.float64]:
-        """W, made once: d³ operations where the kind rotates back."""
+        # Made once: d³ operations if the kind rotates back.
         matrix = self.basis * self.scales()
         if self.kind.rotates_back:
             matrix = matrix @ self.basis.T
@@ -249,7 +270,7 @@ class Whitening:
         """
         return Affine.fold(
             self._matrix,
-            self.mean if self.center and not centered else None,
+            self.mean if self.center and not centered else np.zeros(self.dim),
             variances=self._coordinate_variances() + (0 if self.center else self.mean**2),
             signal=self._signal(),
             normalize_input=self.normalize_input,
@@ -280,7 +301,7 @@ class Whitening:
         return math.sqrt(spread / signal) if signal > 0 else 0.0
 
     def choices(self) -> dict[str, Any]:
-        """Return what was chosen, without what the data gave: enough to distinguish two fits."""
+        """Return the options of the fit, which identify it, without results from the data."""
         options: dict[str, Any] = {}
         if self.groups is not None:
             options |= {"groups": self.groups, "group_size": self.dim // self.groups}
@@ -307,12 +328,11 @@ class Whitening:
 
     @property
     def digest(self) -> str:
-        """32 hex digits: equal ones, equal vectors of the same embeddings.
+        """Hash of what is stored, 32 hex digits: equal digests give equal vectors.
 
-        Made of what is stored alone, not of what is computed from it, so it is the same on every
-        machine and the same after ``save`` and ``load``.
+        It is the same on every machine, and after ``save`` and ``load``.
         """
-        told = hashlib.blake2b(digest_size=16)
+        digest = hashlib.blake2b(digest_size=16)
         for part in (
             self.mean,
             self.basis,
@@ -320,14 +340,15 @@ class Whitening:
             self.basis_variances,
             self.coordinate_scale,
         ):
-            told.update(b"-" if part is None else np.ascontiguousarray(part, dtype="<f8").tobytes())
-        told.update(json.dumps(self.choices(), sort_keys=True).encode())
-        return told.hexdigest()
+            data = b"-" if part is None else np.ascontiguousarray(part, dtype="<f8").tobytes()
+            digest.update(data)
+        digest.update(json.dumps(self.choices(), sort_keys=True).encode())
+        return digest.hexdigest()
 
     def describe(self) -> dict[str, Any]:
-        """Return the facts a user asks for: kind, k, rank, condition number, variance kept.
+        """Return kind, k, rank, condition number, variance kept and the other choices.
 
-        ``directions`` tells, where a kind keeps all coordinates, how many directions they hold.
+        For a kind that keeps all coordinates, ``directions`` is the number of directions they hold.
         """
         total = self.eigenvalues.sum()
         if self.coordinate_scale is not None:
@@ -346,7 +367,11 @@ class Whitening:
 
     def save(self, path: Path | str) -> None:
         """Write a safetensors file: mean, basis, eigenvalues, and the choices as metadata."""
-        write(path, vars(self))
+        given = {name: getattr(self, name) for name in (*_SHAPES, *_OPTIONAL)}
+        tensors = {name: np.atleast_1d(x) for name, x in given.items() if x is not None}
+        facts = {"transform": self.kind.value, "estimator": self.estimator}
+        facts |= {name: str(getattr(self, name)).lower() for name in _FLAGS}
+        write_tensors(path, tensors, kind=_FILE_KIND, version=_FORMAT_VERSION, facts=facts)
 
     @classmethod
     def load(cls, path: Path | str) -> Whitening:
@@ -355,10 +380,41 @@ class Whitening:
         Raises:
             ArtifactError: the file is missing, damaged or not a whitening.
         """
-        return cls(**read(path))
+        tensors, facts = read_tensors(
+            path, kind=_FILE_KIND, version=_FORMAT_VERSION, shapes=_SHAPES, optional=_OPTIONAL
+        )
+        fields: dict[str, Any] = dict(tensors)
+        try:
+            fields["kind"] = Kind(facts["transform"])
+            fields["estimator"] = Estimator(facts["estimator"]).value
+            fields |= {name: {"true": True, "false": False}[facts[name]] for name in _FLAGS}
+            fields |= {name: float(tensors[name][0]) for name in _NUMBERS}
+            fields |= {name: int(tensors[name][0]) for name in _INTEGERS if name in tensors}
+            known = cls.__dataclass_fields__
+            found = cls(**{name: value for name, value in fields.items() if name in known})
+            fault = found._fault()
+        except (KeyError, ValueError) as error:
+            fault = str(error)
+        if fault:
+            raise ArtifactError(
+                f"{path} cannot be read as whitening ({fault}); restore it or build again"
+            )
+        return found
+
+    def _fault(self) -> str:
+        """Return the first field that does not fit the others, empty if all do."""
+        for name in _NEEDED.get(self.kind, ()):
+            if getattr(self, name) is None:
+                return f"it has no {name}"
+        dim, kept = self.basis.shape
+        if not 0 <= self.remove_top <= dim - kept:
+            return f"remove_top {self.remove_top} and {kept} directions, of {dim}"
+        if self.groups is not None and not (0 < self.groups <= dim and dim % self.groups == 0):
+            return f"{self.groups} groups of {dim} channels"
+        return ""
 
     def _coordinate_variances(self) -> NDArray[np.float64]:
-        """Return the variances (d,) of the embeddings, as far as the fit still has them."""
+        """Return the variances (d,) of the embeddings, as far as the fit has them."""
         if self.coordinate_scale is not None:
             return reciprocal(self.coordinate_scale) ** 2
         kept = np.square(self.basis) @ self.variances
@@ -374,74 +430,3 @@ class Whitening:
         if not self.center:
             signal += float(np.square(self.mean @ self._matrix).sum())
         return signal
-
-
-FILE_KIND, FORMAT_VERSION = "whitening", 1
-_FLAGS = {"true": True, "false": False}
-_NUMBERS = ("exponent", "count", "shrinkage", "floor")
-_INTEGERS = ("remove_top", "groups", "seed")
-_ARRAYS = ("mean", "eigenvalues", "basis", "basis_variances", "coordinate_scale")
-_SHAPES = {
-    "mean": "d",
-    "eigenvalues": "d",
-    "basis": "dr",
-    "remove_top": "1",
-    **dict.fromkeys(_NUMBERS, "1"),
-}
-_OPTIONAL = {"basis_variances": "r", "coordinate_scale": "d", "groups": "1", "seed": "1"}
-_NEEDED: dict[Kind, tuple[str, ...]] = {
-    Kind.ZCA_COR: ("basis_variances", "coordinate_scale"),
-    Kind.GROUP: ("basis_variances", "groups"),
-    Kind.RANDOM: ("basis_variances", "seed"),
-    Kind.TRUNCATE: ("basis_variances",),
-}
-
-
-def write(path: Path | str, fields: Mapping[str, Any]) -> None:
-    """Write the fields of a ``Whitening``."""
-    given = {name: fields[name] for name in (*_SHAPES, *_OPTIONAL) if fields[name] is not None}
-    facts = {"transform": fields["kind"].value, "estimator": fields["estimator"]}
-    for name in ("center", "normalize_input", "shuffle"):
-        facts[name] = str(fields[name]).lower()
-    tensors = {name: np.atleast_1d(value) for name, value in given.items()}
-    write_tensors(path, tensors, kind=FILE_KIND, version=FORMAT_VERSION, facts=facts)
-
-
-def read(path: Path | str) -> dict[str, Any]:
-    """Return the fields of a ``Whitening``.
-
-    Raises:
-        ArtifactError: the file is missing, damaged or not a whitening.
-    """
-    tensors, facts = read_tensors(
-        path, kind=FILE_KIND, version=FORMAT_VERSION, shapes=_SHAPES, optional=_OPTIONAL
-    )
-    try:
-        kind = Kind(facts["transform"])
-        present = [name for name in _OPTIONAL if name in tensors or name in _NEEDED.get(kind, ())]
-        fields: dict[str, Any] = {
-            "kind": kind,
-            "estimator": Estimator(facts["estimator"]).value,
-            **{name: _FLAGS[facts[name]] for name in ("center", "normalize_input", "shuffle")},
-            **{name: float(tensors[name][0]) for name in _NUMBERS},
-            **{name: tensors[name] for name in _ARRAYS if name in (*_SHAPES, *present)},
-            **{name: int(tensors[name][0]) for name in _INTEGERS if name in (*_SHAPES, *present)},
-        }
-    except (KeyError, ValueError) as error:
-        raise _unreadable(path, error) from error
-    _check_counts(path, fields)
-    return fields
-
-
-def _check_counts(path: Path | str, fields: Mapping[str, Any]) -> None:
-    """Refuse numbers of directions and groups that the width has no room for."""
-    dim, kept = fields["basis"].shape
-    top, groups = fields["remove_top"], fields.get("groups")
-    if not 0 <= top <= dim - kept:
-        raise _unreadable(path, f"remove_top {top} and {kept} directions, of {dim}")
-    if groups is not None and not (0 < groups <= dim and dim % groups == 0):
-        raise _unreadable(path, f"{groups} groups of {dim} channels")
-
-
-def _unreadable(path: Path | str, why: object) -> ArtifactError:
-    return ArtifactError(f"{path} cannot be read as whitening ({why}); restore it or build again")

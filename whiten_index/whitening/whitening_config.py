@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -10,8 +11,40 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.errors import ConfigError
-from whiten_index.whitening.covariance import Estimator, parse_shrinkage
 from whiten_index.whitening.spectrum import WidthWish, default_width
+
+
+class Estimator(Enum):
+    """Estimator of the shrinkage coefficient ρ."""
+
+    EMPIRICAL = "empirical"
+    LEDOIT_WOLF = "ledoit-wolf"
+    OAS = "oas"
+    FIXED = "fixed"
+
+
+def parse_shrinkage(text: str | float | None) -> tuple[Estimator, float]:
+    """Read ``empirical``, ``ledoit-wolf``, ``oas``, a coefficient 0 … 1, or None (empirical).
+
+    Returns:
+        The estimator and, if it is fixed, its coefficient; a coefficient of 0 is empirical.
+
+    Raises:
+        ConfigError: the value is unknown.
+    """
+    named = [each.value for each in Estimator if each is not Estimator.FIXED]
+    name = Estimator.EMPIRICAL.value if text is None else str(text).strip().lower()
+    if name in named:
+        return Estimator(name), 0.0
+    try:
+        coefficient = float(name)
+    except ValueError:
+        coefficient = math.nan
+    if 0 <= coefficient <= 1:
+        return (Estimator.FIXED if coefficient else Estimator.EMPIRICAL), coefficient
+    raise ConfigError(
+        f"--shrinkage {text} is not understood; give {', '.join(named)}, or a number 0 to 1"
+    )
 
 
 class Kind(Enum):
@@ -43,35 +76,20 @@ class Kind(Enum):
         return self not in (Kind.NONE, Kind.RANDOM, Kind.TRUNCATE)
 
 
-_WIDTH, _SHARE, _CENTER = "--k", "--k as a share of variance", "--no-center"
-_EXPONENT, _SHRINKAGE, _FLOOR = "--exponent", "--shrinkage", "--floor"
-_GROUPS, _GROUP_SIZE, _SHUFFLE = "--groups", "--group-size", "--shuffle"
-_REMOVE_TOP, _NORMALIZE = "--remove-top", "--normalize-input"
-
-_BASELINE = frozenset({_WIDTH, _CENTER, _NORMALIZE})
-_DIRECTIONS = _BASELINE | {_SHARE, _FLOOR, _REMOVE_TOP}
-_WHITENED = frozenset({_CENTER, _NORMALIZE, _EXPONENT, _SHRINKAGE, _FLOOR})
-_TAKES: dict[Kind, frozenset[str]] = {
-    Kind.NONE: frozenset(),
-    Kind.PCA: _DIRECTIONS,
-    Kind.WHITENING: _DIRECTIONS | _WHITENED,
-    Kind.ZCA: _WHITENED,
-    Kind.ZCA_COR: _WHITENED,
-    Kind.GROUP: _WHITENED | {_GROUPS, _GROUP_SIZE, _SHUFFLE},
-    Kind.ALL_BUT_THE_TOP: _DIRECTIONS,
-    Kind.RANDOM: _BASELINE,
-    Kind.TRUNCATE: _BASELINE,
-}
-_DOES: dict[Kind, str] = {
-    Kind.NONE: "keeps every embedding as it is",
-    Kind.PCA: "turns the embeddings and scales nothing",
-    Kind.WHITENING: "takes all coordinates together",
-    Kind.ZCA: "keeps all coordinates, taken together",
-    Kind.ZCA_COR: "keeps all coordinates, taken together",
-    Kind.GROUP: "keeps all coordinates",
-    Kind.ALL_BUT_THE_TOP: "drops the widest directions and scales nothing",
-    Kind.RANDOM: "draws its directions without looking at the data",
-    Kind.TRUNCATE: "cuts coordinates off without looking at the data",
+_BASELINE = frozenset({"--k", "--no-center", "--normalize-input"})
+_SLICED = _BASELINE | {"--k as a share of variance", "--floor", "--remove-top"}
+_WHITENED = frozenset({"--no-center", "--normalize-input", "--exponent", "--shrinkage", "--floor"})
+# The options of each kind, and the reason why others cannot apply.
+_KINDS: dict[Kind, tuple[frozenset[str], str]] = {
+    Kind.NONE: (frozenset(), "keeps every embedding as it is"),
+    Kind.PCA: (_SLICED, "turns the embeddings and scales nothing"),
+    Kind.WHITENING: (_SLICED | _WHITENED, "takes all coordinates together"),
+    Kind.ZCA: (_WHITENED, "keeps all coordinates, taken together"),
+    Kind.ZCA_COR: (_WHITENED, "keeps all coordinates, taken together"),
+    Kind.GROUP: (_WHITENED | {"--groups", "--group-size", "--shuffle"}, "keeps all coordinates"),
+    Kind.ALL_BUT_THE_TOP: (_SLICED, "drops the widest directions and scales nothing"),
+    Kind.RANDOM: (_BASELINE, "draws its directions without looking at the data"),
+    Kind.TRUNCATE: (_BASELINE, "cuts coordinates off without looking at the data"),
 }
 
 
@@ -155,9 +173,8 @@ class WhiteningConfig:
         Raises:
             ConfigError: ``dim`` cannot be cut into such groups.
         """
-        option, asked = (
-            (_GROUPS, self.groups) if self.groups is not None else (_GROUP_SIZE, self.group_size)
-        )
+        given = self.groups is not None
+        option, asked = ("--groups", self.groups) if given else ("--group-size", self.group_size)
         if asked is None:
             return dim
         if dim % asked:
@@ -165,12 +182,12 @@ class WhiteningConfig:
                 f"{option} {asked} does not divide the {dim} dims of the embeddings; "
                 f"use {option} {near_divisors(dim, asked)}"
             )
-        return dim // asked if option == _GROUPS else asked
+        return dim // asked if given else asked
 
     def width(self, dim: int) -> int | None:
-        """Return the k to expect of embeddings of ``dim``, before the data are seen.
+        """Return the k to expect of embeddings of ``dim``, None if a share of variance decides.
 
-        The rank may turn out less; None where a share of variance decides.
+        The rank of the data may turn out less.
         """
         wish = WidthWish.parse(self.k)
         if self.kind is Kind.NONE or self.kind.rotates_back:
@@ -206,65 +223,50 @@ class WhiteningConfig:
         self.channels(dim)
 
     def _require_applicable(self) -> None:
-        takes = _TAKES[self.kind]
-        asked = [name for name, given in self._asked().items() if given]
         if self.kind is Kind.PCA and self.exponent not in (None, 0):
             raise ConfigError(
                 f"PCA has exponent 0; for exponent {self.exponent:g} use --whiten whitening"
             )
-        if self.kind is Kind.PCA and _EXPONENT in asked:
-            asked.remove(_EXPONENT)
+        takes, does = _KINDS[self.kind]
+        wish = WidthWish.parse(self.k)
+        share = wish.variance is not None
+        # Whether a number is the d that a kind keeps is checked when d is known.
+        number = wish.number is not None and not self.kind.rotates_back
+        given = {
+            "--k": number or (share and "--k" not in takes),
+            "--k as a share of variance": share and "--k" in takes,
+            "--exponent": self.exponent is not None and self.kind is not Kind.PCA,
+            # Only False is a wish, so that one default serves all kinds.
+            "--no-center": self.center is False,
+            "--normalize-input": self.normalize_input,
+            "--groups": self.groups is not None,
+            "--group-size": self.group_size is not None,
+            "--shuffle": self.shuffle,
+            "--shrinkage": parse_shrinkage(self.shrinkage)[0] is not Estimator.EMPIRICAL,
+            "--floor": self.floor is not None,
+            "--remove-top": self.remove_top is not None,
+        }
+        asked = [name for name, is_given in given.items() if is_given]
         if unfit := [name for name in asked if name not in takes]:
-            others = [kind.value for kind in Kind if _TAKES[kind] >= set(asked)]
+            others = [kind.value for kind, (known, _) in _KINDS.items() if known >= set(asked)]
             instead = f", or use --whiten {' or '.join(others)}" if others else ""
             raise ConfigError(
-                f"--whiten {self.kind.value} {_DOES[self.kind]}, so {' and '.join(unfit)} "
+                f"--whiten {self.kind.value} {does}, so {' and '.join(unfit)} "
                 f"cannot apply; leave it out{instead}"
             )
 
-    def _asked(self) -> dict[str, bool]:
-        """Return which options were given, by their names on the command line.
-
-        A seed is not among them: it is always there, and one seed may serve a whole job.
-        """
-        wish = WidthWish.parse(self.k)
-        share = wish.variance is not None
-        widths = _WIDTH in _TAKES[self.kind]
-        # Whether a number is the d that a kind keeps is known where d is.
-        number = wish.number is not None and not self.kind.rotates_back
-        return {
-            _WIDTH: number or (share and not widths),
-            _SHARE: share and widths,
-            _EXPONENT: self.exponent is not None,
-            # To centre is no wish even where nothing is centred, so that one default serves all.
-            _CENTER: self.center is False,
-            _NORMALIZE: self.normalize_input,
-            _GROUPS: self.groups is not None,
-            _GROUP_SIZE: self.group_size is not None,
-            _SHUFFLE: self.shuffle,
-            _SHRINKAGE: parse_shrinkage(self.shrinkage)[0] is not Estimator.EMPIRICAL,
-            _FLOOR: self.floor is not None,
-            _REMOVE_TOP: self.remove_top is not None,
-        }
-
     def _require_bounds(self) -> None:
-        whole = "the whole numbers from"
-        bounds: tuple[tuple[str, float | None, Callable[[float], bool], str], ...] = (
-            (_EXPONENT, self.exponent, lambda x: 0 <= x <= 2, "0 (PCA) to 2; 1 is whitening"),
-            (
-                _FLOOR,
-                self.floor,
-                lambda x: 0 <= x < 1,
-                "0 to below 1, a share of λ₁",
-            ),
-            (_GROUPS, self.groups, lambda x: x >= 1 and x % 1 == 0, f"{whole} 1"),
-            (_GROUP_SIZE, self.group_size, lambda x: x >= 1 and x % 1 == 0, f"{whole} 1"),
-            (_REMOVE_TOP, self.remove_top, lambda x: x >= 0 and x % 1 == 0, f"{whole} 0"),
-            ("--seed", self.seed, lambda x: 0 <= x < 2**63 and x % 1 == 0, f"{whole} 0"),
-        )
-        for option, value, inside, legal in bounds:
-            if value is not None and not inside(value):
-                raise ConfigError(f"{option} {value:g} is outside {legal}")
+        if self.exponent is not None and not 0 <= self.exponent <= 2:
+            raise ConfigError(
+                f"--exponent {self.exponent:g} is outside 0 (PCA) to 2; 1 is whitening"
+            )
+        if self.floor is not None and not 0 <= self.floor < 1:
+            raise ConfigError(f"--floor {self.floor:g} is outside 0 to below 1, a share of λ₁")
+        counts = {"--groups": (self.groups, 1), "--group-size": (self.group_size, 1)}
+        counts |= {"--remove-top": (self.remove_top, 0), "--seed": (self.seed, 0)}
+        for option, (value, least) in counts.items():
+            if value is not None and not (least <= value < 2**63 and value % 1 == 0):
+                raise ConfigError(f"{option} {value:g} is outside the whole numbers from {least}")
 
 
 def divisors(dim: int) -> list[int]:
@@ -279,25 +281,21 @@ def near_divisors(dim: int, asked: int) -> str:
     return " or ".join(str(n) for n in below[-1:] + above[:1])
 
 
-def inverse_frequency(counts: ArrayLike, *, smoothing: float = 1.0) -> NDArray[np.float64]:
-    """Return weights (n,) in proportion to a/(a + r), r = counts/mean: rare rows weigh more.
+def inverse_frequency(counts: ArrayLike) -> NDArray[np.float64]:
+    """Return weights (n,) in proportion to 1/(1 + r), r = counts/mean: rare rows weigh more.
 
-    With a = 1 a row of mean frequency weighs half as much as one that never occurs, however many
-    rows there are. Arora, Liang and Ma 2017, "A simple but tough-to-beat baseline for sentence
-    embeddings", take α/(α + p) with p = counts/Σcounts = r/n of the n words of a vocabulary, and
-    α = 1e-3: that is a = α·n. The weights have mean 1, so that the count of the moments stays the
-    number of rows.
+    A row of mean frequency weighs half as much as one that never occurs, however many rows there
+    are. Arora, Liang and Ma 2017, "A simple but tough-to-beat baseline for sentence embeddings",
+    take α/(α + p) with p = counts/Σcounts = r/n of the n words of a vocabulary: that is α = 1/n.
+    The weights have mean 1, so that the count of the moments stays the number of rows.
 
     Args:
         counts: (n,) occurrences of each row, non-negative, not all zero.
-        smoothing: a > 0, the r of a row that weighs half as much as one that never occurs.
 
     Raises:
-        ConfigError: counts or smoothing outside these bounds.
+        ConfigError: counts outside these bounds.
     """
-    if not 0 < smoothing < np.inf:
-        raise ConfigError(f"smoothing {smoothing:g} must be a positive number, such as 1")
-    weights = smoothing / (smoothing + _relative(counts))
+    weights = 1 / (1 + zipfian(counts))
     scaled: NDArray[np.float64] = weights / weights.mean()
     return scaled
 
@@ -314,23 +312,6 @@ def zipfian(counts: ArrayLike) -> NDArray[np.float64]:
     Raises:
         ConfigError: counts outside these bounds.
     """
-    return _relative(counts)
-
-
-class Weighting(Enum):
-    """Map from a row's frequency to its weight."""
-
-    ZIPFIAN = "zipfian"
-    INVERSE_FREQUENCY = "inverse-frequency"
-
-    @property
-    def function(self) -> Callable[[ArrayLike], NDArray[np.float64]]:
-        """Function from frequencies (n,) to weights (n,)."""
-        return zipfian if self is Weighting.ZIPFIAN else inverse_frequency
-
-
-def _relative(counts: ArrayLike) -> NDArray[np.float64]:
-    """Return counts/mean(counts), checked."""
     count = np.asarray(counts, dtype=np.float64)
     if count.ndim != 1 or not len(count):
         raise ConfigError(f"counts are one number a row, (n,); these have shape {count.shape}")
@@ -341,3 +322,9 @@ def _relative(counts: ArrayLike) -> NDArray[np.float64]:
     count = count / count.max()  # counts near the limit of float64 have a sum beyond it
     relative: NDArray[np.float64] = count / count.mean()
     return relative
+
+
+WEIGHTINGS: dict[str, Callable[[ArrayLike], NDArray[np.float64]]] = {
+    "zipfian": zipfian,
+    "inverse-frequency": inverse_frequency,
+}
