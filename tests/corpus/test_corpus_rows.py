@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.corpora import IN_TMP_PATH, open_corpus, read_all
-from whiten_index.corpus.row_checks import OnBadRow
 from whiten_index.errors import CorpusError
 
 # --------------------------------------------------------------------------- columns
@@ -50,7 +49,7 @@ def joined(*parts: str | None) -> str:
     rows=st.lists(st.tuples(PART, PART), min_size=1, max_size=40),
     group=st.integers(1, 12),
     shard_rows=st.integers(1, 15),
-    on_bad_row=st.sampled_from([OnBadRow.BLANK, OnBadRow.SKIP]),
+    on_bad_row=st.sampled_from(["blank", "skip"]),
 )
 def test_texts_are_joined_and_blank_rows_counted(
     tmp_path, write_parquet, rows, group, shard_rows, on_bad_row
@@ -103,7 +102,7 @@ def test_check_ids_agrees_with_counting(tmp_path, write_parquet, ids):
         {"text": ["x"] * len(ids), "k": pa.array(ids, pa.int64())},
         row_group_size=6,
     )
-    corpus = open_corpus(path, id_column="k", shard_rows=4, on_bad_row=OnBadRow.SKIP)
+    corpus = open_corpus(path, id_column="k", shard_rows=4, on_bad_row="skip")
     repeated = sum(n > 1 for value, n in Counter(ids).items() if value is not None)
     if repeated:
         with pytest.raises(CorpusError, match=f"^{repeated} ids of column k occur more than once"):
@@ -115,10 +114,10 @@ def test_check_ids_agrees_with_counting(tmp_path, write_parquet, ids):
 def test_null_ids_stop_or_are_skipped_and_counted(tmp_path, write_parquet):
     columns = {"text": ["x", "y", "", "z"], "k": ["a", None, None, "b"]}
     path = write_parquet(tmp_path / "a.parquet", columns)
-    for choice in (OnBadRow.BLANK, OnBadRow.ERROR):
+    for choice in ("blank", "error"):
         with pytest.raises(CorpusError, match=r"row a\.parquet#0:1 of the corpus has no k; "):
             read_all(open_corpus(path, id_column="k", on_bad_row=choice))
-    ids, texts, skipped = read_all(open_corpus(path, id_column="k", on_bad_row=OnBadRow.SKIP))
+    ids, texts, skipped = read_all(open_corpus(path, id_column="k", on_bad_row="skip"))
     assert (ids, texts, skipped) == (["a", "b"], ["x", "z"], {"null_id": 2})
 
 

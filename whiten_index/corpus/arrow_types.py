@@ -1,19 +1,26 @@
-"""Types of Arrow in place of others, at whatever depth."""
+"""Arrow types with other leaves, at any depth."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain
-from typing import Any
 
 import pyarrow as pa
+
+Leaf = Callable[[pa.DataType], pa.DataType]
 
 
 def times_as_numbers(array: pa.Array) -> pa.Array:
     """Return an array with numbers for dates and times, of which Python knows fewer than Arrow."""
-    kind = replaced_leaves(array.type, _number)
-    # These are kept alike; a cast would take most nested types wrongly or not at all.
-    return array if kind == array.type else pa.array(_Relabelled(array, kind))
+
+    def number(leaf: pa.DataType) -> pa.DataType:
+        if not pa.types.is_temporal(leaf):
+            return leaf
+        # An interval of Arrow is no one number.
+        return {32: pa.int32(), 64: pa.int64()}.get(leaf.bit_width, leaf)
+
+    # A cast would take most nested types wrongly or not at all.
+    return array.view(replaced_leaves(array.type, number))
 
 
 def times_of(kind: pa.DataType) -> list[pa.DataType]:
@@ -43,8 +50,7 @@ def repeated_field(kind: pa.DataType) -> str | None:
 def without_views(kind: pa.DataType) -> pa.DataType:
     """Return a type with strings and bytes for views of them, which few of Arrow's kernels take.
 
-    Those in views of lists are left: kernels leave them alone, and a cast of such a list to another
-    loses rows.
+    Views of lists stay: kernels leave them alone, and a cast of one to a list loses rows.
     """
 
     def plain(leaf: pa.DataType) -> pa.DataType:
@@ -55,13 +61,8 @@ def without_views(kind: pa.DataType) -> pa.DataType:
     return replaced_leaves(kind, plain, in_list_views=False)
 
 
-def replaced_leaves(
-    kind: pa.DataType,
-    leaf: Callable[[pa.DataType], pa.DataType],
-    *,
-    in_list_views: bool = True,
-) -> pa.DataType:
-    """Return a type with others for the types at its leaves, those of dictionaries among them."""
+def replaced_leaves(kind: pa.DataType, leaf: Leaf, *, in_list_views: bool = True) -> pa.DataType:
+    """Return a type with ``leaf`` applied to its leaves, those of dictionaries among them."""
 
     def inside(of: pa.DataType) -> pa.DataType:
         return replaced_leaves(of, leaf, in_list_views=in_list_views)
@@ -86,20 +87,3 @@ def replaced_leaves(
     if in_list_views and pa.types.is_list_view(kind):
         return pa.list_view(field(kind.value_field))
     return leaf(kind)
-
-
-def _number(leaf: pa.DataType) -> pa.DataType:
-    if not pa.types.is_temporal(leaf):
-        return leaf
-    # An interval of Arrow is no one number.
-    return {32: pa.int32(), 64: pa.int64()}.get(leaf.bit_width, leaf)
-
-
-class _Relabelled:
-    """An array whose memory is to be read as of another type."""
-
-    def __init__(self, array: pa.Array, kind: pa.DataType) -> None:
-        self._array, self._kind = array, kind
-
-    def __arrow_c_array__(self, requested_schema: Any = None) -> tuple[Any, Any]:
-        return self._kind.__arrow_c_schema__(), self._array.__arrow_c_array__()[1]

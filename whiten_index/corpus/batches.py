@@ -1,4 +1,4 @@
-"""Frozen batches: what flows from the corpus to the store, one direction only."""
+"""Frozen batches of rows, from the corpus to the store."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 DIGEST_BYTES = 16
 # The column of documents that names them.
 ID = "id"
-# The columns that documents have where a text is a passage: its number within its document, from
-# 0; where it starts and ends there, in characters; the passage itself.
+# Columns of documents whose texts are passages: number within the document from 0, start and end
+# there in characters, and text.
 PASSAGE, PASSAGE_START, PASSAGE_END, PASSAGE_TEXT = PASSAGE_COLUMNS = (
     "passage",
     "passage_start",
@@ -32,7 +32,7 @@ class TextBatch:
 
     Attributes:
         documents: table of n rows: column ``id``, then the kept metadata columns, then
-            ``PASSAGE_COLUMNS`` where the texts are passages.
+            ``PASSAGE_COLUMNS`` if the texts are passages.
         texts: n texts, none of them blank.
         read: rows read from the corpus to get these n, the skipped ones included.
         skipped: reason -> rows left out.
@@ -42,9 +42,6 @@ class TextBatch:
     texts: list[str]
     read: int
     skipped: Mapping[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        _require_rows(self.documents, len(self.texts))
 
     def digests(self) -> NDArray[np.uint8]:
         """Return (n, 16) uint8: BLAKE2b-128 of each text's UTF-8 bytes."""
@@ -70,21 +67,12 @@ class EmbeddingBatch:
     read: int
     skipped: Mapping[str, int] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        _require_rows(self.documents, len(self.embeddings))
-
     def digests(self) -> NDArray[np.uint8]:
         """Return (n, 16) uint8: BLAKE2b-128 of each embedding's bytes."""
         return row_digests(row.tobytes() for row in np.ascontiguousarray(self.embeddings))
 
     def __len__(self) -> int:
         return int(self.embeddings.shape[0])
-
-
-def _require_rows(documents: pa.Table, rows: int) -> None:
-    """Refuse a batch whose rows would be named by another row's id."""
-    if documents.num_rows != rows:
-        raise ValueError(f"a batch of {rows} rows has {documents.num_rows} documents")
 
 
 def row_digests(rows: Iterable[bytes]) -> NDArray[np.uint8]:

@@ -11,7 +11,6 @@ import pyarrow as pa
 from whiten_index.corpus.arrow_types import repeated_field
 from whiten_index.corpus.batches import ID, PASSAGE_COLUMNS, PASSAGE_TEXT
 from whiten_index.corpus.row_checks import OnBadRow
-from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.corpus.sharding import SHARD_ROWS
 from whiten_index.corpus.sources import SourceFile, canonical
 from whiten_index.errors import ConfigError, CorpusError
@@ -29,10 +28,11 @@ class CorpusConfig:
         keep: metadata columns kept with the index; with passages, no text column.
         row_filter: condition such as ``lang == 'en'``.
         limit: use only the first so many rows.
-        on_bad_row: what happens to rows that cannot be used.
+        on_bad_row: ``blank`` skips and counts rows without content and stops at damaged ones,
+            ``skip`` skips and counts both, ``error`` stops at both.
         shard_rows: rows a shard at most.
-        passages: tokens and overlap of the passages that texts are cut into behind the reader,
-            which gives them whole; None where they stay so.
+        passages: tokens and overlap of the passages that texts are cut into after reading, None
+            for whole texts.
 
     Example:
         >>> CorpusConfig(sources=("docs.parquet",), text_columns=("title", "text")).passages is None
@@ -46,7 +46,7 @@ class CorpusConfig:
     keep: tuple[str, ...] = ()
     row_filter: str | None = None
     limit: int | None = None
-    on_bad_row: OnBadRow = OnBadRow.BLANK
+    on_bad_row: OnBadRow = "blank"
     shard_rows: int = SHARD_ROWS
     passages: tuple[int, int] | None = None
 
@@ -55,10 +55,9 @@ class CorpusConfig:
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, (getattr(self, name),))
         if bool(self.text_columns) == bool(self.embedding_column):
+            both = ", not both" if self.text_columns else ""
             raise ConfigError(
-                "name what to index: --text-column (one or more) or --embedding-column, not both"
-                if self.text_columns
-                else "name what to index: --text-column (one or more), or --embedding-column"
+                f"name what to index: --text-column (one or more) or --embedding-column{both}"
             )
         if len(set(self.keep)) < len(self.keep):
             twice = next(name for name in self.keep if self.keep.count(name) > 1)
@@ -69,14 +68,24 @@ class CorpusConfig:
                 "pass --id-column id, or rename the column"
             )
         # Also without passages: readers detect passages by these names.
-        taken = [name for name in self.keep if name in PASSAGE_COLUMNS]
-        if taken:
+        if taken := [name for name in self.keep if name in PASSAGE_COLUMNS]:
             raise ConfigError(
                 f"a kept column cannot be called {taken[0]!r}: --passage-tokens adds columns named "
                 f"{', '.join(PASSAGE_COLUMNS)}; rename yours, or leave it out of --keep"
             )
-        if self.passages is not None:
-            self._check_passages()
+        if self.passages is not None and self.embedding_column is not None:
+            raise ConfigError(
+                f"--passage-tokens cuts texts, and --embedding-column {self.embedding_column} has "
+                "none; name a --text-column, or leave --passage-tokens out"
+            )
+        # Kept columns are repeated with each passage; a long text would grow quadratically.
+        texts = [name for name in self.keep if name in self.text_columns]
+        if self.passages is not None and texts:
+            raise ConfigError(
+                f"--keep {texts[0]} would repeat the whole text beside each of its passages; leave "
+                "it out of --keep: --passage-tokens keeps each passage's own text as "
+                f"{PASSAGE_TEXT}"
+            )
 
     def source_identity(self) -> dict[str, Any]:
         """Return the identity of a corpus in a store."""
@@ -90,32 +99,10 @@ class CorpusConfig:
             **passages,
         }
 
-    def _check_passages(self) -> None:
-        if self.embedding_column is not None:
-            raise ConfigError(
-                f"--passage-tokens cuts texts, and --embedding-column {self.embedding_column} has "
-                "none; name a --text-column, or leave --passage-tokens out"
-            )
-        # Kept columns are repeated with each passage; a long text would grow quadratically.
-        texts = [name for name in self.keep if name in self.text_columns]
-        if texts:
-            raise ConfigError(
-                f"--keep {texts[0]} would repeat the whole text beside each of its passages; leave "
-                "it out of --keep: --passage-tokens keeps each passage's own text as "
-                f"{PASSAGE_TEXT}"
-            )
-
-
-def columns_to_read(config: CorpusConfig, row_filter: RowFilter | None) -> list[str]:
-    """Return the columns that a corpus needs of its files, each once."""
-    single = [name for name in (config.id_column, config.embedding_column) if name is not None]
-    names = (*single, *config.text_columns, *config.keep, *filter_columns(row_filter))
-    return list(dict.fromkeys(names))
-
-
-def filter_columns(row_filter: RowFilter | None) -> tuple[str, ...]:
-    """Return the columns that a row filter reads, none without a filter."""
-    return () if row_filter is None else row_filter.columns
+    def columns(self, *filtered: str) -> list[str]:
+        """Return the columns to read, each once, with those of the row filter."""
+        single = [name for name in (self.id_column, self.embedding_column) if name is not None]
+        return list(dict.fromkeys((*single, *self.text_columns, *self.keep, *filtered)))
 
 
 def check_columns(
@@ -138,13 +125,22 @@ def check_columns(
                 f"column {name!r} of {file.path} holds records with two fields {field!r}, which "
                 "nothing could tell apart; rename one of them, or leave the column out of --keep"
             )
-    for name in config.text_columns:
-        _require(file, schema, name, _is_text, "a text column takes strings")
-    if config.id_column is not None:
-        _require(file, schema, config.id_column, _is_id, "an id column takes strings or integers")
-    if config.embedding_column is not None:
-        hint = "an embedding column takes lists of float16, float32 or float64"
-        _require(file, schema, config.embedding_column, _is_embedding, hint)
+    wanted: list[tuple[str | None, Callable[[pa.DataType], bool], str]] = [
+        *((name, _is_text, "a text column takes strings") for name in config.text_columns),
+        (config.id_column, _is_id, "an id column takes strings or integers"),
+        (
+            config.embedding_column,
+            _is_embedding,
+            "an embedding column takes lists of float16, float32 or float64",
+        ),
+    ]
+    for column, fits, hint in wanted:
+        if column is not None and not fits(schema.field(column).type):
+            fitting = [field.name for field in schema if fits(field.type)]
+            offer = f"columns that fit: {', '.join(fitting)}" if fitting else "no column of it fits"
+            raise CorpusError(
+                f"column {column!r} of {file.path} is {schema.field(column).type}; {hint}; {offer}"
+            )
 
 
 def check_same_types(
@@ -155,31 +151,20 @@ def check_same_types(
     Raises:
         CorpusError: two files differ.
     """
+
+    def kept_type(schema: pa.Schema, name: str) -> Any:
+        kind = schema.field(name).type
+        # Ids are kept as int64 or string, whatever their width.
+        return bool(pa.types.is_integer(kind)) if name == config.id_column else kind
+
     ids = () if config.id_column is None else (config.id_column,)
     for name in dict.fromkeys((*ids, *config.keep)):
-        first = _comparable(schemas[0], name, is_id=name in ids)
         for file, schema in zip(files, schemas, strict=True):
-            if _comparable(schema, name, is_id=name in ids) != first:
+            if kept_type(schema, name) != kept_type(schemas[0], name):
                 raise CorpusError(
                     f"column {name!r} is {schemas[0].field(name).type} in {files[0].path} and "
                     f"{schema.field(name).type} in {file.path}; rewrite the files with one type"
                 )
-
-
-def _comparable(schema: pa.Schema, name: str, *, is_id: bool) -> Any:
-    """Return a column's type; ids are kept as int64 or string, whatever width they have."""
-    kind = schema.field(name).type
-    return bool(pa.types.is_integer(kind)) if is_id else kind
-
-
-def _require(
-    file: SourceFile, schema: pa.Schema, name: str, test: Callable[[pa.DataType], bool], hint: str
-) -> None:
-    kind = schema.field(name).type
-    if not test(kind):
-        fitting = [field.name for field in schema if test(field.type)]
-        offer = f"columns that fit: {', '.join(fitting)}" if fitting else "no column of it fits"
-        raise CorpusError(f"column {name!r} of {file.path} is {kind}; {hint}; {offer}")
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -1,4 +1,4 @@
-"""``ParquetCorpus``: plans shards from the footers, streams their rows as batches."""
+"""Parquet files read as batches, one shard at a time."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from whiten_index.corpus.corpus_config import (
     CorpusConfig,
     check_columns,
     check_same_types,
-    columns_to_read,
-    filter_columns,
 )
 from whiten_index.corpus.parquet_reader import (
     SpanReader,
@@ -52,7 +50,7 @@ _RACY_NS = 2_000_000_000
 
 
 class RepeatedIdsError(CorpusError):
-    """Ids that are not those of one row each, and what to do about it."""
+    """Ids of more than one row each, and what to do about them."""
 
     def __init__(
         self,
@@ -60,10 +58,9 @@ class RepeatedIdsError(CorpusError):
         advice: str = "make them unique, filter the repeated rows out, or leave out --id-column",
     ) -> None:
         super().__init__(found, advice)
-        self.found, self.advice = found, advice
 
     def __str__(self) -> str:
-        return f"{self.found}; {self.advice}"
+        return "; ".join(self.args)
 
 
 @dataclass(frozen=True)
@@ -76,8 +73,8 @@ class ParquetCorpus:
         footers: the row groups of each file.
         shards: the plan: a pure function of the footers.
         dim: width of the embedding column, None for a corpus of texts.
-        fingerprints: of each file and of what is read of it, empty where only reading it tells
-            whether it changed.
+        fingerprints: of each file and of its columns read, empty if only reading it can show a
+            change.
 
     Example:
         >>> config = CorpusConfig(sources=("docs.parquet",), text_columns=("text",))
@@ -100,8 +97,8 @@ class ParquetCorpus:
 
         Args:
             config: rows and columns.
-            dim: width that embeddings should have, where it is known. Where any has it, the others
-                are bad rows; else, and by default, the first embedding tells.
+            dim: expected width of embeddings. If any has it, the others are bad rows; else, and
+                by default, the width is that of the first embedding.
 
         Raises:
             CorpusError: a file is missing or not Parquet, a column is missing or of a type that
@@ -110,7 +107,7 @@ class ParquetCorpus:
         """
         row_filter = RowFilter.parse(config.row_filter) if config.row_filter else None
         found = find_files(config.sources)
-        columns = columns_to_read(config, row_filter)
+        columns = config.columns(*(row_filter.columns if row_filter else ()))
         now = time.time_ns()
         with ThreadPoolExecutor(_FILE_THREADS) as pool:
             read = list(pool.map(lambda file: _read_footer(file, config, columns), found))
@@ -134,12 +131,10 @@ class ParquetCorpus:
         return sum(shard.rows for shard in self.shards)
 
     def require_unchanged(self) -> None:
-        """Make sure that no file was written to since the corpus was opened.
-
-        Each read makes sure of the file it read. This sees a file that another process read.
+        """Check all files, also those that another process read.
 
         Raises:
-            CorpusError: one was, or is gone.
+            CorpusError: one was written to since the corpus was opened, or is gone.
         """
         with ThreadPoolExecutor(_FILE_THREADS) as pool:
             list(pool.map(SourceFile.require_unchanged, self.files))
@@ -154,14 +149,14 @@ class ParquetCorpus:
         Raises:
             CorpusError: the file is damaged, or a bad row is met and the choice is to stop.
         """
-        columns = columns_to_read(self.config, self._filter)
+        columns = self.config.columns(*self._filtered)
         sieve = Sieve(
             self._read_columns(shard, columns),
-            lambda row: self.row_name(shard, row),
+            lambda row: f"row {self._row_id(shard, row)} of the corpus",
             self.config.on_bad_row,
         )
         if self._filter is not None:
-            sieve.filter(self._filter)
+            sieve.keep(self._filter.mask(sieve.table), "filtered")
         if self.config.id_column is not None:
             missing = np.asarray(sieve.table.column(self.config.id_column).is_null())
             sieve.drop(missing, "null_id", f"no {self.config.id_column}", blank=False)
@@ -184,19 +179,9 @@ class ParquetCorpus:
         if len(twice):
             self._raise_duplicates(column, twice)
 
-    def ids(self) -> Iterator[str | int]:
-        """Yield the ids of the rows that the filter keeps, read without any text.
-
-        Raises:
-            CorpusError: the file is damaged.
-        """
-        if self.config.id_column is not None:
-            for shard in self.shards:
-                yield from self._ids(shard)
-
-    def row_name(self, shard: Shard, row: int) -> str:
-        """Return how errors call row ``row`` of a shard: file, row group, row."""
-        return f"row {self._row_id(shard, row)} of the corpus"
+    @property
+    def _filtered(self) -> tuple[str, ...]:
+        return () if self._filter is None else self._filter.columns
 
     def _text_batch(self, shard: Shard, sieve: Sieve) -> TextBatch:
         texts = join_texts(sieve.table, self.config.text_columns)
@@ -214,7 +199,10 @@ class ParquetCorpus:
         column, dim = self.config.embedding_column, self.dim
         assert column is not None
         assert dim is not None
-        given = sieve.table.column(column) if column in self.config.keep else sieve.take(column)
+        given = sieve.table.column(column)
+        if column not in self.config.keep:
+            # So that it is not held twice.
+            sieve.table = sieve.table.drop_columns([column])
         array, widths = embedding_rows(given)
         empty = widths < 1
         sieve.drop(empty, "null_embedding", f"no {column}", blank=True)
@@ -237,9 +225,9 @@ class ParquetCorpus:
             ids = _plain_ids(table.column(self.config.id_column))
         else:
             ids = pa.array([self._row_id(shard, int(row)) for row in sieve.positions], pa.string())
-        kept = (table.column(name) for name in self.config.keep if name != ID)
-        columns = [column.cast(without_views(column.type)) for column in kept]
         names = [name for name in self.config.keep if name != ID]
+        kept = [table.column(name) for name in names]
+        columns = [column.cast(without_views(column.type)) for column in kept]
         return pa.table([ids, *columns], names=[ID, *names])
 
     def _row_id(self, shard: Shard, row: int) -> str:
@@ -289,7 +277,7 @@ class ParquetCorpus:
 
     def _ids(self, shard: Shard) -> list[Any]:
         assert self.config.id_column is not None
-        columns = list(dict.fromkeys([self.config.id_column, *filter_columns(self._filter)]))
+        columns = list(dict.fromkeys([self.config.id_column, *self._filtered]))
         table = self._read_columns(shard, columns)
         if self._filter is not None:
             table = self._filter.apply(table)
@@ -301,13 +289,10 @@ class ParquetCorpus:
         times, places = Counter[Any](), dict[Any, dict[str, None]]()
         for shard in self.shards:
             suspects = np.isin(self._id_hashes(shard), twice[:_SUSPECTS])
-            file = self.files[shard.file].name
             for value, suspect in zip(self._ids(shard), suspects, strict=True):
                 if suspect:
                     times[value] += 1
-                    files = places.setdefault(value, {})
-                    if len(files) <= _EXAMPLES:
-                        files[file] = None
+                    places.setdefault(value, {})[self.files[shard.file].name] = None
         examples = [value for value, count in times.items() if count > 1][:_EXAMPLES]
         if examples:
             shown = ", ".join(map(repr, examples))
@@ -318,33 +303,30 @@ class ParquetCorpus:
                 f"{where}"
             )
 
-    def _first_blocks(self, column: str) -> Iterator[pa.RecordBatch]:
-        """Yield a column from the first row on, until the caller has seen enough."""
-        columns = list(dict.fromkeys([column, *filter_columns(self._filter)]))
-        try:
-            for shard in self.shards:
-                yield from self._blocks(shard, columns)
-        finally:
-            # It stands in the middle of a shard.
-            self._reader.close()
-
     def _find_dim(self, wanted: int | None) -> int:
-        """Return ``wanted`` where an embedding has it, else the width of the first not null."""
+        """Return ``wanted`` if an embedding has it, else the width of the first not null."""
         column = self.config.embedding_column
         assert column is not None
         seen = kept = first = 0
-        for block in self._first_blocks(column):
-            table = pa.Table.from_batches([block])
-            if self._filter is not None:
-                table = self._filter.apply(table)
-            seen, kept = seen + block.num_rows, kept + table.num_rows
-            _, widths = embedding_rows(table.column(column))
-            if wanted is not None and (widths == wanted).any():
-                return wanted
-            if not first and (widths > 0).any():
-                first = int(widths[widths > 0][0])
-            if first and wanted is None:
-                return first
+        columns = list(dict.fromkeys([column, *self._filtered]))
+        blocks = (block for shard in self.shards for block in self._blocks(shard, columns))
+        try:
+            for block in blocks:
+                table = pa.Table.from_batches([block])
+                if self._filter is not None:
+                    table = self._filter.apply(table)
+                seen, kept = seen + block.num_rows, kept + table.num_rows
+                _, widths = embedding_rows(table.column(column))
+                if wanted is not None and (widths == wanted).any():
+                    return wanted
+                if not first and (widths > 0).any():
+                    first = int(widths[widths > 0][0])
+                if first and wanted is None:
+                    return first
+        finally:
+            # It may stand in the middle of a shard.
+            blocks.close()
+            self._reader.close()
         if first:
             return first
         if not kept:
@@ -382,8 +364,7 @@ def _read_footer(
 def _fingerprint(file: SourceFile, config: CorpusConfig, *, now: int) -> str:
     """Return a digest that changes with a file or with the columns read.
 
-    Empty where the file was written so lately, by whichever clock, that it may be written again
-    under the same time.
+    Empty if the file was written so lately that it may be written again under the same time.
     """
     identity = file.identity
     assert identity is not None
@@ -403,21 +384,22 @@ def _fingerprint(file: SourceFile, config: CorpusConfig, *, now: int) -> str:
             "columns": config.source_identity() | {"sources": []},
             "id_column": config.id_column,
             "keep": list(config.keep),
-            "on_bad_row": config.on_bad_row.value,
+            "on_bad_row": config.on_bad_row,
             "shard_rows": config.shard_rows,
         }
     )
 
 
 def _describe_group(group: Any, wanted: set[str]) -> RowGroup:
+    # A leaf of the schema may be inside a nested column.
+    inside = tuple(f"{name}." for name in wanted)
     chunks = (group.column(i) for i in range(group.num_columns))
-    sizes = (c.total_uncompressed_size for c in chunks if _belongs(c.path_in_schema, wanted))
+    sizes = (
+        chunk.total_uncompressed_size
+        for chunk in chunks
+        if f"{chunk.path_in_schema}.".startswith(inside)
+    )
     return RowGroup(int(group.num_rows), int(sum(sizes)))
-
-
-def _belongs(path: str, wanted: set[str]) -> bool:
-    """Return whether a leaf of the schema is one of the columns, or is inside a nested one."""
-    return path in wanted or any(path.startswith(f"{name}.") for name in wanted)
 
 
 def _plain_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -26,21 +26,17 @@ _BUFFER = 1 << 20
 
 @contextlib.contextmanager
 def unchanged(file: SourceFile, *, fault: str = "is damaged") -> Iterator[None]:
-    """Check after the block that a file is still the one that was listed; for all reading.
-
-    Args:
-        file: with its identity.
-        fault: what to say of a file that cannot be read.
+    """Check after the block that a file is still the one that was listed.
 
     Raises:
-        CorpusError: the file changed since its identity was taken, or is damaged.
+        CorpusError: the file changed since its identity was taken, or has the ``fault``.
         StorageError: the system does not let it be read.
     """
     try:
         with reading(file.path):
             yield
     except (OSError, pa.ArrowException) as error:
-        # What is half of one file and half of another looks damaged.
+        # Half of one file and half of another looks damaged.
         file.require_unchanged()
         raise CorpusError(
             f"{file.path} {fault} ({str(error).splitlines()[0][:160]}); restore the file or take "
@@ -50,7 +46,7 @@ def unchanged(file: SourceFile, *, fault: str = "is damaged") -> Iterator[None]:
 
 
 def _streamed(source: pa.NativeFile, **options: Any) -> pq.ParquetFile:
-    """Return a file of which columns are streamed, not loaded a row group at a time."""
+    """Open a file whose columns are streamed, not loaded a row group at a time."""
     return pq.ParquetFile(
         source, buffer_size=_BUFFER, pre_buffer=False, page_checksum_verification=True, **options
     )
@@ -72,7 +68,7 @@ def open_parquet(file: SourceFile, source: pa.NativeFile) -> pq.ParquetFile:
 
 
 def footer_digest(metadata: pq.FileMetaData) -> str:
-    """Return a digest of all that a footer says."""
+    """Return a digest of a whole footer."""
     footer = pa.BufferOutputStream()
     metadata.write_metadata_file(footer)
     return hashlib.sha256(footer.getvalue()).hexdigest()
@@ -92,7 +88,7 @@ class SpanReader:
         self._position = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # An open file stays behind: another process opens its own reader.
+        # Another process opens its own file.
         return SpanReader, ()
 
     def read(
@@ -101,7 +97,15 @@ class SpanReader:
         """Yield the rows of ``span``, ``columns`` in the order given."""
         key = (file.place, span.row_group, tuple(columns))
         if key != self._key or span.start < self._position:
-            self._open(file, span, columns, key)
+            self.close()
+            source = file.open()
+            self._file = open_parquet(file, source)
+            self._batches = self._file.iter_batches(
+                batch_size=_rows_at_once(source, self._file, span.row_group, columns),
+                row_groups=[span.row_group],
+                columns=list(columns),
+            )
+            self._position, self._key = 0, key
         while self._position < span.stop:
             batch = self._pending if self._pending is not None else next(self._batches, None)
             if batch is None:
@@ -115,28 +119,17 @@ class SpanReader:
             self._position += used
 
     def close(self) -> None:
-        """Let go of the open file."""
+        """Close the open file."""
         if self._file is not None:
             self._file.close()
         self._key = self._file = self._pending = None
-
-    def _open(self, file: SourceFile, span: Span, columns: Sequence[str], key: Any) -> None:
-        self.close()
-        source = file.open()
-        self._file = open_parquet(file, source)
-        self._batches = self._file.iter_batches(
-            batch_size=_rows_at_once(source, self._file, span.row_group, columns),
-            row_groups=[span.row_group],
-            columns=list(columns),
-        )
-        self._position, self._key = 0, key
 
 
 def unpacked_bytes(batch: pa.RecordBatch) -> int:
     """Return the size of a batch with every value of a dictionary written out."""
     size = int(batch.nbytes)
     for column in batch.columns:
-        if pa.types.is_dictionary(column.type) and _has_lengths(column.type.value_type):
+        if pa.types.is_dictionary(column.type) and _is_binary_like(column.type.value_type):
             lengths = pc.binary_length(column.dictionary).cast(pa.int64())
             size += pc.sum(lengths.take(column.indices)).as_py() or 0
     return size
@@ -145,7 +138,7 @@ def unpacked_bytes(batch: pa.RecordBatch) -> int:
 def _rows_at_once(
     source: pa.NativeFile, parquet: pq.ParquetFile, row_group: int, columns: Sequence[str]
 ) -> int:
-    """Return the rows of a batch: fewer where a dictionary holds long texts.
+    """Return the rows of a batch: fewer if a dictionary holds long texts.
 
     A few bytes of a file name a text of its dictionary thousands of times. The first row is
     decoded together with the dictionary of each column, without a copy for each row.
@@ -172,7 +165,7 @@ def _rows_at_once(
 
 
 def _longest(array: pa.Array) -> int:
-    """Return the bytes of the longest text of a dictionary, at whatever depth."""
+    """Return the bytes of the longest text of a dictionary, at any depth."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         return pc.max(pc.binary_length(array.dictionary)).as_py() or 0
@@ -181,13 +174,5 @@ def _longest(array: pa.Array) -> int:
     return _longest(array.values) if pa.types.is_nested(kind) else 0
 
 
-def _has_lengths(kind: pa.DataType) -> bool:
-    return any(
-        test(kind)
-        for test in (
-            pa.types.is_string,
-            pa.types.is_large_string,
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-        )
-    )
+def _is_binary_like(kind: pa.DataType) -> bool:
+    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())

@@ -1,38 +1,22 @@
-"""From the Arrow rows of a shard to a batch: join texts, check, skip and count."""
+"""Checks of the Arrow rows of a shard: join texts, skip and count rows that cannot be used."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.errors import CorpusError
 
 _BLOCK_ROWS = 4096
-
-
-class OnBadRow(Enum):
-    """Treatment of a row that cannot be used.
-
-    ``BLANK`` skips and counts rows without content (null or blank text, null embedding) and
-    stops at damaged ones (null id, NaN, wrong width); ``SKIP`` skips and counts both kinds;
-    ``ERROR`` stops at both.
-    """
-
-    BLANK = "blank"
-    SKIP = "skip"
-    ERROR = "error"
-
-    def skips(self, *, blank: bool) -> bool:
-        """Return whether a row without content (``blank``) or a damaged one is skipped."""
-        return self is OnBadRow.SKIP or (blank and self is OnBadRow.BLANK)
+# "blank" skips and counts rows without content (null or blank text, null embedding) and stops at
+# damaged ones (null id, NaN, wrong width); "skip" skips and counts both; "error" stops at both.
+OnBadRow = Literal["blank", "skip", "error"]
 
 
 @dataclass
@@ -41,9 +25,10 @@ class Sieve:
 
     Attributes:
         table: the rows still in.
-        where: row number in the shard -> what to call that row in an error.
+        where: row number in the shard -> name of that row in an error.
         on_bad_row: the user's choice.
         skipped: reason -> rows dropped.
+        positions: (n,) row numbers in the shard of the rows still in.
     """
 
     table: pa.Table
@@ -52,15 +37,14 @@ class Sieve:
     skipped: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._positions: NDArray[np.int64] = np.arange(self.table.num_rows)
+        self.positions: NDArray[np.int64] = np.arange(self.table.num_rows)
 
-    def filter(self, row_filter: RowFilter) -> None:
-        """Leave out, and count as ``filtered``, the rows that a user's filter does not want."""
-        passing = row_filter.mask(self.table)
+    def keep(self, passing: NDArray[np.bool_], reason: str) -> None:
+        """Keep the rows marked in ``passing`` (n,), and count the others."""
         if dropped := len(passing) - int(passing.sum()):
-            self.skipped["filtered"] = dropped
+            self.skipped[reason] = self.skipped.get(reason, 0) + dropped
             self.table = self.table.filter(pa.array(passing))
-            self._positions = self._positions[passing]
+            self.positions = self.positions[passing]
 
     def drop(self, bad: NDArray[np.bool_], reason: str, what: str, *, blank: bool) -> None:
         """Drop the rows marked in ``bad`` (n,), or stop at the first of them.
@@ -68,29 +52,14 @@ class Sieve:
         Raises:
             CorpusError: the user's choice is to stop at such rows.
         """
-        count = int(bad.sum())
-        if not count:
-            return
-        if not self.on_bad_row.skips(blank=blank):
-            row = int(self._positions[int(bad.argmax())])
+        skips = self.on_bad_row == "skip" or (blank and self.on_bad_row == "blank")
+        if not skips and bad.any():
+            row = int(self.positions[int(bad.argmax())])
             raise CorpusError(
                 f"{self.where(row)} has {what}; mend the row, or pass --on-bad-row skip to leave "
                 "out and count such rows"
             )
-        self.skipped[reason] = self.skipped.get(reason, 0) + count
-        self.table = self.table.filter(pa.array(~bad))
-        self._positions = self._positions[~bad]
-
-    def take(self, name: str) -> pa.ChunkedArray:
-        """Return a column and let go of it, so that it is not held twice."""
-        column = self.table.column(name)
-        self.table = self.table.drop_columns([name])
-        return column
-
-    @property
-    def positions(self) -> NDArray[np.int64]:
-        """(n,) row numbers in the shard of the rows still in."""
-        return self._positions
+        self.keep(~bad, reason)
 
 
 def join_texts(table: pa.Table, columns: tuple[str, ...]) -> pa.Array:
@@ -114,8 +83,8 @@ def join_texts(table: pa.Table, columns: tuple[str, ...]) -> pa.Array:
 
 
 def embedding_rows(column: pa.ChunkedArray) -> tuple[pa.Array, NDArray[np.int64]]:
-    """Return an embedding column as one array and the width of each row, −1 where null."""
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    """Return an embedding column as one array and the width of each row, −1 for null."""
+    array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
     if pa.types.is_fixed_size_list(array.type):
@@ -131,7 +100,7 @@ def embedding_matrix(array: pa.Array, dim: int) -> NDArray[np.floating]:
     values = array.flatten()
     flat = values.to_numpy(zero_copy_only=False)
     if values.null_count:
-        flat = flat.astype(_numpy_type(values.type))
+        flat = flat.astype(values.type.to_pandas_dtype())
     return np.ascontiguousarray(flat.reshape(-1, dim))
 
 
@@ -142,8 +111,3 @@ def rows_not_finite(matrix: NDArray[np.floating]) -> NDArray[np.bool_]:
         part = slice(start, start + _BLOCK_ROWS)
         found[part] = ~np.isfinite(matrix[part]).all(axis=1)
     return found
-
-
-def _numpy_type(arrow_type: pa.DataType) -> np.dtype[Any]:
-    dtype: np.dtype[Any] = np.dtype(arrow_type.to_pandas_dtype())
-    return dtype

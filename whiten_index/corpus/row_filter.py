@@ -29,32 +29,22 @@ from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.paths import cut
 
 _Types = Mapping[str, pa.DataType]
-
-_TEXTS = (
-    pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary,
-)  # fmt: skip
-_COMPARE = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
-
-_NOT_UNDERSTOOD = (
-    SyntaxError, ValueError, TypeError, OverflowError, RecursionError, MemoryError,
-)  # fmt: skip
-_COLUMN = "column"
-# Arrow compares term by term, and recurses into what nests until the stack ends.
-_MOST_TERMS, _MOST_LEVELS, _MOST_CHARACTERS = 1_000, 100, 4 << 20
-_TOO_DEEP = f"it nests more than {_MOST_LEVELS} levels"
-# What dates and times are written as: day >= date('2024-01-31').
+_COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt,
+    ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
+# Values written as calls: day >= date('2024-01-31').
 _LITERALS: Mapping[str, Callable[[str], Any]] = {
     "date": datetime.date.fromisoformat,
     "time": datetime.time.fromisoformat,
     "datetime": datetime.datetime.fromisoformat,
 }
+_NOT_UNDERSTOOD = (
+    SyntaxError, ValueError, TypeError, OverflowError, RecursionError, MemoryError,
+)  # fmt: skip
+# Arrow compares term by term, and recurses into what nests until the stack ends.
+_MOST_TERMS, _MOST_LEVELS, _MOST_CHARACTERS = 1_000, 100, 4 << 20
+_TOO_DEEP = f"it nests more than {_MOST_LEVELS} levels"
 
 
 @dataclass(frozen=True)
@@ -93,7 +83,11 @@ class RowFilter:
                 "lang == 'en' and (year >= 2020 or source in ['a', 'b']) and title is not None, "
                 "day >= date('2024-01-31'), or column('my column') > 1"
             ) from error
-        return cls(text, tuple(sorted(_columns(tree))), tree)
+        # The names of calls are names of the syntax tree too.
+        calls = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        nodes = (each for each in ast.walk(tree) if isinstance(each, ast.expr))
+        names = {_column_name(node) for node in nodes if id(node) not in calls} - {None}
+        return cls(text, tuple(sorted(filter(None, names))), tree)
 
     def apply(self, table: pa.Table) -> pa.Table:
         """Return the rows of ``table`` where the condition holds; see ``mask``."""
@@ -105,7 +99,7 @@ class RowFilter:
         Raises:
             CorpusError: a column is compared with a value of another type.
         """
-        # A name that no column of the condition has.
+        # No column of the condition has a name as long.
         number = max((*self.columns, ""), key=len) + "#"
         columns = {name: rows.column(name) for name in self.columns}
         table = pa.table({**columns, number: np.arange(rows.num_rows)})
@@ -123,11 +117,7 @@ class RowFilter:
 
 
 def _require_limits(tree: ast.expr) -> None:
-    """Refuse a condition that Arrow could not compute.
-
-    Raises:
-        ValueError: it has too many terms, or nests too deep.
-    """
+    """Raise ``ValueError`` for too many terms or levels, which Arrow could not compute."""
     terms, level = 0, [tree]
     for _ in range(_MOST_LEVELS):
         inside: list[ast.expr] = []
@@ -150,7 +140,7 @@ def _require_limits(tree: ast.expr) -> None:
 
 
 def _joined(combine: Callable[[Any, Any], Any], parts: list[Any]) -> Any:
-    """Join conditions two by two, so that the expression nests as little as it can."""
+    """Join conditions two by two, so that the expression nests least."""
     while len(parts) > 1:
         pairs = [combine(*parts[i : i + 2]) for i in range(0, len(parts) - 1, 2)]
         parts = pairs + parts[2 * len(pairs) :]
@@ -158,15 +148,7 @@ def _joined(combine: Callable[[Any, Any], Any], parts: list[Any]) -> Any:
 
 
 def _condition(node: ast.expr, types: _Types) -> Any:
-    """Return the pyarrow expression of a condition.
-
-    Args:
-        node: parsed.
-        types: of the columns, as far as they are known.
-
-    Raises:
-        ValueError, TypeError: it is no condition, or does not fit the types.
-    """
+    """Return the pyarrow expression of a condition on columns of known, or unknown, types."""
     if isinstance(node, ast.BoolOp):
         combine = operator.and_ if isinstance(node.op, ast.And) else operator.or_
         return _joined(combine, [_condition(each, types) for each in node.values])
@@ -182,74 +164,64 @@ def _condition(node: ast.expr, types: _Types) -> Any:
 
 
 def _link(left: ast.expr, op: ast.cmpop, right: ast.expr, types: _Types) -> Any:
+    """Return the expression of one comparison."""
     if isinstance(op, ast.In | ast.NotIn):
-        members = _members(right, _type_of(left, types))
-        return _membership(_value(left, None), members, wanted=isinstance(op, ast.In))
+        found = _value(left, None)
+        members, known = _members(right, _type_of(left, types)), ~found.is_null()
+        among = found.isin(members) if members else ~known & known
+        return among if isinstance(op, ast.In) else known & ~among
     if isinstance(op, ast.Is | ast.IsNot):
         if not (isinstance(right, ast.Constant) and right.value is None):
             raise ValueError("'is' takes None only")
         missing = _value(left, None).is_null()
         return ~missing if isinstance(op, ast.IsNot) else missing
-    beside = _value(left, _type_of(right, types)), _value(right, _type_of(left, types))
-    return _COMPARE[type(op)](*beside)
+    first, second = _value(left, _type_of(right, types)), _value(right, _type_of(left, types))
+    return _COMPARE[type(op)](first, second)
 
 
-def _members(node: ast.expr, beside: pa.DataType | None) -> list[Any]:
+def _members(node: ast.expr, column: pa.DataType | None) -> list[Any]:
     if not isinstance(node, ast.List | ast.Tuple | ast.Set):
         raise TypeError("'in' takes a list")
     members = [_literal(each) for each in node.elts]
+    # Bytes may be text nobody declared.
+    texts = (None, pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
     for member in members:
         # Arrow reads numbers and dates out of strings here, though not with ==.
-        if isinstance(member, str) and beside is not None and not _is_text(beside):
-            raise TypeError(f"{member!r} is text and the column holds {beside}")
-    fitting = [_rounded(member, beside) for member in members]
-    if beside is not None and pa.types.is_decimal(beside):
+        if isinstance(member, str) and column not in texts:
+            raise TypeError(f"{member!r} is text and the column holds {column}")
+    fitting = [_rounded(member, column) for member in members]
+    if column is not None and pa.types.is_decimal(column):
         # Arrow refuses a list with a number that the column has no room for.
-        most = Decimal(10) ** (beside.precision - beside.scale)
+        most = Decimal(10) ** (column.precision - column.scale)
         return [each for each in fitting if not isinstance(each, Decimal) or abs(each) < most]
     return fitting
 
 
-def _membership(value: Any, members: list[Any], *, wanted: bool) -> Any:
-    known = ~value.is_null()
-    if not members:
-        return ~known & known if wanted else known
-    found = value.isin(members)
-    return found if wanted else known & ~found
-
-
-def _value(node: ast.expr, beside: pa.DataType | None) -> Any:
-    """Return a column or a literal, compared with a column of the given type."""
+def _value(node: ast.expr, other: pa.DataType | None) -> Any:
+    """Return a column, or a literal compared with a column of type ``other``."""
     if (name := _column_name(node)) is not None:
         return pc.field(name)
     value = _literal(node)
     if value is None:
         raise ValueError("compare with None by 'is None' or 'is not None'")
-    return pc.scalar(_rounded(value, beside))
+    return pc.scalar(_rounded(value, other))
 
 
-def _rounded(value: Any, beside: pa.DataType | None) -> Any:
+def _rounded(value: Any, column: pa.DataType | None) -> Any:
     """Return a number as a narrower column, or a decimal one, would hold it."""
-    if beside is not None and pa.types.is_decimal(beside) and _is_number(value):
+    if column is None or not isinstance(value, int | float) or isinstance(value, bool):
+        return value
+    if pa.types.is_decimal(column) and math.isfinite(value):
         return Decimal(str(value))
-    if not isinstance(value, float) or beside is None or not pa.types.is_floating(beside):
+    if not isinstance(value, float) or not pa.types.is_floating(column):
         return value
     with np.errstate(over="ignore"):
-        rounded = float(np.dtype(beside.to_pandas_dtype()).type(value))
+        rounded = float(np.dtype(column.to_pandas_dtype()).type(value))
     return rounded if np.isfinite(rounded) else value
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    """Return whether a column may be compared with text; bytes may be text nobody declared."""
-    return any(test(kind) for test in _TEXTS)
-
-
 def _type_of(node: ast.expr, types: _Types) -> pa.DataType | None:
-    """Return the type of a column's values, None for what is no column."""
+    """Return the type of a column's values, None for a literal."""
     name = _column_name(node)
     kind = None if name is None else types.get(name)
     return kind.value_type if kind is not None and pa.types.is_dictionary(kind) else kind
@@ -260,7 +232,7 @@ def _column_name(node: ast.expr) -> str | None:
     if isinstance(node, ast.Name):
         return node.id
     called = _called(node)
-    return called[1] if called is not None and called[0] == _COLUMN else None
+    return called[1] if called is not None and called[0] == "column" else None
 
 
 def _literal(node: ast.expr) -> Any:
@@ -274,18 +246,14 @@ def _literal(node: ast.expr) -> Any:
 
 
 def _called(node: ast.expr) -> tuple[str, str] | None:
-    """Return name and text of a call such as ``date('2024-01-31')``, None for what is none."""
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords):
-        return None
-    if len(node.args) != 1 or not isinstance(node.args[0], ast.Constant):
-        return None
-    text = node.args[0].value
-    return (node.func.id, text) if isinstance(text, str) else None
-
-
-def _columns(tree: ast.expr) -> set[str]:
-    """Return the columns that an expression reads."""
-    calls = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.expr))
-    names = (_column_name(node) for node in nodes if id(node) not in calls)
-    return {name for name in names if name is not None}
+    """Return name and text of a call such as ``date('2024-01-31')``, else None."""
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and not node.keywords
+        and len(node.args) == 1
+        and isinstance(node.args[0], ast.Constant)
+        and isinstance(node.args[0].value, str)
+    ):
+        return node.func.id, node.args[0].value
+    return None

@@ -1,4 +1,4 @@
-"""Shards, planned from the footers of the files by a pure function."""
+"""Shards of a corpus, planned from the footers of its files by a pure function."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ SHARD_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Footer entry of one row group.
-
-    Attributes:
-        rows: how many it holds.
-        bytes: uncompressed size of the columns that will be read.
-    """
+    """Rows of one row group, and the uncompressed bytes of the columns that will be read."""
 
     rows: int
     bytes: int
@@ -62,14 +57,14 @@ def plan_shards(
 ) -> list[Shard]:
     """Cut the files into shards.
 
-    A shard holds up to ``shard_rows`` rows, fewer where the footers announce rows so large that
-    these would pass ``shard_bytes``. It joins small row groups, splits large ones and ends with
-    its file, so that a change in one file moves no shard of another.
+    A shard holds up to ``shard_rows`` rows, or fewer if these would pass ``shard_bytes`` by the
+    footers' average. It joins small row groups, splits large ones and ends with its file, so that
+    a change in one file moves no shard of another.
 
     Args:
         footers: for each file, its row groups.
         shard_rows: rows a shard at most.
-        shard_bytes: uncompressed bytes a shard, by the footers' average, at most.
+        shard_bytes: uncompressed bytes a shard at most.
         limit: plan only the first so many rows.
 
     Raises:
@@ -121,10 +116,7 @@ def plan_windows(
 ) -> list[tuple[Shard, ...]]:
     """Join neighbouring small shards, so that many small files are encoded as well as a large one.
 
-    Args:
-        shards: in order.
-        rows: rows a window at most, unless one shard alone has more.
-        size: uncompressed bytes a window at most, likewise.
+    A window has at most ``rows`` rows and ``size`` uncompressed bytes, unless one shard has more.
     """
     windows: list[list[Shard]] = []
     held_rows = held_bytes = 0

@@ -1,10 +1,11 @@
-"""From what a user names (path, folder, glob, URI) to Parquet files on some file system."""
+"""Parquet files of a corpus, by path, folder, glob or URI, on any file system."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fnmatch
+import functools
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +24,10 @@ from whiten_index.paths import cut, require_no_secret, require_plain_environment
 
 SUFFIXES = (".parquet", ".pq", ".parq")
 _PLAIN = "".join(map(chr, range(33, 127)))
-_GLOB = frozenset("*?[")
 _HIDDEN = "._"
-_Test = Callable[[Sequence[str]], bool]
+# Decides by the names below the source whether a file is wanted or, with ``whole=False``, whether a
+# folder may hold wanted files.
+_Match = Callable[..., bool]
 
 
 def find_files(sources: Sequence[str | Path]) -> list[SourceFile]:
@@ -48,7 +50,7 @@ def find_files(sources: Sequence[str | Path]) -> list[SourceFile]:
 def resolve(source: str) -> tuple[Any, str]:
     """Return the file system of ``source`` and its path there.
 
-    pyarrow's own file systems come first (local, s3, gs, hdfs), then whatever fsspec knows.
+    pyarrow's own file systems come first (local, s3, gs, hdfs), then those of fsspec.
 
     Raises:
         CorpusError: no installed file system reads the URI.
@@ -69,17 +71,16 @@ def resolve(source: str) -> tuple[Any, str]:
 
 
 def require_reachable(source: str) -> None:
-    """Ask for a URI, or for the folder that a pattern begins with, once.
+    """Look at a URI, or at the folder that a pattern begins with, once.
 
     Raises:
         CorpusError: it cannot be reached, its keys are refused, or nothing is there.
     """
-    pattern_at = _glob_position(source)
-    base = source if pattern_at is None else source[:pattern_at]
+    base, _ = _split_glob(source)
     filesystem, path = resolve(base)
     shown = cut(source, most=200)
     try:
-        found = _kind(filesystem, path)
+        found = filesystem.get_file_info(path).type
     except (OSError, pa.ArrowException) as error:
         raise CorpusError(f"{shown} of the corpus cannot be reached ({_line(error)})") from error
     if found == pafs.FileType.NotFound:
@@ -106,141 +107,149 @@ def _resolve_with_fsspec(source: str) -> tuple[Any, str]:
 
 
 def _files_of(source: str) -> list[SourceFile]:
-    pattern_at = _glob_position(source)
-    base = source if pattern_at is None else source[:pattern_at]
+    base, pattern = _split_glob(source)
     filesystem, path = resolve(base or ".")
+    match: _Match = _is_parquet
+    if pattern:
+        match = functools.partial(_matches, patterns=pattern.split("/"))
     try:
         with reading(path):
-            if pattern_at is not None:
-                found = _matching(filesystem, path, source[pattern_at:])
-            else:
-                found = _below(filesystem, path, source)
+            info = filesystem.get_file_info(path)
+            if not pattern and info.type == pafs.FileType.NotFound:
+                raise CorpusError(f"{source} does not exist; check the path")
+            if not pattern and info.type == pafs.FileType.File:
+                return [SourceFile(PurePosixPath(path).name, info.path, filesystem)]
+            listed: list[str] = []
+            if not pattern or info.type == pafs.FileType.Directory:
+                listed = _listed(filesystem, path, match)
     except (OSError, pa.ArrowException) as error:
         raise CorpusError(
             f"{cut(source, most=200)} cannot be listed ({_line(error)}); check the path"
         ) from error
-    return sorted(found, key=lambda file: file.path)
-
-
-def _glob_position(source: str) -> int | None:
-    """Return where the first path segment with a wildcard begins, or None without one."""
-    # A question mark in a URI begins its options.
-    wildcards = _GLOB - {"?"} if "://" in source else _GLOB
-    first = next((i for i, character in enumerate(source) if character in wildcards), None)
-    if first is None:
-        return None
-    # A pattern may be longer than the system takes names.
-    with contextlib.suppress(ConfigError):
-        if exists(source):
-            return None
-    return source.rfind("/", 0, first) + 1
-
-
-def _matching(filesystem: Any, base: str, pattern: str) -> list[SourceFile]:
-    patterns = pattern.split("/")
-
-    def matches(names: Sequence[str]) -> bool:
-        return _segments_match(names, patterns)
-
-    def may_hold(names: Sequence[str]) -> bool:
-        return _prefix_matches(names, patterns)
-
-    files: list[SourceFile] = []
-    if _kind(filesystem, base) == pafs.FileType.Directory:
-        files, _ = _list(filesystem, base, may_hold=may_hold, wanted=matches)
-    if not files:
-        raise CorpusError(f"no file matches {pattern} in {base}; check the pattern")
-    return files
-
-
-def _segments_match(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    """Match folder by folder: ``*`` stays within one, ``**`` stands for any number of them.
-
-    A writer's bookkeeping (``_SUCCESS``, ``.crc``) is matched only where its first letter is.
-    """
-    if not names or not patterns:
-        return not names and not patterns
-    hidden = names[0][0] in _HIDDEN and patterns[0][0] != names[0][0]
-    if patterns[0] == "**":
-        here = _segments_match(names, patterns[1:] or ["*"])
-        return here or (not hidden and _segments_match(names[1:], patterns))
-    matched = not hidden and fnmatch.fnmatchcase(names[0], patterns[0])
-    return matched and _segments_match(names[1:], patterns[1:])
-
-
-def _prefix_matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    """Return whether what is named may be a folder that holds matches, or is one itself."""
-    if not names or not patterns:
-        return not names
-    hidden = names[0][0] in _HIDDEN and patterns[0][0] != names[0][0]
-    if patterns[0] == "**":
-        here = _prefix_matches(names, patterns[1:])
-        return here or (not hidden and _prefix_matches(names[1:], patterns))
-    matched = not hidden and fnmatch.fnmatchcase(names[0], patterns[0])
-    return matched and _prefix_matches(names[1:], patterns[1:])
-
-
-def _below(filesystem: Any, path: str, source: str) -> list[SourceFile]:
-    info = filesystem.get_file_info(path)
-    if info.type == pafs.FileType.NotFound:
-        raise CorpusError(f"{source} does not exist; check the path")
-    if info.type == pafs.FileType.File:
-        return [SourceFile(PurePosixPath(path).name, info.path, filesystem)]
-    files, listed = _list(filesystem, path, may_hold=_is_shown, wanted=_is_parquet)
+    names = {each: PurePosixPath(each).relative_to(path).parts for each in sorted(listed)}
+    files = [
+        SourceFile("/".join(inside), _utf8(each), filesystem)
+        for each, inside in names.items()
+        if match(inside)
+    ]
+    if not files and pattern:
+        raise CorpusError(f"no file matches {pattern} in {path}; check the pattern")
     if not files:
         raise CorpusError(
-            f"{source} holds no Parquet file ({listed} files, none ending with "
+            f"{source} holds no Parquet file ({len(listed)} files, none ending with "
             f"{', '.join(SUFFIXES)}); name the files with a glob, or another folder"
         )
     return files
 
 
-def _list(
-    filesystem: Any, path: str, *, may_hold: _Test, wanted: _Test
-) -> tuple[list[SourceFile], int]:
-    """Return the files below a folder that are wanted by their names, and how many were seen."""
-    if isinstance(filesystem, pafs.LocalFileSystem):
-        # pyarrow leaves links that lead nowhere out, and follows one to a folder above for ever.
-        paths = list(walk(path, may_hold=may_hold, wanted=wanted))
-    else:
+def _split_glob(source: str) -> tuple[str, str]:
+    """Split a source before the first path segment with a wildcard."""
+    # A question mark in a URI begins its options.
+    wildcards = "*[" if "://" in source else "*?["
+    first = next((i for i, character in enumerate(source) if character in wildcards), None)
+    if first is None:
+        return source, ""
+    # A pattern may be longer than the system takes names.
+    with contextlib.suppress(ConfigError):
+        if exists(source):
+            return source, ""
+    at = source.rfind("/", 0, first) + 1
+    return source[:at], source[at:]
+
+
+def _matches(names: Sequence[str], patterns: Sequence[str], *, whole: bool = True) -> bool:
+    """Match folder by folder: ``*`` stays within one, ``**`` stands for any number of them.
+
+    A writer's bookkeeping (``_SUCCESS``, ``.crc``) needs its first letter in the pattern. Without
+    ``whole``, the names may also be a folder that holds matches.
+    """
+    if not names or not patterns:
+        return not names and not (whole and patterns)
+    hidden = names[0][0] in _HIDDEN and patterns[0][0] != names[0][0]
+    if patterns[0] == "**":
+        here = _matches(names, patterns[1:] or ["*"], whole=whole)
+        return here or (not hidden and _matches(names[1:], patterns, whole=whole))
+    matched = not hidden and fnmatch.fnmatchcase(names[0], patterns[0])
+    return matched and _matches(names[1:], patterns[1:], whole=whole)
+
+
+def _is_parquet(names: Sequence[str], *, whole: bool = True) -> bool:
+    shown = all(name[0] not in _HIDDEN for name in names)
+    return shown and (not whole or names[-1].lower().endswith(SUFFIXES))
+
+
+def _listed(filesystem: Any, path: str, match: _Match) -> list[str]:
+    """Return the paths of the files below a folder, those in folders without matches left out."""
+    if not isinstance(filesystem, pafs.LocalFileSystem):
         infos = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
-        paths = [info.path for info in infos if info.type == pafs.FileType.File]
-    files = []
-    for each in paths:
-        names = _names(each, path)
-        if wanted(names):
-            _require_utf8(each)
-            files.append(SourceFile("/".join(names), each, filesystem))
-    return files, len(paths)
+        return [info.path for info in infos if info.type == pafs.FileType.File]
+    # pyarrow leaves out links that lead nowhere, and follows one to a folder above for ever.
+    found = Path(path).stat()
+    return list(_walk(Path(path), (), {(found.st_dev, found.st_ino)}, match))
 
 
-def _require_utf8(path: str) -> None:
+def _walk(
+    folder: Path, names: tuple[str, ...], above: set[tuple[int, int]], match: _Match
+) -> Iterator[str]:
+    """Yield the paths of the files below ``folder``; links are followed.
+
+    Nothing is left out in silence, since its rows would look deleted.
+
+    Raises:
+        CorpusError: a link leads nowhere or to a folder above itself, or a wanted name is that of
+            a pipe or a device.
+        StorageError: the system does not list a folder, or does not let a file be looked at.
+    """
+    entries = list_folder(folder)
+    if not entries and not exists(folder):
+        raise CorpusError(
+            f"{folder} was removed while the corpus was listed; run the same command again"
+        )
+    for path in entries:
+        inside = (*names, path.name)
+        if not match(inside, whole=False):
+            continue
+        found = _stat(path)
+        place = (found.st_dev, found.st_ino)
+        if stat.S_ISREG(found.st_mode):
+            yield str(path)
+        elif not stat.S_ISDIR(found.st_mode):
+            if match(inside):
+                raise CorpusError(
+                    f"{path} is neither a file nor a folder; remove it, or name the corpus's files"
+                )
+        elif place in above:
+            raise CorpusError(
+                f"the link {path} leads to a folder above it, so that the corpus has no end; "
+                "remove the link"
+            )
+        else:
+            yield from _walk(path, inside, above | {place}, match)
+
+
+def _stat(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) and is_link(path):
+            raise CorpusError(
+                f"the link {path} leads nowhere ({error.strerror}), and what it named would be "
+                "missing from the corpus; restore that, or remove the link"
+            ) from error
+        raise system_error(path, error) from error
+
+
+def _utf8(path: str) -> str:
     try:
         path.encode()
     except UnicodeEncodeError as error:
         shown = os.fsencode(path).decode("utf-8", "backslashreplace")
         raise CorpusError(f"the name of {shown} is not UTF-8; rename the file") from error
-
-
-def _names(path: str, root: str) -> tuple[str, ...]:
-    return PurePosixPath(path).relative_to(root).parts
-
-
-def _kind(filesystem: Any, path: str) -> Any:
-    return filesystem.get_file_info(path).type
-
-
-def _is_shown(names: Sequence[str]) -> bool:
-    """Return whether it is no writer's bookkeeping: ``_temporary``, ``.crc`` and the like."""
-    return all(name[0] not in _HIDDEN for name in names)
-
-
-def _is_parquet(names: Sequence[str]) -> bool:
-    return _is_shown(names) and names[-1].lower().endswith(SUFFIXES)
+    return path
 
 
 def _with_distinct_names(files: list[SourceFile]) -> list[SourceFile]:
-    """Name files by their whole path where two sources hold the same name."""
+    """Name files by their whole path if two sources hold the same name."""
     names = [file.name for file in files]
     if len(set(names)) == len(names):
         return files
@@ -264,11 +273,11 @@ class Identity:
 
     Attributes:
         size: bytes.
-        modified: nanoseconds since 1970 at which the file was last written, None with a tag or
-            where the file system does not say. Programs that copy files set it.
+        modified: nanoseconds since 1970 of the last write, None with a tag or if the file system
+            does not say. Programs that copy files set it.
         tag: ETag, generation or version that an object store gives, else empty.
-        local: inode and ctime of a local file. No program can set the ctime. Another host may see
-            another inode, so that another process does without.
+        local: inode and ctime of a local file. No program can set the ctime. It is not pickled,
+            since another host may see another inode.
     """
 
     size: int
@@ -293,7 +302,7 @@ class SourceFile:
         name: its path below the source that the user named; part of a row's identity.
         path: its path on ``filesystem``.
         filesystem: the pyarrow file system that opens it.
-        identity: taken before anything is read of it; None until then.
+        identity: taken before it is read; None until then.
         footer: digest of its footer; empty until that is read.
     """
 
@@ -309,7 +318,7 @@ class SourceFile:
         return f"{self.filesystem.type_name}:{self.path}"
 
     def open(self) -> pa.NativeFile:
-        """Return the file, opened to be read at any place."""
+        """Open the file for random access."""
         return self.filesystem.open_input_file(self.path)
 
     def identified(self) -> SourceFile:
@@ -334,11 +343,7 @@ class SourceFile:
             ) from error
 
     def require_unchanged(self) -> None:
-        """Make sure that the file is still the one whose identity was taken.
-
-        Raises:
-            CorpusError: it changed, or is gone.
-        """
+        """Raise ``CorpusError`` if the file changed since its identity was taken, or is gone."""
         now = self.identified().identity
         if self.identity is None or now is None or not self.identity.matches(now):
             raise self.changed()
@@ -375,73 +380,3 @@ def _identify(filesystem: Any, path: str) -> Identity:
     if info.type != pafs.FileType.File:
         raise FileNotFoundError(path)
     return Identity(info.size, info.mtime_ns)
-
-
-Test = Callable[[Sequence[str]], bool]
-_Place = tuple[int, int]
-
-
-def walk(root: str, *, may_hold: Test, wanted: Test) -> Iterator[str]:
-    """Yield the paths of the files below ``root``; links are followed.
-
-    A listing that leaves out what cannot be looked at would make its rows look deleted.
-
-    Args:
-        root: a folder.
-        may_hold: tells by the names from ``root`` on whether something may be, or hold, a file of
-            the corpus; folders of which it says no are not looked into.
-        wanted: likewise whether it is such a file.
-
-    Raises:
-        CorpusError: a link leads nowhere or to a folder above itself, or what has a file's name is
-            none.
-        StorageError: the system does not list a folder, or does not let a file be looked at.
-    """
-    top = Path(root)
-    found = top.stat()
-    yield from _below_listing(top, (), {(found.st_dev, found.st_ino)}, may_hold, wanted)
-
-
-def _below_listing(
-    folder: Path, names: tuple[str, ...], above: set[_Place], may_hold: Test, wanted: Test
-) -> Iterator[str]:
-    for path in _entries(folder):
-        inside = (*names, path.name)
-        if not may_hold(inside):
-            continue
-        found = _look(path)
-        if stat.S_ISREG(found.st_mode):
-            yield str(path)
-        elif stat.S_ISDIR(found.st_mode):
-            place = (found.st_dev, found.st_ino)
-            if place in above:
-                raise CorpusError(
-                    f"the link {path} leads to a folder above it, so that the corpus has no end; "
-                    "remove the link"
-                )
-            yield from _below_listing(path, inside, above | {place}, may_hold, wanted)
-        elif wanted(inside):
-            raise CorpusError(
-                f"{path} is neither a file nor a folder; remove it, or name the corpus's files"
-            )
-
-
-def _entries(folder: Path) -> list[Path]:
-    entries = list_folder(folder)
-    if not entries and not exists(folder):
-        raise CorpusError(
-            f"{folder} was removed while the corpus was listed; run the same command again"
-        )
-    return entries
-
-
-def _look(path: Path) -> os.stat_result:
-    try:
-        return path.stat()
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) and is_link(path):
-            raise CorpusError(
-                f"the link {path} leads nowhere ({error.strerror}), and what it named would be "
-                "missing from the corpus; restore that, or remove the link"
-            ) from error
-        raise system_error(path, error) from error

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.corpus.corpus_config import CorpusConfig
-from whiten_index.corpus.row_checks import OnBadRow
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.passages import PassageConfig
 from whiten_index.errors import ConfigError
@@ -97,7 +96,7 @@ class BuildConfig(BuildOptions):
             keep=self._kept_columns(),
             row_filter=self.row_filter,
             limit=self.limit,
-            on_bad_row=OnBadRow(self.on_bad_row),
+            on_bad_row=self.on_bad_row,
             shard_rows=self.shard_rows,
             passages=None if passages is None else (passages.tokens, passages.overlap),
         )

@@ -17,7 +17,6 @@ from whiten_index.artifacts.files import exists, is_file, reading
 from whiten_index.corpus.batches import TextBatch
 from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
-from whiten_index.corpus.row_checks import OnBadRow
 from whiten_index.errors import ConfigError, CorpusError, StorageError, WhitenIndexError
 from whiten_index.index.exact import exact_neighbours
 from whiten_index.index.factory import inner_of, is_exact, is_graph
@@ -118,7 +117,7 @@ class CanaryFile:
             embedding_column=EMBEDDING if asked == [EMBEDDING] else None,
             keep=(EXPECTED,) if EXPECTED in schema.names else (),
             # To count them, and to refuse the file in words that name no option of a corpus.
-            on_bad_row=OnBadRow.SKIP,
+            on_bad_row="skip",
         )
         corpus = ParquetCorpus.open(config)
         if corpus.dim not in (None, dim):

@@ -46,7 +46,7 @@ def advising(config: UpdateConfig) -> Iterator[None]:
     except RepeatedIdsError as error:
         # Told apart by file and row, all rows would be others.
         advice = "make them unique, or take the repeated rows out of the corpus"
-        raise RepeatedIdsError(error.found, advice) from error
+        raise RepeatedIdsError(error.args[0], advice) from error
     except (ConfigError, CorpusError, WhiteningError) as error:
         said = str(error)
         strange = set(_OPTION.findall(said)) - own

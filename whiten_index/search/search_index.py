@@ -16,7 +16,6 @@ from whiten_index.artifacts.storage import HERE, Here, Place
 from whiten_index.corpus.batches import TextBatch
 from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
-from whiten_index.corpus.row_checks import OnBadRow
 from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.spec import recorded_spec
@@ -365,9 +364,7 @@ class SearchIndex:
         """
         opened = self._opened
         chosen = opened.filter(row_filter)
-        corpus = ParquetCorpus.open(
-            replace(queries, on_bad_row=OnBadRow.ERROR, shard_rows=_QUERY_ROWS)
-        )
+        corpus = ParquetCorpus.open(replace(queries, on_bad_row="error", shard_rows=_QUERY_ROWS))
         corpus.check_ids()
         for batch in corpus.batches():
             ids = batch.documents.column("id").to_pylist()
