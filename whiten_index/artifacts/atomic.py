@@ -1,6 +1,6 @@
-"""Atomic replacement of files and folders, and removal of what killed writers left.
+"""Atomic replacement of files and folders, and removal of leftovers of killed writers.
 
-A writer works in a temporary folder next to its target, flushes what it made, and renames it: a
+A writer works in a temporary folder next to its target, flushes its files, and renames it: a
 reader sees the old file or folder or the new one, whole. The writer holds a lock on the temporary
 folder, which the system frees when the process dies, however it dies. The next writer of the same
 target removes the temporary folders that nobody holds.
@@ -65,8 +65,7 @@ def replace_file(path: Path, data: bytes) -> None:
 def temporary_folder(path: Path) -> Iterator[Path]:
     """Give a new folder next to ``path`` to prepare it in, and remove it when the block ends.
 
-    Folders that killed writers of the same ``path`` left are removed first. One that cannot be
-    locked, as on file systems without locks, stays.
+    Leftovers of killed writers of the same ``path`` are removed first, if they can be locked.
     """
     for each in leftovers_in(path.parent):
         form = _FORM.fullmatch(each.name)
@@ -76,19 +75,18 @@ def temporary_folder(path: Path) -> Iterator[Path]:
             if form[2] == _this_host() or _is_old(each):
                 _discard(each, path)
     with contextlib.ExitStack() as held:
-        for left in reversed(range(_TRIES)):
-            temporary = path.with_name(temporary_name(path.name))
+        for tries_left in reversed(range(_TRIES)):
+            temporary = path.with_name(_temporary_name(path.name))
             temporary.mkdir()
             try:
                 held.enter_context(_locked(temporary))
                 break
             except (BlockingIOError, FileNotFoundError):
                 # Another process locked it first, and removes it.
-                if not left:
+                if not tries_left:
                     raise
             except OSError:
-                # There are no locks here.
-                break
+                break  # a file system without locks
         try:
             yield temporary
         finally:
@@ -106,10 +104,10 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path) -> int:
-    """Remove the temporary files and folders in ``folder``, and return how many there were.
+    """Remove the temporary files and folders in ``folder``, and return their number.
 
-    Those that a live process holds stay. Others are taken for those of dead processes, so the
-    caller must be the only writer of ``folder``.
+    Those that a live process holds stay. On a file system without locks all go, so the caller
+    must be the only writer of ``folder``.
     """
     removed = 0
     for path in leftovers_in(folder):
@@ -132,7 +130,7 @@ def leftovers_in(folder: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a temporary.
+    """Hold the lock of a temporary folder.
 
     Raises:
         BlockingIOError: another process holds it.
@@ -156,10 +154,7 @@ def _discard(temporary: Path, path: Path) -> None:
 
 
 def _is_old(folder: Path) -> bool:
-    """Return whether nothing in a folder changed for a day.
-
-    Some shared file systems do not show locks to other hosts.
-    """
+    # Some shared file systems do not show locks to other hosts.
     newest = max(each.lstat().st_mtime for each in (folder, *walk_files(folder)))
     return time.time() - newest > _DAY
 
@@ -182,16 +177,13 @@ def remove_path(path: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a file or a folder that nothing needs any more, as far as the system lets it go.
-
-    For the end of work; remaining files do no harm.
-    """
+    """Remove a file or a folder that nothing needs any more; if that fails, it does no harm."""
     with contextlib.suppress(StorageError):
         remove_path(path)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, so that a power cut takes none of them away again."""
+    """Make a folder and those above it, and flush their entries to the disk."""
     missing = [each for each in (path, *path.parents) if not exists(each)]
     path.mkdir(parents=True, exist_ok=True)
     for each in missing:
@@ -201,23 +193,18 @@ def make_folder(path: Path) -> None:
 def remove_folder(path: Path) -> None:
     """Remove a published folder; readers see it whole or not at all.
 
-    ``remove_leftovers`` removes the rest if this process dies.
-
     Raises:
-        StorageError: the disk does not let it go.
+        StorageError: the system does not remove all of it.
     """
     with writing(path, kept=""):
-        aside = path.with_name(temporary_name(path.name))
+        aside = path.with_name(_temporary_name(path.name))
         path.rename(aside)
         fsync_path(path.parent)
         shutil.rmtree(aside)
 
 
-def temporary_name(name: str) -> str:
-    """Return a new name for a temporary folder in which ``name`` is prepared.
-
-    It does not end as ``name`` does, as other programs look for files by their endings.
-    """
+def _temporary_name(name: str) -> str:
+    # It does not end as ``name`` does, as other programs look for files by their endings.
     return f"{_TEMPORARY}{_cut(name)}~{_this_host()}-{uuid.uuid4().hex[:12]}"
 
 
@@ -227,52 +214,62 @@ def _cut(name: str) -> str:
 
 
 def require_replaceable(path: Path, is_ours: Callable[[Path], bool], what: str) -> None:
-    """Refuse to lose a file of another kind.
+    """Refuse to replace a file of another kind.
 
     Args:
-        path: where a file is to go.
+        path: the target.
         is_ours: predicate, true for a file of the same kind.
-        what: such a file holds, for messages.
+        what: name of the kind, for messages.
 
     Raises:
         ConfigError: a folder, a pipe, or a file of another kind is there.
         StorageError: the existing file cannot be read.
     """
+    fault = ""
     with writing(path, kept=""):
         if is_folder(path):
             raise ConfigError(f"{path} is a folder; name a file")
-        # Who opens a pipe waits for ever.
         if exists(path) and not is_file(path):
-            raise ConfigError(f"{path} is no file, but a pipe or a device; name another one")
-        if is_link(path) and not exists(path):
-            raise ConfigError(
-                f"{path} is a link to what is not there, and is left as it is; name another file"
-            )
-        if exists(path) and not is_ours(path):
-            raise ConfigError(
-                f"{path} holds something else than {what}, and is left as it is; name another file"
-            )
+            # To open a pipe would wait for ever.
+            fault = "is no file, but a pipe or a device"
+        elif is_link(path) and not exists(path):
+            fault = "is a link to what is not there, and is left as it is"
+        elif exists(path) and not is_ours(path):
+            fault = f"holds something else than {what}, and is left as it is"
+    if fault:
+        raise ConfigError(f"{path} {fault}; name another file")
 
 
 def require_free(
     path: Path | str, *, files: Callable[[Path], Collection[str] | None], what: str
 ) -> Path:
-    """Refuse a path at which ``replace_folder`` would have to lose something else; return it whole.
+    """Return the resolved path of a folder to write; refuse to lose something else there.
 
     Args:
-        path: where a folder is to go.
+        path: the target.
         files: see ``replace_folder``.
         what: likewise.
 
     Raises:
         ConfigError: something else is there, or among its files.
-        StorageError: the existing file cannot be read.
+        StorageError: the existing folder cannot be read.
     """
     final = resolved(require_path(path))
     if exists(final) and not is_folder(final):
         raise ConfigError(f"{final} is no folder, and {what} is one; name another path")
     if exists(final) and list_folder(final):
-        _require_ours(final, files(final), what)
+        known = files(final)
+        if known is None:
+            raise ConfigError(
+                f"{final} holds something else than {what}, and is left as it is; name a folder "
+                "that is new, empty, or was made by the same command"
+            )
+        inside = (each.relative_to(final).as_posix() for each in _leaves(final))
+        if (strange := next((name for name in inside if name not in known), None)) is not None:
+            raise ConfigError(
+                f"{final} holds {strange} beside {what}, which would be lost; move it away, or "
+                "name a new folder"
+            )
     return final
 
 
@@ -283,17 +280,17 @@ def replace_folder(
     files: Callable[[Path], Collection[str] | None],
     what: str,
 ) -> Path:
-    """Make a folder under another name, and put it at ``path`` when it is whole.
+    """Make a folder under another name, and put it at ``path`` when it is complete.
 
-    Where the system cannot swap two folders in one step, a process that is killed between two
+    If the system cannot swap two folders in one step, a process that is killed between two
     renames leaves none at ``path``; the next writer puts the old one back.
 
     Args:
-        path: where it goes; missing, an empty folder, or one of the same kind made before.
+        path: the target; missing, an empty folder, or one of the same kind made before.
         make: makes the folder at the path given, where nothing is yet.
         files: names the files, by their paths in it, that belong to a folder of the same kind; None
             for another.
-        what: the folder holds, for messages.
+        what: name of the kind, for messages.
 
     Returns:
         The path.
@@ -332,21 +329,6 @@ def _exchanged(new: Path, final: Path) -> bool:
     swap = getattr(ctypes.CDLL(None), "renameat2", None)
     names = (_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(final))
     return swap is not None and swap(*names, _RENAME_EXCHANGE) == 0
-
-
-def _require_ours(folder: Path, files: Collection[str] | None, what: str) -> None:
-    if files is None:
-        raise ConfigError(
-            f"{folder} holds something else than {what}, and is left as it is; name a folder that "
-            "is new, empty, or was made by the same command"
-        )
-    inside = (each.relative_to(folder).as_posix() for each in _leaves(folder))
-    strange = next((name for name in inside if name not in files), None)
-    if strange is not None:
-        raise ConfigError(
-            f"{folder} holds {strange} beside {what}, which would be lost; move it away, or name a "
-            "new folder"
-        )
 
 
 def _leaves(folder: Path) -> Iterator[Path]:

@@ -1,83 +1,97 @@
-"""A prefix in a bucket, and a local folder with copies of what was read or written there.
+"""A prefix in a bucket, with a local cache of its artifacts and files.
 
-The bucket counts: what is not in it is of no use to other machines, and what is there already is
-not replaced but by who found it damaged. Nothing in it is ever renamed. An artifact, a folder with
-a manifest, lies there as::
+The bucket counts: an object there is only replaced if it was found damaged, and none is ever
+renamed. An artifact, a folder with a manifest, is kept as::
 
-    <name>/manifest.json            put last, and only where there is none
-    <name>/<stamp>/<file>           its files; the stamp is of the manifest's own bytes
+    <name>/manifest.json            put last, and only if there is none
+    <name>/<stamp>/<file>           its files; the stamp is a hash of the manifest
 
-so that of two writers of one artifact neither touches the other's files, and whoever sees a
-manifest sees all that it names, of one writer.
+so that two writers of one artifact never touch each other's files, and a manifest is only visible
+with all files that it names, of one writer.
 
-A copy has a note of the sizes and e-tags that its objects had when they were copied, that of a
-single file in ``.objects``. Where the bucket now lists others, the copy proves nothing: the objects
-are read again.
+A copy has a note of the sizes and e-tags that its objects had when they were copied; that of a
+single file is in ``.objects``. If the bucket lists others now, the objects are read again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
+import os
 import threading
+import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from typing_extensions import override
 
 from whiten_index.artifacts.atomic import discard, make_folder, replace_file
 from whiten_index.artifacts.files import (
     exists,
     is_file,
     is_folder,
+    list_folder,
+    read_bytes,
     reading,
     resolved,
     sha256_file,
     writing,
 )
-from whiten_index.artifacts.manifest import MANIFEST
-from whiten_index.artifacts.object_store import ANY, Bucket, ChangedError, Stat, Tag, plain_uri
-from whiten_index.artifacts.storage import (
-    DOWNLOADS,
-    FILE_NOTES,
-    HERE,
-    NOTE,
-    Here,
-    Place,
-    cache_folder,
-    files_in,
-    is_sound,
-    make_cache,
-    manifest_of,
-    stamp,
+from whiten_index.artifacts.limits import load_json
+from whiten_index.artifacts.manifest import (
+    MANIFEST,
+    MANIFEST_BYTES,
+    Files,
+    Schema,
+    check_files,
+    fingerprint,
+    sealed_json,
 )
-from whiten_index.errors import ArtifactError, BusyError, ConfigError
+from whiten_index.artifacts.object_store import (
+    ANY,
+    Bucket,
+    ChangedError,
+    Listing,
+    Tag,
+    endpoint,
+    plain_uri,
+)
+from whiten_index.artifacts.storage import HERE, Here, Place
+from whiten_index.errors import ArtifactError, BusyError, ConfigError, StorageError
 from whiten_index.paths import as_place, is_uri, require_no_secret
 
 _AT_ONCE = 16
-# Folder of copies -> what it has copies of, for messages alone.
+_DOWNLOADS = ".downloads"
+# In a copy of an artifact: sizes and e-tags of its objects. In the cache: those of single files.
+_NOTE, _FILE_NOTES = ".objects.json", ".objects"
+_LEFT_BEHIND = 24 * 3600.0  # seconds
+_FILES = Schema("files", 1, Files)
+# Cache folder -> URI, for messages.
 _URIS: dict[str, str] = {}
 
 
 class Mirror(Here):
-    """A prefix in a bucket with a folder of copies; pickled, it knows its URI only.
+    """A prefix in a bucket, with a local cache; pickled, it keeps its URI only.
 
     Attributes:
         uri: of the prefix.
-        folder: of the copies, on this machine.
+        folder: of the cache, on this machine.
     """
 
     def __init__(self, uri: str) -> None:
-        """Take the URI; nothing is asked of the server yet.
+        """Take the URI, without a request to the server.
 
         Raises:
             ConfigError: it names no bucket, or obstore is not installed.
         """
         self._bucket = Bucket(uri)
         self.uri = self._bucket.uri
-        self.folder = cache_folder(self.uri)
+        self.folder = _cache_folder(self.uri)
         _URIS[str(self.folder)] = self.uri
         # By the first part of the path. Listed on first need, then kept up to date.
         self._known: dict[str, Listing] = {}
@@ -90,8 +104,8 @@ class Mirror(Here):
     def __reduce__(self) -> tuple[Any, ...]:
         return Mirror, (self.uri,)
 
+    @override
     def fetch(self, path: Path, *, compare: bool = False) -> None:
-        """Get an artifact or a file that is in the bucket and not here; see ``Here``."""
         key = self._key(path)
         if exists(path):
             if compare and self._is_known(key) and self._differs(key, path):
@@ -111,19 +125,19 @@ class Mirror(Here):
         elif key in known and not self._get_file(key, path):
             known.discard(key)
 
+    @override
     def fetch_all(self, paths: Iterable[Path]) -> None:
-        """Fetch several at a time: what takes long of a small one is to wait for the answer."""
         wanted = [path for path in dict.fromkeys(paths) if not exists(path)]
         pool = ThreadPoolExecutor(_AT_ONCE)
         try:
             for _ in pool.map(self.fetch, wanted):
                 pass
         finally:
-            # Where one failed, or was interrupted, the others are not waited for.
+            # After a failure or an interrupt, the others are not waited for.
             pool.shutdown(cancel_futures=True)
 
+    @override
     def fetch_again(self, path: Path) -> bool:
-        """Replace a damaged copy, once, by what the bucket has; return whether that is sound."""
         key = self._key(path)
         if key in self._again or not self._is_known(key):
             return False
@@ -132,10 +146,10 @@ class Mirror(Here):
             return self._take(key, path)
         return self._get_file(key, path)
 
+    @override
     def latest(self, path: Path) -> Tag | None:
-        """Make a file what the bucket has now; return its tag, None where it has none."""
         key = self._key(path)
-        # What is right below the prefix is no store's, and is not worth a listing.
+        # Files right below the prefix are of no store, and not worth a listing.
         listed = "/" in key
         if listed and key not in self._listed(key):
             return None
@@ -151,18 +165,18 @@ class Mirror(Here):
                 replace_file(path, found[0])
         return found[1]
 
+    @override
     def settle(self, path: Path) -> None:
-        """Make a copy of an artifact what the bucket has of it, if that is sound."""
         key = self._key(path)
         if not exists(path):
             self.fetch(path)
         elif self._is_known(key) and self._differs(key, path) and not self._take(key, path):
             self._dropped.add(key)
 
+    @override
     def keep(self, path: Path) -> None:
-        """Put a sound artifact or file into the bucket, if it is missing or damaged there."""
         key = self._key(path)
-        was_there = exists(path / NOTE)
+        was_there = exists(path / _NOTE)
         if is_folder(path) and key not in self._dropped:
             self.settle(path)
         known = self._is_known(key) and key not in self._dropped
@@ -171,89 +185,80 @@ class Mirror(Here):
             self.mended += [f"{self.uri}/{key}"] if was_there else []
 
     def differs(self, path: Path) -> bool:
-        """Return whether the bucket has something else by now than what a copy is a copy of."""
-        return exists(path / NOTE) and self._differs(self._key(path), path)
+        """Return whether the bucket has another artifact by now than when it was copied."""
+        return exists(path / _NOTE) and self._differs(self._key(path), path)
 
+    @override
     def push(self, path: Path) -> None:
-        """Put an artifact or file into the bucket; the artifact that is there already counts.
-
-        Raises:
-            StorageError: the server does not take it.
-        """
         key = self._key(path)
         with writing(path):
             if is_folder(path):
                 self._push_artifact(key, path)
             else:
-                stat = self._bucket.upload(key, path)
-                self._listed(key).add(key, stat)
+                self._listed(key).add(key, self._bucket.upload(key, path))
                 self._note_file(key)
 
     def _push_artifact(self, key: str, path: Path) -> None:
-        data, pointer = manifest_of(path), f"{key}/{MANIFEST}"
-        for name in files_in(data) or ():
-            stat = self._bucket.upload(f"{key}/{stamp(data)}/{name}", path / name)
-            self._listed(key).add(f"{key}/{stamp(data)}/{name}", stat)
+        data, pointer = _manifest_of(path), f"{key}/{MANIFEST}"
+        for name in _files_in(data) or ():
+            target = f"{key}/{stamp(data)}/{name}"
+            self._listed(key).add(target, self._bucket.upload(target, path / name))
         try:
             stat = self._bucket.put(pointer, data, over=ANY if key in self._dropped else None)
             self._listed(key).add(pointer, stat)
-            replace_file(path / NOTE, self._note(key, data))
+            replace_file(path / _NOTE, self._note(key, data))
         except ChangedError:
-            # Another machine made the same meanwhile. What others pick from it is in the bucket.
+            # Another machine made the same meanwhile, and its files are the ones in the bucket.
             self.look_again()
             self._remove_copy(path)
             self.fetch(path)
         self._dropped.discard(key)
 
+    @override
     def replace(self, path: Path, data: bytes, tag: Tag | None) -> None:
-        """Put a file where it is still what ``latest`` saw.
-
-        Raises:
-            ChangedError: it is not.
-        """
         self._bucket.put(self._key(path), data, over=tag)
         replace_file(path, data)
 
+    @override
     def drop(self, path: Path) -> None:
-        """Remove a damaged artifact here, and write what comes in its place over the bucket's."""
         key = self._key(path)
         if self._listed(key).discard(f"{key}/{MANIFEST}"):
             self._dropped.add(key)
         self._remove_copy(path)
 
+    @override
     def remove(self, path: Path) -> None:
-        """Remove a file, here and in the bucket."""
         key = self._key(path)
         self._bucket.delete(key)
         self._listed(key).discard(key)
         path.unlink(missing_ok=True)
 
+    @override
     def holds(self, path: Path) -> bool:
-        """Return whether an artifact or file is in the bucket, sound or not."""
         return self._is_known(self._key(path))
 
+    @override
     def has(self, path: Path) -> bool:
-        """Return whether an artifact or file is here or in the bucket, sound or not."""
-        return exists(path) or self._is_known(self._key(path))
+        return exists(path) or self.holds(path)
 
+    @override
     def names(self, folder: Path) -> set[str]:
-        """Return the names of the artifacts and files in a folder of the bucket."""
         key = self._key(folder)
         return self._listed(key).names(key)
 
+    @override
     def folders_with(self, root: Path, name: str, *, only: str | None = None) -> list[Path]:
-        """Return the folders below the prefix that have a file of that name, made the latest."""
         folders = [root / each for each in (self._bucket.folders() if only is None else [only])]
         return [folder for folder in folders if self.latest(folder / name) is not None]
 
+    @override
     def look_again(self) -> bool:
-        """Take note of what others put into the bucket since."""
         self._known.clear()
         self._failed.clear()
         return True
 
     def manifest(self, path: Path) -> bytes | None:
-        """Return the bytes of an artifact's manifest in the bucket, None where it has none."""
+        """Return the bytes of an artifact's manifest in the bucket, None if it has none."""
         found = self._bucket.get(f"{self._key(path)}/{MANIFEST}")
         return None if found is None else found[0]
 
@@ -274,7 +279,7 @@ class Mirror(Here):
         area = key.split("/")[0]
         with self._listing:
             if area not in self._known:
-                self._known[area] = Listing(self._bucket.objects(area))
+                self._known[area] = Listing(self._bucket.objects(area), MANIFEST)
             return self._known[area]
 
     def _is_known(self, key: str) -> bool:
@@ -287,22 +292,22 @@ class Mirror(Here):
         return self._bucket.digest(key, self._listed(key).size(key))
 
     def _note(self, key: str, data: bytes) -> bytes:
-        """Return what a copy notes of the objects that it is a copy of."""
-        names = [MANIFEST, *(f"{stamp(data)}/{name}" for name in files_in(data) or ())]
+        """Return the note of a copy: sizes and e-tags of its objects."""
+        names = [MANIFEST, *(f"{stamp(data)}/{name}" for name in _files_in(data) or ())]
         return json.dumps(self._listed(key).stats(f"{key}/{name}" for name in names)).encode()
 
     def _differs(self, key: str, path: Path) -> bool:
         try:
             with reading(path):
-                noted = (path / NOTE).read_bytes()
-            return noted != self._note(key, manifest_of(path))
+                noted = (path / _NOTE).read_bytes()
+            return noted != self._note(key, _manifest_of(path))
         except FileNotFoundError:
             return True
 
     def _take(self, key: str, path: Path) -> bool:
-        """Replace a copy by what the bucket has, if that is sound; return whether it is."""
+        """Replace a copy from the bucket, if it is sound there; return whether it is."""
         with self._downloading(path) as temporary:
-            if not self._get_artifact(key, temporary) or not is_sound(temporary):
+            if not self._get_artifact(key, temporary) or not _is_sound(temporary):
                 return False
             self._remove_copy(path)
             _rename(temporary, path)
@@ -311,7 +316,7 @@ class Mirror(Here):
     def _get_artifact(self, key: str, path: Path) -> bool:
         """Download an artifact whole or not at all; return whether the bucket has all of it."""
         found = self._bucket.get(f"{key}/{MANIFEST}")
-        names = None if found is None else files_in(found[0])
+        names = None if found is None else _files_in(found[0])
         if found is None or names is None:
             return False
         with self._downloading(path) as temporary:
@@ -321,7 +326,7 @@ class Mirror(Here):
                 if not self._bucket.download(source, temporary / name, size):
                     return False
             (temporary / MANIFEST).write_bytes(found[0])
-            (temporary / NOTE).write_bytes(self._note(key, found[0]))
+            (temporary / _NOTE).write_bytes(self._note(key, found[0]))
             _rename(temporary, path)
         return True
 
@@ -334,8 +339,8 @@ class Mirror(Here):
         return True
 
     def _has_same_file(self, key: str, path: Path) -> bool:
-        """Return whether the bucket has a file as it is here; read it if its e-tag is another."""
-        note = self.folder / FILE_NOTES / key
+        """Return whether the bucket has the same file; read it if its e-tag changed."""
+        note = self.folder / _FILE_NOTES / key
         if exists(note) and note.read_bytes() == self._file_note(key):
             return True
         if self.digest(path) != (path.stat().st_size, sha256_file(path)):
@@ -344,7 +349,7 @@ class Mirror(Here):
         return True
 
     def _note_file(self, key: str) -> None:
-        note = self.folder / FILE_NOTES / key
+        note = self.folder / _FILE_NOTES / key
         if not exists(note.parent):
             make_folder(note.parent)
         note.write_bytes(self._file_note(key))
@@ -354,8 +359,8 @@ class Mirror(Here):
 
     @contextlib.contextmanager
     def _downloading(self, path: Path) -> Iterator[Path]:
-        """Give a path to write to, out of the way of those who tidy up, and remove what is left."""
-        downloads = self.folder / DOWNLOADS
+        """Give a path in the folder of downloads, and remove what stays there."""
+        downloads = self.folder / _DOWNLOADS
         temporary = downloads / uuid.uuid4().hex
         with writing(path):
             if not exists(downloads):
@@ -368,7 +373,7 @@ class Mirror(Here):
                 discard(temporary)
 
     def _remove_copy(self, path: Path) -> None:
-        """Remove what is here, in one step for every reader."""
+        """Remove a copy, in one step for every reader."""
         if not exists(path):
             return
         with self._downloading(path) as aside, contextlib.suppress(FileNotFoundError):
@@ -386,10 +391,7 @@ def _rename(temporary: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def naming() -> Iterator[None]:
-    """Let the block's errors name the bucket, not the folder of its copies.
-
-    Those of the disk name the folder, which is where it is full.
-    """
+    """Let the block's errors name the bucket, not its cache; those of the disk name the folder."""
     try:
         yield
     except (ArtifactError, BusyError, ConfigError) as error:
@@ -401,7 +403,7 @@ def naming() -> Iterator[None]:
 
 
 def place_of(place: Place | Mirror) -> tuple[Path, Here]:
-    """Return the folder that a path or URI stands for, and what is to be known of its bucket.
+    """Return the folder and the storage of a path or URI.
 
     Raises:
         ConfigError: the URI is none of an object store or holds a secret, or obstore is not
@@ -414,85 +416,78 @@ def place_of(place: Place | Mirror) -> tuple[Path, Here]:
     if not is_uri(found):
         return Path(found), HERE
     mirror = Mirror(str(found))
-    make_cache(mirror.folder)
+    _make_cache(mirror.folder)
     return mirror.folder, mirror
 
 
 def settled(place: Place) -> Place:
-    """Return a place in the form that names it whatever the working directory."""
+    """Return a place in the form that names it in any working directory."""
     if isinstance(place, str) and is_uri(place):
         return plain_uri(place)
     return resolved(place)
 
 
-_NONE: Stat = (0, "")
-_OF_ARTIFACT = f"/{MANIFEST}"
+def _cache_folder(uri: str) -> Path:
+    named = os.environ.get("WHITEN_INDEX_CACHE")
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    root = Path(named) if named else Path(cache) / "whiten-index"
+    identity = fingerprint({"uri": uri, "endpoint": endpoint() if uri.startswith("s3:") else ""})
+    return root.absolute() / "objects" / identity
 
 
-class Listing:
-    """Keys with their sizes and e-tags; an artifact is known by its folder, which has a manifest.
+def _make_cache(folder: Path) -> None:
+    """Make a cache that only its owner can read, and remove old downloads of killed processes.
 
-    Looking for one of a hundred thousand shards that is not there takes a look-up or two.
+    Raises:
+        StorageError: the disk cannot be written, or the folder is another user's.
     """
-
-    def __init__(self, objects: Mapping[str, Stat]) -> None:
-        self._sizes = dict(objects)
-        # By folders that were asked for.
-        self._names: dict[str, set[str]] = {}
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._sizes
-
-    def is_artifact(self, key: str) -> bool:
-        """Return whether a folder has a manifest."""
-        return f"{key}{_OF_ARTIFACT}" in self._sizes
-
-    def size(self, key: str) -> int:
-        """Return the bytes of an object, 0 without one."""
-        return self._sizes.get(key, _NONE)[0]
-
-    def stats(self, keys: Iterable[str]) -> dict[str, Stat]:
-        """Return the sizes and e-tags of objects, of those that are there."""
-        return {key: self._sizes[key] for key in keys if key in self._sizes}
-
-    def add(self, key: str, stat: Stat) -> None:
-        """Take note of an object."""
-        self._sizes[key] = stat
-        for folder, name in _places(key):
-            if folder in self._names:
-                self._names[folder].add(name)
-
-    def discard(self, key: str) -> bool:
-        """Forget an object; return whether it was known."""
-        known = self._sizes.pop(key, None) is not None
-        for folder, name in _places(key):
-            if folder in self._names:
-                self._names[folder].discard(name)
-        return known
-
-    def names(self, folder: str) -> set[str]:
-        """Return the names of the artifacts and files right in a folder."""
-        if folder not in self._names:
-            # Copied, as another thread may add to it.
-            places = (place for key in list(self._sizes) for place in _places(key))
-            self._names[folder] = {name for parent, name in places if parent == folder}
-        return set(self._names[folder])
-
-    def below(self, folder: str) -> dict[str, int]:
-        """Return the bytes of all objects below a folder, by their keys there."""
-        prefix = f"{folder}/"
-        found = list(self._sizes.items())
-        return {key[len(prefix) :]: stat[0] for key, stat in found if key.startswith(prefix)}
+    every = folder.parent
+    with writing(folder):
+        made = not exists(every.parent)
+        make_folder(every)
+        if os.name == "posix" and every.stat().st_uid != os.getuid():
+            raise StorageError(
+                f"{every} belongs to another user, and copies of what is in a bucket go there; "
+                "name a folder of your own with WHITEN_INDEX_CACHE"
+            )
+        for each in (every.parent, every) if made else (every,):
+            each.chmod(0o700)
+        make_folder(folder / _DOWNLOADS)
+        for path in list_folder(folder / _DOWNLOADS):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > _LEFT_BEHIND:
+                    discard(path)
 
 
-def _places(key: str) -> list[tuple[str, str]]:
-    """Return the folder and the name of a file, and those of an artifact by its manifest."""
-    found = [_split(key)]
-    if key.endswith(_OF_ARTIFACT):
-        found.append(_split(key.removesuffix(_OF_ARTIFACT)))
-    return found
+def stamp(manifest: bytes) -> str:
+    """Return the name of the folder of an artifact's files, from its manifest's bytes."""
+    return hashlib.sha256(manifest).hexdigest()[:16]
 
 
-def _split(key: str) -> tuple[str, str]:
-    folder, _, name = key.rpartition("/")
-    return folder, name
+def _manifest_of(path: Path) -> bytes:
+    """Return the bytes of a copy's manifest, none if it has none."""
+    try:
+        with reading(path / MANIFEST):
+            return read_bytes(path / MANIFEST, limit=MANIFEST_BYTES)
+    except FileNotFoundError:
+        return b""
+
+
+def _files_in(data: bytes) -> dict[str, int] | None:
+    """Return the files that a manifest names and their bytes, None if it is damaged."""
+    try:
+        files = _FILES.check(load_json(data)["files"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    return None if any("/" in name for name in files) else {n: f["bytes"] for n, f in files.items()}
+
+
+def _is_sound(folder: Path) -> bool:
+    """Return whether an artifact and its manifest match their checksums."""
+    data = _manifest_of(folder)
+    try:
+        fields = load_json(data)
+        check_files(folder, {"files": _FILES.check(fields["files"])}, content=True)
+        return data == sealed_json(fields)
+    except (ArtifactError, KeyError, TypeError, ValueError, AttributeError):
+        return False

@@ -20,10 +20,11 @@ from typing import BinaryIO
 
 from safetensors import SafetensorError
 
+from whiten_index.artifacts.limits import read_up_to
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.paths import cut, require_folder
 
-_BLOCK, _SMALL_BLOCK = 1 << 20, 1 << 16
+_BLOCK = 1 << 20
 _KEPT = "what was published and the shards already finished are kept"
 _REASONS = {
     errno.ENOSPC: "the disk is full",
@@ -43,19 +44,10 @@ _REASONS = {
     errno.ELOOP: "it is a link that leads back to itself",
     errno.ESTALE: "the file server no longer knows it",
 }
-# What libraries in C++ and Rust report of the system's errors: the words, without the number.
+# Libraries in C++ and Rust report the system's errors by these words, without the number.
 _WORDS = {os.strerror(number): number for number in _REASONS if number != errno.ENOENT}
-# A path that is not there; ENOTDIR is the answer below a file, ELOOP of a link to itself.
+# A missing path; ENOTDIR is the answer below a file, ELOOP of a link to itself.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-
-
-def require_target(path: Path) -> None:
-    """Raise ``StorageError`` for a link whose target is missing: its disk may not be mounted."""
-    if is_link(path) and not exists(path):
-        raise StorageError(
-            f"{path} is a link to {path.readlink()}, which is not there; mount its disk, or remove "
-            "the link, then run the same command again"
-        )
 
 
 def system_error(
@@ -63,7 +55,7 @@ def system_error(
 ) -> StorageError | ConfigError:
     """Return the error to raise for a system that fails or refuses, which is no sign of damage.
 
-    A name that is longer than the system allows is the user's: that is a ``ConfigError``.
+    A name that is longer than the system allows is a ``ConfigError``.
     """
     number = _number_of(error) or 0
     if number == errno.ENAMETOOLONG:
@@ -87,11 +79,9 @@ def _number_of(error: BaseException) -> int | None:
 def reading(path: Path | str) -> Iterator[None]:
     """Turn the system's errors into a ``StorageError`` that names ``path``.
 
-    Other errors are of the content, and may count as damage: Arrow, FAISS and
-    safetensors report the system's errors too, and only these become a ``StorageError``.
-
-    A missing file passes as ``FileNotFoundError`` or ``NotADirectoryError``: the caller knows
-    whether it may be missing. So does ``IsADirectoryError``.
+    Arrow, FAISS and safetensors report the system's errors too. Other errors are of the content,
+    and may count as damage. ``FileNotFoundError``, ``NotADirectoryError`` and
+    ``IsADirectoryError`` pass: the caller knows whether the file may be missing.
     """
     try:
         yield
@@ -136,12 +126,19 @@ def require_path(path: Path | str) -> Path:
     return Path(path)
 
 
-def mode_of(path: Path | str, *, follow: bool = True) -> int:
-    """Return the ``st_mode`` of a path, 0 if it does not exist.
+def require_target(path: Path) -> None:
+    """Raise ``StorageError`` for a link whose target is missing: its disk may not be mounted."""
+    if is_link(path) and not exists(path):
+        raise StorageError(
+            f"{path} is a link to {path.readlink()}, which is not there; mount its disk, or remove "
+            "the link, then run the same command again"
+        )
 
-    Args:
-        path: a file, a folder or anything else.
-        follow: look at what a link points to. A link to nothing does not exist then.
+
+def mode_of(path: Path | str, *, follow: bool = True) -> int:
+    """Return the ``st_mode`` of a path, 0 if it does not exist, or is a link to nothing.
+
+    Without ``follow``, a link is looked at itself.
 
     Raises:
         StorageError: the system does not say whether it exists.
@@ -177,11 +174,7 @@ def is_link(path: Path | str) -> bool:
 
 
 def list_folder(folder: Path | str, pattern: str = "*") -> list[Path]:
-    """Return the paths in a folder, sorted by name; none if it does not exist.
-
-    Args:
-        folder: to list.
-        pattern: of the names, as ``fnmatch`` reads it.
+    """Return the paths in a folder with names like ``pattern``, sorted; none if it does not exist.
 
     Raises:
         StorageError: it is no folder, or the system does not list all of it.
@@ -213,8 +206,7 @@ def open_regular(path: Path | str) -> BinaryIO:
     """Open a regular file, or a link to one, for reading.
 
     Every file of an artifact is opened here or passes ``require_regular`` first: to open a pipe
-    waits for a writer that may never come, and a device may never end. A file may be a link, as in
-    the hub's cache, since a checksum covers the content wherever it lies.
+    waits for a writer that may never come, and a device may never end.
 
     Raises:
         ArtifactError: it is a pipe, a socket or a device.
@@ -223,7 +215,7 @@ def open_regular(path: Path | str) -> BinaryIO:
     require_regular(path)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        _require_regular(path, os.fstat(descriptor).st_mode)
+        _regular_size(path, os.fstat(descriptor))
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -237,42 +229,28 @@ def require_regular(path: Path | str) -> int:
         ArtifactError: it is a pipe, a socket or a device.
         OSError: it is a folder, or the system does not say.
     """
-    found = Path(path).stat()
-    _require_regular(path, found.st_mode)
-    return found.st_size
+    return _regular_size(path, Path(path).stat())
 
 
-def _require_regular(path: Path | str, mode: int) -> None:
-    if stat.S_ISDIR(mode):
+def _regular_size(path: Path | str, found: os.stat_result) -> int:
+    if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(found.st_mode):
         raise ArtifactError(
             f"{path} is a pipe, a socket or a device where a file is needed; remove it, then "
             "restore the file from a copy, or run the build again"
         )
+    return found.st_size
 
 
 def read_bytes(path: Path | str, *, limit: int) -> bytes:
-    """Return the content of a regular file.
+    """Return the content of a regular file; see ``open_regular``.
 
     Raises:
-        ArtifactError: it is no regular file.
-        OSError: it cannot be read.
         ValueError: it has more than ``limit`` bytes.
     """
     with open_regular(path) as file:
         return read_up_to(file, limit)
-
-
-def read_up_to(file: BinaryIO, limit: int) -> bytes:
-    """Return the rest of an open file; raise ``ValueError`` if it has more than ``limit`` bytes."""
-    data = bytearray()
-    # A single read would allocate the limit, however short the file is.
-    while block := file.read(_SMALL_BLOCK):
-        data += block
-        if len(data) > limit:
-            raise ValueError(f"it has more than {limit:,} bytes")
-    return bytes(data)
 
 
 def resolved(path: Path | str) -> Path:

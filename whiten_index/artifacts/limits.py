@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from whiten_index.artifacts.files import read_up_to
-
-# Deeper JSON is no configuration and no record: Python's own parser gives up near 1,000 levels,
-# and code that walks a value should not have to care.
-JSON_LEVELS = 100
+# Python's own parser gives up near 1,000 levels, and code that walks a value should not have to
+# care.
+_JSON_LEVELS = 100
 # A job file or a model's configuration that is read whole has some kilobytes.
-FILE_BYTES = 16 << 20
+_FILE_BYTES = 16 << 20
 # A dotted key makes a table of each part, and Python's reader keeps every beginning of it.
 _TOML_BYTES, _TOML_DOTS = 1 << 20, 200
 _QUOTED = re.compile(r""""(?:[^"\\\n]|\\.)*"|'[^'\n]*'""")
@@ -21,7 +19,7 @@ _QUOTED = re.compile(r""""(?:[^"\\\n]|\\.)*"|'[^'\n]*'""")
 LINE_BYTES = 16 << 20
 # Text is packed to a half or a tenth of its size, never to a hundredth.
 _EXPANSION, _EXPANDED_BYTES = 100, 1 << 30
-
+_BLOCK = 1 << 16
 
 T = TypeVar("T")
 
@@ -30,22 +28,25 @@ class LimitError(ValueError):
     """Content of a file beyond a limit, which the message names."""
 
 
-def read_bounded(path: Path, most: int = FILE_BYTES) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        ValueError: it has more than ``most`` bytes.
-    """
+def read_bounded(path: Path) -> bytes:
+    """Return the content of a configuration file; raise ``ValueError`` if it is too long."""
     with path.open("rb") as file:
-        return read_up_to(file, most)
+        return read_up_to(file, _FILE_BYTES)
+
+
+def read_up_to(file: IO[bytes], limit: int) -> bytes:
+    """Return the rest of an open file; raise ``ValueError`` if it has more than ``limit`` bytes."""
+    data = bytearray()
+    # A single read would allocate the limit, however short the file is.
+    while block := file.read(_BLOCK):
+        data += block
+        if len(data) > limit:
+            raise ValueError(f"it has more than {limit:,} bytes")
+    return bytes(data)
 
 
 def iterate_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of an open file, each with its newline.
-
-    Raises:
-        LimitError: a line has more than ``LINE_BYTES``.
-    """
+    """Yield the lines of an open file; raise ``LimitError`` for one beyond ``LINE_BYTES``."""
     number = 0
     while line := file.readline(LINE_BYTES + 1):
         number += 1
@@ -55,15 +56,7 @@ def iterate_lines(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def check_expanded(size: int, packed: int) -> None:
-    """Refuse a packed file that grows like no text does.
-
-    Args:
-        size: bytes that it unpacks to.
-        packed: bytes of the file.
-
-    Raises:
-        LimitError: it grows more.
-    """
+    """Raise ``LimitError`` if ``packed`` bytes of a file unpack to a ``size`` that no text has."""
     if size > max(_EXPANDED_BYTES, _EXPANSION * packed):
         raise LimitError(
             f"it unpacks to more than {_EXPANDED_BYTES:,} bytes and {_EXPANSION} times its size"
@@ -74,7 +67,7 @@ def load_toml(data: bytes) -> dict[str, Any]:
     """Return the values of a TOML text in UTF-8.
 
     Raises:
-        ValueError: the text is not TOML, is too long, or nests more than ``JSON_LEVELS`` levels.
+        ValueError: the text is not TOML, is too long, or nests too deep.
     """
     if len(data) > _TOML_BYTES:
         raise LimitError(f"it has more than {_TOML_BYTES:,} bytes")
@@ -84,33 +77,26 @@ def load_toml(data: bytes) -> dict[str, Any]:
         if line.count(".") > _TOML_DOTS and _QUOTED.sub("", line).count(".") > _TOML_DOTS:
             raise LimitError(f"line {number} has more than {_TOML_DOTS} dots outside of texts")
     try:
-        values = tomllib.loads(text)
+        return _require_shallow(tomllib.loads(text))
     except RecursionError:
-        raise LimitError(f"it nests more than {JSON_LEVELS} levels") from None
-    return require_shallow(values)
+        raise _too_deep() from None
 
 
 def load_json(data: bytes | str) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: the text is not JSON, or nests more than ``JSON_LEVELS`` levels.
+        ValueError: the text is not JSON, or nests too deep.
     """
     try:
-        value = json.loads(data)
+        return _require_shallow(json.loads(data))
     except RecursionError:
-        raise LimitError(f"it nests more than {JSON_LEVELS} levels") from None
-    return require_shallow(value)
+        raise _too_deep() from None
 
 
-def require_shallow(value: T) -> T:
-    """Return a value of JSON or TOML.
-
-    Raises:
-        LimitError: it nests more than ``JSON_LEVELS`` levels.
-    """
+def _require_shallow(value: T) -> T:
     level: list[Any] = [value]
-    for _ in range(JSON_LEVELS + 1):
+    for _ in range(_JSON_LEVELS + 1):
         level = [
             child
             for item in level
@@ -119,4 +105,8 @@ def require_shallow(value: T) -> T:
         ]
         if not level:
             return value
-    raise LimitError(f"it nests more than {JSON_LEVELS} levels")
+    raise _too_deep()
+
+
+def _too_deep() -> LimitError:
+    return LimitError(f"it nests more than {_JSON_LEVELS} levels")

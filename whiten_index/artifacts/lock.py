@@ -30,7 +30,7 @@ _BUSY = (errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN)
 
 @contextlib.contextmanager
 def only_writer(folder: Path, *, what: str) -> Iterator[None]:
-    """Hold ``folder`` for the block.
+    """Hold the lock of ``folder`` for the block.
 
     Args:
         folder: created if it does not exist.
@@ -82,7 +82,7 @@ def _acquire(descriptor: int, path: Path, what: str) -> None:
 
 
 def _owner(descriptor: int) -> dict[str, Any]:
-    """Return host, process and start of the last owner; nothing if the file does not say."""
+    """Return host, process and start of the last owner, empty if the file names none."""
     try:
         found = json.loads(os.pread(descriptor, _MOST_BYTES, 0))
     except ValueError:

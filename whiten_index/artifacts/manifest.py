@@ -1,7 +1,7 @@
-"""Manifests of artifacts: fingerprints, digests, and publication that is all or nothing.
+"""Manifests of artifacts, and publication that is all or nothing.
 
-An artifact is a folder with a ``manifest.json``. It is written under a temporary name in the
-folder it will live in, every file is fsynced, the manifest last, then the folder is renamed.
+An artifact is a folder with a ``manifest.json``. It is written under a temporary name next to its
+place, every file is fsynced, the manifest last, then the folder is renamed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ T = TypeVar("T")
 MANIFEST = "manifest.json"
 # The largest is the record of a corpus, at 250 bytes a shard: enough for 250,000 shards.
 MANIFEST_BYTES = 64 << 20
-# What always mends an artifact; who reads it may know better.
+# Remedy for every artifact; its reader may know a better one.
 REMEDY = "restore it from a copy, or run the build again"
 _MISSING = "check the path, or build it"
 _DIGEST = "digest"
@@ -64,7 +64,7 @@ def canonical_json(value: Any) -> str:
 
 @contextlib.contextmanager
 def new_artifact(final: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Make the artifact ``final`` appear whole or not at all at the end of the block.
+    """Publish the artifact ``final``, whole or not at all, at the end of the block.
 
     Yields:
         A folder for the payload files, and the manifest's fields, to be filled. At the end they
@@ -95,17 +95,13 @@ def new_artifact(final: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> None:
-    """Make an artifact of the files that ``fill`` writes and the manifest fields it returns.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
-    """
+    """Publish an artifact of the files that ``fill`` writes and the manifest fields it returns."""
     with new_artifact(final) as (folder, fields):
         fields |= fill(folder)
 
 
 def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return what ``describe_file`` does of the files below a folder, by their paths in it."""
+    """Return the sizes and checksums of the files below a folder, by their paths in it."""
     return {path.relative_to(folder).as_posix(): describe_file(path) for path in walk_files(folder)}
 
 
@@ -125,18 +121,14 @@ def sealed_json(fields: Mapping[str, Any]) -> bytes:
 
 
 def unsealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of what ``sealed_json`` wrote, without their digest.
-
-    Raises:
-        ValueError: they do not match their digest.
-    """
+    """Return fields without their digest; raise ``ValueError`` if they do not match it."""
     if value != sealed(value):
         raise ValueError("its fields do not match its digest")
     return {name: field for name, field in value.items() if name != _DIGEST}
 
 
 def sealed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields with a digest by which ``unsealed`` notices a changed one."""
+    """Return the fields with their digest."""
     plain = json.loads(json.dumps({k: v for k, v in fields.items() if k != _DIGEST}))
     return {**plain, _DIGEST: hashlib.sha256(canonical_json(plain).encode()).hexdigest()}
 
@@ -144,10 +136,9 @@ def sealed(fields: Mapping[str, Any]) -> dict[str, Any]:
 def records_in(folder: Path) -> list[Path]:
     """Return the files of records in a folder, hidden ones and copies among them.
 
-    A record must not be passed over for its name: what only it names would be deleted.
+    No record is passed over for its name, since the shards that only it names would be deleted.
     """
-    found = set(list_folder(folder, "*.json*")) - set(leftovers_in(folder))
-    return sorted(found)
+    return sorted(set(list_folder(folder, "*.json*")) - set(leftovers_in(folder)))
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -169,18 +160,18 @@ def read_json(
     remedy: str = REMEDY,
     missing: str = _MISSING,
 ) -> dict[str, Any]:
-    """Read a JSON object, or say that ``what`` is missing or damaged.
+    """Read a JSON object.
 
     Args:
         path: the file.
-        what: how to call what it belongs to.
-        exact: it must be to the byte what ``write_manifest`` wrote, its digest included.
-        remedy: what to do about damage.
-        missing: what to do where it is not there.
+        what: kind of the folder it belongs to, for messages.
+        exact: require the bytes that ``write_manifest`` wrote, its digest included.
+        remedy: advice for a damaged file.
+        missing: advice for a missing one.
 
     Raises:
         ArtifactError: the file is missing or not a JSON object.
-        StorageError: the disk does not let it be read; it may be sound.
+        StorageError: the system does not let it be read; it may be sound.
     """
     try:
         with reading(path):
@@ -208,18 +199,11 @@ def read_manifest(
     remedy: str = REMEDY,
     missing: str = _MISSING,
 ) -> T:
-    """Read a folder's manifest and check it against its digest and its schema.
-
-    Args:
-        folder: of the artifact.
-        schema: of the manifest.
-        name: of the manifest.
-        remedy: what to do about damage.
-        missing: what to do where it is not there.
+    """Read a folder's manifest and check it against its digest and its schema; see ``read_json``.
 
     Raises:
         ArtifactError: missing, damaged, of another kind, or written by a later release.
-        StorageError: the disk does not let it be read; it may be sound.
+        StorageError: the system does not let it be read; it may be sound.
     """
     what = f"a whiten-index {schema.kind}"
     found = read_json(folder / name, what=what, remedy=remedy, missing=missing)
@@ -247,11 +231,7 @@ def as_manifest(
 
 
 def checked(value: Any, schema: Schema[T], path: Path, *, remedy: str = REMEDY) -> T:
-    """Return a value of JSON as the type of a schema.
-
-    Raises:
-        ArtifactError: it does not fit the schema.
-    """
+    """Return a value of JSON as a schema's type; raise ``ArtifactError`` if it does not fit."""
     try:
         return schema.check(value)
     except ValueError as error:
@@ -263,15 +243,8 @@ def check_files(
 ) -> None:
     """Check a folder's files against its manifest: sizes, and with ``content`` SHA-256 too.
 
-    Args:
-        folder: of the artifact.
-        manifest: its own, as ``read_manifest`` returned it.
-        content: check SHA-256 too.
-        remedy: what to do about damage.
-
     Raises:
-        ArtifactError: a file is missing, is no regular file, or differs from what the manifest
-            says.
+        ArtifactError: a file is missing, is no regular file, or differs from its manifest.
         StorageError: a file cannot be read, or is a link to a file that is not there.
     """
     for name, expected in manifest["files"].items():
@@ -279,23 +252,23 @@ def check_files(
         try:
             with reading(path):
                 size = require_regular(path)
-            if size != expected["bytes"]:
-                raise _damaged(path, f"it has {size} bytes instead of {expected['bytes']}", remedy)
-            with reading(path):
-                checksum = sha256_file(path) if content else expected["sha256"]
-            if checksum != expected["sha256"]:
-                raise _damaged(path, "its content does not match its checksum", remedy)
+                same = size == expected["bytes"]
+                sound = not (same and content) or sha256_file(path) == expected["sha256"]
         except (FileNotFoundError, NotADirectoryError) as error:
             require_target(path)
             raise _damaged(path, "it is missing", remedy) from error
         except IsADirectoryError as error:
             raise _damaged(path, "it is a folder", remedy) from error
+        if not same:
+            raise _damaged(path, f"it has {size} bytes instead of {expected['bytes']}", remedy)
+        if not sound:
+            raise _damaged(path, "its content does not match its checksum", remedy)
 
 
 def first_damaged(folder: Path, schema: Schema[Any]) -> Path | None:
-    """Return the first file of an artifact that is missing or damaged, None where all are sound.
+    """Return the first missing or damaged file of an artifact, None if all are sound.
 
-    Where there is no such folder, none is.
+    A folder that does not exist has none.
 
     Raises:
         FormatError: a later release wrote it.
@@ -318,10 +291,6 @@ def _damaged(path: Path, how: str, remedy: str) -> ArtifactError:
     return ArtifactError(f"{path} is damaged: {how}; {remedy}")
 
 
-# Sizes in bytes and row numbers are kept as int64.
-_MOST = 2**63 - 1
-
-
 def _inside(name: str) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or str(path) != name or ".." in path.parts or "\0" in name or not name:
@@ -329,6 +298,8 @@ def _inside(name: str) -> str:
     return name
 
 
+# Sizes in bytes and row numbers are kept as int64.
+_MOST = 2**63 - 1
 Integer = Annotated[int, Strict(), Field(ge=-_MOST, le=_MOST)]
 Count = Annotated[int, Strict(), Field(ge=0, le=_MOST)]
 Positive = Annotated[int, Strict(), Field(ge=1, le=_MOST)]
@@ -366,13 +337,7 @@ class Described(Sealed):
 
 @dataclass(frozen=True, eq=False)
 class Schema(Generic[T]):
-    """A kind of manifest or record.
-
-    Attributes:
-        kind: the value of its field ``kind``.
-        version: the latest format that can be read.
-        shape: the type of its fields.
-    """
+    """Kind of a manifest or record, the latest format that can be read, and its fields' type."""
 
     kind: str
     version: int
@@ -385,11 +350,7 @@ class Schema(Generic[T]):
         return TypeAdapter(list[self.shape], config=config)  # type: ignore[name-defined]
 
     def check(self, value: Any) -> T:
-        """Return a value of JSON as the schema's type.
-
-        Raises:
-            ValueError: it does not fit; the message names the first wrong field.
-        """
+        """Return a value of JSON as the schema's type; a ``ValueError`` names a wrong field."""
         try:
             return self._adapter.validate_python([value])[0]
         except ValidationError as error:

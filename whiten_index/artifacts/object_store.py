@@ -1,7 +1,7 @@
-"""A prefix in a bucket: the few requests that stores and indexes are made of.
+"""Requests to a prefix in a bucket, and the listing of its objects.
 
-The only home of obstore. What fails is told once, in words, with what to do; a server that does not
-answer is given up within seconds.
+The only home of obstore. Its errors become errors of this package, with advice; a server that does
+not answer is given up within seconds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import importlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ from whiten_index.address import hide_secrets
 from whiten_index.errors import ConfigError, StorageError
 from whiten_index.paths import require_no_secret, require_plain_environment, shown
 
-SCHEMES = ("s3", "gs", "az")
+_SCHEMES = ("s3", "gs", "az")
 _URI = re.compile(r"(s3|gs|az)://([^/]+)(?:/(.*))?", re.DOTALL)
 _HOST = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
 _ADDRESS = re.compile(rf"https?://{_HOST}(:[0-9]+)?(/[!-~]*)?")
 _INSTALL = "pip install 'whiten-index[objects]'"
-# For lists and small objects, and for what may be gigabytes.
+# For lists and small objects, and for objects of gigabytes.
 _QUICK = {"connect_timeout": "4s", "timeout": "8s"}
 _BULK = {"connect_timeout": "4s", "timeout": "10m", "read_timeout": "60s"}
 _BLOCK = 64 << 20
@@ -35,7 +35,7 @@ _CREDENTIALS = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
-# Also what is said where a machine in a cloud was asked for its own, and there is none.
+# Also the addresses at which machines in a cloud get credentials, in errors of their absence.
 _NO_KEYS = (
     "MissingAccessKeyId", "MissingSecretAccessKey", "MissingAccount", "169.254.169.254",
     "169.254.170.2", "metadata.google.internal",
@@ -47,7 +47,7 @@ _ENDPOINTS = {
 }
 
 
-# What tells an object as it was read from a later one: its e-tag, and where there is one, version.
+# E-tag and, if the server has them, version of an object as it was read.
 Tag = Mapping[str, Any]
 ANY: Tag = {}
 # Size and e-tag of an object, as a list gives them.
@@ -55,7 +55,7 @@ Stat = tuple[int, str]
 
 
 class ChangedError(Exception):
-    """An object is not, or is no longer, as a conditional put wanted it."""
+    """An object is not as a conditional put requires it."""
 
 
 class Bucket:
@@ -66,7 +66,7 @@ class Bucket:
     """
 
     def __init__(self, uri: str) -> None:
-        """Take the URI; nothing is asked of the server yet.
+        """Take the URI, without a request to the server.
 
         Raises:
             ConfigError: it names no bucket or holds a secret, as the endpoint in the environment
@@ -79,16 +79,12 @@ class Bucket:
         self._quick, self._bulk = self._client(_QUICK), self._client(_BULK)
 
     def get(self, key: str) -> tuple[bytes, Tag] | None:
-        """Return the bytes of an object and its tag, ``None`` without an object.
-
-        Raises:
-            StorageError: the server does not answer.
-        """
+        """Return the bytes of an object and its tag, ``None`` without an object."""
         try:
-            with self._told("read", key):
+            with self._translated("read", key):
                 found = self._obstore.get(self._quick, self._key(key))
                 tag = {name: found.meta[name] for name in ("e_tag", "version")}
-                return bytes(found.bytes()), {name: told for name, told in tag.items() if told}
+                return bytes(found.bytes()), {name: value for name, value in tag.items() if value}
         except _MissingError:
             return None
 
@@ -98,15 +94,14 @@ class Bucket:
         Args:
             key: of the object.
             data: its bytes.
-            over: tag of the one that must be there, None where there must be none; by default any.
+            over: tag of the object to replace, None to replace none; by default any.
 
         Raises:
             ChangedError: it is another, or gone.
-            StorageError: the server does not take it.
         """
         mode: Any = "create" if over is None else dict(over) or "overwrite"
         try:
-            with self._told("write", key):
+            with self._translated("write", key):
                 made = self._obstore.put(
                     self._quick, self._key(key), data, mode=mode, use_multipart=False
                 )
@@ -119,94 +114,62 @@ class Bucket:
             return _stat(len(data), found[1])
 
     def upload(self, key: str, path: Path) -> Stat:
-        """Put a file, in parts if it is large, and return its size and e-tag.
-
-        Raises:
-            StorageError: the server does not take it.
-        """
-        # Opened before, so that what the disk says is not taken for what the server does.
-        with path.open("rb") as file, self._told("write", key):
+        """Put a file, in parts if it is large, and return its size and e-tag."""
+        # Opened before, so that errors of the disk are not taken for those of the server.
+        with path.open("rb") as file, self._translated("write", key):
             made = self._obstore.put(self._bulk, self._key(key), file, chunk_size=_PART)
             return _stat(path.stat().st_size, made)
 
     def download(self, key: str, path: Path, size: int) -> bool:
-        """Write an object to a path that is nobody's yet; return whether there is one.
-
-        Args:
-            key: of the object.
-            path: where to write it.
-            size: about how many bytes it has, by which it is read whole or in parts.
-
-        Raises:
-            StorageError: the server does not give it, or the disk cannot be written.
-        """
+        """Write an object of about ``size`` bytes to a new path; return whether there is one."""
         try:
             with path.open("wb") as file:
-                for data in self._parts(key) if size > _BLOCK else [self._whole(key)]:
+                for data in self._parts(key, size):
                     file.write(data)
         except _MissingError:
             return False
         return True
 
     def digest(self, key: str, size: int) -> tuple[int, str] | None:
-        """Return the bytes of an object and their SHA-256 as it is read now, None for no object.
-
-        Args:
-            key: of the object.
-            size: about how many bytes it has.
-
-        Raises:
-            StorageError: the server does not give it.
-        """
+        """Return size and SHA-256 of an object of about ``size`` bytes, None without an object."""
         read, sha = 0, hashlib.sha256()
         try:
-            for data in self._parts(key) if size > _BLOCK else [self._whole(key)]:
+            for data in self._parts(key, size):
                 read += len(data)
                 sha.update(data)
         except _MissingError:
             return None
         return read, sha.hexdigest()
 
-    def _whole(self, key: str) -> Any:
-        with self._told("read", key):
-            return self._obstore.get(self._bulk, self._key(key)).bytes()
-
-    def _parts(self, key: str) -> Iterator[Any]:
-        with self._told("read", key):
+    def _parts(self, key: str, size: int) -> Iterator[Any]:
+        if size <= _BLOCK:
+            with self._translated("read", key):
+                yield self._obstore.get(self._bulk, self._key(key)).bytes()
+            return
+        with self._translated("read", key):
             size = self._obstore.head(self._quick, self._key(key))["size"]
         for start in range(0, size, _BLOCK):
             stop = min(start + _BLOCK, size)
-            with self._told("read", key):
-                yield self._obstore.get_range(self._bulk, self._key(key), start=start, end=stop)
+            with self._translated("read", key):
+                part = self._obstore.get_range(self._bulk, self._key(key), start=start, end=stop)
+            yield part
 
     def delete(self, key: str) -> None:
-        """Remove an object, if it is there.
-
-        Raises:
-            StorageError: the server does not do it.
-        """
-        with contextlib.suppress(_MissingError), self._told("remove", key):
+        """Remove an object, if it exists."""
+        with contextlib.suppress(_MissingError), self._translated("remove", key):
             self._obstore.delete(self._quick, self._key(key))
 
     def objects(self, folder: str) -> dict[str, Stat]:
-        """Return key -> size and e-tag of all objects in a folder and those below it.
-
-        Raises:
-            StorageError: the server does not answer.
-        """
+        """Return key -> size and e-tag of all objects in a folder and those below it."""
         found: dict[str, Stat] = {}
-        with self._told("list", folder):
+        with self._translated("list", folder):
             for some in self._obstore.list(self._quick, self._key(folder) or None, chunk_size=1000):
                 found |= {self._relative(each["path"]): _stat(each["size"], each) for each in some}
         return found
 
     def folders(self) -> list[str]:
-        """Return the names of the folders right below the prefix, sorted.
-
-        Raises:
-            StorageError: the server does not answer.
-        """
-        with self._told("list", ""):
+        """Return the names of the folders right below the prefix, sorted."""
+        with self._translated("list", ""):
             found = self._obstore.list_with_delimiter(self._quick, self._prefix or None)
         return sorted(self._relative(each.rstrip("/")) for each in found["common_prefixes"])
 
@@ -229,12 +192,12 @@ class Bucket:
         if self._scheme == "s3" and endpoint():
             options["endpoint"] = endpoint()
         made = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}
-        with self._told("open", ""):
+        with self._translated("open", ""):
             return made[self._scheme](self._name, **options)
 
     @contextlib.contextmanager
-    def _told(self, what: str, key: str) -> Iterator[None]:
-        """Turn what obstore says into this package's errors, which name the object."""
+    def _translated(self, what: str, key: str) -> Iterator[None]:
+        """Turn errors of obstore into this package's, which name the object."""
         place = f"{self.uri}/{key}".rstrip("/")
         errors = importlib.import_module("obstore.exceptions")
         try:
@@ -284,7 +247,7 @@ def _stat(size: int, of: Mapping[str, Any]) -> Stat:
 
 
 def split_uri(uri: str) -> tuple[str, str, str]:
-    """Return scheme, bucket and prefix; what is in the prefix is taken as it is written.
+    """Return scheme, bucket and prefix, not decoded.
 
     Raises:
         ConfigError: it is no URI of an object store.
@@ -296,7 +259,7 @@ def split_uri(uri: str) -> tuple[str, str, str]:
     if match is None or any(each in ("", ".", "..") for each in parts):
         raise ConfigError(
             f"{uri} names no place in an object store; write scheme://bucket/prefix with a scheme "
-            f"of {', '.join(SCHEMES)} and no empty, . or .. part in the prefix"
+            f"of {', '.join(_SCHEMES)} and no empty, . or .. part in the prefix"
         )
     return match[1], match[2], prefix
 
@@ -316,10 +279,10 @@ def plain_uri(uri: str) -> str:
 
 
 def endpoint() -> str:
-    """Return which server of S3 the environment names, empty where it is the provider's own.
+    """Return the server of S3 that the environment names, empty for the provider's own.
 
     Raises:
-        ConfigError: what it says is no address.
+        ConfigError: it is no address.
     """
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
         if found := os.environ.get(name):
@@ -339,11 +302,9 @@ def _plain_http() -> dict[str, bool]:
 
 
 def _is_refusal(error: Exception, text: str) -> bool:
-    kind = type(error).__name__
     refused = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403 Forbidden")
-    return kind in ("PermissionDeniedError", "UnauthenticatedError") or any(
-        each in text for each in refused
-    )
+    kinds = ("PermissionDeniedError", "UnauthenticatedError")
+    return type(error).__name__ in kinds or any(each in text for each in refused)
 
 
 def _is_silence(text: str) -> bool:
@@ -353,4 +314,63 @@ def _is_silence(text: str) -> bool:
 
 def _first_words(text: str) -> str:
     plain = " ".join(hide_secrets(text).partition("Debug source:")[0].split())
-    return plain[:200] or "the reason is not told"
+    return plain[:200] or "no reason is given"
+
+
+class Listing:
+    """Objects by key, with sizes and e-tags; a folder with a manifest is an artifact."""
+
+    def __init__(self, objects: Mapping[str, Stat], manifest: str) -> None:
+        self._stats = dict(objects)
+        self._manifest = f"/{manifest}"
+        # Of the folders looked at: stores have 100,000 shards.
+        self._names: dict[str, set[str]] = {}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._stats
+
+    def is_artifact(self, key: str) -> bool:
+        """Return whether a folder has a manifest."""
+        return key + self._manifest in self._stats
+
+    def size(self, key: str) -> int:
+        """Return the bytes of an object, 0 without one."""
+        return self._stats.get(key, (0, ""))[0]
+
+    def stats(self, keys: Iterable[str]) -> dict[str, Stat]:
+        """Return the sizes and e-tags of the listed ones of some objects."""
+        return {key: self._stats[key] for key in keys if key in self._stats}
+
+    def add(self, key: str, stat: Stat) -> None:
+        """Add or replace an object."""
+        self._stats[key] = stat
+        for folder, name in self._places(key):
+            if folder in self._names:
+                self._names[folder].add(name)
+
+    def discard(self, key: str) -> bool:
+        """Remove an object; return whether it was listed."""
+        for folder, name in self._places(key):
+            if folder in self._names:
+                self._names[folder].discard(name)
+        return self._stats.pop(key, None) is not None
+
+    def names(self, folder: str) -> set[str]:
+        """Return the names of the artifacts and files right in a folder."""
+        if folder not in self._names:
+            # Copied, as another thread may add to it.
+            places = (place for key in list(self._stats) for place in self._places(key))
+            self._names[folder] = {name for parent, name in places if parent == folder}
+        return set(self._names[folder])
+
+    def below(self, folder: str) -> dict[str, int]:
+        """Return the bytes of all objects below a folder, by their keys there."""
+        prefix = f"{folder}/"
+        found = list(self._stats.items())
+        return {key[len(prefix) :]: stat[0] for key, stat in found if key.startswith(prefix)}
+
+    def _places(self, key: str) -> Iterator[tuple[str, str]]:
+        """Yield folder and name of a file, and those of an artifact by its manifest."""
+        for path in {key, key.removesuffix(self._manifest)}:
+            folder, _, name = path.rpartition("/")
+            yield folder, name

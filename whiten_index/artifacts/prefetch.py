@@ -1,4 +1,4 @@
-"""Stages side by side: what comes before and after the work never holds it up."""
+"""Stages side by side, so that reading and finishing never hold up the work."""
 
 from __future__ import annotations
 
@@ -27,14 +27,7 @@ def overlapped(
 
     ``work`` runs in the caller's thread, each other stage in a thread each: ``prepare`` one item
     ahead of it, ``read`` one more, ``finish`` one behind. At most five items exist at a time. When
-    one stage raises, or the caller stops asking, what was worked on is still finished.
-
-    Args:
-        items: drawn from in the thread of ``read``.
-        read: called for one item after the other.
-        prepare: likewise.
-        work: likewise.
-        finish: likewise.
+    one stage raises, or the caller stops asking, items already worked on are still finished.
     """
     with (
         closing(ahead(items, read)) as all_read,

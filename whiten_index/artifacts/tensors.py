@@ -1,4 +1,4 @@
-"""Arrays on disk: safetensors files with a kind and a format version, read with suspicion."""
+"""Arrays in safetensors files with a kind and a format version."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from whiten_index.errors import ArtifactError
 
 _HEADER, _CONTENT = "__metadata__", "content"
 _REMEDY = "restore it from a copy, or build again"
-# The library takes no longer ones either.
+# The limit of the library too.
 _HEADER_BYTES = 100_000_000
 _TYPES = {
     "F16": np.float16,
@@ -39,7 +39,7 @@ def write_tensors(
     version: int,
     facts: Mapping[str, str] | None = None,
 ) -> None:
-    """Write arrays and short facts to one safetensors file.
+    """Write arrays and short facts to one safetensors file; equal ones make equal files.
 
     Raises:
         OSError: the disk is full or cannot be written (the library's own writer hides which).
@@ -48,7 +48,7 @@ def write_tensors(
     arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     data = save(arrays, metadata)
     start = 8 + int.from_bytes(data[:8], "little")
-    # The library writes facts in an order that changes; equal arrays are to make equal files.
+    # The library writes facts in an order that changes.
     header = json.loads(data[8:start])
     header[_HEADER] = dict(sorted(header[_HEADER].items()))
     with Path(path).open("wb") as file:
@@ -74,9 +74,9 @@ def write_sealed(
     version: int,
     facts: Mapping[str, str] | None = None,
 ) -> None:
-    """Do as ``write_tensors``, with a digest by which ``read_sealed`` notices a changed bit."""
-    told = {"kind": kind, "format_version": str(version), **(facts or {})}
-    sealed = {**(facts or {}), _CONTENT: content_digest(tensors, told)}
+    """Write arrays and facts with a digest; see ``write_tensors``."""
+    all_facts = {"kind": kind, "format_version": str(version), **(facts or {})}
+    sealed = {**(facts or {}), _CONTENT: content_digest(tensors, all_facts)}
     write_tensors(path, tensors, kind=kind, version=version, facts=sealed)
 
 
@@ -94,8 +94,8 @@ def read_sealed(
         ArtifactError: as ``read_tensors``, or the content does not match its digest.
     """
     tensors, facts = read_tensors(path, kind=kind, version=version, shapes=shapes, remedy=remedy)
-    told = {name: value for name, value in facts.items() if name != _CONTENT}
-    if facts.get(_CONTENT) != content_digest(tensors, told):
+    others = {name: value for name, value in facts.items() if name != _CONTENT}
+    if facts.get(_CONTENT) != content_digest(tensors, others):
         raise ArtifactError(f"{path} is damaged: its content does not match its digest; {remedy}")
     return tensors, facts
 
@@ -103,9 +103,9 @@ def read_sealed(
 def create_tensor(
     path: Path | str, name: str, shape: Sequence[int], *, kind: str, version: int
 ) -> NDArray[np.float32]:
-    """Create a file of one float32 array of zeros, mapped: what is written goes to the file.
+    """Create a file of one float32 array of zeros, and map it for writing.
 
-    ``read_tensors`` and ``map_tensor`` read it; flush the array when it is filled.
+    Flush the array when it is filled.
 
     Raises:
         OSError: the disk is full or cannot be written.
@@ -116,7 +116,7 @@ def create_tensor(
     header = _framed({_HEADER: metadata, name: entry})
     with Path(path).open("wb") as file:
         file.write(header)
-        # Writing to a mapped file on a full disk would end the process without a word.
+        # Writing to a mapped file on a full disk would kill the process.
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, len(header) + count)
         else:
@@ -125,7 +125,7 @@ def create_tensor(
 
 
 def _framed(header: Mapping[str, Any]) -> bytes:
-    """Return how a safetensors file begins: the length of its header, and that, aligned to 8."""
+    """Return the length of a header and the header, as safetensors files begin, aligned to 8."""
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
@@ -140,19 +140,16 @@ def read_tensors(
     optional: Mapping[str, str] | None = None,
     remedy: str = _REMEDY,
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Read what ``write_tensors`` wrote.
+    """Read the arrays and facts that ``write_tensors`` wrote.
 
     Args:
         path: the file.
-        kind: what it must hold.
+        kind: its required kind.
         version: the latest format known here.
         shapes: name -> shape in letters, such as ``{"mean": "d", "basis": "dk", "count": "1"}``;
             a letter stands for the same length everywhere, and every entry must be finite.
         optional: shapes of arrays that may be absent.
-        remedy: what the user can do about a damaged file.
-
-    Returns:
-        The arrays and the facts.
+        remedy: advice for a damaged file.
 
     Raises:
         ArtifactError: missing, damaged, of another kind, or written by a later release.
@@ -161,7 +158,8 @@ def read_tensors(
     try:
         with reading(path), open_regular(path) as file:
             data = file.read()
-        tensors, facts = load(data), _facts(data)
+        tensors, length = load(data), int.from_bytes(data[:8], "little")
+        facts: dict[str, str] = load_json(data[8 : 8 + length]).get(_HEADER) or {}
         if facts.get("kind") != kind or int(facts["format_version"]) > version:
             raise ArtifactError(
                 f"{path} holds {facts.get('kind')} of format {facts.get('format_version')}, and "
@@ -175,9 +173,7 @@ def read_tensors(
 
 
 def map_tensor(path: Path | str, name: str, *, remedy: str) -> NDArray[Any]:
-    """Return one array of what ``write_tensors`` wrote, mapped: read as it is touched.
-
-    Nothing of it is checked but that the file is as long as its header says.
+    """Map one array of a file of ``write_tensors``; only the file's length is checked.
 
     Raises:
         ArtifactError: it is missing or damaged.
@@ -188,7 +184,9 @@ def map_tensor(path: Path | str, name: str, *, remedy: str) -> NDArray[Any]:
             length = int.from_bytes(file.read(8), "little")
             size = os.fstat(file.fileno()).st_size
             header = load_json(file.read(min(length, _HEADER_BYTES)))
-        _require_length(size, header, start=8 + length)
+        ends = [each["data_offsets"][1] for key, each in header.items() if key != _HEADER]
+        if size != 8 + length + max(ends):
+            raise ValueError(f"it has {size} bytes")  # noqa: TRY301
         entry = header[name]
         first, _ = entry["data_offsets"]
         dtype = np.dtype(_TYPES[entry["dtype"]])
@@ -199,18 +197,6 @@ def map_tensor(path: Path | str, name: str, *, remedy: str) -> NDArray[Any]:
             return np.memmap(path, dtype, mode="r", offset=8 + length + first, shape=shape)
     except (OSError, AttributeError, KeyError, ValueError, TypeError, OverflowError) as error:
         raise ArtifactError(f"{path} cannot be read ({error}); {remedy}") from error
-
-
-def _require_length(found: int, header: Mapping[str, Any], *, start: int) -> None:
-    ends = (each["data_offsets"][1] for name, each in header.items() if name != _HEADER)
-    if found != start + max(ends):
-        raise ValueError(f"it has {found} bytes")
-
-
-def _facts(data: bytes) -> dict[str, str]:
-    length = int.from_bytes(data[:8], "little")
-    facts: dict[str, str] = load_json(data[8 : 8 + length]).get(_HEADER) or {}
-    return facts
 
 
 def _check_shapes(tensors: Mapping[str, NDArray[Any]], shapes: Mapping[str, str]) -> None:

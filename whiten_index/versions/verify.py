@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from whiten_index.artifacts.cached_storage import Mirror, naming, place_of
+from whiten_index.artifacts.cached_storage import Mirror, naming, place_of, stamp
 from whiten_index.artifacts.files import is_folder, require_path, size_of
 from whiten_index.artifacts.manifest import MANIFEST, sealed_json
-from whiten_index.artifacts.storage import stamp
 from whiten_index.errors import ArtifactError, StorageError
 from whiten_index.paths import absolute, is_uri
 from whiten_index.versions.documents import Documents
