@@ -86,8 +86,9 @@ class RowFilter:
         # The names of calls are names of the syntax tree too.
         calls = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
         nodes = (each for each in ast.walk(tree) if isinstance(each, ast.expr))
-        names = {_column_name(node) for node in nodes if id(node) not in calls} - {None}
-        return cls(text, tuple(sorted(filter(None, names))), tree)
+        found = (_column_name(node) for node in nodes if id(node) not in calls)
+        names = {name for name in found if name is not None}
+        return cls(text, tuple(sorted(names)), tree)
 
     def apply(self, table: pa.Table) -> pa.Table:
         """Return the rows of ``table`` where the condition holds; see ``mask``."""
