@@ -179,6 +179,12 @@ class ParquetCorpus:
         if len(twice):
             self._raise_duplicates(column, twice)
 
+    def ids(self) -> Iterator[str | int]:
+        """Yield the ids of the rows that the filter keeps, read without any text."""
+        if self.config.id_column is not None:
+            for shard in self.shards:
+                yield from self._ids(shard)
+
     @property
     def _filtered(self) -> tuple[str, ...]:
         return () if self._filter is None else self._filter.columns
