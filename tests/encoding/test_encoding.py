@@ -81,37 +81,6 @@ def test_layers_and_pooling_agree_with_the_hidden_states(tiny_model, texts, opti
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def tiny_config(kind: str, size: int) -> transformers.PreTrainedConfig:
-    common = {"vocab_size": size, "max_position_embeddings": 20, "initializer_range": 0.3}
-    if kind == "distilbert":
-        return transformers.DistilBertConfig(**common, dim=32, n_layers=2, n_heads=4, hidden_dim=64)
-    family = {"roberta": transformers.RobertaConfig, "mpnet": transformers.MPNetConfig}[kind]
-    return family(
-        **common, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=64, pad_token_id=1,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(("kind", "longest"), [("distilbert", 20), ("roberta", 18), ("mpnet", 18)])
-def test_other_families_take_what_their_positions_allow(tmp_path, tiny_model, texts, kind, longest):
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_model, model_max_length=10**30)
-    tokenizer.save_pretrained(tmp_path)
-    torch.manual_seed(0)
-    model = transformers.AutoModel.from_config(tiny_config(kind, len(tokenizer))).eval()
-    model.save_pretrained(tmp_path)
-    encoder = load(tmp_path, layers=(0, -1))
-    assert (encoder.dim, encoder.spec.max_length) == (32, longest)
-    for text, found in zip(texts[:8], encoder.encode(texts[:8]), strict=True):
-        tokens = tokenizer(text, truncation=True, max_length=longest, return_tensors="pt")
-        with torch.no_grad():
-            states = model(
-                input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"],
-                output_hidden_states=True,
-            ).hidden_states  # fmt: skip
-        expected = ((states[0] + states[2]) / 2)[0].mean(dim=0).numpy()
-        np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
 # --------------------------------------------------------------------------- truths from outside
 
 

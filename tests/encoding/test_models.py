@@ -158,6 +158,3 @@ def test_an_unknown_model_offline_is_one_sentence(name):
         find_model(name)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 250
-
-
-# --------------------------------------------------------------------------- imports

@@ -14,7 +14,6 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whiten_index import BuildConfig
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.passages import PassageConfig, PassageSplitter, passage_spans
 from whiten_index.encoding.spec import resolve_encoder
@@ -201,10 +200,3 @@ def test_lengths_that_cannot_work_are_refused_in_words(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         load(tiny_model, tokens, overlap, **options)
-
-
-# ------------------------------------------------------------------------- batches and options
-
-
-def config(**options: Any) -> BuildConfig:
-    return BuildConfig(**{"corpus": ("c",), "out": "o", "text_columns": ("t",), **options})

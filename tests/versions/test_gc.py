@@ -7,7 +7,6 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.helpers.builds import build, random_rows, write_rows
 from tests.versions.upkeep import (
     Crash,
     World,
@@ -17,18 +16,15 @@ from tests.versions.upkeep import (
     new_world,
     shard_folders,
 )
-from whiten_index import open_index
 from whiten_index.artifacts.atomic import remove_folder
 from whiten_index.errors import (
     ArtifactError,
     ConfigError,
     StorageError,
 )
-from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.compaction import compact_store
 from whiten_index.versions.gc import gc_store
-from whiten_index.versions.retention import prune
 from whiten_index.versions.verify_store import verify_store
 
 
@@ -61,48 +57,6 @@ def test_versions_that_are_kept_read_as_when_they_were_made(tmp_path, seed):
         for record, truth in kept.values():
             assert_reads(world.store, record, truth)
     assert verify_store(world.place).damages == ()
-
-
-def test_a_whole_life_of_an_index(tmp_path):
-    """Built, changed, pruned: gc gives back what the old versions had, and search goes on."""
-    rows, out = random_rows(rows=300), tmp_path / "out"
-    for night in range(3):
-        corpus = write_rows(tmp_path / "c.parquet", rows + np.float32(night))
-        build(out, corpus)
-        assert gc_store(out / "store", keep_days=0).shards == 0
-    store = EmbeddingStore.open(out / "store")
-    assert len(list(store.shards.folder.iterdir())) == 3
-    prune(out, keep=1)
-    report = gc_store(out / "store", keep_days=0)
-    # The rows, ids alone, are the same three times.
-    assert (report.shards, report.rows, report.kept["shards"]) == (2, 0, 1)
-    assert report.indexes == (str(out.resolve()),)
-    (hit,) = open_index(out).search_embeddings(rows[5:6] + np.float32(2), top_k=1)[0]
-    assert hit.row == 5
-    assert verify_store(out / "store").sound
-
-
-@pytest.mark.parametrize("emptied", [False, True])
-def test_an_index_that_is_not_there_is_asked_for(tmp_path, emptied):
-    world = new_world(tmp_path, 100)
-    index = tmp_path / "elsewhere" / "index"
-    add_version(world, index, world.records[0][0], 1)
-    world.corpora["news"] = [world.numbers(100)]
-    world.encode()
-    shutil.rmtree(index)
-    if emptied:
-        # As where a disk is mounted at other times.
-        index.mkdir()
-    for dry_run in (False, True):
-        with pytest.raises(ArtifactError, match=rf"{index}, an index .* --forget {index}"):
-            gc_store(world.place, keep_days=0, dry_run=dry_run)
-    assert len(shard_folders(world)) == 6
-    with pytest.raises(ConfigError, match=rf"knows of no index /no/such.*it knows {index}"):
-        gc_store(world.place, forget=["/no/such"])
-    assert gc_store(world.place, keep_days=0, forget=[index], dry_run=True).shards == 3
-    report = gc_store(world.place, keep_days=0, forget=[index])
-    assert (report.shards, report.forgotten) == (3, (str(index),))
-    assert gc_store(world.place, keep_days=0).indexes == ()
 
 
 def test_what_a_damaged_version_needs_is_kept(tmp_path):

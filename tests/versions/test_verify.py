@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers.bad_input import run
 from tests.helpers.builds import build, random_rows, write_rows
 from tests.helpers.corpora import overwrite
 from tests.versions.upkeep import PACK, World, add_version, new_world, pack_folders, shard_folders
@@ -147,29 +146,6 @@ def test_files_that_are_sound_and_do_not_belong_together(out):
     assert "corpus.json of 99 rows, and the index has 100" in damage.why
 
 
-# The command
-
-
-def test_an_index_is_verified_with_its_store(out):
-    status, text, err = run("verify", out)
-    assert (status, err) == (0, "")
-    assert f"index {out}: sound (1 CURRENT, 3 versions" in text
-    assert f"store {out / 'store'}: sound" in text
-    (shard, *_) = sorted(EmbeddingStore.open(out / "store").shards.folder.iterdir())
-    overwrite(shard / "embeddings.safetensors", 500, 501)
-    status, text, err = run("verify", out)
-    assert status == 5
-    assert str(shard) in text
-    assert "1 thing is damaged" in err
-    assert "Traceback" not in err
-    status, text, _ = run("verify", out, out / "store", "--json")
-    found = json.loads(text)
-    assert (status, found["sound"], len(found["reports"])) == (5, False, 2)
-    assert [each["kind"] for each in found["reports"]] == ["index", "store"]
-    status, text, _ = run("verify", out, "--no-store")
-    assert status == 0
-
-
 def lose_shards(out: Path, version: Path) -> None:
     store = EmbeddingStore.open(out / "store")
     for shard in CorpusRecord.load(version / "corpus.json").shards:
@@ -187,6 +163,3 @@ def test_the_published_version_lacks_shards_and_encoding_mends_it(out):
     assert report.encoded.counts.encoded == 100
     assert verify_index(out).sound
     assert verify_store(out / "store").sound
-
-
-# Remedies for packs

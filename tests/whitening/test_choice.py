@@ -206,6 +206,3 @@ def test_the_spectrum_gives_a_setting_that_can_be_fitted(seed, n, d, ratio):
     assert isinstance(chosen.center, bool)
     config = WhiteningConfig(k=chosen.k, exponent=chosen.exponent, center=chosen.center)
     assert Whitening.fit(Moments.of(rows), config).k == chosen.k
-
-
-# --------------------------------------------------------------------------- as JSON
