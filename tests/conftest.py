@@ -206,28 +206,23 @@ def _tiny_tokenizer() -> Any:
 
 @pytest.fixture(scope="session")
 def wikinews(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
-    """50,000 sentences of Wikinews, encoded by MiniLM and whitened to 128 numbers, with texts.
-
-    That takes minutes; WHITEN_INDEX_VECTORS names a Parquet file to keep them in.
-    """
+    """10,000 sentences of Wikinews, encoded by MiniLM and whitened to 128 numbers, with texts."""
     from tests.vectordb.pushed_rows import Rows
     from whiten_index import BuildConfig, build_index
     from whiten_index.vectordb.database_writer import Layout
     from whiten_index.vectordb.push import push_index
     from whiten_index.vectordb.push_config import PushConfig
 
-    named = os.environ.get("WHITEN_INDEX_VECTORS")
     folder = tmp_path_factory.mktemp("wikinews")
-    path = Path(named) if named else folder / "vectors.parquet"
-    if not path.exists():
-        corpus = str(data / "sentences" / "wikinews_en.parquet")
-        build_index(
-            BuildConfig(
-                corpus=(corpus,), out=str(folder / "index"), model="all-MiniLM-L6-v2",
-                text_columns=("text",), keep=("text",), pooling="mean", max_length=256,
-                limit=50_000, k=128,
-            )
-        )  # fmt: skip
-        push_index(PushConfig(index=str(folder / "index"), to=str(path)))
+    path = folder / "vectors.parquet"
+    corpus = str(data / "sentences" / "wikinews_en.parquet")
+    build_index(
+        BuildConfig(
+            corpus=(corpus,), out=str(folder / "index"), model="all-MiniLM-L6-v2",
+            text_columns=("text",), keep=("text",), pooling="mean", max_length=256,
+            limit=10_000, k=128,
+        )
+    )  # fmt: skip
+    push_index(PushConfig(index=str(folder / "index"), to=str(path)))
     table = pq.read_table(path)
     return Rows(table, Layout(table.schema))

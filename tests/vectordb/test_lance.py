@@ -27,7 +27,7 @@ from tests.vectordb.pushed_rows import (
     assert_holds,
     fill,
 )
-from whiten_index.errors import ConfigError, DatabaseError
+from whiten_index.errors import DatabaseError
 from whiten_index.vectordb import lance_writer
 from whiten_index.vectordb.database_writer import DatabaseWriter, Metric, VectorDtype
 from whiten_index.vectordb.lance_table import LanceChanges, TableMetadata
@@ -242,45 +242,6 @@ def test_nightly_changes_do_not_grow_the_folder_for_ever(address: str, folder: P
 # Addresses, options and errors.
 
 
-@pytest.mark.parametrize(
-    ("address", "why"),
-    [
-        ("lancedb://vectors/here", "names no folder; write the folder from the root on"),
-        ("lancedb:///", "names no folder"),
-        ("lancedb+s3:///prefix", "names no bucket; write lancedb\\+s3://bucket/prefix"),
-        ("lancedb+s3://KEY:s3cret@bucket/prefix", "leave it out, and set AWS_ACCESS_KEY_ID"),
-        ("lancedb:///folder?token=s3cret", "leave it out, and set AWS_ACCESS_KEY_ID"),
-    ],
-)
-def test_addresses_that_name_no_place(address: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=why) as caught:
-        open_writer(address, "docs")
-    assert "s3cret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"index": "hnsw"},
-        {"nprobes": "0"},
-        {"keep_days": "inf"},
-        {"keep_days": "1e300"},
-        {"index": "ivf_flat", "m": "16"},
-        {"index": "none", "num_partitions": "4"},
-        {"storage": "x"},
-    ],
-)
-def test_options_that_cannot_be_used(address: str, options: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="--option"):
-        open_writer(address, "docs", options=options)
-
-
-@pytest.mark.parametrize("name", ["a b", "a/b", "é", "docs__pending", "../a"])
-def test_names_that_lance_does_not_take(address: str, name: str) -> None:
-    with pytest.raises(ConfigError, match="name"):
-        open_writer(address, name)
-
-
 def test_secrets_of_the_object_store_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x" * 9)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
@@ -488,24 +449,6 @@ def test_a_swap_under_way_while_another_push_takes_over(
         one.discard()
         end(two, theirs, theirs.batches()) if does == "begin" else end(two, rows, [])
         assert_holds(one, theirs if does == "begin" else rows)
-
-
-@pytest.mark.parametrize("batches", range(5))
-def test_a_table_that_was_dropped_and_made_again(address: str, batches: int) -> None:
-    """Whatever numbers its versions have, it is another one's."""
-    mine, theirs = Rows.make(500), Rows.make(500, seed=1)
-    with open_writer(address, "docs") as one, open_writer(address, "docs") as two:
-        one.begin(mine.pushed, mine.layout)
-        for batch in mine.batches(100)[:2]:
-            one.append(batch)
-        two.discard()
-        two.begin(theirs.pushed, theirs.layout)
-        for batch in theirs.batches(100)[:batches]:
-            two.append(batch)
-        with pytest.raises(DatabaseError, match=TAKEN):
-            one.append(mine.batches(100)[2])
-        end(two, theirs, theirs.batches(100)[batches:])
-        assert_holds(two, theirs)
 
 
 @pytest.mark.parametrize("does", ["change", "fill"])

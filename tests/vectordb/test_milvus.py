@@ -9,25 +9,19 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
-from milvus_lite.adapter.grpc.server import start_server_in_thread
 from milvus_lite.server_manager import server_manager_instance
 from pymilvus import MilvusClient
-from pymilvus.exceptions import MilvusException
 
 from tests.vectordb.pushed_rows import (
     HERE,
     Rows,
-    assert_clean,
     assert_finds,
     assert_holds,
     assert_no_secret,
     fill,
-    some_changes,
 )
 from whiten_index.corpus.batches import PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
@@ -119,20 +113,6 @@ def test_indexes(file: Path, client: MilvusClient, options: dict[str, str]) -> N
             assert str(found["params"][built[name]]) == options[name]
         assert_finds(writer, rows)
         assert_finds(writer, rows, exact=False)
-
-
-@pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("page", [7, 300])
-def test_exact_search_goes_through_pages(
-    writer: DatabaseWriter, monkeypatch: pytest.MonkeyPatch, whole: bool, page: int
-) -> None:
-    monkeypatch.setattr(milvus_writer, "_PAGE_ROWS", page)
-    quotes = ["", '"', '""']
-    odd = [f"{at % 10}{quotes[at % 3]}\\{at}" for at in range(300)]
-    ids = pa.array(range(-150, 150)) if whole else pa.array(["", *odd[1:]], pa.large_string())
-    rows = Rows.make(ids=ids)
-    fill(writer, rows)
-    assert_finds(writer, rows)
 
 
 def test_large_rows_are_sent_in_parts(
@@ -237,26 +217,6 @@ def test_lite_keeps_no_halves(writer: DatabaseWriter) -> None:
 # Addresses, options and secrets.
 
 
-def test_a_push_behind_a_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a server is reached; one that stops is reported, without the token."""
-    server, database, port = start_server_in_thread(str(tmp_path / "server.db"))
-    monkeypatch.setenv("MILVUS_TOKEN", f"somebody:{SECRET}")
-    old, after, put = some_changes()
-    with open_writer(f"milvus://127.0.0.1:{port}", "docs") as writer:
-        assert writer.target == f"milvus://127.0.0.1:{port}, collection docs"
-        fill(writer, old)
-        with writer.changing(after.pushed, old.layout) as changing:
-            changing.upsert(put)
-            changing.delete([7])
-        assert_holds(writer, after)
-        assert_clean(writer, after)
-        server.stop(grace=0).wait()
-        database.close()
-        with pytest.raises(DatabaseError, match=rf"127.0.0.1:{port}.*check that the") as caught:
-            writer.published()
-        assert_no_secret(caught.value, SECRET)
-
-
 def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(milvus_connection, "_CONNECT_SECONDS", 0.5)
     monkeypatch.setenv("MILVUS_TOKEN", f"root:{SECRET}")
@@ -266,30 +226,6 @@ def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DatabaseError, match=r"could not be reached .* check that the") as caught:
         open_writer(f"milvus://127.0.0.1:{port}", "docs")
     assert_no_secret("".join(traceback.format_exception(caught.value)), SECRET)
-
-
-@pytest.mark.parametrize(
-    ("address", "why"),
-    [
-        ("milvus:///nowhere/at/all/x.db", "make /nowhere/at/all"),
-        ("milvus:///tmp/x", "ends in .db"),
-        ("milvus://x.db", "milvus:///folder/file.db"),
-        ("milvus://host:99999", "is one of milvus://host:19530"),
-        ("milvus://host/one", "'one' and --option db 'two'"),
-        ("milvus://host?tls=1", "a parameter tls of the address"),
-        (f"milvus://{SECRET}@host", "MILVUS_TOKEN"),
-        (f"milvus://me:{SECRET}@host:port", "may be a password|MILVUS_TOKEN"),
-        (f"milvus://host?token={SECRET}", "MILVUS_TOKEN"),
-        (f"milvus://host/db;token={SECRET}", "MILVUS_TOKEN"),
-        (f"milvus:///root:{SECRET}@host", "MILVUS_TOKEN"),
-        (f"milvus://[{SECRET}", "milvus|Milvus"),
-    ],
-)
-def test_addresses_that_cannot_be_used(address: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=why) as caught:
-        open_writer(address, "docs", options={"db": "two"})
-    shown = "".join(traceback.format_exception(caught.value))
-    assert_no_secret(shown.replace(address, ""), SECRET)
 
 
 @pytest.mark.parametrize(
@@ -305,54 +241,3 @@ def test_addresses(address: str, uri: str, database: str) -> None:
     found = MilvusAddress.parse(address, "")
     assert (found.uri, found.database) == (uri, database)
     assert found.tls == ({"server_name": "x"} if "?" in address else {})
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"index": "diskann"}, "'hnsw', 'flat', 'ivf_flat' or 'autoindex'"),
-        ({"m": "0"}, "greater than or equal to 1"),
-        ({"nprobe": "8"}, "no use to index=hnsw"),
-        ({"ef": "many"}, "'many' was given"),
-    ],
-)
-def test_options_that_cannot_be_used(file: Path, options: dict[str, str], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        open_writer(f"milvus://{file}", "docs", options=options)
-
-
-@pytest.mark.parametrize("name", ["1docs", "a b", "a-b", "naïve", "docs\n"])
-def test_names(file: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="letters, digits and underscores"):
-        open_writer(f"milvus://{file}", name)
-
-
-@pytest.mark.parametrize(
-    ("message", "why"),
-    [
-        (f"auth check failure: root:{SECRET} is not known\nmore", "MILVUS_TOKEN"),
-        (f"auth check failure: {'x' * 475}{SECRET}", "MILVUS_TOKEN"),
-        ("the length (70000) of json field ($meta) exceeds max length (65536)", "--keep"),
-    ],
-)
-def test_errors_of_a_server(
-    writer: DatabaseWriter, monkeypatch: pytest.MonkeyPatch, message: str, why: str
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise MilvusException(message=message)
-
-    monkeypatch.setenv("MILVUS_TOKEN", SECRET)
-    monkeypatch.setattr(MilvusClient, "list_collections", fail)
-    with pytest.raises(DatabaseError, match=why) as caught:
-        writer.published()
-    # Nor a part of it, at the end of what is cut.
-    assert_no_secret(caught.value, SECRET, SECRET[:3], "more")
-
-
-def test_halves_as_a_server_sends_them() -> None:
-    rows = Rows.make(100, dtype=VectorDtype.FLOAT16)
-    halves = rows.vectors.astype(np.float16)
-    sent = milvus_writer.as_objects(rows.batches(100)[0], rows.layout)
-    assert all((row["vector"] == half).all() for row, half in zip(sent, halves, strict=True))
-    for given in (list(map(bytes, halves)), [[bytes(each)] for each in halves]):
-        assert (milvus_writer._as_matrix(given, rows.layout.k) == halves).all()

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.vectordb.memory_writer import MemoryWriter, Server
-from whiten_index import BuildConfig, QueryTransform, build_index
+from whiten_index import BuildConfig, build_index
 from whiten_index.errors import ArtifactError, ConfigError, DatabaseError, GateError
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.vectordb.database_writer import Layout
-from whiten_index.vectordb.push import PushReport, push_index, pushed_version
+from whiten_index.vectordb.push import PushReport, push_index
 from whiten_index.vectordb.push_check import differences
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.row_checks import RowsError
@@ -510,27 +510,6 @@ def test_what_is_read_is_checked(world: World, name: str) -> None:
         world.push()
 
 
-def test_a_table_tells_which_query_half_fits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert pushed_version(HERE, "docs") is None
-    report = world.push(k=4)
-    told = pushed_version(HERE, "docs")
-    assert told is not None
-    assert told.version == report.version
-    index = world.root / "index"
-    assert told.query_digest == report.query_digest == QueryTransform.of(index, k=4).query_digest
-    assert told.query_digest != QueryTransform.of(index).query_digest
-    # Documents that changed keep it, another transform does not.
-    world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
-    world.update()
-    assert (world.push(k=4).mode, world.push(k=4).query_digest) == ("changes", told.query_digest)
-    world.update(refit="always")
-    assert (
-        world.push(k=4).query_digest
-        == QueryTransform.of(index, k=4).query_digest
-        != told.query_digest
-    )
-
-
 def test_far_fewer_rows_are_not_pushed_over_many(world: World) -> None:
     """As where the index or the table is another one than was meant."""
     first = world.push()
@@ -764,14 +743,6 @@ def test_changes_that_do_not_come_back_are_taken_back(
     ("options", "why"),
     [
         ({"k": K + 1}, "--k asks for 9"),
-        ({"k": 0}, "--k takes a value greater than or equal to 1"),
-        ({"dtype": "int8"}, "--dtype 'int8' is unknown"),
-        ({"metric": "l2"}, "--metric 'l2' is unknown"),
-        ({"check": -1}, "--check takes"),
-        ({"batch_rows": 0}, "--batch-rows takes"),
-        ({"max_shrink": 1.5}, "--max-shrink takes a value less .* 1; 1.5"),
-        ({"max_shrink": -0.1}, "--max-shrink takes a value greater"),
-        ({"max_shrink": math.nan}, "--max-shrink takes a finite number"),
         ({"table": None}, "give --table NAME"),
         ({"table": ""}, "give --table NAME"),
     ],

@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.bad_input import run, succeed
 from tests.vectordb.memory_writer import MemoryWriter, Server
-from whiten_index import BuildConfig, QueryTransform, build_index
+from whiten_index import BuildConfig, build_index
 
 SECRET = "hunter2"
 DATABASE, GATE = 10, 9
@@ -50,24 +50,6 @@ def push(index: Path, *more: str) -> tuple[int, str, str]:
     return run("push", index, "--to", "postgresql://me@here/db", "--table", "docs", *more)
 
 
-def test_what_is_printed(index: Path, server: Server) -> None:
-    status, out, _ = push(index, "--option", "m=8", "--option", "schema=a=b")
-    assert status == 0
-    assert server.calls[0].endswith("docs {'m': '8', 'schema': 'a=b'}")
-    lines = [" ".join(line.split()) for line in out.splitlines()]
-    assert lines[0].startswith("memory://here/docs (memory 1.0): version 000001-")
-    assert "rows 120 of 6 float32 numbers" in lines
-    assert "columns id, vector" in lines
-    assert f"query digest {QueryTransform.of(index).query_digest}" in lines
-    assert "pushed 120; there was nothing of that name" in lines
-    assert "compared 100 rows came back as they were sent" in lines
-    assert "recall@10 1.000 by its index, 1.000 exactly" in lines
-    status, out, _ = push(index)
-    assert status == 0
-    assert "it has this version already" in out
-    assert out.count("the table was made with other options") == 1
-
-
 def test_json(index: Path, server: Server) -> None:
     status, out, _ = push(index, "--json", "--k", "3", "--dtype", "float16", "--check", "5")
     assert status == 0
@@ -100,14 +82,6 @@ def test_options_that_cannot_be_read(
     assert told in error
     assert SECRET not in out + error
     assert not server.calls
-
-
-def test_addresses_that_cannot_be_used(index: Path) -> None:
-    for address in (f"me:{SECRET}@h/db", f"host=h password={SECRET}", f"mysql://u:{SECRET}@h/d"):
-        status, out, error = run("push", index, "--to", address, "--table", "docs")
-        assert status == 2
-        assert "no database" in error or "leave it out" in error
-        assert SECRET not in out + error
 
 
 def test_how_it_ends(index: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,6 @@ from whiten_index.vectordb.push import PushReport, push_index, pushed_version
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
 from whiten_index.vectordb.vector_files import write_rows, written_files
-from whiten_index.whitening.transform import Whitening
 
 ROWS, DIM, K = 200, 12, 6
 
@@ -39,16 +38,6 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     )  # fmt: skip
     return root / "index"
-
-
-@pytest.fixture
-def vectors(index: Path) -> np.ndarray:
-    """What the rows reduce to."""
-    (path,) = index.glob("versions/*/whitening.safetensors")
-    raw = np.array(pq.read_table(index.parent / "c.parquet")["e"].to_pylist())
-    made = Whitening.load(path).apply(raw)
-    found: np.ndarray = made / np.linalg.norm(made, axis=1, keepdims=True)
-    return found
 
 
 def push(index: Path, to: Path, **options: Any) -> PushReport:
@@ -75,20 +64,6 @@ def read(path: Path) -> pa.Table:
         return pq.read_table(path)
     with pa.memory_map(str(path)) as source:
         return pa.ipc.open_file(source).read_all()
-
-
-@pytest.mark.parametrize("name", ["v.npy", "v.NPY"])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_an_array(index: Path, vectors: np.ndarray, tmp_path: Path, name: str, dtype: str) -> None:
-    report = push(index, tmp_path / name, dtype=dtype, k=4)
-    array = np.load(tmp_path / name, mmap_mode="r")
-    assert (array.shape, array.dtype) == ((ROWS, 4), np.dtype(dtype))
-    cut = vectors[:, :4] / np.linalg.norm(vectors[:, :4], axis=1, keepdims=True)
-    assert np.abs(array - cut).max() < (1e-3 if dtype == "float16" else 1e-6)
-    documents = pq.read_table(tmp_path / "v.documents.parquet")
-    assert documents.column_names == ["id", "text"]
-    assert documents["id"].to_pylist() == list(range(ROWS))
-    assert "v.documents.parquet" in report.target
 
 
 def test_which_vectors_documents_belong_to(index: Path, tmp_path: Path) -> None:
@@ -261,17 +236,3 @@ def test_an_index_is_not_written_over(index: Path) -> None:
     with pytest.raises(ConfigError, match="holds something else than rows that a push wrote"):
         push_index(PushConfig(index=str(index), to=str(documents)))
     assert documents.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        "postgres:geheim@host/n.parquet",
-        "postgresql:/me:geheim@host/n.npy",
-        "me:geheim@h:5432/n.npy",
-    ],
-)
-def test_what_may_be_the_address_of_a_database_is_no_file(index: Path, address: str) -> None:
-    with pytest.raises(ConfigError, match=r"names no file|may be, a secret") as caught:
-        push_index(PushConfig(index=str(index), to=address))
-    assert "geheim" not in str(caught.value)

@@ -110,49 +110,12 @@ def test_addresses(address: str, shown: str, url: str) -> None:
     assert found.folder == (None if url else Path("/a b/c"))
 
 
-@pytest.mark.parametrize(
-    "address",
-    ["qdrant://", "qdrant:///", "qdrant://:memory:", "qdrant+https:///folder",
-     f"qdrant://{SECRET}@host", f"qdrant://host?api_key={SECRET}", f"qdrant://:{SECRET}@host:port",
-     f"qdrant://:{SECRET}@host#x", f"qdrant://me:12/34{SECRET}@host", f"qdrant://h k={SECRET}",
-     f"qdrant://host/x;{SECRET}", f"qdrant://[{SECRET}", f"qdrant://host:{SECRET}"],
-)  # fmt: skip
-def test_addresses_that_name_nothing(address: str) -> None:
-    with pytest.raises(ConfigError, match=r"qdrant://|--option") as raised:
-        open_writer(address, "docs")
-    assert_no_secret("".join(traceback.format_exception(raised.value)), SECRET)
-
-
-@pytest.mark.parametrize("name", [".", "..", "a/b", "a\nb", "a:b", "x" * 246, "é" * 123])
-def test_names_that_are_no_folder(address: str, name: str) -> None:
-    with pytest.raises(ConfigError, match="name"):
-        open_writer(address, name)
-
-
 @pytest.mark.parametrize("name", ["x" * 245, "a b'; DROP TABLE docs --", "é%2F{}"])
 def test_names_that_are_odd(address: str, name: str) -> None:
     for _ in range(2):
         with open_writer(address, name) as writer:
             fill(writer, Rows.make(5))
             assert_holds(writer, Rows.make(5))
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"m": "many"}, "--option m: .*valid integer.*; 'many' was given"),
-        ({"hnsw_ef": "-1"}, "--option hnsw_ef: .*greater than or equal to 1"),
-        ({"grpc_port": "65536"}, "--option grpc_port: .*less than or equal to 65535"),
-        ({"prefer_grpc": "maybe"}, "--option prefer_grpc: .*valid boolean"),
-        ({"quantization": "product"}, "'none', 'scalar' or 'binary'; 'product' was given"),
-        ({"oversampling": "nan"}, "--option oversampling"),
-        ({"nothing": "1"}, "--option nothing is unknown to Qdrant; use one of m, ef_construct"),
-        ({"tls_ca": "/nowhere.pem"}, "begins with qdrant\\+https"),
-    ],
-)
-def test_options_that_cannot_be_used(options: dict[str, str], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        open_writer("qdrant://127.0.0.1:9", "docs", options=options)
 
 
 def test_certificates_that_cannot_be_read(tmp_path: Path) -> None:

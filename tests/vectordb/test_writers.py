@@ -73,7 +73,7 @@ class Backend:
     transactions: bool = True
     any_name: bool = False
     impatient: dict[str, str] = field(default_factory=dict)
-    big: int = 50_000
+    big: int = 10_000
 
     def open(self, name: str = "docs", **options: str) -> DatabaseWriter:
         return open_writer(self.address, name, options=options)

@@ -17,7 +17,6 @@ from tests.vectordb.pushed_rows import (
 )
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.database_writer import VectorDtype
-from whiten_index.vectordb.engine_options import PostgresOptions
 from whiten_index.vectordb.registry import open_writer
 
 pytestmark = pytest.mark.service
@@ -108,24 +107,6 @@ def test_a_table_that_no_push_made(address: str, run: Run) -> None:
         pytest.raises(DatabaseError, match="no push made it"),
     ):
         writer.published()
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"m": "1"}, "--option m: .*greater than or equal to 2; '1' was given"),
-        ({"m": "x"}, "--option m: .*valid integer"),
-        ({"m": "40"}, "ef_construction takes twice m or more"),
-        ({"lists": "10"}, "lists is of no use to index=hnsw"),
-        ({"index": "flat"}, "'hnsw', 'ivfflat' or 'none'; 'flat' was given"),
-        ({"maintenance_work_mem": "1GB; DROP TABLE docs"}, "maintenance_work_mem: .*pattern"),
-        ({"lock_timeout": "-1"}, "--option lock_timeout: "),
-        ({"odd": "1"}, "--option odd is unknown to PostgreSQL; use one of index, .*schema$"),
-    ],
-)
-def test_options_that_cannot_be_used(options: dict[str, str], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        PostgresOptions.parse(options)
 
 
 @pytest.mark.parametrize(
