@@ -189,9 +189,6 @@ def test_a_manifest_of_gigabytes_is_not_read(world: World) -> None:
         QueryTransform.load(world.root / "exported")
 
 
-# Files that are no files
-
-
 def every_file(world: World) -> list[str]:
     folders = (world.index, world.root / "exported")
     return sorted(

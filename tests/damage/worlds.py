@@ -128,9 +128,6 @@ def push(root: Path, name: str) -> dict[str, Any]:
     return {row["id"]: row for row in server.published.rows.values()}
 
 
-# What commands answer
-
-
 def found(root: Path, *options: str) -> dict[str, Any]:
     """Return the documents that a search finds, with their scores."""
     text = run("search", root / "index", "--like", LIKE, "--top-k", "30", "--json", *options)

@@ -43,9 +43,6 @@ def row(window, i: int) -> list[int]:
     return window.ids[window.offsets[place] : window.offsets[place + 1]].tolist()
 
 
-# --------------------------------------------------------------------------- tokens
-
-
 class _WithoutBackend:
     """A tokenizer as the slow ones are: to be called, with nothing inside to set."""
 
@@ -71,9 +68,6 @@ def test_tokens_are_cut_and_the_cuts_told(tokenizer, texts, fast, max_length):
         assert row(window, i) == kept
 
 
-# --------------------------------------------------------------------------- the same embeddings
-
-
 @pytest.mark.parametrize("budget", [37, 10**6])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_embeddings_do_not_depend_on_batches_or_threads(tiny_model, texts, budget, threads):
@@ -91,9 +85,6 @@ def test_embeddings_do_not_depend_on_batches_or_threads(tiny_model, texts, budge
         assert encoded.padded_tokens >= encoded.tokens
     finally:
         torch.set_num_threads(torch_threads)
-
-
-# --------------------------------------------------------------------------- memory that runs out
 
 
 @pytest.fixture(params=["packed", "padded"])
@@ -147,9 +138,6 @@ def test_a_single_text_that_does_not_fit_is_an_error(tiny_model, texts, monkeypa
         encoder.encode(texts)
 
 
-# --------------------------------------------------------------------------- the budget
-
-
 def test_an_encoder_finds_its_budget_and_the_next_one_knows_it(
     tiny_model, tiny_words, tmp_path, monkeypatch
 ):
@@ -161,9 +149,6 @@ def test_an_encoder_finds_its_budget_and_the_next_one_knows_it(
     assert first.budget.chosen in (64, 128, 256)
     assert load(tiny_model, threads=2).budget.chosen == first.budget.chosen
     assert load(tiny_model, threads=2, layers=(1,)).budget.chosen is None
-
-
-# --------------------------------------------------------------------------- threads
 
 
 def test_what_a_step_or_the_caller_raises_stops_the_threads():
@@ -188,9 +173,6 @@ def test_what_a_step_or_the_caller_raises_stops_the_threads():
     heard = []
     threads.run(lambda: next(taken, None), heard.append)
     assert heard == [1, 1]
-
-
-# --------------------------------------------------------------------------- long texts
 
 
 @pytest.fixture(scope="module", params=["tiny", "minilm"])

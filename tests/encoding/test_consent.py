@@ -322,9 +322,6 @@ def test_a_name_in_a_manifest_is_never_a_folder_here(model, revision, plain, tmp
     assert code == 0, err
 
 
-# --------------------------------------------------------------------------- the hub
-
-
 @pytest.fixture
 def hub() -> Iterator[Hub]:
     served = Hub()

@@ -35,9 +35,6 @@ def load(model: Path | str, **options) -> Encoder:
     return Encoder.load(str(model), **{"device": "cpu", "threads": 1, **options})
 
 
-# --------------------------------------------------------------------------- embeddings
-
-
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max", "last", "first-last-avg"])
 def test_an_embedding_does_not_depend_on_its_company(tiny_model, texts, pooling):
     encoder = load(tiny_model, pooling=pooling, threads=1)
@@ -79,9 +76,6 @@ def test_layers_and_pooling_agree_with_the_hidden_states(tiny_model, texts, opti
         expected.append(naive_pool(chosen, pooling).numpy())
     found = load(tiny_model, **options).encode(texts[:12])
     np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
-# --------------------------------------------------------------------------- truths from outside
 
 
 @pytest.fixture(scope="module")

@@ -69,17 +69,11 @@ def bert_with(tiny, tmp_path):
     return make
 
 
-# --------------------------------------------------------------------------- families
-
-
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_family_agrees_with_sentence_transformers(tiny, tmp_path, family, pooling):
     folder = add_modules(copied(tiny(family), tmp_path / family), pooling)
     assert_alike(load(folder).encode(texts()), truth(folder, texts()))
-
-
-# --------------------------------------------------------------------------- lengths
 
 
 @pytest.mark.parametrize(
@@ -105,8 +99,6 @@ def test_the_length_is_the_models_own(tiny, tmp_path, family, longest, default):
     with pytest.raises(ConfigError, match=f"more than the {longest} tokens"):
         resolve(told, max_length=longest + 1)
 
-
-# --------------------------------------------------------------------------- heads
 
 HEADS = {
     "dense": (dense(),),
@@ -145,9 +137,6 @@ def test_a_dense_that_cannot_be_applied_is_refused_before_loading(bert_with, cha
     edit_json(folder / "2_Dense" / "config.json", **changes)
     with pytest.raises(EncoderError, match=message):
         resolve(folder)
-
-
-# --------------------------------------------------------------------------- prompts
 
 
 @pytest.mark.parametrize("mode", ["mean", "cls", "max", "weightedmean", "lasttoken"])

@@ -135,9 +135,6 @@ def pickled(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
-# --------------------------------------------------------------------------- whole commands
-
-
 def test_bert_base_uncased_comes_from_the_hub_and_then_from_the_cache(hub, corpus, tmp_path):
     """Under its old name, at the third try, and with a connection that ends in the midst of it."""
     folder = with_junk(tiny_models.bert(tmp_path / "plain"), tmp_path / "local")
@@ -224,9 +221,6 @@ def test_a_sentence_transformers_model_of_a_branch_is_built_and_searched(
     np.testing.assert_allclose([hit["score"] for hit in hits], rows[1:] @ rows[0], atol=2e-3)
 
 
-# --------------------------------------------------------------------------- what is fetched
-
-
 def test_files_are_fetched_as_they_are_needed_and_no_others(hub, bert, tmp_path):
     hub.add("org/both", with_junk(bert, tmp_path / "both"))
     main = hub.add("org/branches", bert)
@@ -269,9 +263,6 @@ def test_files_are_fetched_as_they_are_needed_and_no_others(hub, bert, tmp_path)
     assert gated["weights"] == _sha256(bert / "model.safetensors")
     assert {r.token for r in hub.log if r.host == "storage"} == {""}
     assert {r.token for r in hub.log if "gated" in r.path} == {"Bearer hf_reader", ""}
-
-
-# --------------------------------------------------------------------------- what goes wrong
 
 
 def test_what_cannot_be_had_is_one_sentence_that_says_what_to_do(hub, bert, tmp_path):

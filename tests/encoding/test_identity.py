@@ -201,9 +201,6 @@ def test_no_option_changes_embeddings_unnoticed(model, before):
         assert not unnoticed(before, halves(model, **{name: value})), name
 
 
-# --------------------------------------------------------------------------- the query half
-
-
 def build(model: Path, corpus: Path, index: Path, **options: Any) -> None:
     build_index(
         BuildConfig(
@@ -227,9 +224,6 @@ def test_a_model_with_another_query_half_is_refused(tmp_path):
     ):
         with pytest.raises(EncoderError, match="gives other embeddings"):
             ask()
-
-
-# --------------------------------------------------------------------------- custom code
 
 
 def test_code_in_another_place_is_part_of_the_identity(tmp_path):
@@ -292,9 +286,6 @@ def test_attention_code_without_a_commit_is_refused(tmp_path):
         resolve_encoder(EncoderConfig(model=str(folder), trust_remote_code=True))
 
 
-# --------------------------------------------------------------------------- refused
-
-
 @pytest.mark.parametrize(
     "kind", ["custom_st.Transformer", *("sentence_transformers.models." + each for each in
      ("Router", "CLIPModel"))],
@@ -324,9 +315,6 @@ def test_a_setting_that_is_not_applied_is_refused(setting, value, tmp_path):
     edit_json(folder / "sentence_bert_config.json", **{setting: value})
     with pytest.raises(EncoderError, match=f"sets {setting}, which is not applied.*; take it out"):
         resolve_encoder(EncoderConfig(model=str(folder)))
-
-
-# --------------------------------------------------------------------------- runtimes
 
 
 def test_rows_of_two_versions_of_a_library_in_one_store_are_reported(tmp_path, monkeypatch):

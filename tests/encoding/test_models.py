@@ -80,9 +80,6 @@ def edit_weights(folder: Path, edit: Callable[[dict], None]) -> None:
     save_file(weights, file, metadata={"format": "pt"})
 
 
-# --------------------------------------------------------------------------- model folders
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_and_truncation_baked_into_a_tokenizer_change_nothing(
     copy_of, encoder, texts, side

@@ -97,9 +97,6 @@ def padded_states(model, ids, lengths, **options):
         return model(input_ids=rows, attention_mask=mask, **options), mask
 
 
-# --------------------------------------------------------------------------- states
-
-
 def test_every_packable_type_is_tested():
     assert {kind for kind, _ in MODELS.values()} == PACKABLE
 
@@ -112,9 +109,6 @@ def test_packed_states_equal_padded_ones(model):
         states = forward(*texts)
     expected = padded.last_hidden_state[mask == 1]
     torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-5)
-
-
-# --------------------------------------------------------------------------- kernels
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -137,9 +131,6 @@ def test_the_reference_is_softmax_over_what_a_token_sees(causal, window, scale):
             torch.testing.assert_close(found[i, head], expected, atol=1e-6, rtol=1e-5)
 
 
-# --------------------------------------------------------------------------- pooling
-
-
 @pytest.mark.parametrize("prompt_tokens", [0, 1, 4])
 @pytest.mark.parametrize("pooling", Pooling)
 def test_packed_pooling_equals_padded_pooling(pooling, prompt_tokens):
@@ -151,8 +142,6 @@ def test_packed_pooling_equals_padded_pooling(pooling, prompt_tokens):
     found = pool_packed(padded[mask == 1], cu_seqlens, pooling, prompt_tokens=prompt_tokens)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
 
-
-# --------------------------------------------------------------------------- where it may be used
 
 CPU = torch.device("cpu")
 

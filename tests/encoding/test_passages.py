@@ -100,9 +100,6 @@ def test_chinese_is_cut_at_its_sentences_and_else_where_the_room_ends() -> None:
     assert spans == [(0, 10), (6, 16), (12, 22), (18, 25)]
 
 
-# ------------------------------------------------------------------------------ the splitter
-
-
 def byte_level() -> tokenizers.Tokenizer:
     """Return a small byte-level BPE, to which a word is another token than the same after a blank.
 

@@ -61,17 +61,11 @@ def published_isoscore(rows):
     return (d * share - 1) / (d - 1)
 
 
-# Effective rank and IsoScore
-
-
 @quick
 @given(seed=seeds, d=st.integers(2, 24), n=st.integers(3, 60))
 def test_isotropy_follows_the_published_steps(seed, d, n):
     rows = make_rows(seed, n, d)
     assert isotropy(rows) == pytest.approx(published_isoscore(rows), abs=1e-9)
-
-
-# Pairs
 
 
 @quick
@@ -83,9 +77,6 @@ def test_mean_cosine_and_uniformity_equal_brute_force(seed, n, d, shift):
     assert uniformity(rows) == pytest.approx(np.log(np.exp(-2 * distances).mean()), abs=1e-12)
 
 
-# Hubs
-
-
 @quick
 @given(seed=seeds, n=st.integers(12, 90), d=st.integers(2, 20), neighbours=st.integers(1, 10))
 def test_hubness_equals_brute_force(seed, n, d, neighbours):
@@ -93,9 +84,6 @@ def test_hubness_equals_brute_force(seed, n, d, neighbours):
     counts = occurrences_of(rows, neighbours)
     expected = stats.skew(counts) if counts.std() else 0.0
     assert hubness(rows, neighbours) == pytest.approx(expected, abs=1e-9)
-
-
-# The whole
 
 
 def test_zero_rows_are_left_out_and_counted():

@@ -24,9 +24,6 @@ def columns(n: int = 6, **more: list) -> Columns:
     }
 
 
-# --------------------------------------------------------------------------- figures
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(-5, 5), st.sampled_from("xyz")), min_size=12)
@@ -65,9 +62,6 @@ def test_cosines_of_pairs():
         cosine = a[row] @ b[row] / np.linalg.norm(a[row]) / np.linalg.norm(b[row])
         assert ours[row] == pytest.approx(cosine, abs=1e-14)
     np.testing.assert_allclose(pair_cosines(a, 3 * a)[[0, 1, 2, 4]], 1, atol=1e-14)
-
-
-# --------------------------------------------------------------------------- files
 
 
 def test_sets_by_their_names(write_parquet, tmp_path):

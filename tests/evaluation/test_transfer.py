@@ -31,9 +31,6 @@ def search(grid, folds, seed):
     return GridSearchCV(model, {"C": grid}, cv=inner, scoring="accuracy")
 
 
-# Protocols
-
-
 @pytest.mark.parametrize("classes", [2, 3])
 def test_split_all_is_a_search_within_each_fold(classes):
     features, labels = make_task(classes=classes)
@@ -91,9 +88,6 @@ def test_folds_that_are_let_through_have_every_class_and_others_are_refused(nest
             match = f"at most {most} folds" if most >= 2 else "give more rows"
             with pytest.raises(ConfigError, match=match):
                 check_folds(labels, folds, nested=nested)
-
-
-# Public sets
 
 
 @pytest.mark.data

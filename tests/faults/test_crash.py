@@ -157,9 +157,6 @@ def sweep(folder: str) -> int:
     return 0
 
 
-# What is looked at.
-
-
 def events(output: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
@@ -235,9 +232,6 @@ def assert_taken_up(
 
 def leftovers(out: Path) -> list[str]:
     return [str(path.relative_to(out)) for path in out.rglob(".tmp-*")]
-
-
-# Ten kills of a build with a model.
 
 
 @dataclass(frozen=True)
@@ -378,9 +372,6 @@ def kill(
         process.kill()
         output += process.stdout.read()
     return process.returncode, events(output)
-
-
-# Every moment of a small build of embeddings, which needs no model.
 
 
 @pytest.mark.slow

@@ -43,9 +43,6 @@ def texts(count: int = 24) -> list[str]:
     return [*plain, "The CAT sat; on Größe, 東京 🙂!", "x"]
 
 
-# --------------------------------------------------------------------------- tokenizers
-
-
 def _letters() -> str:
     return string.ascii_lowercase + string.digits + ".,:;!?'"
 
@@ -99,8 +96,6 @@ def _fast(tokenizer: Tokenizer, **options: Any) -> transformers.PreTrainedTokeni
         tokenizer_object=tokenizer, **{"model_max_length": 10**30, **options}
     )
 
-
-# --------------------------------------------------------------------------- families
 
 _BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _BERT_NAMES = {f"{token[1:-1].lower()}_token": token for token in _BERT_SPECIAL}
@@ -192,9 +187,6 @@ def _save(folder: Path, tokenizer: Any, config: type, **options: Any) -> Path:
             vector += 0.1 * torch.randn_like(vector)
     model.save_pretrained(folder)
     return folder
-
-
-# --------------------------------------------------------------------------- modules
 
 
 def add_modules(

@@ -101,8 +101,6 @@ def test_flat_equals_brute_force(top_k: int, seed: int, share: float, few: int) 
     np.testing.assert_allclose(scores, np.take_along_axis(truth, best, axis=1), atol=1e-6)
 
 
-# An index with kept columns.
-
 LANGUAGES = ["en", "de", None, "zürich 日本", 'it\'s "quoted"']
 
 

@@ -26,9 +26,6 @@ from whiten_index.pipeline.build import BuildReport
 DIM, K, ROWS = 32, 16, 1_200
 
 
-# ---------------------------------------------------------------------------------------- the rule
-
-
 @pytest.mark.parametrize(
     ("rows", "target", "structure"),
     [
@@ -90,9 +87,6 @@ def test_what_the_error_names_fits(rows: int, width: int, budget: int) -> None:
     choose(width, parse_bytes(found[2]))
 
 
-# ----------------------------------------------------------------------------------------- sizes
-
-
 @pytest.mark.parametrize(
     ("text", "size"),
     [
@@ -102,9 +96,6 @@ def test_what_the_error_names_fits(rows: int, width: int, budget: int) -> None:
 )  # fmt: skip
 def test_sizes_are_read(text: str | int, size: int) -> None:
     assert parse_bytes(text) == size
-
-
-# ---------------------------------------------------------------------------------------- builds
 
 
 @pytest.fixture(scope="module")
@@ -163,9 +154,6 @@ def test_too_few_rows_to_train_are_told_before_encoding(
     assert not list(store.glob("*/shards/*"))
 
 
-# ------------------------------------------------------------------------- budgets before encoding
-
-
 def shards_of(store: Path) -> list[Path]:
     return list(store.glob("*/shards/*"))
 
@@ -189,9 +177,6 @@ def test_a_budget_that_nothing_fits_is_told_before_encoding(
     with pytest.raises(ConfigError, match=r"holds no index of 1,200|made in memory.*or lists"):
         build(corpus, tmp_path / "out", memory_budget="5KB", store=str(store), **setting)
     assert shards_of(store) == []
-
-
-# ------------------------------------------------------------------------------ recall of the codec
 
 
 @pytest.mark.parametrize(

@@ -79,9 +79,6 @@ def test_other_kinds_are_not_built_on_disk(factory: str) -> None:
     assert not lists_on_disk(inner_index(factory, 32))
 
 
-# ------------------------------------------------------------------------------------------ builds
-
-
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     """40,000 rows of 40 dims: 6.4 MB."""
@@ -164,9 +161,6 @@ def test_a_full_disk_is_told_and_leaves_nothing(
     assert list((tmp_path / "out" / "versions").iterdir()) == []
     monkeypatch.undo()
     assert build_index(config).manifest["factory"]["mapped"]
-
-
-# ------------------------------------------------------------------------------------------ memory
 
 
 def child(config_json: str) -> None:

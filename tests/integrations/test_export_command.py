@@ -41,9 +41,6 @@ def columns(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "out"
 
 
-# --------------------------------------------------------------------------- what is said
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_tells_the_digest_of_the_transform(
     index: Path, tmp_path: Path, form: str
@@ -71,9 +68,6 @@ def test_what_the_function_costs_is_told(
     assert told in succeed(*arguments)
 
 
-# --------------------------------------------------------------------------- what is refused
-
-
 @pytest.mark.parametrize(
     ("form", "name", "message"),
     [
@@ -92,6 +86,3 @@ def test_the_name_of_another_form_is_refused(
     assert (status, stdout) == (2, "")
     assert message in stderr
     assert not list(tmp_path.iterdir())
-
-
-# --------------------------------------------------------------------------- the script

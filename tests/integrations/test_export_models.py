@@ -98,9 +98,6 @@ def assert_same(found: Any, expected: Array, *, atol: float = 1e-5) -> None:
     np.testing.assert_allclose(found, expected, atol=atol)
 
 
-# --------------------------------------------------------------------------- MiniLM
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -137,9 +134,6 @@ def test_the_model_gives_the_vectors_of_the_transform(
     assert_same(model.encode(texts, normalize_embeddings=True), documents, atol=atol)
 
 
-# --------------------------------------------------------------------------- other families
-
-
 @pytest.mark.parametrize("family", sorted(tiny_models.FAMILIES))
 @pytest.mark.parametrize("pooling", ["mean", "last", "first-last-avg"])
 def test_every_family_is_exported(family: str, pooling: str, tmp_path: Path) -> None:
@@ -160,9 +154,6 @@ def test_every_kind_of_transform_is_a_model(tmp_path: Path, kind: Kind, unit: bo
     transform = fitted(texts, TINY_K, kind=kind, unit=unit, model=str(folder))
     assert export_model(transform, tmp_path / "m")["error"] < 1e-5
     assert_same(opened(tmp_path / "m").encode(texts), transform.encode_documents(texts))
-
-
-# --------------------------------------------------------------------------- PostgreSQL
 
 
 @pytest.fixture(scope="module")
@@ -198,9 +189,6 @@ def called(database: psycopg.Connection[Any], name: str, rows: Array) -> Array:
         for row in rows
     ]
     return np.array([json.loads(each[0]) for each in found if each], dtype=np.float32)
-
-
-# --------------------------------------------------------------------------- what is refused
 
 
 def test_a_function_that_nobody_exported_is_not_lost(

@@ -55,9 +55,6 @@ def again(pipeline: Pipeline) -> Pipeline:
     return read
 
 
-# --------------------------------------------------------------------------- pipelines
-
-
 def test_a_store_is_filled_and_asked_as_the_index(places: Places) -> None:
     writing = Pipeline()
     store = InMemoryDocumentStore(embedding_similarity_function="dot_product")
@@ -96,9 +93,6 @@ def test_the_index_is_asked_without_a_store(places: Places) -> None:
         expect_hits(found, places.expected(places.queries[0], top_k=2, row_filter="year > 2003"))
 
 
-# --------------------------------------------------------------------------- the components
-
-
 def test_after_a_refit_what_was_pickled_warm_does_not_go_on(places: Places, tmp_path: Path) -> None:
     index = Path(shutil.copytree(places.index, tmp_path / "index"))
     document = Document(content=places.texts[0])
@@ -123,9 +117,6 @@ def test_after_a_refit_what_was_pickled_warm_does_not_go_on(places: Places, tmp_
         np.testing.assert_allclose(read.run("red")["embedding"], expected, atol=1e-5)
     (embedded,) = pickle.loads(cold[1]).run([document])["documents"]
     np.testing.assert_allclose(embedded.embedding, sent(index)[0], atol=1e-5)
-
-
-# --------------------------------------------------------------------------- what is refused
 
 
 MAKERS = [WhitenedTextEmbedder, WhitenedDocumentEmbedder, WhitenedIndexRetriever]

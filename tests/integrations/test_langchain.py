@@ -32,9 +32,6 @@ def places(tmp_path_factory: pytest.TempPathFactory, tiny_words: tuple[str, ...]
     return Places.make(tmp_path_factory.mktemp("langchain"), tiny_words)
 
 
-# --------------------------------------------------------------------------- LangChain's suites
-
-
 class Placed:
     @pytest.fixture(autouse=True)
     def _placed(self, places: Places) -> None:
@@ -75,9 +72,6 @@ class TestRetrieverOfPassages(TestRetriever):
     @property
     def retriever_constructor_params(self) -> dict[str, Any]:
         return {"index": self.places.passages}
-
-
-# --------------------------------------------------------------------------- embeddings
 
 
 def test_a_store_of_any_vendor_finds_what_the_index_finds(places: Places) -> None:
@@ -121,9 +115,6 @@ def test_after_a_refit_the_vectors_of_two_transforms_are_told_apart(
             read.embed_documents(["red"])
     assert pickle.loads(pickle.dumps(after)).embed_query("red") == after.embed_query("red")
     assert pickle.loads(unopened).query("red") == after.embed_query("red")
-
-
-# --------------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(

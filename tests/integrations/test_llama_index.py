@@ -47,9 +47,6 @@ def expect_hits(found: list[NodeWithScore], hits: list[Hit]) -> None:
     np.testing.assert_allclose([each.score for each in found], [h.score for h in hits], atol=1e-5)
 
 
-# --------------------------------------------------------------------------- the embedding
-
-
 def test_a_vector_index_finds_what_the_index_finds(places: Places) -> None:
     embedding = WhitenedEmbedding(places.index)
     made = VectorStoreIndex(nodes_of(places), embed_model=embedding)
@@ -107,9 +104,6 @@ def test_after_a_refit_the_vectors_of_two_transforms_are_told_apart(
         pickle.loads(pickled).get_query_embedding("red")
 
 
-# --------------------------------------------------------------------------- the retriever
-
-
 def test_nodes_are_the_hits_of_the_index(places: Places) -> None:
     retriever = WhitenedIndexRetriever(places.index, top_k=7, row_filter="lang == 'en'")
     for query in places.queries:
@@ -135,9 +129,6 @@ def test_a_query_engine_answers_from_the_index(places: Places) -> None:
         expect_hits(answer.source_nodes, hits)
         # MockLLM repeats its prompt, in which the retrieved texts are.
         assert all(str(hit.columns["text"]) in str(answer) for hit in hits)
-
-
-# --------------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(

@@ -134,9 +134,6 @@ def expect(scores: dict[str, Any], retrieval: Retrieval, by_hand: Any) -> None:
         assert scores[theirs] == pytest.approx(wanted[name], abs=ROUNDED)
 
 
-# --------------------------------------------------------------------------- the encoder
-
-
 @pytest.mark.parametrize("symmetric", ["document", "query"])
 def test_sts_has_the_rank_correlation_of_the_cosines(
     tasks: Any, ours: Any, folder: Path, embed: Any, symmetric: str
@@ -189,9 +186,6 @@ def test_results_of_another_fit_are_never_taken_from_the_cache(
     assert kept[0] != kept[1]
 
 
-# --------------------------------------------------------------------------- the index
-
-
 def options(folder: Path, **more: Any) -> dict[str, Any]:
     return {
         "model": str(folder), "whiten": "whitening", "k": K, "store_dtype": "float32",
@@ -210,9 +204,6 @@ def test_an_index_scores_as_its_transform_fitted_on_the_corpus(
     assert (meta.name, meta.embed_dim) == ("whiten-index/tiny-bert-whitening-k8-Flat-index", K)
 
 
-# --------------------------------------------------------------------------- refusals
-
-
 def test_what_cannot_be_done_is_refused(ours: Any, folder: Path) -> None:
     with pytest.raises(ConfigError, match="symmetric 'both' is unknown; use document or query"):
         ours.WhitenedEncoder.load(str(folder), symmetric="both")
@@ -226,9 +217,6 @@ def test_what_cannot_be_done_is_refused(ours: Any, folder: Path) -> None:
     index = ours.IndexedSearch(model=str(folder))
     with pytest.raises(ConfigError, match=r"call index\(\) with a corpus first"):
         index.search([], task_metadata=None, top_k=1)
-
-
-# --------------------------------------------------------------------------- published figures
 
 
 @pytest.mark.data

@@ -137,9 +137,6 @@ def test_a_fit_on_scored_pairs_in_another_order_weighs_the_right_sentences(
     compare(cell, alone)
 
 
-# The command
-
-
 def run(*arguments: Any) -> tuple[int, str, str]:
     result = CliRunner().invoke(cli, ["eval", "layers", *map(str, arguments)])
     return result.exit_code, result.stdout, result.stderr

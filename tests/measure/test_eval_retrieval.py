@@ -91,9 +91,6 @@ def by_brute_force(rows, asked, *, names, own=None) -> dict[str, dict[str, float
     return run
 
 
-# --------------------------------------------------------------------------- figures
-
-
 def test_a_run_written_is_judged_as_the_search_was(tiny_model, beir, store, tmp_path):
     found = judged(
         tiny_model,
@@ -119,9 +116,6 @@ def test_a_run_written_is_judged_as_the_search_was(tiny_model, beir, store, tmp_
     assert figures(read["datasets"]["one"]) == figures(raw["datasets"]["one"])
 
 
-# --------------------------------------------------------------------------- queries of the corpus
-
-
 def test_a_query_that_is_a_document_does_not_find_itself(tiny_model, tmp_path, documents, embedded):
     """As in ArguAna: queries are documents, and what answers them is another one."""
     asked = {f"d{i}": documents[f"d{i}"] for i in range(20)}
@@ -143,9 +137,6 @@ def test_a_query_that_is_a_document_does_not_find_itself(tiny_model, tmp_path, d
         # One more was searched for, so that a hundred are left.
         assert counts["hits"] == 2000
         assert found["setting"]["drop_self"] is (drop is not False)
-
-
-# --------------------------------------------------------------------------- what does not meet
 
 
 @pytest.mark.parametrize(
@@ -179,9 +170,6 @@ def test_options_that_do_not_go_together_are_refused(options, message, monkeypat
     monkeypatch.delenv("WHITEN_INDEX_DATA", raising=False)
     with pytest.raises(ConfigError, match=message):
         RetrievalConfig.from_options(options)
-
-
-# --------------------------------------------------------------------------- public figures
 
 
 @pytest.mark.slow

@@ -44,9 +44,6 @@ def pairs(tmp_path_factory, write_parquet, tiny_words) -> Path:
     )
 
 
-# ------------------------------------------------------ from the definition, another way
-
-
 def whitened(target: np.ndarray, k: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and W = U Λ^(-1/2), by the singular values of the covariance."""
     u, s, _ = np.linalg.svd(np.cov(target.T))
@@ -69,9 +66,6 @@ def test_the_seven_sets_have_their_public_figures(data):
     found = {name: each["spearman"]["all"] for name, each in report["datasets"].items()}
     assert found == pytest.approx(PUBLIC, abs=0.02)
     assert report["datasets"]["SICK-R"]["splits"]["test"] == pytest.approx(77.15, abs=0.02)
-
-
-# ------------------------------------------------------------------------ the flow
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +98,6 @@ def test_fits_by_numpy(repeated, tiny_model, fit, unit):
     found = evaluate_sts(EvalConfig.from_options(options), read_sts([repeated]))
     pearson = 100 * scipy.stats.pearsonr(table["score"], cosines).statistic
     assert found["datasets"]["mine"]["pearson"]["all"] == pytest.approx(pearson, abs=1e-3)
-
-
-# ------------------------------------------------------------------ the command line
 
 
 @pytest.mark.parametrize(

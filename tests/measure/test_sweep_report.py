@@ -39,9 +39,6 @@ def advice(folder: Path, *points: Any, **dataset: Any) -> Recommendation:
     return recommend(read(folder, header(**dataset), *points)[0])
 
 
-# --------------------------------------------------------------------------- results
-
-
 def test_a_torn_last_line_is_left_out_and_any_other_damage_is_named(tmp_path):
     path = write_results(tmp_path / "results.jsonl", [header(), RAW])
     whole = path.read_text()
@@ -97,9 +94,6 @@ def test_missing_empty_and_headless_results_say_what_to_do(tmp_path):
         read(tmp_path)
     with pytest.raises(ArtifactError, match=r"has points of run r1, whose first line is not"):
         read(tmp_path, RAW)
-
-
-# --------------------------------------------------------------------------- recommendation
 
 
 def test_the_fewest_bytes_within_the_tolerance_are_recommended(tmp_path):
@@ -206,9 +200,6 @@ def test_the_front_is_what_no_point_beats(pairs):
     assert found == sorted({pair for pair in known if not beaten(*pair)})
 
 
-# --------------------------------------------------------------------------- text
-
-
 def test_the_options_shown_are_those_of_build(tmp_path):
     known = {o for parameter in cli.commands["build"].params
              for o in (*parameter.opts, *parameter.secondary_opts)}  # fmt: skip
@@ -221,9 +212,6 @@ def test_the_options_shown_are_those_of_build(tmp_path):
     assert shown[4:] == ["--whiten none --factory SQ8", ""]
     assert formatting.build_options(sweep.points[0], 0.99) == f"{shown[0]} --target-recall 0.99"
     assert set(re.findall(r"--[a-z-]+", " ".join(shown))) <= known
-
-
-# --------------------------------------------------------------------------- files
 
 
 class _Page(HTMLParser):

@@ -152,9 +152,6 @@ def rows_of(results: dict[str, Any], source: str, table: str) -> dict[tuple[str,
     return {(row["model"], row["setting"]): row for row in found["rows"]}
 
 
-# --------------------------------------------------------------------------- figures are true
-
-
 @pytest.mark.parametrize(
     ("source", "table", "model", "dataset"),
     [
@@ -180,9 +177,6 @@ def test_the_command_of_a_row_gives_its_figures(whole, source, table, model, dat
             assert found["spearman"] == pytest.approx(figures, abs=1e-3)
         else:
             assert found["accuracy"] == pytest.approx(by_set["ours"])
-
-
-# --------------------------------------------------------------------------- what runs, and why not
 
 
 @pytest.fixture(scope="module")
@@ -254,18 +248,12 @@ def test_word_vectors_run_the_rows_of_words(place, unreported, tiny_words, tmp_p
     assert -100 <= row["figures"]["STS12"]["ours"] <= 100
 
 
-# --------------------------------------------------------------------------- drawings
-
-
 def test_the_tables_and_drawings_are_written(whole, place):
     page = Path(whole[1][-1]["report"])
     assert page == place.root / "out" / "papers.md"
     assert "XLM-large" in page.read_text()
     drawn = {path.stem for path in (page.parent / "figures").iterdir()}
     assert drawn == {figure["id"] for figure in whole[0]["figures"]}
-
-
-# --------------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(
@@ -285,9 +273,6 @@ def test_a_damaged_file_of_published_figures_is_refused(tmp_path, place, lines, 
     with pytest.raises(CorpusError, match=message):
         read_published(path)
     assert place.run("--published", path)[0] == CORPUS
-
-
-# --------------------------------------------------------------------------- the papers themselves
 
 
 @pytest.mark.data

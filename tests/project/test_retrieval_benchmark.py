@@ -56,9 +56,6 @@ def run(job: Path) -> tuple[int, list[dict[str, Any]]]:
     return done.exit_code, [json.loads(line) for line in done.stdout.splitlines()]
 
 
-# --------------------------------------------------------------------------- what fails alone
-
-
 def test_sets_that_cannot_be_measured_leave_the_report_to_the_others(
     tmp_path, documents, tiny_model, tiny_words
 ):
@@ -76,9 +73,6 @@ def test_sets_that_cannot_be_measured_leave_the_report_to_the_others(
     last = events[-1]
     assert (last["event"], last["sets"], last["failed"]) == ("finished", 1, 3)
     assert "good" in Path(last["report"]).read_text()
-
-
-# --------------------------------------------------------------------------- how it ends
 
 
 @pytest.mark.parametrize(

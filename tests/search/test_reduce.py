@@ -90,9 +90,6 @@ def run(*arguments: Any) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-# --------------------------------------------------------------------------- the digest
-
-
 def indexes_of_one_corpus(root: Path, documents: list[str]) -> list[Path]:
     """Return indexes of equal documents: by texts, then by a column; of each, queries differ.
 
@@ -157,9 +154,6 @@ def test_other_vectors_of_queries_have_another_digest_name_and_pickle(
             pickle.loads(written).query(queries[0])
 
 
-# --------------------------------------------------------------------------- what is read
-
-
 @pytest.mark.parametrize("name", ["whitening.safetensors", "manifest.json"])
 def test_a_changed_byte_is_noticed(index: Path, tmp_path: Path, name: str) -> None:
     copy = Path(shutil.copytree(index, tmp_path / "copy"))
@@ -173,9 +167,6 @@ def test_a_changed_byte_is_noticed(index: Path, tmp_path: Path, name: str) -> No
         QueryTransform.of(copy)
     with pytest.raises(ArtifactError, match=r"damaged|cannot be read"):
         QueryTransform.load(saved)
-
-
-# --------------------------------------------------------------------------- its own folder
 
 
 @pytest.mark.parametrize("export", [QueryTransform.save, export_model])
@@ -258,9 +249,6 @@ def test_a_client_needs_neither_torch_nor_faiss(columns: Path, tmp_path: Path) -
     assert done.stdout == f"(1, {K})\n", done.stderr
 
 
-# --------------------------------------------------------------------------- what is refused
-
-
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -299,6 +287,3 @@ def test_another_encoder_is_refused(index: Path, tmp_path: Path, queries: list[s
     moved.check(moved.fingerprint)
     with pytest.raises(EncoderError, match=r"mine \(00000000\) gives other embeddings"):
         moved.check("0" * 32, model="mine")
-
-
-# --------------------------------------------------------------------------- the model folder

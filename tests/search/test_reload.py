@@ -105,6 +105,3 @@ def test_threads_that_search_while_others_reload_never_see_two_versions(out: Pat
     assert answered(index) == 3
     assert sum(reloads) >= 2
     assert len(seen) >= 2
-
-
-# The encoder of queries

@@ -120,9 +120,6 @@ def before(
     monkeypatch.setattr(owner, name, called)
 
 
-# Tables.
-
-
 def test_the_table_is_a_plain_one(address: str, folder: Path) -> None:
     columns = {"n": pa.array(range(300)), "day": pa.array([3] * 300, pa.date32())}
     rows = Rows.make(ids=pa.array(map(str, range(300)), pa.large_string()), **columns)
@@ -239,9 +236,6 @@ def test_nightly_changes_do_not_grow_the_folder_for_ever(address: str, folder: P
         assert writer.count() == 2000
 
 
-# Addresses, options and errors.
-
-
 def test_secrets_of_the_object_store_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x" * 9)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
@@ -271,9 +265,6 @@ def test_errors_of_the_engine(
         with pytest.raises(DatabaseError, match=f"refuses rows .*{why}"):
             fill(writer, rows)
         assert_holds(writer, rows)
-
-
-# Kills and errors in the middle.
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -386,9 +377,6 @@ def test_a_pending_table_without_its_files(address: str, folder: Path) -> None:
         assert writer.pending() is None
         fill(writer, rows)
         assert_holds(writer, rows)
-
-
-# Two pushes that meet in the engine.
 
 
 @pytest.mark.parametrize("does", ["resume", "begin", "resume and swap"])

@@ -54,9 +54,6 @@ def client(file: Path) -> Iterator[MilvusClient]:
     server_manager_instance.release_server(str(file))
 
 
-# What users do with it.
-
-
 def test_users_query_by_the_alias_and_filter_by_kept_columns(
     file: Path, client: MilvusClient
 ) -> None:
@@ -154,9 +151,6 @@ def test_a_user_released_what_is_published(
         assert_finds(another, rows)
 
 
-# Milvus Lite runs in this process.
-
-
 def test_a_client_of_the_user_goes_on(file: Path, client: MilvusClient) -> None:
     with open_writer(f"milvus://{file}", "docs") as writer:
         fill(writer, Rows.make())
@@ -212,9 +206,6 @@ def test_lite_keeps_no_halves(writer: DatabaseWriter) -> None:
     halves = Rows.make(dtype=VectorDtype.FLOAT16)
     with pytest.raises(ConfigError, match=r"Milvus Lite .* keeps no float16"):
         writer.begin(halves.pushed, halves.layout)
-
-
-# Addresses, options and secrets.
 
 
 def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

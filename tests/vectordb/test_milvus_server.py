@@ -243,9 +243,6 @@ def test_the_target_is_shown(server: Server, writer: DatabaseWriter) -> None:
     assert writer.target == f"milvus://127.0.0.1:{server.port}, collection docs"
 
 
-# Indexes and searches.
-
-
 @pytest.mark.parametrize("index", ["flat", "ivf_flat", "autoindex"])
 def test_indexes(file: str, client: MilvusClient, index: str) -> None:
     """Of more rows than a server searches without one."""
@@ -279,9 +276,6 @@ def test_exact_search_goes_through_pages_of_all_segments(
         assert_finds(writer, after)
 
 
-# What this release has not.
-
-
 def test_of_databases_the_default_alone(file: str, client: MilvusClient) -> None:
     client.create_database("other")
     try:
@@ -291,9 +285,6 @@ def test_of_databases_the_default_alone(file: str, client: MilvusClient) -> None
             assert writer.published() is None
     finally:
         client.drop_database("other")
-
-
-# Users and passwords.
 
 
 def test_a_push_of_a_user_with_a_password(
@@ -340,9 +331,6 @@ def test_users_that_are_not_let_in(
             assert_no_secret(caught.value, SECRET, hidden)
     finally:
         root.drop_user("reader")
-
-
-# A server that dies.
 
 
 @pytest.mark.parametrize("within", [False, True])

@@ -142,9 +142,6 @@ def taken(batches: list[pa.RecordBatch], writer: DatabaseWriter) -> None:
         writer.append(batch)
 
 
-# Rows.
-
-
 def test_an_empty_database(writer: DatabaseWriter) -> None:
     assert writer.published() is None
     assert writer.pending() is None
@@ -291,9 +288,6 @@ def test_many_real_vectors(writer: DatabaseWriter, backend: Backend, wikinews: R
     assert_finds(writer, rows, exact=False, least=0.95, queries=200)
 
 
-# The life of tables.
-
-
 def test_users_see_the_old_rows_until_the_swap(writer: DatabaseWriter) -> None:
     old, new = Rows.make(), replace(Rows.make(200, seed=1, k=5), transform="t2")
     fill(writer, old)
@@ -402,9 +396,6 @@ def test_options_that_no_engine_knows(engine: Backend) -> None:
         engine.open(no_such_option="1")
 
 
-# Changes.
-
-
 def test_changed_rows(writer: DatabaseWriter) -> None:
     old = Rows.make(n=pa.array(range(300)))
     fill(writer, old)
@@ -457,9 +448,6 @@ def test_changes_that_fail(writer: DatabaseWriter, backend: Backend, rolled_back
         changing.delete([] if rolled_back else [7])
     assert_holds(writer, end)
     assert_clean(writer, end)
-
-
-# Two pushes at once.
 
 
 @pytest.mark.parametrize("step", ["resume", "begin", "discard", "fill"])
@@ -553,9 +541,6 @@ def test_what_another_push_replaced_is_not_changed(shared: Backend) -> None:
         assert_clean(two, other)
 
 
-# Kills.
-
-
 def kill_after(event: int, does: str, backend: Backend, marker: Path) -> None:
     marker.write_text("0")
     child = subprocess.Popen(
@@ -624,9 +609,6 @@ def test_the_changing_process_is_killed(engine: Backend, tmp_path: Path, wanted:
             changing.delete(GONE)
         assert_holds(writer, rows)
         assert_clean(writer, rows)
-
-
-# Folders of engines without a server.
 
 
 @pytest.fixture(params=[each for each in REAL if each.values != ("postgresql",)])
