@@ -155,7 +155,7 @@ def _planned(job: NightlyJob, lines: LogLines) -> Ending:
     status = 0
     for config in job.pushes:
         try:
-            require_file(config.to) if config.is_file else require_client(config.to)
+            require_file(config.to) if config.to_file else require_client(config.to)
         except ConfigError as error:
             status = DatabaseError.exit_code
             _PushLines(config, lines.form).log("push_failed", **failure(error), exit_code=status)

@@ -115,7 +115,7 @@ def push_index(config: PushConfig, *, progress: Progress | None = None) -> PushR
         60
     """
     stages = Stages(progress or Silent())
-    if config.is_file:
+    if config.to_file:
         return _write_file(config, stages)
     assert config.table is not None
     # Before the checksums, which take long: the address may be wrong.
@@ -148,7 +148,7 @@ def pushed_version(
         16
     """
     config = PushConfig(index="", to=to, table=table, options=dict(options or {}))
-    if config.is_file:
+    if config.to_file:
         return written_version(resolved(to))
     assert table is not None
     with open_writer(to, table, options=config.options, make=False) as writer:

@@ -88,7 +88,7 @@ class PushConfig:
                 raise ConfigError(
                     f"{what} is empty, or no text of UTF-8 without NUL; check how it is made"
                 )
-        if self.is_file:
+        if self.to_file:
             self._require_file_options()
             return
         require_database(self.to, options)
@@ -98,7 +98,7 @@ class PushConfig:
             )
 
     @property
-    def is_file(self) -> bool:
+    def to_file(self) -> bool:
         """Whether rows go to a file rather than a database."""
         return "://" not in self.to and Path(self.to).suffix.lower() in ENDINGS
 
