@@ -13,7 +13,7 @@ import argparse
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from benchmarks.judged_sets import EXTRACTS, JudgedSet, judged_set, ndcg
 from benchmarks.results_file import data_folder, write
 from whiten_index import BuildConfig
+from whiten_index.pipeline.choose_transform import choose_setting, piece_trials
 from whiten_index.pipeline.encode import EncodeReport, encode_corpus
-from whiten_index.pipeline.fit import Constraints, choose_setting, piece_trials
 from whiten_index.pipeline.pseudo_queries import Sample, sample_pieces
 from whiten_index.progress import Silent, Stages
 from whiten_index.store.embedding_store import total_moments
@@ -55,6 +55,7 @@ class Case:
 
     judged: JudgedSet
     layer: int | None
+    config: BuildConfig
     encoded: EncodeReport
     seconds: float
 
@@ -77,7 +78,7 @@ class Case:
         kept = work / f"{name}-{layer or 'last'}.seconds"
         if encoded.counts.encoded:
             kept.write_text(str(encoded.stages.seconds["encode"]), encoding="utf-8")
-        return cls(judged, layer, encoded, float(kept.read_text(encoding="utf-8")))
+        return cls(judged, layer, config, encoded, float(kept.read_text(encoding="utf-8")))
 
     @cached_property
     def moments(self) -> Moments:
@@ -145,7 +146,7 @@ def measure(work: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
 def _free_width(case: Case, stages: Stages) -> dict[str, Any]:
     """Return what is chosen where the width is left open too."""
     started = time.perf_counter()
-    setting = choose_setting(stages, case.encoded, case.moments, Constraints()).setting
+    setting = choose_setting(stages, case.encoded, case.config, None, case.moments).setting
     seconds = time.perf_counter() - started
     widest = max(WIDTHS)
     return {
@@ -164,7 +165,8 @@ def _row(
     true = {setting: case.quality(setting) for setting in settings([k])}
     grid = {s: value for s, value in true.items() if s.exponent in GRID_EXPONENTS}
     started = time.perf_counter()
-    choice = choose_setting(stages, case.encoded, case.moments, Constraints(k=k))
+    config = replace(case.config, k=k)
+    choice = choose_setting(stages, case.encoded, config, None, case.moments)
     seconds = time.perf_counter() - started
     variants = {}
     trials = piece_trials(case.encoded, sample)

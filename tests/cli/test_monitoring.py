@@ -15,7 +15,6 @@ from whiten_index.cli.monitoring import METRICS, Outcome, write_metrics
 REPORT: dict[str, Any] = {
     "version": "000012-0123456789ab",
     "up_to_date": False,
-    "ids": {"named": 21, "new": 6, "changed": 9, "document": 2, "deleted": 4, "why": "w"},
     "rows": {"total": 1000, "new": 5, "changed": 10, "document": 2, "deleted": 4, "unchanged": 983},
     "counts": {
         "read": 1003,

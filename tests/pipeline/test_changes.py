@@ -306,7 +306,7 @@ def test_a_kept_column_may_be_of_any_type(name: str) -> None:
 
     before = rows(one, one, other, *missing, *missing)
     same = compare([before], [rows(one, one, other, *missing, *missing)], same=0, by_content=False)
-    assert same.unchanged == same.total == 3 + 2 * len(missing)
+    assert same.to_json()["unchanged"] == same.total == 3 + 2 * len(missing)
     swapped = rows(one, other, one, *missing, *[one for _ in missing])
     changes = compare([before], [swapped], same=0, by_content=False)
     assert found_kinds(changes)["document"] == {1, 2, 4} - (set() if missing else {4})

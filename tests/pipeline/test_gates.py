@@ -19,7 +19,7 @@ from whiten_index.errors import CorpusError
 from whiten_index.index.factory import inner_of
 from whiten_index.index.library import INDEX, load_faiss
 from whiten_index.index.ondisk_ivf import IVF_DATA
-from whiten_index.pipeline.canaries import CanaryFile
+from whiten_index.pipeline.canary_file import CanaryFile
 from whiten_index.pipeline.gates import BaseCounts, run_gates
 from whiten_index.pipeline.update_config import GateConfig
 from whiten_index.progress import Silent, Stages
@@ -236,8 +236,6 @@ class TestCodes:
             gates = made.gates()
             assert all(gate.passed for gate in gates.values())
             assert gates["codes"].found["decoded"]
-            files = [(made.folder / name).stat().st_size for name in (INDEX, IVF_DATA)]
-            assert gates["size"].found["index_bytes"] == sum(files)
 
 
 def put_in_list(inner: Any, *, row: Any = None, code: np.float32 | None = None) -> None:
@@ -279,10 +277,10 @@ class TestSize:
         made = version()
         assert made.failing(base=BaseCounts(int(ROWS / 0.8))) == {}
         why = made.failing(base=BaseCounts(int(ROWS / 0.8) + 1))["size"]
-        assert "20.0% fewer than the 1876 before, and --max-shrink is 0.2" in why
+        assert "20.0% fewer than the 1,876 before, and --max-shrink is 0.2" in why
         assert made.failing(base=BaseCounts(ROWS // 2)) == {}
         why = made.failing(base=BaseCounts(ROWS // 2 - 1))["size"]
-        assert "too many beside the 749 before: --max-growth is 1" in why
+        assert "too many after the 749 before: --max-growth is 1" in why
         assert made.failing(GateConfig(max_growth=100), base=BaseCounts(20)) == {}
         assert made.failing(GateConfig(max_shrink=1), base=BaseCounts(10**9)) == {}
 
@@ -300,7 +298,7 @@ class TestCanaryFile:
             tmp_path, embedding=list(rows), expected=pa.array([[3], None, [1200, 1200]])
         )
         canaries = CanaryFile.read(path, dim=DIM)
-        assert (len(canaries), canaries.needs_encoder) == (3, False)
+        assert (len(canaries), canaries.texts) == (3, None)
         gate = made.gates(canaries=canaries)["canaries"]
         assert gate.passed
         assert gate.found["queries"] == 3
@@ -329,7 +327,7 @@ class TestCanaryFile:
             ({"text": [1, 2]}, "a text column takes strings"),
             ({"embedding": [[1.0] * 3]}, f"have 3 dims, and those of the index {DIM}"),
             ({"embedding": [[1.0] * DIM, [np.nan] * DIM]}, "cannot be used as queries"),
-            ({"embedding": [[1e300] * DIM]}, "are beyond float32; scale them down"),
+            ({"embedding": [[1e300] * DIM]}, "numbers too large to be searched"),
             ({"embedding": [[1.0] * DIM, [1.0]]}, "cannot be used as queries"),
             ({"text": ["a"], "expected": [1.5]}, "holds 1.5, and ids are strings or integers"),
             ({"text": ["a"], "expected": [[None]]}, "holds None, and ids are strings or integers"),

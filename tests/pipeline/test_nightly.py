@@ -13,8 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -253,23 +251,6 @@ def test_a_path_that_is_refused_for_metrics_stays_as_it_is(news: News, name: str
     assert "does not end in .prom" in events[-1]["message"]
     assert (news.metrics.read_bytes() if news.metrics.exists() else None) == before
     assert len(open_index(news.index).bundle) == 60
-
-
-def test_ids_that_are_not_the_rows_counted_have_a_line(tmp_path: Path) -> None:
-    """Without an id column a row in front of others renames these."""
-    corpus, index = tmp_path / "c.parquet", tmp_path / "out"
-    rows = [each.tolist() for each in numbers()]
-    pq.write_table(pa.table({"e": rows}), corpus)
-    columns = ["--embedding-column", "e", "--k", "3", "--out", str(index)]
-    assert CliRunner().invoke(cli, ["build", str(corpus), *columns]).exit_code == 0
-    pq.write_table(pa.table({"e": [np.ones(6).tolist(), *rows]}), corpus)
-    job = tmp_path / "job.toml"
-    job.write_text(f'index = "{index}"\nmetrics = "{tmp_path}/night.prom"\n')
-    status, events = run(job)
-    assert status == 0
-    (note,) = [e["message"] for e in events if "changes.arrow names" in e.get("message", "")]
-    assert f"{events[-1]['ids']['named']} ids" in note
-    assert "update_ids" in (tmp_path / "night.prom").read_text()
 
 
 def test_lines_are_text_unless_json_is_asked_for(news: News) -> None:

@@ -14,7 +14,7 @@ import pytest
 from whiten_index import BuildConfig, build_index
 from whiten_index.artifacts.job_file import read_toml
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.pipeline.canaries import CanaryFile
+from whiten_index.pipeline.canary_file import CanaryFile
 
 ROWS, DIM = 200, 8
 

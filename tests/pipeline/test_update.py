@@ -26,9 +26,9 @@ from tests.helpers.updates import (
 )
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.errors import GateError
+from whiten_index.pipeline.plan import plan_update
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
-from whiten_index.pipeline.update_plan import plan_update
 
 indexed, place = updates.indexed, updates.place
 

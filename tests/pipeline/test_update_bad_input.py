@@ -31,8 +31,8 @@ from whiten_index.errors import (
     CorpusError,
     StorageError,
 )
+from whiten_index.pipeline.plan import plan_update
 from whiten_index.pipeline.update_config import UpdateConfig
-from whiten_index.pipeline.update_plan import plan_update
 
 OPTIONS, CORPUS, ENCODER, ARTIFACT = 2, 3, 4, 5
 

@@ -16,8 +16,8 @@ from tests.helpers.updates import (
     some_rows,
     version_of,
 )
+from whiten_index.pipeline.plan import plan_update
 from whiten_index.pipeline.update_config import UpdateConfig
-from whiten_index.pipeline.update_plan import plan_update
 
 indexed, place = updates.indexed, updates.place
 

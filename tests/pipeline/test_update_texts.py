@@ -15,9 +15,9 @@ from tests.pipeline import choosing
 from tests.pipeline.choosing import choice, parquet, stages
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.pipeline.build import BuildReport
+from whiten_index.pipeline.plan import plan_update
 from whiten_index.pipeline.update import UpdateReport, update_index
 from whiten_index.pipeline.update_config import UpdateConfig
-from whiten_index.pipeline.update_plan import plan_update
 
 place = choosing.place
 Texts = dict[str, str | None]

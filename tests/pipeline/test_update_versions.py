@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,8 +21,6 @@ from whiten_index.errors import (
     GateError,
     WhiteningError,
 )
-from whiten_index.pipeline import base_version
-from whiten_index.pipeline.base_version import BaseVersion
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.versions.retention import rollback
@@ -53,31 +47,6 @@ def test_a_corpus_that_became_again_what_it_was_is_a_version_of_its_own(place: P
     assert (counts["new"], counts["deleted"]) == (undone["deleted"], undone["new"])
     assert ids_of(place.out) == list(place.rows)
     assert rollback(place.out).to == second.version
-
-
-def test_a_withdrawn_version_that_a_disk_does_not_give_stops_no_update(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place.change()
-    bad = place.update().version
-    rollback(place.out)
-    place.change()
-    open_file = os.open
-
-    def open_or_fail(path: Any, *given: Any, **options: Any) -> int:
-        if Path(path).parent.name == bad:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return open_file(path, *given, **options)
-
-    monkeypatch.setattr(os, "open", open_or_fail)
-    (note,) = told_by(place)
-    assert "were not looked for" in note
-
-
-def told_by(place: Place) -> Iterator[str]:
-    """Return what an update of the corpus as it is would tell of withdrawn versions."""
-    base = BaseVersion.open(UpdateConfig(index=str(place.out)))
-    return base_version.withdrawn_texts(base, base.record, base.store)
 
 
 def test_rows_of_a_version_that_a_gate_kept_back_are_not_encoded_again(place: Place) -> None:

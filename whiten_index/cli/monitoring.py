@@ -33,7 +33,6 @@ METRICS = {
     "published_rows": "Rows of the published version.",
     "published_size_bytes": "Bytes of the files of the published version.",
     "update_rows": "Rows of the corpus, by what the last run found; all but deleted are in it.",
-    "update_ids": "Ids that changes.arrow names, by kind, where ids are file and row, so no rows.",
     "update_read_rows": "Rows that the last run took from the corpus.",
     "update_encoded_rows": "Rows that the last run encoded.",
     "update_reused_rows": "Rows whose embeddings the last run found in the store.",
@@ -196,7 +195,6 @@ def _of_report(report: Mapping[str, Any]) -> Iterator[_Sample]:
             yield f"update_{name}_rows", {}, float(counts[name])
     for metric, label, values in (
         ("update_rows", "kind", report.get("rows")),
-        ("update_ids", "kind", report.get("ids")),
         ("update_skipped_rows", "reason", counts.get("skipped")),
         ("update_files", "state", report.get("files")),
         ("update_stage_duration_seconds", "stage", report.get("seconds")),
@@ -205,7 +203,7 @@ def _of_report(report: Mapping[str, Any]) -> Iterator[_Sample]:
     ):
         for name, value in _figures(values or {}):
             # A total next to its parts would double every sum.
-            if (metric, name) not in (("update_rows", "total"), ("update_ids", "named")):
+            if (metric, name) != ("update_rows", "total"):
                 yield metric, {label: name}, value
     if decision := report.get("decision"):
         yield "update_refit", {}, float(decision["whitening"] == "refit")

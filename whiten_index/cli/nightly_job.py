@@ -144,9 +144,8 @@ def run_nightly(path: Path, *, dry_run: bool = False, form: str | LogForm = LogF
 
 
 def _planned(job: NightlyJob, lines: LogLines) -> Ending:
-    from whiten_index.pipeline.changes import ids_lines
+    from whiten_index.pipeline.plan import plan_update
     from whiten_index.pipeline.update_config import UpdateConfig
-    from whiten_index.pipeline.update_plan import plan_update
     from whiten_index.vectordb.registry import require_client
     from whiten_index.vectordb.vector_files import require_file
 
@@ -160,8 +159,6 @@ def _planned(job: NightlyJob, lines: LogLines) -> Ending:
             status = DatabaseError.exit_code
             _PushLines(config, lines.form).log("push_failed", **failure(error), exit_code=status)
     plan = plan_update(UpdateConfig(**job.update), progress=lines).to_json()
-    for line in ids_lines(plan):
-        lines.note(line)
     status = GateError.exit_code if plan.get("refused") else status
     pushes = [target(config) for config in job.pushes]
     steps = {"keep_versions": job.keep_versions, "gc": job.gc, "compact": job.compact}
@@ -225,7 +222,6 @@ class _Night:
 
     def _update(self) -> Ending:
         """Update the index and return the ending; unknown errors and BusyError are raised."""
-        from whiten_index.pipeline.changes import ids_lines
         from whiten_index.pipeline.update import update_index
         from whiten_index.pipeline.update_config import UpdateConfig
 
@@ -241,8 +237,6 @@ class _Night:
         except WhitenIndexError as error:
             return self._not_updated(Outcome.FAILED, error)
         self.report, self.gates = report, report["gates"]
-        for line in ids_lines(report):
-            self.lines.note(line)
         for name in ("drift", "decision"):
             if report[name] is not None:
                 self.lines.log(name, **report[name])

@@ -35,8 +35,8 @@ def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> Non
     """
     if log is not None and as_json:
         raise click.UsageError("--log prints the report as its last line; leave --json out")
+    from whiten_index.pipeline.plan import plan_update
     from whiten_index.pipeline.update import update_index
-    from whiten_index.pipeline.update_plan import plan_update
 
     options = given(options)
     if "index" not in options:
@@ -67,9 +67,8 @@ def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> Non
 
 def _logged(config: Any, form: str, *, dry_run: bool) -> None:
     from whiten_index.cli.log_lines import Ending, LogLines, run_job
-    from whiten_index.pipeline.changes import ids_lines
+    from whiten_index.pipeline.plan import plan_update
     from whiten_index.pipeline.update import update_index
-    from whiten_index.pipeline.update_plan import plan_update
 
     lines = LogLines(form)
 
@@ -80,8 +79,6 @@ def _logged(config: Any, form: str, *, dry_run: bool) -> None:
             report = update_index(config, progress=lines)
             event = "up_to_date" if report.up_to_date else "published"
             said = report.to_json()
-        for line in ids_lines(said):
-            lines.note(line)
         return Ending(event, said, GateError.exit_code if said.get("refused") else 0)
 
     click.get_current_context().exit(run_job(work, kept="shards", lines=lines))
@@ -112,14 +109,10 @@ def _print_gates(gates: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _print_changes(report: Mapping[str, Any]) -> None:
-    from whiten_index.pipeline.changes import ids_lines
-
     files = report["files"]
     click.echo(
         f"  {_changes(report['rows'])}; {files['read']:,} files read, {files['skipped']:,} skipped"
     )
-    for line in ids_lines(report):
-        click.echo(f"  {line}")
 
 
 def _changes(rows: Mapping[str, int]) -> str:
@@ -131,15 +124,12 @@ def _changes(rows: Mapping[str, int]) -> str:
 
 def update_lines(fields: Mapping[str, Any]) -> list[str]:
     """Return what a manifest says of the update that made a version, nothing where a build did."""
-    from whiten_index.pipeline.changes import ids_lines
-
     update = fields.get("update")
     if not update:
         return []
     lines = [f"update of version {update['base']}"]
     if update.get("rows"):
         lines.append(f"  {_changes(update['rows'])}")
-    lines += [f"  {line}" for line in ids_lines(update)]
     lines += _decision_lines(update)
     if gates := fields.get("gates"):
         lines += ["gates", terminal.table(gate_rows(gates))]

@@ -170,7 +170,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
         work = config.folder / _WORK
         remove_path(work)
         results = Results.open(config.folder / RESULTS)
-        encoded = encode_or_open(config.build, None, stages)
+        encoded = encode_or_open(config.build, stages)
         try:
             with writing(work):
                 work.mkdir()

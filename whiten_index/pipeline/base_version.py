@@ -4,36 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.spec import recorded_spec
-from whiten_index.errors import ArtifactError, ConfigError, StorageError
+from whiten_index.errors import ArtifactError
 from whiten_index.pipeline.build_config import BuildConfig
-from whiten_index.pipeline.changes import apart
-from whiten_index.pipeline.corpus_moments import Fitted
+from whiten_index.pipeline.fit import Fitted
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.search.query_encoder import QueryEncoder
-from whiten_index.store.digest_index import DigestIndex, HashTable, digest_keys
 from whiten_index.store.embedding_store import EmbeddingStore
-from whiten_index.store.records import CorpusPart, CorpusRecord
+from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.provenance import corpus_record, open_store
 from whiten_index.versions.published import (
     CANDIDATES,
     MOMENTS,
-    VERSIONS,
     WHITENING,
     Version,
     read_version,
     version_names,
     with_published,
-    withdrawn_versions,
 )
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import Choice
@@ -60,7 +53,7 @@ class BaseVersion:
 
     @classmethod
     def open(cls, config: UpdateConfig) -> BaseVersion:
-        """Open the published version of an index, every checksum looked at.
+        """Open the published version of an index, every checksum verified.
 
         Raises:
             ArtifactError: nothing is published, or it or its store is damaged or missing.
@@ -69,25 +62,29 @@ class BaseVersion:
         """
         root = Path(config.index)
         source = with_published(root, Version.check)
-        fields = source.fields
+        fields, choice = source.fields, source.fields.get("choice")
         remedy = "name it with --store DIR, or build the index again"
         store = open_store(root, fields, given=config.store, reader="an update", remedy=remedy)
         record = corpus_record(source)
-        if config.store is not None:
-            _require_parts(store, record, source.name)
-        build = _build_config(config, fields, store)
-        choice = fields.get("choice")
+        lacking = sum(store.find(shard, verify=False) is None for shard in record.shards)
+        if config.store is not None and lacking:
+            raise ArtifactError(
+                f"the store {store.root}, named with --store, lacks {lacking} of the "
+                f"{len(record.shards)} shards that version {source.name} was made of; name the "
+                "store that the index was built from, or leave --store out; if it is that one, "
+                "whiten-index build mends it"
+            )
         fitted = Fitted(
             Moments.load(source.file(MOMENTS)),
             Whitening.load(source.file(WHITENING)),
             None if choice is None else Choice.from_json(choice),
         )
-        return cls(source, store, record, fitted, build)
+        return cls(source, store, record, fitted, _build_config(config, fields, store))
 
     @property
-    def folder(self) -> Path:
-        """Folder of the version."""
-        return self.source.folder
+    def root(self) -> Path:
+        """Folder of the index."""
+        return Path(str(self.config.out))
 
     @property
     def fields(self) -> Mapping[str, Any]:
@@ -106,15 +103,14 @@ class BaseVersion:
 
     @property
     def update(self) -> Mapping[str, Any]:
-        """What its manifest says of the update that made it, nothing where a build did."""
+        """Facts of the update that made it, empty if a build did."""
         found: Mapping[str, Any] = self.fields.get("update") or {}
         return found
 
     def read_before(self, corpus: ParquetCorpus) -> CorpusRecord:
-        """Return the record by which files that are as they were are known.
+        """Return the record by which unchanged files are recognised.
 
-        It is the store's where that is of the same rows: it may know files by their present time
-        which had other times, or too late ones, when the version was made.
+        The store's own record may know later times of files with the same rows.
         """
         try:
             latest = self.store.corpus(corpus.config.source_identity())
@@ -125,47 +121,11 @@ class BaseVersion:
     def known_records(self) -> list[CorpusRecord]:
         """Return its record and those of candidates, whose rows were encoded before a gate."""
         found = [self.record]
-        root = self.folder.parents[1]
-        for name in version_names(root, inside=CANDIDATES):
+        for name in version_names(self.root, inside=CANDIDATES):
             # The rows of a damaged one are encoded again.
             with contextlib.suppress(ArtifactError):
-                candidate = read_version(root / CANDIDATES / name)
-                found.append(corpus_record(candidate))
+                found.append(corpus_record(read_version(self.root / CANDIDATES / name)))
         return found
-
-    @property
-    def column_dim(self) -> int | None:
-        """Width of the embeddings of its column, None where texts are encoded."""
-        return None if self.config.embedding_column is None else int(self.store.encoder["dim"])
-
-    def require_same_width(self, corpus: ParquetCorpus) -> None:
-        """Refuse a column of embeddings that are not of the kind that the index was built from.
-
-        Raises:
-            ConfigError: they have another width.
-        """
-        dim = int(self.store.encoder["dim"])
-        if corpus.dim not in (None, dim):
-            raise ConfigError(
-                f"the corpus holds embeddings of another kind (width {corpus.dim}) than the index "
-                f"(width {dim}); build a new index"
-            )
-
-
-def _require_parts(store: EmbeddingStore, record: CorpusRecord, version: str) -> None:
-    """Refuse a store that was named and is another one, before anything is written there.
-
-    Raises:
-        ArtifactError: it lacks shards of the version.
-    """
-    lacking = sum(store.find(shard, verify=False) is None for shard in record.shards)
-    if lacking:
-        raise ArtifactError(
-            f"the store {store.root}, named with --store, lacks {lacking} of the "
-            f"{len(record.shards)} shards that version {version} was made of; name the store that "
-            "the index was built from, or leave --store out; if it is that one, whiten-index build "
-            "mends it"
-        )
 
 
 def _build_config(
@@ -179,88 +139,20 @@ def _build_config(
             "its corpus is read (ids, kept columns); run whiten-index build with the corpus once, "
             "and update from then on"
         )
-    build = BuildConfig(
-        **given
-        | {
-            "corpus": config.corpus or tuple(fields["corpus"]["source"]["sources"]),
-            "out": config.index,
-            "store": str(store.place),
-            "device": config.device,
-            "threads": config.threads,
-            "index_device": config.index_device,
-        }
-    )
+    given |= {
+        "corpus": config.corpus or tuple(fields["corpus"]["source"]["sources"]),
+        "out": config.index,
+        "store": str(store.place),
+        "device": config.device,
+        "threads": config.threads,
+        "index_device": config.index_device,
+    }
+    build, trust = BuildConfig(**given), config.trust_remote_code
     recorded = recorded_spec(fields["encoder"])
     if recorded is None:
-        return replace(
-            build,
-            model=config.model,
-            revision=None,
-            trust_remote_code=config.trust_remote_code,
-        )
-    _, _, found = QueryEncoder(
-        recorded, model=config.model, trust_remote_code=config.trust_remote_code
-    ).resolve()
+        return replace(build, model=config.model, revision=None, trust_remote_code=trust)
+    encoder = QueryEncoder(recorded, model=config.model, trust_remote_code=trust)
+    _, _, found = encoder.resolve()
     # The encoder record alone says which model, and the update's own options what it may do.
     taken = ("model", "revision", "trust_remote_code", "local_files_only", "code_revision")
     return replace(build, **{name: getattr(found, name) for name in taken})
-
-
-def withdrawn_texts(
-    base: BaseVersion, record: CorpusRecord, store: EmbeddingStore
-) -> Iterator[str]:
-    """Yield a note for each withdrawn version some of whose new texts return.
-
-    A version that the system does not let be read is only noted too.
-    """
-    try:
-        yield from _come_again(base, record, store)
-    except StorageError as error:
-        yield f"note: texts of withdrawn versions that come again were not looked for: {error}"
-
-
-def _come_again(base: BaseVersion, record: CorpusRecord, store: EmbeddingStore) -> Iterator[str]:
-    withdrawn = _withdrawn(base.folder.parents[1])
-    others = (*withdrawn.values(), record)
-    gone = {id(part): part for each in others for part in apart(base.record, each)[0]}
-    _, coming, _ = apart(base.record, record)
-    before: DigestIndex | None = None
-    for name, each in withdrawn.items():
-        # Of what was pruned, shards may be dropped.
-        with contextlib.suppress(ArtifactError):
-            # Where few rows of each shard changed, nearly all rows are in parts that differ.
-            if before is None:
-                before = DigestIndex(_digests(base.store, gone.values()))
-            _, came, _ = apart(base.record, each)
-            brought = HashTable(
-                [
-                    digest_keys(digests[~before.find(digests).known])
-                    for _, digests in _digests(base.store, came)
-                ]
-            )
-            again = np.zeros(len(brought), dtype=np.bool_)
-            for _, digests in _digests(store, coming):
-                row = brought.find(digest_keys(digests))
-                again[row[row >= 0]] = True
-            if again.any():
-                yield (
-                    f"note: {np.count_nonzero(again):,} of the "
-                    f"{np.count_nonzero(brought.counts()):,} texts that version {name} brought, "
-                    "which was rolled back, come again"
-                )
-
-
-def _withdrawn(root: Path) -> dict[str, CorpusRecord]:
-    """Return the records of the versions that were rolled back, of those that can be read."""
-    found = {}
-    for name in withdrawn_versions(root):
-        with contextlib.suppress(ArtifactError):
-            version = read_version(root / VERSIONS / name)
-            found[name] = corpus_record(version)
-    return found
-
-
-def _digests(
-    store: EmbeddingStore, parts: Iterable[CorpusPart]
-) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-    return ((part.shard, store.shards.digests(part.shard)) for part in parts if part.rows)

@@ -17,6 +17,7 @@ from whiten_index.pipeline.early_checks import index_plan
 from whiten_index.pipeline.encode import EncodeReport, encode_or_open
 from whiten_index.pipeline.executor_session import executor_session, with_absolute_paths
 from whiten_index.pipeline.fit import fit_whitening
+from whiten_index.pipeline.labels import read_labels
 from whiten_index.pipeline.publish import (
     VersionSpec,
     register,
@@ -24,7 +25,6 @@ from whiten_index.pipeline.publish import (
     version_identity,
     write_files,
 )
-from whiten_index.pipeline.select_labelled import read_labels
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.versions.published import (
     CURRENT,
@@ -110,7 +110,7 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
         before = mirror.latest(out / CURRENT)
         tidy(out)
         with executor_session(config, stages) as (config, executor):
-            encoded = encode_or_open(config, labels, stages, executor)
+            encoded = encode_or_open(config, stages, executor)
             rows = encoded.record.rows
             register(encoded.store, config.out_place, stages)
             fitted = fit_whitening(config, encoded, labels, stages)

@@ -1,4 +1,4 @@
-"""What became of the rows of a corpus since it was indexed last: new, changed, deleted."""
+"""Changes of a corpus since it was indexed last: new, changed and deleted documents."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart, CorpusRecord
 
 _TEXT, _COLUMNS = "text", "columns"
-_WHY_IDS_DIFFER = "without an id column ids are file and row"
 
 
 class ChangeKind(Enum):
-    """What became of a document; ``DOCUMENT`` means that kept columns alone changed."""
+    """Kind of change of a document; ``DOCUMENT`` means that kept columns alone changed."""
 
     NEW = "new"
     CHANGED = "changed"
@@ -35,130 +34,38 @@ class ChangeKind(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Changes:
-    """What became of the documents of a corpus.
+    """Changes of the documents of a corpus.
 
     Attributes:
-        total: documents there are now.
-        counts: kind -> documents. Of a corpus without an id column, documents are told apart by
-            file and content, and none is changed: one is deleted and another new.
-        table: columns ``id`` and ``kind``: what a database that knows documents by their id has to
-            do. Without an id column, ids count rows of a file, so that a row deleted at its top
-            changes the document of every id after it.
-        named: kind -> ids in the table; ``counts``, but for a corpus without an id column.
-        note: what needs heed where ids are of another type than they were; else empty.
+        total: documents that the corpus has now.
+        counts: kind -> documents. Without an id column, documents are told apart by file and
+            content, and none is changed: one is deleted and another new.
+        table: columns ``id`` and ``kind``, for a copy that knows documents by their ids. Without
+            an id column, ids count rows of a file, so that a row deleted at its top changes the
+            document of every id after it.
     """
 
     total: int
     counts: dict[ChangeKind, int]
     table: pa.Table
-    named: dict[ChangeKind, int]
-    note: str = ""
-
-    @property
-    def unchanged(self) -> int:
-        """Documents that are as they were, but for kept columns."""
-        new, changed = self.counts[ChangeKind.NEW], self.counts[ChangeKind.CHANGED]
-        return self.total - new - changed - self.counts[ChangeKind.DOCUMENT]
 
     def to_json(self) -> dict[str, int]:
         """Return the counts as JSON values."""
         counts = {kind.value: count for kind, count in self.counts.items()}
-        return {"total": self.total, **counts, "unchanged": self.unchanged}
-
-    def ids_to_json(self) -> dict[str, Any] | None:
-        """Return how many ids the table names, where these are not the documents counted."""
-        if self.named == self.counts:
-            return None
-        named = {kind.value: count for kind, count in self.named.items()}
-        return {"named": sum(named.values()), **named, "why": _WHY_IDS_DIFFER}
+        gone = self.counts[ChangeKind.DELETED]
+        unchanged = self.total - sum(self.counts.values()) + gone
+        return {"total": self.total, **counts, "unchanged": unchanged}
 
     def save(self, path: Path, *, base: str, whitening: str) -> None:
-        """Write the table as an Arrow file, whose metadata say what it is the difference from.
+        """Write the table as an Arrow file, whose metadata name the version before.
 
-        Args:
-            path: of the file.
-            base: the version before.
-            whitening: ``keep``, or ``refit`` where the vectors of all rows are others.
-
-        Raises:
-            OSError: the disk is full or cannot be written.
+        ``whitening`` is ``keep``, or ``refit`` if the vectors of all rows are others.
         """
         table = self.table.replace_schema_metadata({"base": base, "whitening": whitening})
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
         path.write_bytes(sink.getvalue())
-
-
-def document_rows(documents: pa.Table, digests: NDArray[np.uint8]) -> pa.Table:
-    """Return id, digest of the text and digest of the kept columns of each document, one row each.
-
-    Args:
-        documents: (n rows) id and kept columns; the passages of a document follow each other.
-        digests: (n, 16) of their texts.
-    """
-    kept = [name for name in documents.column_names if name not in (ID, *PASSAGE_COLUMNS)]
-    # A row without kept columns has nothing that could change.
-    columns = _row_digests(documents.select(kept)) if kept else np.zeros_like(digests)
-    if PASSAGE in documents.column_names:
-        first = _first_passages(documents)
-        columns = columns[first]
-        stops = [*first[1:], len(digests)]
-        whole = (digests[a:b].tobytes() for a, b in zip(first, stops, strict=True))
-        digests = row_digests(whole)
-    names = [ID, _TEXT, _COLUMNS]
-    return pa.table([_ids(documents), _binary(digests), _binary(columns)], names=names)
-
-
-@dataclass(frozen=True)
-class StoredRows:
-    """The documents of parts in a store: read one part at a time, whenever they are asked for.
-
-    Attributes:
-        store: the parts' own.
-        parts: none of them without rows.
-    """
-
-    store: EmbeddingStore
-    parts: tuple[CorpusPart, ...]
-
-    def __iter__(self) -> Iterator[pa.Table]:
-        """Yield the documents of each part, as ``document_rows`` gives them.
-
-        Raises:
-            ArtifactError: a part cannot be read.
-        """
-        for part in self.parts:
-            yield document_rows(self.store.documents(part), digests_of(self.store, part))
-
-    def ids(self, number: int) -> pa.Array:
-        """Return the ids of the documents of a part alone.
-
-        Raises:
-            ArtifactError: the part cannot be read.
-        """
-        return _ids(self.store.documents(self.parts[number]))
-
-
-def digests_of(store: EmbeddingStore, part: CorpusPart) -> NDArray[np.uint8]:
-    """Return the digests (n, 16) of a part's texts, random ones if its shard is damaged.
-
-    Random ones equal no others, so that each of its documents counts as changed.
-
-    Raises:
-        FormatError: a later release wrote the shard.
-    """
-    try:
-        return store.shards.digests(part.shard)
-    except FormatError:
-        raise
-    except ArtifactError:
-        return np.random.default_rng().integers(0, 256, (part.rows, DIGEST_BYTES), dtype=np.uint8)
-
-
-def stored_rows(store: EmbeddingStore, parts: Iterable[CorpusPart]) -> StoredRows:
-    """Return the documents of those parts in a store that have any."""
-    return StoredRows(store, tuple(part for part in parts if part.rows))
 
 
 def apart(
@@ -180,8 +87,62 @@ def apart(
     return gone, came, same
 
 
+def document_rows(documents: pa.Table, digests: NDArray[np.uint8]) -> pa.Table:
+    """Return id, digest of the text and digest of the kept columns of each document, one row each.
+
+    The digests (n, 16) are those of n texts; the passages of a document follow each other.
+    """
+    kept = [name for name in documents.column_names if name not in (ID, *PASSAGE_COLUMNS)]
+    # A row without kept columns has nothing that could change.
+    columns = _row_digests(documents.select(kept)) if kept else np.zeros_like(digests)
+    if PASSAGE in documents.column_names:
+        first = _first_passages(documents)
+        columns = columns[first]
+        stops = [*first[1:], len(digests)]
+        whole = (digests[a:b].tobytes() for a, b in zip(first, stops, strict=True))
+        digests = row_digests(whole)
+    names = [ID, _TEXT, _COLUMNS]
+    return pa.table([_ids(documents), _binary(digests), _binary(columns)], names=names)
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Documents of parts that are in a store; a part is read whenever its documents are needed."""
+
+    store: EmbeddingStore
+    parts: tuple[CorpusPart, ...]
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        """Yield the documents of each part, as ``document_rows`` gives them."""
+        for part in self.parts:
+            yield document_rows(self.store.documents(part), digests_of(self.store, part))
+
+    def ids(self, number: int) -> pa.Array:
+        """Return the ids of the documents of a part alone."""
+        return _ids(self.store.documents(self.parts[number]))
+
+
+def stored_rows(store: EmbeddingStore, parts: Iterable[CorpusPart]) -> StoredRows:
+    """Return the documents of those parts in a store that have any."""
+    return StoredRows(store, tuple(part for part in parts if part.rows))
+
+
+def digests_of(store: EmbeddingStore, part: CorpusPart) -> NDArray[np.uint8]:
+    """Return the digests (n, 16) of a part's texts, random ones if its shard is damaged.
+
+    Random ones equal no others, so that each of its documents counts as changed.
+    """
+    try:
+        return store.shards.digests(part.shard)
+    except FormatError:
+        # A later release wrote the shard.
+        raise
+    except ArtifactError:
+        return np.random.default_rng().integers(0, 256, (part.rows, DIGEST_BYTES), dtype=np.uint8)
+
+
 def count_documents(store: EmbeddingStore, parts: Iterable[CorpusPart], *, passages: bool) -> int:
-    """Return how many documents there are in parts, which are their rows unless cut in passages."""
+    """Return the number of documents in parts: their rows, unless they were cut in passages."""
     if not passages:
         return sum(part.rows for part in parts)
     columns = (store.documents(part)[PASSAGE].to_numpy() for part in parts if part.rows)
@@ -191,18 +152,18 @@ def count_documents(store: EmbeddingStore, parts: Iterable[CorpusPart], *, passa
 def compare(before: StoredRows, now: Iterable[pa.Table], *, same: int, by_content: bool) -> Changes:
     """Compare the documents of two states of a corpus, in each of which an id occurs once.
 
-    What is held: one table at a time, the ids of what changed, and 41 bytes for each document
+    Memory holds one table at a time, the ids of what changed, and 41 bytes for each document
     before (48 while they are sorted), 73 by content (98).
 
     Args:
-        before: the documents then; of those deleted, the ids are read once more.
-        now: the documents of today, as ``document_rows`` gives them.
+        before: the documents then; the ids of deleted ones are read a second time.
+        now: today's documents, as ``document_rows`` gives them.
         same: documents of parts that both states have, which are in neither.
         by_content: count by file and content, since ids are file, row group and row.
     """
     then = _Before(before, by_content=by_content)
     ids: dict[ChangeKind, list[pa.Array]] = {kind: [] for kind in ChangeKind}
-    total, types = same, set[pa.DataType]()
+    total, types = same, then.types
     for table in now:
         total += table.num_rows
         types.add(table[ID].type)
@@ -210,43 +171,11 @@ def compare(before: StoredRows, now: Iterable[pa.Table], *, same: int, by_conten
             ids[kind].append(_array(table[ID]).filter(pa.array(mask)))
     for number, rows in then.not_met():
         ids[ChangeKind.DELETED].append(before.ids(number).take(pa.array(rows)))
-    counts = named = {kind: sum(map(len, each)) for kind, each in ids.items()}
+    counts = {kind: sum(map(len, each)) for kind, each in ids.items()}
     if then.contents is not None:
         counts = dict.fromkeys(ChangeKind, 0) | then.contents.counts()
-    every = types | then.types
-    # Where the column holds other ids than it did, 7 and "7" name the same document.
-    table = _table(ids, every.pop() if len(every) == 1 else pa.large_string())
-    return Changes(total, counts, table, named, _note_on_types(then.types, types))
-
-
-def ids_lines(report: Mapping[str, Any]) -> list[str]:
-    """Return what a database that knows rows by their ids has to do, where that is another count.
-
-    Args:
-        report: of an update or of its plan, or what a manifest says of it; that of an earlier
-            release does not tell.
-    """
-    ids = report.get("ids")
-    if not ids:
-        return []
-    kinds = {
-        ChangeKind.NEW: "new",
-        ChangeKind.CHANGED: "changed",
-        ChangeKind.DOCUMENT: "with other kept columns",
-        ChangeKind.DELETED: "deleted",
-    }
-    named = ", ".join(f"{ids[kind.value]:,} {words}" for kind, words in kinds.items())
-    return [f"{ids['why']}, so that changes.arrow names {ids['named']:,} ids ({named})"]
-
-
-def _note_on_types(before: set[pa.DataType], now: set[pa.DataType]) -> str:
-    if not before or not now or before == now:
-        return ""
-    was, are = (" and ".join(sorted(map(str, types))) for types in (before, now))
-    return (
-        f"note: the ids are {are} and were {was}: they are compared by their text, so that 7 and "
-        "'7' are the same document; whoever takes over changes.arrow gets texts"
-    )
+    # If the column holds other ids than it did, 7 and "7" name the same document.
+    return Changes(total, counts, _table(ids, types.pop() if len(types) == 1 else pa.string()))
 
 
 class _Before:
@@ -256,10 +185,6 @@ class _Before:
     digests, which are compared under the same id alone. With 10⁸ documents, two ids are taken for
     one with a chance of about 10⁻²³, and a change is missed with one of 10⁻¹¹. That is of ids that
     nobody chose to have equal keys: these are mixed, which is no cryptographic hash.
-
-    Attributes:
-        types: of the ids.
-        contents: what counts them by content, where asked for.
     """
 
     def __init__(self, tables: Iterable[pa.Table], *, by_content: bool) -> None:

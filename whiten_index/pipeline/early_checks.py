@@ -1,7 +1,9 @@
-"""The widths and the index that options allow, checked before hours of encoding."""
+"""Checks of widths and index that options allow, before hours of encoding."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from whiten_index.encoding.spec import resolve_encoder
@@ -15,7 +17,6 @@ from whiten_index.whitening.selection import widths
 if TYPE_CHECKING:
     from whiten_index.corpus.parquet_corpus import ParquetCorpus
     from whiten_index.pipeline.build_config import BuildConfig
-    from whiten_index.pipeline.select_labelled import Labels
     from whiten_index.whitening.transform import Whitening
 
 
@@ -45,22 +46,43 @@ def check_early(config: BuildConfig, corpus: ParquetCorpus) -> None:
         choose_index(config, rows=corpus.rows, dim=dim, k=width)
 
 
-def check_labels(config: BuildConfig, labels: Labels) -> None:
-    """Refuse before hours of encoding labels that would be refused after them.
+def possible_widths(
+    config: BuildConfig, dim: int, *, rows: int | None = None
+) -> tuple[int, ...] | None:
+    """Return the round widths over which the index can be built, None if all of them will do.
+
+    The memory budget only counts if the number of rows is known.
 
     Raises:
-        ConfigError: there is nothing to encode their texts with.
-        CorpusError: they are too few, or say nothing.
+        ConfigError: there is none.
     """
-    labels.require_usable()
-    if not config.corpus or (config.embedding_column is not None and config.model is None):
-        what = (
-            "the model of the embedding column with --model" if config.corpus else "the corpus too"
-        )
+    factory, every = config.factory, widths(dim)
+    found = every
+    if factory != AUTO:
+        found = _allowed(every, lambda k: inner_index(factory, k))
+    if not found:
+        # What FAISS itself refuses at any width is said first.
+        inner_index(factory, dim)
         raise ConfigError(
-            f"{labels.source} holds texts, which are to be encoded; name {what}, or leave the "
-            "labels out"
+            f"--factory {factory} fits none of the round widths that auto chooses among; name one "
+            "with --k"
         )
+    if rows is not None and config.budget is not None:
+        narrowest = found[0]
+        found = _allowed(found, lambda k: choose_index(config, rows=rows, dim=dim, k=k))
+        if not found:
+            choose_index(config, rows=rows, dim=dim, k=narrowest)
+    return None if factory == AUTO and found == every else found
+
+
+def _allowed(ks: tuple[int, ...], make: Callable[[int], object]) -> tuple[int, ...]:
+    """Return the widths that ``make`` does not refuse."""
+    allowed = []
+    for k in ks:
+        with contextlib.suppress(ConfigError):
+            make(k)
+            allowed.append(k)
+    return tuple(allowed)
 
 
 def index_plan(config: BuildConfig, *, rows: int, whitening: Whitening) -> IndexPlan:
@@ -75,42 +97,8 @@ def index_plan(config: BuildConfig, *, rows: int, whitening: Whitening) -> Index
     )
 
 
-def possible_widths(
-    config: BuildConfig, dim: int, *, rows: int | None = None
-) -> tuple[int, ...] | None:
-    """Return the round widths over which the index can be built, None where all of them will do.
-
-    Args:
-        config: names the factory, the memory budget and the recall.
-        dim: width d of the embeddings.
-        rows: of the corpus, None where they are not known; then the budget leaves out no width.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    factory, every = config.factory, widths(dim)
-    found = tuple(k for k in every if factory == AUTO or _builds(factory, k))
-    if not found:
-        # What FAISS itself refuses at any width is said first.
-        inner_index(factory, dim)
-        raise ConfigError(
-            f"--factory {factory} fits none of the round widths that auto chooses among; name one "
-            "with --k"
-        )
-    if rows is not None and config.budget is not None:
-        narrowest = found[0]
-        found = tuple(k for k in found if _has_room(config, rows=rows, dim=dim, k=k))
-        if not found:
-            choose_index(config, rows=rows, dim=dim, k=narrowest)
-    return None if factory == AUTO and found == every else found
-
-
 def choose_index(config: BuildConfig, *, rows: int, dim: int, k: int) -> FactoryChoice:
-    """Choose the index that a configuration asks for; see ``choose_factory``.
-
-    Raises:
-        ConfigError: FAISS does not know the factory, or nothing fits the budget.
-    """
+    """Choose the index that a configuration names; see ``choose_factory``."""
     return choose_factory(
         config.factory,
         rows=rows,
@@ -119,19 +107,3 @@ def choose_index(config: BuildConfig, *, rows: int, dim: int, k: int) -> Factory
         budget=config.budget,
         target_recall=config.target_recall,
     )
-
-
-def _has_room(config: BuildConfig, *, rows: int, dim: int, k: int) -> bool:
-    try:
-        choose_index(config, rows=rows, dim=dim, k=k)
-    except ConfigError:
-        return False
-    return True
-
-
-def _builds(factory: str, k: int) -> bool:
-    try:
-        inner_index(factory, k)
-    except ConfigError:
-        return False
-    return True

@@ -1,82 +1,67 @@
-"""Fit the transform; k, exponent and centring are chosen first where the options leave them open.
-
-The choice is made by labels where there are any, else by pieces of the corpus, else by the
-spectrum alone.
-"""
+"""Moments of a corpus from its store, and the transform that is fitted on them."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from whiten_index.corpus.batches import ID
 from whiten_index.distributed.remote_call import remote_call
-from whiten_index.errors import StorageError, WhiteningError
-from whiten_index.pipeline.corpus_moments import Fitted, fit_moments
-from whiten_index.pipeline.early_checks import possible_widths
-from whiten_index.pipeline.pseudo_queries import Sample, recipe, sample_pieces
-from whiten_index.pipeline.select_labelled import Labels, labelled_trials
-from whiten_index.store.sampling import embeddings_of
+from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.pipeline.choose_transform import choose_setting
+from whiten_index.pipeline.labels import Labels
+from whiten_index.store.embedding_store import EmbeddingStore, total_moments
+from whiten_index.store.records import CorpusPart
+from whiten_index.store.sampling import mapped_part
 from whiten_index.whitening.moments import Moments
-from whiten_index.whitening.selection import (
-    Choice,
-    Rule,
-    Setting,
-    Trial,
-    choose_by_scores,
-    choose_by_spectrum,
-    keeps,
-    reciprocal_ranks,
-    score_settings,
-    settings,
-    widths,
-)
-from whiten_index.whitening.spectrum import WidthWish, default_width, unit_rows
+from whiten_index.whitening.selection import Choice
+from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
-from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
+from whiten_index.whitening.whitening_config import Estimator, parse_shrinkage
 
 if TYPE_CHECKING:
     from whiten_index.pipeline.build_config import BuildConfig
     from whiten_index.pipeline.encode import EncodeReport
     from whiten_index.progress import Stages
 
+_LEAST_GROUP, _BLOCK_ROWS = 64, 8_192
 # Rounding to 11 significant bits, averaged over the mantissa.
 _FLOAT16_RMS_ERROR = 2.0e-4
 _EQUAL_COSINE = 0.99999
+
+Group = tuple[CorpusPart, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A transform, the moments that it was fitted on, and its choice unless it was named."""
+
+    moments: Moments
+    whitening: Whitening
+    choice: Choice | None
 
 
 def fit_whitening(
     config: BuildConfig, encoded: EncodeReport, labels: Labels | None, stages: Stages
 ) -> Fitted:
-    """Fit the transform asked for, or choose one and fit it.
+    """Fit the transform that the options name, or choose one and fit it.
 
     Raises:
         WhiteningError: the embeddings do not allow it.
-        CorpusError: the weights cannot be used.
-        ConfigError: the labels do not fit the corpus.
+        CorpusError: the weights cannot be used, or the labels do not fit the corpus.
     """
     wanted, choice = config.whitening_config(), None
     moments, weights = fit_moments(config, encoded, stages)
     if config.chooses:
-        constraints = Constraints(
-            widths=None
-            if config.k is not None
-            else possible_widths(config, moments.dim, rows=encoded.record.rows),
-            k=config.k,
-            exponent=config.exponent,
-            center=config.center,
-            normalize_input=config.normalize_input,
-            floor=config.floor,
-            sample=config.choose_sample,
-            seed=config.seed,
-            labels=labels,
-        )
-        given = encoded.elsewhere(), moments, constraints, weights
+        given = encoded.elsewhere(), config, labels, moments, weights
         choice = remote_call(encoded.executor, stages, choose_setting, *given)
         setting = choice.setting
         wanted = replace(wanted, k=setting.k, exponent=setting.exponent, center=setting.center)
@@ -87,8 +72,99 @@ def fit_whitening(
     return Fitted(moments, whitening, choice)
 
 
+def fit_moments(
+    config: BuildConfig, encoded: EncodeReport, stages: Stages
+) -> tuple[Moments, NDArray[np.float64] | None]:
+    """Return the moments of a corpus, and the weights (n,) of its rows if they have any.
+
+    Sums are added in a fixed order, so that they are bit-equal on any number of workers.
+    """
+    wanted, store, rows = config.whitening_config(), encoded.store, encoded.record.rows
+    parts = [part for part in encoded.record.parts if part.rows]
+    size = max(_LEAST_GROUP, math.isqrt(len(parts)))
+    groups = [tuple(parts[start : start + size]) for start in range(0, len(parts), size)]
+    empty = Moments.empty(int(store.encoder["dim"]))
+    with stages.stage("fit", rows) as watcher:
+        weights = None if config.weight_column is None else _weights(config, encoded)
+        if weights is None and not wanted.normalize_input:
+            sums = encoded.executor.map(functools.partial(_stored_moments, store), groups)
+            moments = Moments.total(chain([empty], sums))
+            needs_quartic = parse_shrinkage(wanted.shrinkage)[0] is Estimator.LEDOIT_WOLF
+            if moments.quartic is not None or not needs_quartic:
+                watcher.advance(rows)
+                return moments, None
+        items, start = list[tuple[Group, NDArray[np.float64] | None]](), 0
+        for group in groups:
+            stop = start + sum(part.rows for part in group)
+            items.append((group, None if weights is None else weights[start:stop]))
+            start = stop
+        read = functools.partial(_read_moments, store, wanted.normalize_input)
+        moments = Moments.total(chain([empty], encoded.executor.map(read, items)))
+        watcher.advance(rows)
+        return moments, weights
+
+
+def _stored_moments(store: EmbeddingStore, group: Group) -> Moments:
+    return total_moments(store, [part.shard for part in group], int(store.encoder["dim"]))
+
+
+def _read_moments(
+    store: EmbeddingStore, normalize: bool, item: tuple[Group, NDArray[np.float64] | None]
+) -> Moments:
+    group, weights = item
+    moments, first = Moments.empty(int(store.encoder["dim"])), 0
+    for part in group:
+        shard = mapped_part(store, part)
+        for start in range(0, len(shard), _BLOCK_ROWS):
+            block = np.array(shard[start : start + _BLOCK_ROWS])
+            rows = unit_rows(block.astype(np.float64)) if normalize else block
+            own = None if weights is None else weights[first : first + len(rows)]
+            moments = moments.update(rows, weights=own)
+            first += len(rows)
+    return moments
+
+
+def _weights(config: BuildConfig, encoded: EncodeReport) -> NDArray[np.float64]:
+    """Return the weight of each row (n,), of mean 1, by its frequency."""
+    name = str(config.weight_column)
+    frequencies = np.concatenate(list(_frequencies(encoded, name, config.id_column)))
+    if np.count_nonzero(frequencies) == 1:
+        raise CorpusError(
+            f"column {name} gives weight to a single row, which has no spread; mend the column"
+        )
+    try:
+        return config.weights_of()(frequencies)
+    except ConfigError as error:
+        raise CorpusError(f"column {name} cannot weigh the rows: {error}") from error
+
+
+def _frequencies(
+    encoded: EncodeReport, name: str, id_column: str | None
+) -> Iterator[NDArray[np.float64]]:
+    for part in encoded.record.parts:
+        if not part.rows:
+            continue
+        documents = encoded.store.documents(part)
+        column = ID if name == id_column else name
+        if column not in documents.column_names:
+            kept = ", ".join(documents.column_names)
+            raise CorpusError(
+                f"the store does not hold column {name} of the weights ({kept}); name the corpus "
+                "too, or another column"
+            )
+        values = documents[column]
+        numeric = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
+        if not numeric or values.null_count:
+            what = f"{values.null_count} nulls" if numeric else str(values.type)
+            raise CorpusError(
+                f"column {name} holds {what}, and weights are one number a row; mend the column, "
+                "or leave such rows out with --filter"
+            )
+        yield values.to_numpy().astype(np.float64)
+
+
 def _note_rounding(encoded: EncodeReport, whitening: Whitening, stages: Stages) -> None:
-    """Say so where the directions kept are so narrow that float16 shows in them."""
+    """Note directions so narrow that float16 shows in them."""
     shards = (encoded.store.find(p.shard, verify=False) for p in encoded.record.parts if p.rows)
     if not any(shard is not None and shard.dtype == "float16" for shard in shards):
         return
@@ -100,212 +176,3 @@ def _note_rounding(encoded: EncodeReport, whitening: Whitening, stages: Stages) 
             f"them (cosine with float32 about {cosine:.6f}, rank {whitening.rank} of "
             f"{encoded.store.encoder['dim']}); for more, use --store-dtype float32 or {less}"
         )
-
-
-# Whole documents hold the words looked for, and so overrate strong whitening.
-_SENTENCE_WEIGHT = 2.0
-# With 100, 200 and 400 documents the choice still moved nDCG@10 of SciFact by 0.7.
-_ENOUGH_DOCUMENTS = 300
-# Changes whenever the same sample would give another choice.
-_RULES = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Constraints:
-    """Settings that the options fix, and the data to choose the others (None) by.
-
-    ``widths`` are those among which k is chosen, None for all round ones.
-    """
-
-    k: str | int | float | None = None
-    exponent: float | None = None
-    center: bool | None = None
-    normalize_input: bool = False
-    floor: float | None = None
-    widths: tuple[int, ...] | None = None
-    sample: int = 1_000
-    seed: int = 0
-    labels: Labels | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what a choice depends on besides the corpus, as JSON values."""
-        labels = None if self.labels is None else self.labels.digest()
-        return {**asdict(replace(self, labels=None)), "labels": labels}
-
-
-def choose_setting(
-    stages: Stages,
-    encoded: EncodeReport,
-    moments: Moments,
-    constraints: Constraints,
-    weights: NDArray[np.float64] | None = None,
-) -> Choice:
-    """Choose k, γ and centring; a choice made before on the same corpus is found in its store.
-
-    Raises:
-        WhiteningError: the embeddings are constant, or k is above their rank.
-        CorpusError: the labels do not fit the corpus or are too few, or the corpus has changed.
-        ConfigError: there is no encoder for the labels.
-    """
-    key = {
-        "corpus": encoded.record.fingerprint,
-        "rules": _RULES,
-        "sample": recipe(),
-        "moments": _digest(moments),
-        "encoder": encoded.store.encoder,
-        "wishes": constraints.to_json(),
-    }
-    # A damaged note is made again.
-    choice = None
-    with contextlib.suppress(KeyError, TypeError, ValueError):
-        if (kept := encoded.store.results.choice(key)) is not None:
-            choice = Choice.from_json(kept)
-    if choice is None:
-        fit = _pca(moments, constraints)
-        choice = _Chooser(encoded, moments, fit, constraints, stages, weights).choose()
-        if choice.rule is not Rule.SPECTRUM:
-            # A store that cannot be written still serves: the next build chooses the same again.
-            with contextlib.suppress(StorageError):
-                encoded.store.results.save_choice(key, choice.to_json())
-    if choice.rule is Rule.PIECES and choice.sample < _ENOUGH_DOCUMENTS:
-        stages.watcher.note(
-            f"note: k and exponent were chosen on {choice.sample} documents, and with fewer "
-            f"than {_ENOUGH_DOCUMENTS} that is a matter of chance; set --k and --exponent, or give "
-            "judged queries with --queries and --qrels"
-        )
-    return choice
-
-
-def piece_trials(encoded: EncodeReport, sample: Sample) -> list[Trial]:
-    """Return what pieces are to find: a sentence its others, some words their document."""
-    documents = embeddings_of(encoded.store, encoded.record, sample.candidates)
-    own = np.arange(len(sample))
-    return [
-        Trial(sample.sentences, sample.others, reciprocal_ranks(own), _SENTENCE_WEIGHT),
-        Trial(sample.windows, documents, reciprocal_ranks(own)),
-    ]
-
-
-@dataclass(frozen=True, eq=False)
-class _Chooser:
-    encoded: EncodeReport
-    moments: Moments
-    fit: Whitening
-    given: Constraints
-    stages: Stages
-    weights: NDArray[np.float64] | None
-
-    def choose(self) -> Choice:
-        if self.given.labels is not None:
-            return self._by_labels(self.given.labels)
-        found = sample_pieces(self.encoded, self.given.sample, self.given.seed, self.stages)
-        if isinstance(found, Sample):
-            return self._by_pieces(found)
-        setting = choose_by_spectrum(
-            self.fit,
-            self._width() or self._default_width(),
-            exponent=self.given.exponent,
-            center=self.given.center,
-        )
-        why = f"{found.why}, so mean and spectrum alone decide"
-        return Choice(Rule.SPECTRUM, setting, "", 0, (), why)
-
-    def _by_pieces(self, sample: Sample) -> Choice:
-        with self.stages.stage("choose", len(sample)) as watcher:
-            trials = piece_trials(self.encoded, sample)
-            fit = self._held_out(sample.rows) or self.fit
-            setting, scored = choose_by_scores(*self._scored(fit, trials))
-            watcher.advance(len(sample))
-        within = " (in the fit as well, for want of others)" if fit is self.fit else ""
-        measure = (
-            "MRR of a sentence among what is left of the documents, weight 2, and of 8 to 20 words "
-            "among whole documents, weight 1"
-        )
-        why = (
-            f"the gentlest within one standard error of the best, by how well pieces of "
-            f"{len(sample)} documents{within} find the rest"
-        )
-        return Choice(Rule.PIECES, setting, measure, len(sample), scored, why)
-
-    def _by_labels(self, labels: Labels) -> Choice:
-        found = labelled_trials(self.encoded, labels, self.given.seed, self.stages)
-        with self.stages.stage("choose", found.count) as watcher:
-            grid, scores = self._scored(self.fit, found.trials)
-            setting, scored = choose_by_scores(grid, scores, errors=found.errors)
-            watcher.advance(found.count)
-        return Choice(Rule.LABELS, setting, found.measure, found.count, scored, found.why)
-
-    def _scored(
-        self, fit: Whitening, trials: Sequence[Trial]
-    ) -> tuple[list[Setting], NDArray[np.float64]]:
-        """Return settings and their scores, from the widest k down to one that loses too much."""
-        width = self._width()
-        ks = self._widths(fit.k) if width is None else (width,)
-        grid, scores, best = list[Setting](), list[NDArray[np.float64]](), -np.inf
-        for k in sorted(ks, reverse=True):
-            tried = settings([k], exponent=self.given.exponent, center=self.given.center)
-            scored = score_settings(fit, trials, tried)
-            grid += tried
-            scores.append(scored)
-            here = float(scored.mean(axis=1).max())
-            best = max(best, here)
-            if not keeps(here, best):
-                break
-        return grid, np.concatenate(scores)
-
-    def _held_out(self, rows: NDArray[np.int64]) -> Whitening | None:
-        """Return the fit without rows of the corpus (m,), None where too little of it is left."""
-        embeddings = embeddings_of(self.encoded.store, self.encoded.record, rows)
-        if self.given.normalize_input:
-            embeddings = unit_rows(embeddings)
-        weights = None if self.weights is None else self.weights[rows]
-        try:
-            fit = _pca(self.moments - Moments.of(embeddings, weights=weights), self.given)
-        except WhiteningError:
-            return None
-        return fit if fit.k >= (self._width() or min(self._widths(self.fit.k))) else None
-
-    def _widths(self, rank: int) -> tuple[int, ...]:
-        """Return the widths among which k is chosen."""
-        given = self.given.widths
-        if given is None:
-            return widths(rank)
-        if found := tuple(k for k in given if k <= rank):
-            return found
-        raise WhiteningError(
-            f"the factory can be built over {given[0]} dims at least, and the embeddings span "
-            f"{rank}; use another --factory, or more rows"
-        )
-
-    def _default_width(self) -> int:
-        """Return the k that is kept where nothing tells: a third of d, or what is near to it."""
-        default = min(default_width(self.fit.dim), self.fit.k)
-        if self.given.widths is None:
-            return default
-        allowed = self._widths(self.fit.k)
-        return max((k for k in allowed if k <= default), default=min(allowed))
-
-    def _width(self) -> int | None:
-        """Return k where it is settled, None where it is up for choice."""
-        wish = WidthWish.parse(self.given.k)
-        if wish == WidthWish():
-            return None
-        floor = self.given.floor or 0.0
-        return wish.resolve(self.fit.eigenvalues, count=self.moments.count, floor=floor)
-
-
-def _digest(moments: Moments) -> str:
-    """Return what tells moments from those of other rows, weights or scales."""
-    arrays = (moments.mean, moments.scatter)
-    data = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def _pca(moments: Moments, given: Constraints) -> Whitening:
-    config = WhiteningConfig(
-        kind=Kind.PCA,
-        k="full",
-        normalize_input=given.normalize_input,
-        floor=given.floor,
-    )
-    return Whitening.fit(moments, config)

@@ -1,92 +1,123 @@
-"""Findings of gates, and the file of canary queries."""
+"""Gates that a new version must pass: counts, codes, canaries and size."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import walk_files
 from whiten_index.corpus.batches import ID
-from whiten_index.errors import GateError
-from whiten_index.index.examine import Examined, examine
-from whiten_index.index.library import INDEX
-from whiten_index.index.ondisk_ivf import IVF_DATA
-from whiten_index.pipeline.canaries import CanaryFile, Encode, Trial, check_canaries
+from whiten_index.errors import CorpusError, GateError, StorageError, WhitenIndexError
+from whiten_index.index.exact import exact_neighbours
+from whiten_index.index.examine import examine
+from whiten_index.index.factory import inner_of, is_exact, is_graph
+from whiten_index.index.transforms import is_lossy
+from whiten_index.index.vector_search import nearest
+from whiten_index.pipeline.canary_file import CanaryFile
 from whiten_index.pipeline.update_config import GateConfig
-from whiten_index.progress import Stages
+from whiten_index.progress import Progress, Stages
+from whiten_index.search.rerank import Reranker
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
+from whiten_index.store.sampling import CorpusEmbeddings, embeddings_of
 from whiten_index.versions.bundle import Bundle
+from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
+
+Encode = Callable[[Sequence[str]], NDArray[np.floating]]
+Vectors = NDArray[np.float32]
+Rows = NDArray[np.int64]
+
+_TOP_K = 10
+# How far below what the index was set to the canaries' recall may be. Of fewer canaries than are
+# enough, or an index set by fewer, it may be further: the error of a mean goes with 1/√n.
+_RECALL_MARGIN, _ENOUGH = 0.05, 200
+# So many of the sampled rows must find themselves where codes lose little, as a recall above this
+# bound shows. Graphs do not reach every row where many are copies of one.
+_FINE_RECALL, _LEAST_SELF, _LEAST_SELF_OF_GRAPH = 0.85, 0.99, 0.95
+# Cosines nearer than this are equal: float32 adds up k products.
+_TIED = 1e-5
 
 
 @dataclass(frozen=True)
 class BaseCounts:
-    """The version before, and what became of its rows; rows are passages where it has these.
-
-    Attributes:
-        rows: of its index.
-        new: rows that came since, None where it is not known.
-        deleted: rows that went, None where it is not known.
-    """
+    """Rows of the version before, and of these and since then, new and deleted ones if known."""
 
     rows: int
     new: int | None = None
     deleted: int | None = None
 
-    @property
-    def expected(self) -> int | None:
-        """Rows that there should be now, None where it is not known."""
-        if self.new is None or self.deleted is None:
-            return None
-        return self.rows - self.deleted + self.new
-
 
 @dataclass(frozen=True)
 class Gate:
-    """What one gate found.
-
-    Attributes:
-        name: counts, codes, canaries or size.
-        passed: whether the version may be published for all this gate knows.
-        found: figures, as JSON values.
-        bound: what was asked of them.
-        why: what failed, in sentences; empty where nothing did.
-    """
+    """Findings of a gate, the bounds set for them, and what failed, in sentences."""
 
     name: str
-    passed: bool
-    found: dict[str, Any]
-    bound: dict[str, Any]
-    why: str = ""
+    found: dict[str, Any] = field(default_factory=dict)
+    bound: dict[str, Any] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
 
-    @classmethod
-    def of(
-        cls, name: str, found: dict[str, Any], bound: dict[str, Any], faults: Sequence[str]
-    ) -> Gate:
-        """Return a gate that is passed where there are no faults."""
-        return cls(name, not faults, found, bound, "; ".join(faults))
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed."""
+        return not self.faults
+
+    @property
+    def why(self) -> str:
+        """Everything that failed."""
+        return "; ".join(self.faults)
 
     def to_json(self) -> dict[str, Any]:
         """Return the finding as JSON values."""
-        return dict(vars(self))
+        said = {"name": self.name, "passed": self.passed}
+        return {**said, "found": self.found, "bound": self.bound, "why": self.why}
+
+
+def run_gates(
+    candidate: Bundle,
+    store: EmbeddingStore,
+    record: CorpusRecord,
+    *,
+    config: GateConfig,
+    stages: Stages,
+    base: BaseCounts | None = None,
+    canaries: CanaryFile | None = None,
+    encode: Encode | None = None,
+    seed: int = 0,
+) -> tuple[Gate, ...]:
+    """Run every gate on a version, its store and its corpus; one that fails does not raise.
+
+    Every row of the index is read, and every row of the store projected. ``base`` is the version
+    before, and ``encode`` gives the raw embeddings (n, d) of canary queries that are texts.
+    """
+    counts = _check_counts(candidate, store, record, base)
+    with stages.stage("check codes", len(candidate)) as watcher:
+        codes = _check_codes(candidate)
+        watcher.advance(len(candidate))
+    whole = len(candidate) == len(candidate.documents) == record.rows
+    if whole and codes.passed:
+        trial = _Trial(candidate, store, record, config, canaries, stages)
+        tried = trial.gate(encode, np.random.default_rng(seed))
+    else:
+        # Rows that are not those of the store cannot be compared with it.
+        why = "they were not tried, since rows or codes are not as they should be"
+        tried = Gate("canaries", faults=[why])
+    return counts, codes, tried, _check_size(candidate, base, config)
 
 
 def require_passed(gates: Sequence[Gate], *, candidate: Path | str) -> None:
-    """Refuse a version that did not pass.
-
-    Args:
-        gates: what they found.
-        candidate: folder in which the version is kept aside.
+    """Refuse a version that did not pass; ``candidate`` is the folder in which it is kept aside.
 
     Raises:
-        GateError: one of them was not passed.
+        GateError: one of the gates was not passed.
     """
     failed = [gate for gate in gates if not gate.passed]
     if failed:
@@ -99,14 +130,42 @@ def require_passed(gates: Sequence[Gate], *, candidate: Path | str) -> None:
         )
 
 
-# The index may take so many times what was expected, and what heads of small files take.
-_EXPECTED_TIMES, _HEADS = 2, 1 << 20
+def size_faults(config: GateConfig, *, rows: int, size: int, base_rows: int | None) -> list[str]:
+    """Return how rows and bytes of a version are beyond the options."""
+    faults = []
+    if base_rows is not None and rows < base_rows * (1 - config.max_shrink):
+        faults.append(
+            f"{rows:,} rows are {1 - rows / base_rows:.1%} fewer than the {base_rows:,} before, "
+            f"and --max-shrink is {config.max_shrink:g}"
+        )
+    if base_rows is not None and rows > base_rows * (1 + config.max_growth):
+        faults.append(
+            f"{rows:,} rows are too many after the {base_rows:,} before: --max-growth is "
+            f"{config.max_growth:g}"
+        )
+    if config.most_bytes is not None and size > config.most_bytes:
+        faults.append(f"the files take {size:,} bytes, and --max-bytes is {config.max_bytes}")
+    return faults
 
 
-def check_counts(
+def _check_size(candidate: Bundle, base: BaseCounts | None, config: GateConfig) -> Gate:
+    rows = len(candidate)
+    size = sum(path.stat().st_size for path in walk_files(candidate.folder))
+    bound: dict[str, Any] = {}
+    if base is not None:
+        bound["least_rows"] = base.rows * (1 - config.max_shrink)
+        bound["most_rows"] = base.rows * (1 + config.max_growth)
+    if config.most_bytes is not None:
+        bound["bytes"] = config.most_bytes
+    base_rows = None if base is None else base.rows
+    faults = size_faults(config, rows=rows, size=size, base_rows=base_rows)
+    return Gate("size", {"rows": rows, "bytes": size}, bound, faults)
+
+
+def _check_counts(
     candidate: Bundle, store: EmbeddingStore, record: CorpusRecord, base: BaseCounts | None
 ) -> Gate:
-    """Tell whether every row read is accounted for, and every row of the index has its own id."""
+    """Check that all rows read are accounted for, and that rows of the index have their own ids."""
     counts = candidate.manifest["counts"]
     skipped = sum(counts["skipped"].values())
     rows, indexed, documents = record.rows, len(candidate), len(candidate.documents)
@@ -124,56 +183,48 @@ def check_counts(
         faults.append(
             f"{counts['read']} rows were read, and {used + skipped} encoded, reused or skipped"
         )
-    made = counts.get("passages") or used
-    if not candidate.grouped and made != rows:
-        faults.append(f"{made} rows were encoded or reused, and the corpus has {rows}")
-    if candidate.grouped and counts.get("passages") != rows:
-        faults.append(f"{counts.get('passages')} passages were cut, and the corpus has {rows}")
+    if candidate.grouped and counts["passages"] != rows:
+        faults.append(f"{counts['passages']} passages were cut, and the corpus has {rows}")
+    if not candidate.grouped and used != rows:
+        faults.append(f"{used} rows were encoded or reused, and the corpus has {rows}")
     for what, held in (("index", indexed), ("documents file", documents)):
         if held != rows:
             faults.append(f"the {what} holds {held} rows, and the corpus has {rows}")
-    if base is not None and base.expected is not None:
-        bound |= {"rows": base.expected, "base_rows": base.rows}
+    if base is not None and base.new is not None and base.deleted is not None:
+        expected = base.rows - base.deleted + base.new
+        bound |= {"rows": expected, "base_rows": base.rows}
         bound |= {"new": base.new, "deleted": base.deleted}
-        if base.expected != rows:
+        if expected != rows:
             faults.append(
                 f"{base.rows} rows before, {base.deleted} of them deleted, and {base.new} new ones "
-                f"make {base.expected}, and the corpus has {rows}"
+                f"make {expected}, and the corpus has {rows}"
             )
     if documents == rows:
-        found["wrong_ids"] = _wrong_ids(candidate, store, record)
-        bound["wrong_ids"] = 0
+        found["wrong_ids"], bound["wrong_ids"] = _wrong_ids(candidate, store, record), 0
         if found["wrong_ids"]:
             faults.append(f"{found['wrong_ids']} rows have the id of another document")
-    return Gate.of("counts", found, bound, faults)
+    return Gate("counts", found, bound, faults)
 
 
 def _wrong_ids(candidate: Bundle, store: EmbeddingStore, record: CorpusRecord) -> int:
     """Return how many rows have another id than in the store."""
     wrong = start = 0
     for part in record.parts:
-        if not part.rows:
-            continue
-        ours = candidate.documents.id_column(start, start + part.rows)
-        start += part.rows
-        theirs = store.documents(part)[ID]
-        if ours.equals(theirs):
-            continue
-        try:
-            same = pc.equal(ours, theirs.cast(ours.type))
-        except pa.ArrowException:
-            wrong += part.rows
-        else:
-            wrong += part.rows - int(pc.sum(same).as_py() or 0)
+        if part.rows:
+            ours = candidate.documents.id_column(start, start + part.rows)
+            theirs = store.documents(part)[ID]
+            if not ours.equals(theirs):
+                same = pc.equal(ours.cast(pa.large_string()), theirs.cast(pa.large_string()))
+                wrong += part.rows - int(pc.sum(same).as_py() or 0)
+            start += part.rows
     return wrong
 
 
-def check_codes(candidate: Bundle) -> Gate:
-    """Tell whether the transform, the codes and what they were learned by are finite and whole."""
-    arrays = _broken_arrays(candidate.whitening)
-    seen = examine(candidate.index)
-    found = {"broken_arrays": arrays, **_as_json(seen)}
-    bound = {"broken": 0, "lost": 0, "strange": 0}
+def _check_codes(candidate: Bundle) -> Gate:
+    """Check that the transform, codes and codebooks are finite, and each row is there once."""
+    arrays, seen = _broken_arrays(candidate.whitening), examine(candidate.index)
+    names = ("rows", "decoded", "broken", "lost", "strange", "learned")
+    found = {"broken_arrays": arrays, **{name: getattr(seen, name) for name in names}}
     faults = []
     if arrays:
         faults.append(f"the whitening holds NaN or infinity ({', '.join(arrays)})")
@@ -185,14 +236,7 @@ def check_codes(candidate: Bundle) -> Gate:
         faults.append(f"{seen.strange} entries of the index's lists are no row, or one twice")
     if not seen.learned:
         faults.append("the index's centroids or codebooks hold NaN or infinity")
-    return Gate.of("codes", found, bound, faults)
-
-
-def _as_json(seen: Examined) -> dict[str, Any]:
-    return {
-        name: getattr(seen, name)
-        for name in ("rows", "decoded", "broken", "lost", "strange", "learned")
-    }
+    return Gate("codes", found, {"broken": 0, "lost": 0, "strange": 0}, faults)
 
 
 def _broken_arrays(whitening: Whitening) -> list[str]:
@@ -205,87 +249,210 @@ def _broken_arrays(whitening: Whitening) -> list[str]:
     )
 
 
-def check_size(candidate: Bundle, base: BaseCounts | None, config: GateConfig) -> Gate:
-    """Tell whether rows and bytes are within bounds."""
-    rows = len(candidate)
-    files = list(walk_files(candidate.folder))
-    size = sum(path.stat().st_size for path in files)
-    found: dict[str, Any] = {"rows": rows, "bytes": size}
-    bound: dict[str, Any] = {}
-    faults = []
-    if base is not None:
-        least = base.rows * (1 - config.max_shrink)
-        most = base.rows * (1 + config.max_growth)
-        bound |= {"least_rows": least, "most_rows": most}
-        if rows < least:
-            gone = 1 - rows / base.rows
+@dataclass(frozen=True, eq=False)
+class _Trial:
+    """Search of a version by sampled rows and canary queries, against exact search."""
+
+    candidate: Bundle
+    store: EmbeddingStore
+    record: CorpusRecord
+    config: GateConfig
+    canaries: CanaryFile | None
+    stages: Stages
+
+    def gate(self, encode: Encode | None, rng: np.random.Generator) -> Gate:
+        """Return the gate of sampled rows and of queries with known answers.
+
+        Recall is the share of the ten nearest that is found, where every row counts that is as
+        near as the tenth (as in ANN-Benchmarks, Aumüller, Bernhardsson and Faithfull 2020), so
+        that an index may give any of several equal rows.
+        """
+        total = self.record.rows
+        rows = np.sort(rng.choice(total, min(self.config.canaries, total), replace=False))
+        least = self._least_recall(len(rows))
+        bound = {"recall": least, "self_found": self._least_self(least)}
+        if self.canaries is not None:
+            bound["query_recall"] = self._least_recall(len(self.canaries))
+        found: dict[str, Any] = {"sampled": len(rows)}
+        try:
+            faults = self._search(rows, encode, found, bound)
+        except StorageError:
+            # A failed read says nothing about the version.
+            raise
+        except WhitenIndexError as error:
+            return Gate("canaries", {}, bound, [f"they could not be tried: {error}"])
+        return Gate("canaries", found, bound, faults)
+
+    def _search(
+        self, rows: Rows, encode: Encode | None, found: dict[str, Any], bound: dict[str, Any]
+    ) -> list[str]:
+        """Search by all canaries; add figures to ``found`` and return the faults."""
+        asked = np.empty((0, self.candidate.dim))
+        if self.canaries is not None:
+            raw = self.canaries.embeddings
+            if raw is None:
+                assert encode is not None
+                assert self.canaries.texts is not None
+                raw = encode(self.canaries.texts)
+            asked = raw.astype(np.float64)
+        if not len(rows) and not len(asked):
+            return []
+        every = np.concatenate([embeddings_of(self.store, self.record, rows), asked])
+        with self.stages.stage("check canaries", self.record.rows) as watcher:
+            best = self._exact(every, watcher)
+            near, cosines = self._found(every)
+        mine, theirs = slice(0, len(rows)), slice(len(rows), None)
+        faults = []
+        if len(rows):
+            faults += self._sampled(rows, best[mine], near[mine], cosines[mine], found, bound)
+        if self.canaries is not None:
+            share = _recall(best[theirs][:, :_TOP_K], cosines[theirs][:, :_TOP_K])
+            found |= {"queries": len(asked), "query_recall": share}
+            faults += _below(share, bound["query_recall"], "canary queries")
+            faults += self._answered(self.canaries, asked, found)
+        found["hits_missing"] = lacking = int(np.count_nonzero(near < 0))
+        if lacking:
+            faults.append(f"{lacking} of the {near.size} hits asked for are no row")
+        return faults
+
+    @property
+    def _rerank(self) -> int:
+        """Candidates a query that are scored again as the version is searched, 0 for none."""
+        return int(self.candidate.manifest["factory"]["rerank"] or 0)
+
+    def _reranker(self, most: int) -> Reranker:
+        whitening = self.candidate.whitening
+        return Reranker(self.store, self.record, whitening, candidates=most)
+
+    def _exact(self, queries: NDArray[np.float64], watcher: Progress) -> Vectors:
+        """Return the best cosines (q, 11) of raw queries with all rows, projected afresh."""
+        whitening = self.candidate.whitening
+
+        def projected() -> Iterator[Vectors]:
+            for block in CorpusEmbeddings(self.store, self.record).blocks():
+                yield unit_rows(whitening.apply(block)).astype(np.float32)
+                watcher.advance(len(block))
+
+        vectors = unit_rows(whitening.apply(queries)).astype(np.float32)
+        scores, _ = exact_neighbours(projected(), vectors, _TOP_K + 1)
+        return scores
+
+    def _found(self, queries: NDArray[np.float64]) -> tuple[Rows, Vectors]:
+        """Return the rows (q, <= 11) that the version finds, and their exact cosines."""
+        most = min(max(self._rerank, _TOP_K + 1), len(self.candidate))
+        narrow = np.ascontiguousarray(queries, dtype=np.float32)
+        vectors = self.candidate.transforms(narrow)
+        _, rows = nearest(inner_of(self.candidate.index), vectors, most)
+        cosines = self._reranker(most)(narrow, rows)
+        if self._rerank:
+            order = np.argsort(-cosines, axis=1, kind="stable")
+            rows = np.take_along_axis(rows, order, axis=1)
+            cosines = np.take_along_axis(cosines, order, axis=1)
+        return rows[:, : _TOP_K + 1], cosines[:, : _TOP_K + 1]
+
+    def _sampled(
+        self,
+        rows: Rows,
+        best: Vectors,
+        near: Rows,
+        cosines: Vectors,
+        found: dict[str, Any],
+        bound: dict[str, Any],
+    ) -> list[str]:
+        """Check that rows find themselves, and their neighbours, themselves left out."""
+        own = near == rows[:, None]
+        # None is nearer than the row itself, and one that is as near is equal to it.
+        itself = (own | (cosines >= best[:, :1] - _TIED)).any(axis=1)
+        found["self_found"] = float(itself.mean())
+        faults = []
+        if found["self_found"] < bound["self_found"]:
+            lost = rows[~itself]
+            first = self.candidate.documents.ids([int(lost[0])])[0]
             faults.append(
-                f"{rows} rows are {gone:.1%} fewer than the {base.rows} before, and --max-shrink "
-                f"is {config.max_shrink:g}"
+                f"{len(lost)} of {len(rows)} sampled rows do not find themselves, the first being "
+                f"that of id {first!r}"
             )
-        if rows > most:
-            faults.append(
-                f"{rows} rows are too many beside the {base.rows} before: --max-growth is "
-                f"{config.max_growth:g}"
-            )
-    names = (INDEX, IVF_DATA)
-    found["index_bytes"] = sum(each.stat().st_size for each in files if each.name in names)
-    expected = int(candidate.manifest["factory"]["expected_bytes"]["total"])
-    bound["index_bytes"] = _EXPECTED_TIMES * expected + _HEADS
-    if found["index_bytes"] > bound["index_bytes"]:
-        faults.append(
-            f"the index takes {found['index_bytes']:,} bytes, more than {_EXPECTED_TIMES} times "
-            f"the {expected:,} expected of {rows} rows"
-        )
-    if config.most_bytes is not None:
-        bound["bytes"] = config.most_bytes
-        if size > config.most_bytes:
-            faults.append(f"the files take {size:,} bytes, and --max-bytes is {config.max_bytes}")
-    return Gate.of("size", found, bound, faults)
+        others = own.copy()
+        others[~own.any(axis=1), -1] = True
+        found["recall"] = _recall(best[:, 1:], cosines[~others].reshape(len(rows), -1))
+        return faults + _below(found["recall"], bound["recall"], "sampled rows")
+
+    def _answered(
+        self, canaries: CanaryFile, queries: NDArray[np.float64], found: dict[str, Any]
+    ) -> list[str]:
+        """Check that the documents expected are among the ten nearest, as a user would see them."""
+        asked = [place for place, ids in enumerate(canaries.expected) if ids]
+        if not asked:
+            return []
+        documents = self.candidate.documents
+        rescorer = self._reranker(self._rerank) if self._rerank else None
+        given = queries[asked].astype(np.float32)
+        _, near = self.candidate.search(given, _TOP_K, rescorer=rescorer)
+        missed: list[tuple[int, str]] = []
+        for place, rows in zip(asked, near, strict=True):
+            seen = {str(name) for name in documents.ids(rows[rows >= 0].tolist())}
+            missed += [(place, name) for name in canaries.expected[place] if name not in seen]
+        total = sum(map(len, canaries.expected))
+        found |= {"expected": total, "expected_found": total - len(missed)}
+        if not missed:
+            return []
+        (place, name), there = missed[0], ""
+        try:
+            documents.find(name)
+        except CorpusError:
+            there = ", which the index does not hold"
+        return [
+            f"{len(missed)} of {total} documents expected are not among the {_TOP_K} nearest, the "
+            f"first being {name!r} of {canaries.query_name(place)}{there}"
+        ]
+
+    def _least_self(self, least: float | None) -> float:
+        """Return the share of the sampled rows that must find themselves."""
+        inner = inner_of(self.candidate.index)
+        if is_exact(inner):
+            return 1.0
+        if least is None:
+            # Nothing is known of what its codes lose, should they lose anything.
+            least = 0.0 if is_lossy(inner) else 1.0
+        if least < _FINE_RECALL:
+            # Codes so coarse that many rows share one, or a graph torn by copies of one row: a row
+            # is found as its neighbours are.
+            return least
+        return _LEAST_SELF_OF_GRAPH if is_graph(inner) else _LEAST_SELF
+
+    def _least_recall(self, canaries: int) -> float | None:
+        """Return the recall that so many canaries must reach, None if the index was set to none."""
+        if self.config.canary_recall is not None:
+            return self.config.canary_recall
+        tuned = self.candidate.manifest["factory"]["tuned"]
+        recall: float | None = tuned["recall"]
+        target: float = tuned["target"]
+        fewest = canaries
+        if recall is None and not tuned["reached"]:
+            return None
+        if recall is not None:
+            target, fewest = min(recall, target), min(tuned["queries"], canaries)
+        # Otherwise it is exact by its structure, and was not measured.
+        margin = _RECALL_MARGIN * math.sqrt(max(_ENOUGH / max(fewest, 1), 1.0))
+        return max(round(target - margin, 6), 0.0)
 
 
-def run_gates(
-    candidate: Bundle,
-    store: EmbeddingStore,
-    record: CorpusRecord,
-    *,
-    config: GateConfig,
-    stages: Stages,
-    base: BaseCounts | None = None,
-    canaries: CanaryFile | None = None,
-    encode: Encode | None = None,
-    seed: int = 0,
-) -> tuple[Gate, ...]:
-    """Run every gate; a gate that fails does not raise, but says so.
+def _recall(best: Vectors, cosines: Vectors) -> float | None:
+    """Return the share of the nearest rows that are found, None if there are none.
 
-    That takes a look at every row of the index and a projection of every row of the store.
-
-    Args:
-        candidate: the version as opened from its files, its manifest what it will be: of it
-            ``counts``, ``corpus`` and ``factory`` are read.
-        store: of its embeddings.
-        record: its corpus.
-        config: bounds.
-        stages: where the time is shown.
-        base: the version before, None for the first one.
-        canaries: queries of one's own.
-        encode: texts -> raw embeddings (n, d) of queries, where those are texts.
-        seed: of the sample.
-
-    Raises:
-        ConfigError: queries are texts and there is no ``encode``.
+    ``best`` (q, n) are the cosines of the nearest, and ``cosines`` (q, m) those of the rows found;
+    either is −∞ where there is no row.
     """
-    counts = check_counts(candidate, store, record, base)
-    with stages.stage("check codes", len(candidate)) as watcher:
-        codes = check_codes(candidate)
-        watcher.advance(len(candidate))
-    whole = len(candidate) == len(candidate.documents) == record.rows
-    if not whole or not codes.passed:
-        # Rows that are not those of the store cannot be compared with it.
-        why = "they were not tried, since rows or codes are not as they should be"
-        tried = Gate.of("canaries", {}, {}, [why])
-    else:
-        trial = Trial(candidate, store, record, stages)
-        found, bound, faults = check_canaries(trial, config, canaries, encode, seed=seed)
-        tried = Gate.of("canaries", found, bound, faults)
-    return counts, codes, tried, check_size(candidate, base, config)
+    there = np.isfinite(best)
+    wanted = there.sum(axis=1)
+    if not wanted.any():
+        return None
+    least = np.where(there, best, np.inf).min(axis=1, initial=np.inf)
+    right = np.isfinite(cosines) & (cosines >= least[:, None] - _TIED)
+    return float(np.minimum(right.sum(axis=1), wanted).sum() / wanted.sum())
+
+
+def _below(share: float | None, least: float | None, what: str) -> list[str]:
+    if share is None or least is None or share >= least:
+        return []
+    return [f"{what} find {share:.1%} of their {_TOP_K} exact neighbours, below {least:.1%}"]

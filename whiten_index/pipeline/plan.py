@@ -1,58 +1,79 @@
-"""What a build would do: rows, reuse, time and bytes, from the footers and a short calibration."""
+"""Plans of a build and of an update: rows, time and bytes, without writing anything."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
+from whiten_index.artifacts.disk_space import free_bytes
 from whiten_index.corpus.batches import EmbeddingBatch, TextBatch
 from whiten_index.corpus.sharding import Shard
 from whiten_index.encoding.devices import chosen_devices
 from whiten_index.errors import ConfigError
 from whiten_index.index.choice import FactoryChoice
+from whiten_index.pipeline.base_version import BaseVersion
 from whiten_index.pipeline.build_config import BuildConfig
-from whiten_index.pipeline.early_checks import (
-    check_early,
-    check_labels,
-    choose_index,
-    possible_widths,
+from whiten_index.pipeline.changes import (
+    apart,
+    compare,
+    count_documents,
+    document_rows,
+    stored_rows,
 )
-from whiten_index.pipeline.encode import open_corpus
-from whiten_index.pipeline.select_labelled import read_labels
-from whiten_index.pipeline.shard_encoding import ShardWork, shard_work
+from whiten_index.pipeline.early_checks import check_early, choose_index, possible_widths
+from whiten_index.pipeline.encode import kept_parts, open_corpus
+from whiten_index.pipeline.gates import size_faults
+from whiten_index.pipeline.labels import read_labels
+from whiten_index.pipeline.shard_encoding import ReadShard, ShardWork, shard_work
+from whiten_index.pipeline.update_checks import (
+    advising,
+    nothing_to_do,
+    open_base,
+    require_not_withdrawn,
+    room_wanted,
+)
+from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.store.dedup import RowFinder
-from whiten_index.store.dtypes import StoreDtype
+from whiten_index.store.dedup import BY_REFERENCE
+from whiten_index.store.dtypes import StoreDtype, folder_bytes
+from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.whitening.selection import widths
 
 _CALIBRATION_ROWS = 256
 _FLOAT32_BYTES = 4
+# Stages that every update repeats with all rows.
+_AGAIN = (
+    "fit", "train", "exact neighbours", "project and add", "tune", "diagnose", "publish",
+    "check codes", "check canaries",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """An estimate; only ``read`` and ``reused`` are counted.
+    """Estimate of a build or an encode; only ``read`` and ``reused`` are counted.
 
     Attributes:
-        shards: how many there are.
+        shards: their number.
         read: rows in the corpus.
         reused: rows whose embeddings are in the store.
         to_encode: rows still to be encoded.
-        rows_per_second: measured on a sample, None where nothing is to be encoded.
+        rows_per_second: measured on a sample, None if nothing is to be encoded.
         seconds: expected for encoding, None likewise.
         raw_bytes: of the embeddings kept in the store, the whole corpus.
         vector_bytes: of the reduced vectors in float32.
         factory: FAISS factory string.
-        why: what it was chosen by.
+        why: reason for it.
         rerank: candidates a query that would be scored again from the store, None for none.
-        index_bytes: of the index, by what they hold, as expected.
-        memory_budget: bytes that the index may hold in memory, None for as many as it takes.
+        index_bytes: expected bytes of the index by content.
+        memory_budget: bytes that the index may hold in memory, None without a limit.
         dim: width d of the embeddings.
-        k: kept width expected, or the widest that can be built where it is not settled.
+        k: kept width expected, or the widest that can be built if it is not settled.
         k_settled: whether k is known before the embeddings are.
         store: folder of the raw embeddings.
     """
@@ -80,25 +101,46 @@ class BuildPlan:
         return dict(vars(self))
 
 
-@dataclass
-class _Looked:
-    """What the store has of a corpus, and which shards it lacks."""
+@dataclass(frozen=True)
+class UpdatePlan:
+    """Estimate of an update; rows are counted, seconds and bytes expected.
 
-    reused: int = 0
-    to_encode: int = 0
-    raw_bytes: int = 0
-    missing: list[Shard] = field(default_factory=list)
+    Attributes:
+        base: the published version.
+        rows: kind -> documents, as an update would report them.
+        files: number of files that would be read and skipped.
+        to_encode: rows that have to be encoded.
+        rows_per_second: measured on a sample, None if nothing is to be encoded.
+        encode_seconds: expected for that, None likewise.
+        other_seconds: for all else, by what it took the published version.
+        bytes: folder -> bytes that would be written there.
+        free: folder -> bytes free on its disk, None if it does not say.
+        refit: ``auto``, ``always`` or ``never``: only the embeddings show whether there is drift.
+        up_to_date: whether nothing would be published.
+        refused: reason why a gate would keep the version back, as far as rows alone show; else
+            empty.
+    """
 
-    def add(self, shard: Shard, rows: int, size: int, unknown: int) -> None:
-        self.raw_bytes += size
-        self.reused += rows - unknown
-        self.to_encode += unknown
-        if unknown:
-            self.missing.append(shard)
+    base: str
+    rows: Mapping[str, int]
+    files: Mapping[str, int]
+    to_encode: int
+    rows_per_second: float | None
+    encode_seconds: float | None
+    other_seconds: float
+    bytes: Mapping[str, int]
+    free: Mapping[str, int | None]
+    refit: str
+    up_to_date: bool
+    refused: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON values."""
+        return dict(vars(self))
 
 
 def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> BuildPlan:
-    """Say what a build or an encode would do, and write nothing.
+    """Estimate a build or an encode, and write nothing.
 
     Raises:
         CorpusError: the corpus cannot be used.
@@ -109,32 +151,28 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> Buil
     stages = Stages(progress or Silent())
     corpus = open_corpus(config, stages)
     check_early(config, corpus)
-    if (labels := read_labels(config)) is not None:
-        check_labels(config, labels)
-    work = shard_work(config, corpus, write=False)
-    work = replace(work, rows=RowFinder(work.store, work.store.corpus_shards()))
-    looked = _Looked()
+    read_labels(config)
+    work = shard_work(config, corpus, write=False).reusing()
+    dim, missing = int(work.store.encoder["dim"]), list[Shard]()
+    rows = to_encode = raw_bytes = 0
     with stages.stage("look up shards", corpus.rows) as watcher:
         for shard in corpus.shards:
-            looked.add(shard, *_look_up(work, shard))
+            found = work.look(shard, verify=False)
+            unknown = int(np.count_nonzero(found.missing))
+            rows, to_encode = rows + len(found.batch), to_encode + unknown
+            raw_bytes += len(found.batch) * dim * _itemsize(work, found)
+            missing += [shard] if unknown else []
             watcher.advance(shard.rows)
-    rate = None
-    if config.embedding_column is None and looked.missing:
-        # GPUs add up; the cores of one CPU do not.
-        devices = chosen_devices(config.encoder_config().device)
-        several = len(devices) if devices[0].startswith("cuda") else 1
-        rate = several * calibrate(work, looked.missing, stages)
-    rows, dim = looked.reused + looked.to_encode, int(work.store.encoder["dim"])
-    width = _width(config, dim)
-    k, choice = _widest(config, rows=rows, dim=dim, k=width)
+    rate = _rows_per_second(config, work, missing, stages)
+    k, settled, choice = _expected_index(config, rows=rows, dim=dim)
     return BuildPlan(
         shards=len(corpus.shards),
         read=corpus.rows,
-        reused=looked.reused,
-        to_encode=looked.to_encode,
+        reused=rows - to_encode,
+        to_encode=to_encode,
         rows_per_second=rate,
-        seconds=None if rate is None else looked.to_encode / rate,
-        raw_bytes=looked.raw_bytes,
+        seconds=None if rate is None else to_encode / rate,
+        raw_bytes=raw_bytes,
         vector_bytes=rows * k * _FLOAT32_BYTES,
         factory=choice.built,
         why=choice.why,
@@ -143,65 +181,155 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> Buil
         memory_budget=config.budget,
         dim=dim,
         k=k,
-        k_settled=width is not None,
+        k_settled=settled,
         store=str(config.store_place),
     )
 
 
-def _look_up(work: ShardWork, shard: Shard) -> tuple[int, int, int]:
-    """Return a shard's usable rows, the bytes of their embeddings, and how many are nowhere."""
-    batch = work.batch_of(shard)
-    digests = batch.digests()
-    fingerprint = work.store.shard_fingerprint(digests, work.dtype)
-    if work.dtype is StoreDtype.OWN:
-        itemsize = batch.embeddings.itemsize if isinstance(batch, EmbeddingBatch) else 4
-    else:
-        itemsize = np.dtype(work.dtype.value).itemsize
-    unknown = 0
-    if len(batch) and work.store.find(fingerprint, verify=False) is None:
-        assert work.rows is not None
-        unknown = int(np.count_nonzero(~work.rows.known(work.dtype, batch).find(digests).known))
-    return len(batch), len(batch) * int(work.store.encoder["dim"]) * itemsize, unknown
+def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> UpdatePlan:
+    """Estimate an update, and write nothing.
+
+    Raises:
+        CorpusError: the corpus cannot be used.
+        EncoderError: the model is gone, or is another one by now.
+        ConfigError: the corpus holds embeddings of another width.
+        ArtifactError: nothing is published, or it or its store is damaged.
+        GateError: the corpus is that of a version which was rolled back.
+    """
+    with advising(config):
+        return _plan_update(config, Stages(progress or Silent()))
 
 
-def calibrate(work: ShardWork, missing: list[Shard], stages: Stages) -> float:
-    """Return rows/s of encoding a sample from the middle of what is missing, on one device."""
+def _plan_update(config: UpdateConfig, stages: Stages) -> UpdatePlan:
+    base, corpus, _ = open_base(config, stages)
+    work = shard_work(base.config, corpus, write=False).reusing(base.known_records())
+    kept = kept_parts(work, None if config.read_all else base.read_before(corpus))
+    to_encode = stored = 0
+    parts, missing = list[CorpusPart](), list[Shard]()
+    read = dict[int, Shard]()
+    with stages.stage("look up rows", corpus.rows) as watcher:
+        for position, shards in groupby(corpus.shards, key=lambda shard: shard.file):
+            if position in kept:
+                parts += kept[position][1]
+                watcher.advance(sum(shard.rows for shard in shards))
+                continue
+            for shard in shards:
+                found = work.look(shard)
+                documents = work.store.document_files.name_of(found.batch.documents)
+                size = len(found.batch), found.batch.read
+                parts.append(CorpusPart(found.fingerprint, documents, *size, 0))
+                read[id(parts[-1])] = shard
+                to_encode += found.rows_to_encode
+                missing += [shard] if found.missing.any() else []
+                stored += 0 if found.there else _bytes(work, found)
+                watcher.advance(shard.rows)
+    record = CorpusRecord(corpus.config.source_identity(), tuple(parts), {})
+    up_to_date = nothing_to_do(config, base, record)
+    if not up_to_date:
+        require_not_withdrawn(config, record)
+    # Parts that differ are read once more, rather than held until all were read.
+    gone, came, same = apart(base.record, record)
+    again = (work.batch_of(read[id(part)]) for part in came if part.rows)
+    changes = compare(
+        stored_rows(base.store, gone),
+        (document_rows(batch.documents, batch.digests()) for batch in again),
+        same=count_documents(work.store, same, passages=base.passages),
+        by_content=base.config.id_column is None,
+    )
+    rate = _rows_per_second(base.config, work, missing, stages)
+    wanted = room_wanted(base, rows=corpus.rows, stored=stored)
+    # If the store has lost rows, they are encoded again without a new version.
+    wanted |= {base.root: 0} if up_to_date else {}
+    return UpdatePlan(
+        base=base.version,
+        rows=changes.to_json(),
+        files={"read": len(corpus.files) - len(kept), "skipped": len(kept)},
+        to_encode=to_encode,
+        rows_per_second=rate,
+        encode_seconds=None if rate is None else to_encode / rate,
+        other_seconds=sum(stages.seconds.values())
+        + (0.0 if up_to_date else _other_seconds(base, corpus.rows)),
+        bytes={str(path): size for path, size in wanted.items()},
+        free={str(path): free_bytes(path) for path in wanted},
+        refit=config.order,
+        up_to_date=up_to_date,
+        refused="" if up_to_date else _refused(config, base, record.rows),
+    )
+
+
+def _other_seconds(base: BaseVersion, rows: int) -> float:
+    took = base.fields["seconds"]
+    # A build has no gates, whose look at the vectors is one more projection.
+    took = {"check canaries": took.get("project and add", 0.0), **took}
+    again = float(sum(took.get(stage, 0.0) for stage in _AGAIN))
+    return again * rows / max(base.record.rows, 1)
+
+
+def _refused(config: UpdateConfig, base: BaseVersion, rows: int) -> str:
+    """Return why the gate of sizes would keep the version back, as far as rows alone show."""
+    had = base.record.rows
+    size = int(sum(f["bytes"] for f in base.fields["files"].values()) * rows / max(had, 1))
+    return "; ".join(size_faults(config, rows=rows, size=size, base_rows=had))
+
+
+def _itemsize(work: ShardWork, found: ReadShard) -> int:
+    """Return the bytes of a number in the store; texts are expected to fit float16."""
+    if work.dtype is not StoreDtype.OWN:
+        return int(np.dtype(work.dtype.value).itemsize)
+    batch = found.batch
+    return int(batch.embeddings.itemsize) if isinstance(batch, EmbeddingBatch) else _FLOAT32_BYTES
+
+
+def _bytes(work: ShardWork, found: ReadShard) -> int:
+    """Return about what a shard that is not there will take in the store, its documents too."""
+    rows, dim = len(found.batch), int(work.store.encoder["dim"])
+    size, own = int(found.batch.documents.nbytes), int(np.count_nonzero(found.missing))
+    if found.found is None or rows - own < BY_REFERENCE * rows:
+        return size + folder_bytes(rows, dim, _itemsize(work, found))
+    sources = len(np.unique(found.found.shard[found.found.known]))
+    return size + folder_bytes(rows, dim, _itemsize(work, found), own=own, sources=sources)
+
+
+def _rows_per_second(
+    config: BuildConfig, work: ShardWork, missing: list[Shard], stages: Stages
+) -> float | None:
+    """Return rows/s of encoding a sample from the middle of what is missing, None without texts."""
+    if config.embedding_column is not None or not missing:
+        return None
     batch = work.batch_of(missing[len(missing) // 2])
     assert isinstance(batch, TextBatch)
     step = max(len(batch) // _CALIBRATION_ROWS, 1)
     sample = batch.texts[::step][:_CALIBRATION_ROWS]
-    encoder = work.encoder()
-    encoder.encode(sample)
+    with stages.stage("load encoder", 0):
+        encoder = work.encoder()
+        encoder.encode(sample)
     with stages.stage("calibrate", len(sample)) as watcher:
         started = time.perf_counter()
         encoder.encode(sample)
         elapsed = time.perf_counter() - started
         watcher.advance(len(sample))
-    return len(sample) / elapsed
+    # GPUs add up; the cores of one CPU do not.
+    devices = chosen_devices(config.encoder_config().device)
+    several = len(devices) if devices[0].startswith("cuda") else 1
+    return several * len(sample) / elapsed
 
 
-def _width(config: BuildConfig, dim: int) -> int | None:
-    """Return the k to expect, None where only the embeddings will tell."""
-    if config.chooses and config.k is None:
-        return None
-    return config.whitening_config().width(dim)
-
-
-def _widest(
-    config: BuildConfig, *, rows: int, dim: int, k: int | None
-) -> tuple[int, FactoryChoice]:
-    """Return k and its index; where only the embeddings will tell k, the widest there can be.
+def _expected_index(config: BuildConfig, *, rows: int, dim: int) -> tuple[int, bool, FactoryChoice]:
+    """Return k, whether it is settled, and its index; else the widest k there can be.
 
     Raises:
         ConfigError: nothing fits the budget.
     """
+    k = None
+    if config.k is not None or not config.chooses:
+        k = config.whitening_config().width(dim)
     if k is not None:
-        return k, choose_index(config, rows=rows, dim=dim, k=k)
+        return k, True, choose_index(config, rows=rows, dim=dim, k=k)
     if not config.chooses:
         # A share of the variance may come to any width.
         with contextlib.suppress(ConfigError):
-            return dim, choose_index(config, rows=rows, dim=dim, k=dim)
+            return dim, False, choose_index(config, rows=rows, dim=dim, k=dim)
     possible = possible_widths(config, dim, rows=rows)
     if possible is None:
         possible = (dim,) if config.budget is None else widths(dim)
-    return max(possible), choose_index(config, rows=rows, dim=dim, k=max(possible))
+    return max(possible), False, choose_index(config, rows=rows, dim=dim, k=max(possible))

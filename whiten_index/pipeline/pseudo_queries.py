@@ -1,4 +1,4 @@
-"""The sample that a transform is chosen on: documents, their pieces, and what is around them."""
+"""Pseudo-queries: pieces of documents that a transform is chosen by if there are no labels."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import contextlib
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,6 @@ from whiten_index.encoding.passages import Span, sentence_spans
 from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import CorpusError, StorageError
 from whiten_index.store.dtypes import StoreDtype, as_kept
-from whiten_index.store.embedding_store import EmbeddingStore
-from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import drawn_parts, drawn_rows, ids_of, row_starts
 from whiten_index.whitening.selection import LEAST_SAMPLE
 
@@ -39,12 +37,21 @@ _CHUNK_CHARACTERS = 100_000
 _MOST_TOKENS = 250_000
 # This share of the corpus is encoded whatever its tokens: it adds as little to the whole build.
 _SHARE_OF_CORPUS = 0.04
-_KINDS = ("sentences", "others", "windows")
+# Changes whenever the pieces of the same text would differ.
+_RECIPE = 1
+_LEAST_WORDS, _MANY_WORDS = 16, 64
+_LEAST_SENTENCES = 3
+_SENTENCE_WORDS = (5, 40)
+_WINDOW_WORDS = (8, 20)
+# Scripts without blanks have "words" of a whole clause: there a character stands for a word.
+_LONGEST_WORD = 16
+_WORD = re.compile(r"\S+")
+_CHARACTER = re.compile(r"\S")
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """m documents and their pieces, encoded.
+    """Pieces of m documents, encoded.
 
     Attributes:
         rows: (m,) row numbers of the documents in the corpus.
@@ -64,48 +71,55 @@ class Sample:
         return len(self.rows)
 
 
-@dataclass(frozen=True)
-class TooShort:
-    """Why there is no sample of pieces.
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Pieces of one document.
 
     Attributes:
-        why: half a sentence for the user.
+        sentence: one of its sentences; the window if none is of 5 to 40 words.
+        others: the document without it.
+        window: 8 to 20 neighbouring words, as long as a question.
     """
 
-    why: str
+    sentence: str
+    others: str
+    window: str
 
 
 def recipe() -> list[float]:
-    """Return what decides which documents and pieces are in the sample of a corpus."""
-    return [RECIPE, _MOST_TOKENS, _SHARE_OF_CORPUS]
+    """Return the constants that decide which documents and pieces are in a sample."""
+    return [_RECIPE, _MOST_TOKENS, _SHARE_OF_CORPUS]
 
 
-def sample_pieces(encoded: EncodeReport, size: int, seed: int, stages: Stages) -> Sample | TooShort:
-    """Return the sample of a corpus, from the store where it was drawn before.
+def sample_pieces(encoded: EncodeReport, size: int, seed: int, stages: Stages) -> Sample | str:
+    """Return a sample of up to ``size`` documents, or half a sentence why there is none.
 
-    Args:
-        encoded: the corpus in its store.
-        size: documents at most; no more than half of the corpus are taken.
-        seed: of the draw.
-        stages: where the time is shown.
+    No more than half of the corpus is drawn. A sample that was drawn before is in the store.
 
     Raises:
         CorpusError: the corpus can no longer be read.
     """
-    store, record = encoded.store, encoded.record
-    key = _key(encoded, size, seed)
-    if (kept := _kept(store, key)) is not None:
-        return kept
-    work = encoded.work
+    store, record, work = encoded.store, encoded.record, encoded.work
+    spec = recorded_spec(store.encoder)
+    key = {
+        "corpus": record.fingerprint,
+        "recipe": recipe(),
+        "size": size,
+        "seed": seed,
+        # Sentences and windows are encoded as queries, and the store is named by its documents.
+        "query_encoder": spec and spec.query_fingerprint,
+    }
+    shapes = {"rows": "m", "candidates": "n", "sentences": "md", "others": "md", "windows": "md"}
+    if (kept := store.results.sample(key, shapes)) is not None:
+        return Sample(**kept)
     if work is None or work.corpus.dim is not None:
-        return TooShort("there are no texts to cut into pieces, only embeddings")
+        return "there are no texts to cut into pieces, only embeddings"
     if record.rows < 2 * LEAST_SAMPLE:
-        return TooShort(f"{record.rows} documents are too few to choose from")
-    drawn = _Draw(encoded, work, np.random.default_rng(seed))
-    size = min(size, record.rows // 2)
+        return f"{record.rows} documents are too few to choose from"
+    rng, size = np.random.default_rng(seed), min(size, record.rows // 2)
     with stages.stage("draw pieces", size):
-        cut = drawn.pieces(size)
-    if isinstance(cut, TooShort):
+        cut = _drawn_pieces(encoded, work, size, rng)
+    if isinstance(cut, str):
         return cut
     with stages.stage("encode pieces", len(cut)) as watcher:
         always = max(LEAST_SAMPLE, math.ceil(_SHARE_OF_CORPUS * record.rows))
@@ -115,87 +129,72 @@ def sample_pieces(encoded: EncodeReport, size: int, seed: int, stages: Stages) -
         as_kept(np.concatenate(part), StoreDtype.FLOAT16) for part in zip(*parts, strict=True)
     ]
     rows = np.array([row for row, _ in cut[: len(embeddings[0])]], dtype=np.int64)
-    sample = Sample(rows, drawn.around(rows), *embeddings)
+    sample = Sample(rows, _candidates(encoded, work, rows, rng), *embeddings)
     # A store that cannot be written still serves: the next build draws the same sample again.
     with contextlib.suppress(StorageError):
         store.results.save_sample(key, vars(sample))
     return sample
 
 
-@dataclass(frozen=True, eq=False)
-class _Draw:
-    """Rows drawn from a few shards, so that a huge corpus is not read again."""
+def _drawn_pieces(
+    encoded: EncodeReport, work: ShardWork, size: int, rng: np.random.Generator
+) -> list[tuple[int, Pieces]] | str:
+    """Return up to ``size`` documents long enough, by row number, with their pieces."""
+    most_words = int(work.store.encoder["max_length"])
+    found, seen, tried = list[tuple[int, Pieces]](), set[object](), 0
+    for row, document, text in _drawn_texts(encoded, work, rng):
+        if len(found) >= size or tried >= _TRIES * size:
+            break
+        if document in seen:
+            # Passages of one document are no wrong answers to each other.
+            continue
+        tried += 1
+        if (pieces := cut_pieces(text, rng, most_words=most_words)) is not None:
+            found.append((row, pieces))
+            seen.add(document)
+    if len(found) < _LEAST_SHARE * tried:
+        return f"{tried - len(found)} of {tried} texts are too short to cut in pieces"
+    if len(found) < LEAST_SAMPLE:
+        return f"{len(found)} documents are too few to choose from"
+    return found
 
-    encoded: EncodeReport
-    work: ShardWork
-    rng: np.random.Generator
 
-    @property
-    def record(self) -> CorpusRecord:
-        return self.encoded.record
+def _drawn_texts(
+    encoded: EncodeReport, work: ShardWork, rng: np.random.Generator
+) -> Iterator[tuple[int, object, str]]:
+    """Yield row numbers, ids and texts of a few shards, in an order drawn at random."""
+    record, starts = encoded.record, row_starts(encoded.record)
+    texts: list[tuple[int, object, str]] = []
+    for position in drawn_parts(record, rng):
+        batch = work.batch_of(work.corpus.shards[position])
+        fingerprint = work.store.shard_fingerprint(batch.digests(), work.dtype)
+        if fingerprint != record.parts[position].shard:
+            raise CorpusError("the corpus changed after it was encoded; run the same command again")
+        assert isinstance(batch, TextBatch)
+        rows = range(starts[position], starts[position + 1])
+        texts += zip(rows, batch.documents[ID].to_pylist(), batch.texts, strict=True)
+    return (texts[place] for place in rng.permutation(len(texts)))
 
-    def pieces(self, size: int) -> list[tuple[int, Pieces]] | TooShort:
-        """Return up to ``size`` documents long enough, by row number, with their pieces."""
-        most_words = int(self.work.store.encoder["max_length"])
-        found, seen, tried = list[tuple[int, Pieces]](), set[object](), 0
-        for row, document, text in self._texts():
-            if len(found) >= size or tried >= _TRIES * size:
-                break
-            if document in seen:
-                # Passages of one document are no wrong answers to each other.
-                continue
-            tried += 1
-            if (pieces := cut_pieces(text, self.rng, most_words=most_words)) is not None:
-                found.append((row, pieces))
-                seen.add(document)
-        if len(found) < _LEAST_SHARE * tried:
-            return TooShort(f"{tried - len(found)} of {tried} texts are too short to cut in pieces")
-        if len(found) < LEAST_SAMPLE:
-            return TooShort(f"{len(found)} documents are too few to choose from")
-        return found
 
-    def around(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return ``rows`` and after them others of the corpus, without repeats."""
-        more = drawn_rows(self.record, _MOST_CANDIDATES, self.rng)
-        more = more[~np.isin(more, rows)]
-        if self.work.splitter is not None:
-            own = set(ids_of(self.encoded.store, self.record, rows))
-            names = ids_of(self.encoded.store, self.record, more)
-            more = more[[name not in own for name in names]]
-        return np.concatenate([rows, more[: max(_MOST_CANDIDATES - len(rows), 0)]])
-
-    def _texts(self) -> Iterator[tuple[int, object, str]]:
-        """Yield row numbers, ids and texts, in an order drawn at random.
-
-        Raises:
-            CorpusError: a shard is not what was encoded.
-        """
-        starts = row_starts(self.record)
-        texts: list[tuple[int, object, str]] = []
-        for position in drawn_parts(self.record, self.rng):
-            batch = self.work.batch_of(self.work.corpus.shards[position])
-            fingerprint = self.work.store.shard_fingerprint(batch.digests(), self.work.dtype)
-            if fingerprint != self.record.parts[position].shard:
-                raise CorpusError(
-                    "the corpus changed after it was encoded; run the same command again"
-                )
-            assert isinstance(batch, TextBatch)
-            rows = range(starts[position], starts[position + 1])
-            ids = batch.documents[ID].to_pylist()
-            texts += zip(rows, ids, batch.texts, strict=True)
-        return (texts[place] for place in self.rng.permutation(len(texts)))
+def _candidates(
+    encoded: EncodeReport, work: ShardWork, rows: NDArray[np.int64], rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Return ``rows`` and after them rows of other documents, without repeats."""
+    more = drawn_rows(encoded.record, _MOST_CANDIDATES, rng)
+    more = more[~np.isin(more, rows)]
+    if work.splitter is not None:
+        own = set(ids_of(encoded.store, encoded.record, rows))
+        names = ids_of(encoded.store, encoded.record, more)
+        more = more[[name not in own for name in names]]
+    return np.concatenate([rows, more[: max(_MOST_CANDIDATES - len(rows), 0)]])
 
 
 def _encoded(
     work: ShardWork, pieces: list[Pieces], always: int, watcher: Progress
 ) -> Iterator[list[NDArray[np.float32]]]:
-    """Yield the pieces' embeddings chunk by chunk until they have ``_MOST_TOKENS`` tokens.
+    """Yield embeddings chunk by chunk until they have ``_MOST_TOKENS`` tokens.
 
-    Args:
-        work: has the encoder.
-        pieces: of the documents, in the order drawn.
-        always: documents that are encoded whatever their tokens.
-        watcher: told of each chunk.
+    The first ``always`` documents are encoded whatever their tokens.
     """
     tokens = start = 0
     while start < len(pieces) and (start < always or tokens < _MOST_TOKENS):
@@ -211,61 +210,13 @@ def _encoded(
         tokens, start = tokens + others.tokens, stop
 
 
-def _key(encoded: EncodeReport, size: int, seed: int) -> dict[str, Any]:
-    spec = recorded_spec(encoded.store.encoder)
-    return {
-        "corpus": encoded.record.fingerprint,
-        "recipe": recipe(),
-        "size": size,
-        "seed": seed,
-        # Sentences and windows are encoded as queries, and the store is named by its documents.
-        "query_encoder": spec and spec.query_fingerprint,
-    }
-
-
-def _kept(store: EmbeddingStore, key: Mapping[str, Any]) -> Sample | None:
-    shapes = {"rows": "m", "candidates": "n", **dict.fromkeys(_KINDS, "md")}
-    tensors = store.results.sample(key, shapes)
-    return None if tensors is None else Sample(**tensors)
-
-
-# Changes whenever the pieces of the same text would differ.
-RECIPE = 1
-_LEAST_WORDS, _MANY_WORDS = 16, 64
-_LEAST_SENTENCES = 3
-_SENTENCE_WORDS = (5, 40)
-_WINDOW_WORDS = (8, 20)
-# Scripts without blanks have "words" of a whole clause: there a character stands for a word.
-_LONGEST_WORD = 16
-_WORD = re.compile(r"\S+")
-_CHARACTER = re.compile(r"\S")
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """What one document is cut into.
-
-    Attributes:
-        sentence: one of its sentences; the window where none is of 5 to 40 words.
-        others: the document without it.
-        window: 8 to 20 neighbouring words, as long as a question.
-    """
-
-    sentence: str
-    others: str
-    window: str
-
-
 def cut_pieces(text: str, rng: np.random.Generator, *, most_words: int) -> Pieces | None:
     """Cut a text into pieces at random, or return None where it is too short for that.
 
     It must have 16 words and three sentences, or 64 words: the halves of one sentence say other
     things than it does, and finding one by the other chooses badly.
 
-    Args:
-        text: the document.
-        rng: draws the sentence and the window.
-        most_words: what comes after so many words is left out, as the encoder would not see it.
+    Words after ``most_words`` are left out, as the encoder would not see them.
     """
     words = _words(text, most=most_words)
     if len(words) < _LEAST_WORDS:

@@ -48,8 +48,8 @@ from whiten_index.whitening.transform import Whitening
 
 if TYPE_CHECKING:
     from whiten_index.pipeline.build_config import BuildConfig
-    from whiten_index.pipeline.corpus_moments import Fitted
     from whiten_index.pipeline.encode import EncodeReport
+    from whiten_index.pipeline.fit import Fitted
     from whiten_index.progress import Stages
 
 

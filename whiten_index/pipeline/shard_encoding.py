@@ -1,4 +1,4 @@
-"""The work on a window of shards: read them, look which are done, encode the rest, keep them."""
+"""Encoding of a window of shards: read, look up in the store, encode the rest, store."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import contextlib
 import functools
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,83 +32,129 @@ from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
 from whiten_index.errors import ConfigError, CorpusError, EncoderError
 from whiten_index.store.dedup import RowFinder
 from whiten_index.store.digest_index import Lookup
-from whiten_index.store.dtypes import StoreDtype, as_kept, folder_bytes, type_of
+from whiten_index.store.dtypes import StoreDtype, type_of
 from whiten_index.store.embedding_store import EmbeddingStore
-from whiten_index.store.records import CorpusPart
+from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.store.shard_resolver import StoredShard
 
 if TYPE_CHECKING:
     from whiten_index.encoding.batching import PreparedWindow
     from whiten_index.encoding.encoder import Encoded, Encoder, RanWindow
-    from whiten_index.encoding.passages import PassageSplitter
     from whiten_index.pipeline.build_config import BuildConfig
 
 Window = tuple[Shard, ...]
 
 
-@dataclass(frozen=True)
-class ShardResult:
-    """What came of one shard.
+@dataclass
+class Counts:
+    """Counts of rows: ``read`` is the sum of ``encoded``, ``reused`` and ``skipped``.
 
     Attributes:
-        part: where its embeddings and rows are.
-        stored: the finished shard, None where every row was skipped.
-        encoded: rows of the corpus whose embeddings were not there already.
-        remade: whether damaged embeddings were replaced.
+        read: rows read from the corpus.
+        encoded: rows encoded in this run.
+        reused: rows whose embeddings were in the store.
+        truncated: texts cut to the encoder's limit, encoded and reused alike.
+        passages: embeddings of the rows, if texts were cut into passages; else 0.
+        duplicates: rows among the encoded that took the embedding of an identical text.
+        tokens: tokens encoded in this run.
+        padded_tokens: likewise, padding counted.
+        out_of_memory: batches that did not fit into the memory and were tried again by halves.
         skipped: reason -> rows left out.
+        remade_shards: shards found damaged and encoded again.
+        float32_shards: shards kept in float32 because float16 could not hold them.
+        kept_files: unchanged files, which were not read.
     """
 
-    part: CorpusPart
-    stored: StoredShard | None
-    encoded: int
-    remade: bool
-    skipped: Mapping[str, int]
+    read: int = 0
+    encoded: int = 0
+    reused: int = 0
+    truncated: int = 0
+    passages: int = 0
+    duplicates: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+    out_of_memory: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    remade_shards: int = 0
+    float32_shards: int = 0
+    kept_files: int = 0
+
+    def add(self, other: Counts) -> None:
+        """Add the counts of other rows."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts as JSON values."""
+        return {**vars(self), "skipped": dict(sorted(self.skipped.items()))}
 
 
 @dataclass(frozen=True)
 class WindowResult:
-    """What came of a window.
+    """Each shard's part of the corpus and rows left out, and seconds by step.
 
-    Attributes:
-        shards: the results of its shards, in order.
-        counts: ``duplicates``, ``tokens``, ``padded_tokens`` and ``out_of_memory`` of what was
-            encoded, as in ``Counts``; empty where nothing was.
-        seconds: step -> wall seconds; the steps of different windows overlap.
+    The steps of different windows overlap.
     """
 
-    shards: tuple[ShardResult, ...]
-    counts: Mapping[str, int]
+    shards: tuple[tuple[CorpusPart, Mapping[str, int]], ...]
+    counts: Counts
     seconds: Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class _Looked:
-    """A shard that was read and looked up."""
+class ReadShard:
+    """A shard that was read and looked up in the store.
+
+    Attributes:
+        batch: its rows.
+        digests: (n, 16) of its texts.
+        fingerprint: its name in the store, empty if it has no rows.
+        there: whether the store has it, or will by the time it is needed.
+        remade: whether damaged embeddings are to be replaced.
+        found: places of its rows in other shards, None if none is there.
+        missing: (n,) whether a row's embedding is nowhere in the store.
+    """
 
     batch: TextBatch | EmbeddingBatch
     digests: NDArray[np.uint8]
     fingerprint: str
     there: bool
     remade: bool
-    found: Lookup | None = None
+    found: Lookup | None
+    missing: NDArray[np.bool_]
+
+    @functools.cached_property
+    def texts(self) -> list[str]:
+        """Texts to encode."""
+        if isinstance(self.batch, EmbeddingBatch):
+            return []
+        return [self.batch.texts[row] for row in np.flatnonzero(self.missing)]
 
     @property
-    def unknown(self) -> NDArray[np.bool_]:
-        """(n,) whether a row's embedding is nowhere in the store."""
-        if self.there:
-            return np.zeros(len(self.batch), dtype=np.bool_)
-        return np.ones(len(self.batch), dtype=np.bool_) if self.found is None else ~self.found.known
+    def rows_to_encode(self) -> int:
+        """Rows of the corpus with a text, or a passage, that is missing."""
+        if PASSAGE not in self.batch.documents.column_names:
+            return int(np.count_nonzero(self.missing))
+        begins = self.batch.documents[PASSAGE].to_numpy() == 0
+        return len(np.unique(np.cumsum(begins)[self.missing]))
 
 
 @dataclass
 class _WindowState:
-    """A window on its way through the steps of the work."""
+    """A window between the steps of its encoding."""
 
-    shards: list[_Looked]
+    shards: list[ReadShard]
     seconds: dict[str, float]
+    counts: Counts = field(default_factory=Counts)
     prepared: PreparedWindow | None = None
     ran: RanWindow | None = None
-    out_of_memory: int = 0
+
+    @contextlib.contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Time the block as a step."""
+        began = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
 
 class LazyEncoder:
@@ -148,15 +195,10 @@ class LazyEncoder:
 
 @dataclass(frozen=True)
 class ShardWork:
-    """Work of an executor; its items are windows of shards.
+    """Work of an executor; its items are windows of shards, each stored whole or not at all.
 
-    Attributes:
-        corpus: where rows come from.
-        store: where embeddings go.
-        encoder: gives the encoder on first need; never called where all is reused.
-        dtype: how embeddings are kept.
-        splitter: cuts texts into passages, None where they stay whole.
-        rows: looks up rows that are in the store among others, None where whole shards alone count.
+    ``encoder`` is only called if something is missing, ``splitter`` cuts texts into passages, and
+    ``rows`` finds rows in other shards of the store.
     """
 
     corpus: ParquetCorpus
@@ -167,6 +209,12 @@ class ShardWork:
     rows: RowFinder | None = None
     _under_way: set[str] | None = field(default_factory=set, repr=False, compare=False)
 
+    def reusing(self, records: Sequence[CorpusRecord] = ()) -> ShardWork:
+        """Return the same work, which finds rows of these corpora and of those in the store."""
+        named = (shard for record in records for shard in record.shards)
+        shards = dict.fromkeys((*named, *self.store.corpus_shards()))
+        return replace(self, rows=RowFinder(self.store, tuple(shards)))
+
     def on_device(self, device: str, threads: int) -> ShardWork:
         """Return the same work for a worker, which keeps neither the plan nor what others do."""
         corpus = replace(self.corpus, shards=(), footers=())
@@ -176,191 +224,148 @@ class ShardWork:
         return replace(self, corpus=corpus, encoder=encoder, _under_way=None)
 
     def read(self, window: Window) -> _WindowState:
-        """Read the shards and look up which the store has.
-
-        Raises:
-            CorpusError: the file is damaged or a row cannot be used.
-        """
+        """Read the shards and look up which rows the store has."""
         state = _WindowState([], {})
-        with _timed(state.seconds, "read"):
-            state.shards += [self._look(shard) for shard in window]
+        with state.step("read"):
+            state.shards += [self.look(shard) for shard in window]
         return state
 
     def prepare(self, state: _WindowState) -> _WindowState:
         """Tokenise the texts that the store does not have."""
-        if texts := [text for shard in state.shards for text in _texts_to_encode(shard)]:
-            with _timed(state.seconds, "load encoder"):
+        if texts := [text for shard in state.shards for text in shard.texts]:
+            with state.step("load encoder"):
                 encoder = self.encoder()
                 self.store.results.save_runtime(encoder.runtime)
-            with _timed(state.seconds, "tokenise"):
+            with state.step("tokenise"):
                 state.prepared = encoder.prepare(texts)
         return state
 
     def run(self, state: _WindowState, advance: Callable[[int], None]) -> _WindowState:
         """Encode the texts that the store does not have."""
-        read = sum(shard.batch.read for shard in state.shards)
+        rows = sum(shard.batch.read for shard in state.shards)
         if state.prepared is None:
-            advance(read)
+            advance(rows)
             return state
-        with _timed(state.seconds, "encode"):
+        with state.step("encode"):
             encoder = self.encoder()
             halved = encoder.budget.halvings
-            rows = sum(_rows(shard.batch) for shard in state.shards if _texts_to_encode(shard))
             in_rows = _in_rows(advance, rows=rows, texts=len(state.prepared.texts))
             state.ran = encoder.run(state.prepared, advance=in_rows)
-            advance(read - rows)
-        state.out_of_memory = encoder.budget.halvings - halved
+        state.counts.out_of_memory = encoder.budget.halvings - halved
         state.prepared = None
         return state
 
     def finish(self, state: _WindowState) -> WindowResult:
-        """Keep embeddings, moments and rows, each shard whole or not at all.
+        """Store embeddings, moments and rows.
 
         Raises:
             EncoderError: the model gives NaN or infinity.
             StorageError: the store cannot be written.
         """
-        encoded = None
+        counts, encoded = state.counts, None
         if state.ran is not None:
             # A device finishes its work here.
-            with _timed(state.seconds, "encode"):
+            with state.step("encode"):
                 encoded = self.encoder().collect(state.ran)
-        results, start = [], 0
-        with _timed(state.seconds, "store"):
+            counts.duplicates = len(encoded.embeddings) - encoded.distinct
+            counts.tokens, counts.padded_tokens = encoded.tokens, encoded.padded_tokens
+        parts, start = [], 0
+        with state.step("store"):
             for shard in state.shards:
-                stop = start + len(_texts_to_encode(shard))
-                results.append(self._keep(shard, encoded, slice(start, stop)))
+                stop = start + len(shard.texts)
+                part = self._keep(shard, encoded, slice(start, stop), counts)
+                parts.append((part, shard.batch.skipped))
                 start = stop
-        counts = {}
-        if encoded is not None:
-            counts = {
-                "duplicates": len(encoded.embeddings) - encoded.distinct,
-                "tokens": encoded.tokens,
-                "padded_tokens": encoded.padded_tokens,
-                "out_of_memory": state.out_of_memory,
-            }
-        return WindowResult(tuple(results), counts, state.seconds)
+        return WindowResult(tuple(parts), counts, state.seconds)
 
     def batch_of(self, shard: Shard) -> TextBatch | EmbeddingBatch:
-        """Read a shard, its texts cut into passages where these are asked for."""
+        """Read a shard, its texts cut into passages if the options say so."""
         batch = self.corpus.read(shard)
         if self.splitter is None or isinstance(batch, EmbeddingBatch):
             return batch
-        return split_batch(batch, self.splitter)
+        return _split(batch, self.splitter)
 
-    def bytes_of(self, batch: TextBatch | EmbeddingBatch, found: Lookup) -> int:
-        """Return about what a shard that is not there will take in the store.
-
-        New embeddings of texts are thought to be such as float16 can hold.
-        """
-        size, unknown = (len(batch), int(self.store.encoder["dim"])), ~found.known
-        whole: NDArray[np.floating] | None
-        if isinstance(batch, EmbeddingBatch):
-            whole = batch.embeddings
-            new = whole[unknown]
-        else:
-            whole = new = np.zeros((np.count_nonzero(unknown), size[1]), dtype=np.float32)
-        if not unknown.all():
-            refers = self._finder.refer(self.dtype, batch, found, new)
-            if refers.whole is None:
-                own, sources = refers.own, len(refers.picks.sources)
-                return folder_bytes(*size, own.itemsize, own=len(own), sources=sources)
-            whole = refers.whole
-        return folder_bytes(*size, as_kept(whole, self.dtype).itemsize)
-
-    @property
-    def _finder(self) -> RowFinder:
-        assert self.rows is not None, "nothing is found without it"
-        return self.rows
-
-    def _look(self, shard: Shard) -> _Looked:
+    def look(self, shard: Shard, *, verify: bool = True) -> ReadShard:
+        """Read a shard and look up which rows the store has; ``verify`` checks its embeddings."""
         batch = self.batch_of(shard)
-        digests = batch.digests()
+        digests, missing = batch.digests(), np.zeros(len(batch), dtype=np.bool_)
         if not len(batch):
-            return _Looked(batch, digests, "", there=True, remade=False)
-        fingerprint = self.store.shard_fingerprint(digests, self.dtype)
+            return ReadShard(batch, digests, "", True, False, None, missing)
+        name = self.store.shard_fingerprint(digests, self.dtype)
         # A shard that occurs twice is kept once: by the time of the second the first is there.
-        there = fingerprint in (self._under_way or ()) or self.store.find(fingerprint) is not None
-        remade = not there and self.store.shards.resolver.is_there(fingerprint)
+        there = name in (self._under_way or ())
+        there = there or self.store.find(name, verify=verify) is not None
+        remade = not there and self.store.shards.resolver.is_there(name)
         if self._under_way is not None:
-            self._under_way.add(fingerprint)
-        looked = _Looked(batch, digests, fingerprint, there, remade)
-        if there or self.rows is None:
-            return looked
-        found = self.rows.known(self.dtype, batch).find(digests)
-        return replace(looked, found=found) if found.known.any() else looked
+            self._under_way.add(name)
+        found = None
+        if not there:
+            missing = ~missing
+            if self.rows is not None:
+                looked = self.rows.known(self.dtype, batch).find(digests)
+                if looked.known.any():
+                    found, missing = looked, ~looked.known
+        return ReadShard(batch, digests, name, there, remade, found, missing)
 
-    def _keep(self, shard: _Looked, encoded: Encoded | None, rows: slice) -> ShardResult:
+    def _keep(
+        self, shard: ReadShard, encoded: Encoded | None, rows: slice, counts: Counts
+    ) -> CorpusPart:
+        """Store a shard, whose texts are ``rows`` of what was encoded, and count its rows."""
         batch = shard.batch
+        counts.read += batch.read
+        counts.skipped.update(batch.skipped)
         if not len(batch):
-            part = CorpusPart("", "", 0, batch.read, 0)
-            return ShardResult(part, None, 0, False, batch.skipped)
+            return CorpusPart("", "", 0, batch.read, 0)
         if shard.there:
             stored = self.store.require(shard.fingerprint, verify=False)
-        elif shard.found is not None:
-            stored = self._derived(shard, shard.found, encoded, rows)
         else:
-            embeddings, truncated = self._new_embeddings(shard, encoded, rows)
-            moments_of = None if encoded is None else encoded.moments_of(rows)
-            stored = self.store.write(
-                shard.fingerprint,
-                shard.digests,
-                embeddings,
-                dtype=self.dtype,
-                truncated=truncated,
-                moments_of=moments_of if isinstance(batch, TextBatch) else None,
-            )
+            stored = self._write(shard, encoded, rows)
         documents = self.store.write_documents(batch.documents)
-        part = CorpusPart(shard.fingerprint, documents, len(batch), batch.read, stored.truncated)
-        return ShardResult(part, stored, _rows_to_encode(shard), shard.remade, batch.skipped)
+        counts.encoded += shard.rows_to_encode
+        counts.reused += batch.read - sum(batch.skipped.values()) - shard.rows_to_encode
+        counts.truncated += stored.truncated
+        counts.passages += 0 if self.splitter is None else len(batch)
+        counts.remade_shards += shard.remade
+        counts.float32_shards += self.dtype is StoreDtype.FLOAT16 and stored.dtype == "float32"
+        return CorpusPart(shard.fingerprint, documents, len(batch), batch.read, stored.truncated)
 
-    def _derived(
-        self, shard: _Looked, found: Lookup, encoded: Encoded | None, rows: slice
-    ) -> StoredShard:
-        """Keep a shard some of whose rows others hold: by reference, or whole where few are."""
-        new, cut = self._new_embeddings(shard, encoded, rows)
-        truncated = np.zeros(len(shard.batch), dtype=np.bool_)
-        truncated[~found.known] = cut
-        truncated[found.known] = self._cut_before(shard, found)
-        refers = self._finder.refer(self.dtype, shard.batch, found, new)
+    def _write(self, shard: ReadShard, encoded: Encoded | None, rows: slice) -> StoredShard:
+        """Write a shard whole, or by reference if others hold most of its rows."""
+        batch, name, digests = shard.batch, shard.fingerprint, shard.digests
+        moments_of, truncated = None, np.zeros(len(batch), dtype=np.bool_)
+        new: NDArray[np.floating]
+        if isinstance(batch, EmbeddingBatch):
+            new = batch.embeddings if shard.found is None else batch.embeddings[shard.missing]
+        elif encoded is None:
+            new = np.empty((0, int(self.store.encoder["dim"])), dtype=np.float32)
+        else:
+            new, truncated[shard.missing] = encoded.embeddings[rows], encoded.truncated[rows]
+            moments_of = encoded.moments_of(rows)
+        if shard.found is None:
+            return self.store.write(
+                name, digests, new, dtype=self.dtype, truncated=truncated, moments_of=moments_of
+            )
+        assert self.rows is not None
+        truncated[shard.found.known] = self._cut_before(batch, shard.found)
+        refers = self.rows.refer(self.dtype, batch, shard.found, new)
         if refers.whole is not None:
             return self.store.write(
-                shard.fingerprint,
-                shard.digests,
-                refers.whole,
-                dtype=self.dtype,
-                truncated=truncated,
+                name, digests, refers.whole, dtype=self.dtype, truncated=truncated
             )
         return self.store.shards.derive(
-            shard.fingerprint,
-            shard.digests,
+            name,
+            digests,
             refers.picks,
             refers.own,
             truncated=truncated,
-            moments=self._finder.moments(refers),
+            moments=self.rows.moments(refers),
             dtype=type_of(refers.gathered.dtype),
         )
 
-    def _new_embeddings(
-        self, shard: _Looked, encoded: Encoded | None, rows: slice
-    ) -> tuple[NDArray[np.floating], NDArray[np.bool_]]:
-        """Return the embeddings (m, d) of rows that are nowhere, and which of their texts were cut.
-
-        ``rows`` says where they are among what was encoded.
-        """
-        if isinstance(shard.batch, EmbeddingBatch):
-            given = shard.batch.embeddings
-            own = given if shard.found is None else given[shard.unknown]
-            return own, np.zeros(len(own), dtype=np.bool_)
-        if rows.start == rows.stop:
-            empty = np.empty((0, int(self.store.encoder["dim"])), dtype=np.float32)
-            return empty, np.empty(0, dtype=np.bool_)
-        assert encoded is not None
-        return encoded.embeddings[rows], encoded.truncated[rows]
-
-    def _cut_before(self, shard: _Looked, found: Lookup) -> NDArray[np.bool_]:
-        """Return which of the rows that are known (m,) were cut to the encoder's limit."""
-        known = self._finder.known(self.dtype, shard.batch)
+    def _cut_before(self, batch: TextBatch | EmbeddingBatch, found: Lookup) -> NDArray[np.bool_]:
+        """Return (m,) whether each known row was cut to the encoder's limit."""
+        assert self.rows is not None
+        known = self.rows.known(self.dtype, batch)
         rows = np.flatnonzero(found.known)
         cut = np.zeros(len(found.shard), dtype=np.bool_)
         for number in np.unique(found.shard[rows]):
@@ -370,60 +375,23 @@ class ShardWork:
         return cut[rows]
 
 
-def _rows(batch: TextBatch | EmbeddingBatch) -> int:
-    """Return the rows of the corpus that a batch holds, in passages or whole."""
-    return batch.read - sum(batch.skipped.values())
-
-
 def _in_rows(advance: Callable[[int], None], *, rows: int, texts: int) -> Callable[[int], None]:
-    """Return an ``advance`` for texts that tells the rows which they are passages of."""
+    """Return an ``advance`` for texts that reports the share of the rows they stand for."""
     done = 0
 
-    def told(count: int) -> None:
+    def advance_texts(count: int) -> None:
         nonlocal done
         before, done = done, done + count
         advance(done * rows // texts - before * rows // texts)
 
-    return told
+    return advance_texts
 
 
-def _texts_to_encode(shard: _Looked) -> list[str]:
-    if shard.there or isinstance(shard.batch, EmbeddingBatch):
-        return []
-    if shard.found is None:
-        return shard.batch.texts
-    return [shard.batch.texts[row] for row in np.flatnonzero(shard.unknown)]
-
-
-def _rows_to_encode(shard: _Looked) -> int:
-    """Return the rows of the corpus that have a text, or a passage, that is to be encoded."""
-    if shard.there:
-        return 0
-    if shard.found is None:
-        return _rows(shard.batch)
-    if PASSAGE not in shard.batch.documents.column_names:
-        return int(np.count_nonzero(shard.unknown))
-    begins = shard.batch.documents[PASSAGE].to_numpy() == 0
-    return len(np.unique(np.cumsum(begins)[shard.unknown]))
-
-
-@contextlib.contextmanager
-def _timed(seconds: dict[str, float], step: str) -> Iterator[None]:
-    began = time.perf_counter()
-    yield
-    seconds[step] = seconds.get(step, 0.0) + time.perf_counter() - began
-
-
-def split_batch(batch: TextBatch, splitter: PassageSplitter) -> TextBatch:
-    """Return the passages of a batch, those of a document one after the other.
-
-    The documents repeat the id and the kept columns and add ``PASSAGE_COLUMNS``; ``read`` and
-    ``skipped`` stay counts of the corpus's rows.
-    """
+def _split(batch: TextBatch, splitter: PassageSplitter) -> TextBatch:
+    """Return the passages of a batch; ``read`` and ``skipped`` stay counts of the corpus's rows."""
     spans = splitter.split(batch.texts)
     flat = [span for found in spans for span in found]
-    counts = np.array([len(found) for found in spans], dtype=np.int64)
-    source = np.repeat(np.arange(len(batch)), counts)
+    source = np.repeat(np.arange(len(batch)), [len(found) for found in spans])
     texts = [batch.texts[row][start:end] for row, (start, end) in zip(source, flat, strict=True)]
     columns = {
         PASSAGE: pa.array([number for found in spans for number in range(len(found))], pa.int32()),
@@ -458,10 +426,7 @@ def shard_work(config: BuildConfig, corpus: ParquetCorpus, *, write: bool = True
 
 
 def _column_encoder(config: BuildConfig, corpus: ParquetCorpus) -> dict[str, Any]:
-    """Return what stands for the encoder of an embedding column.
-
-    ``query_encoder`` is the model that queries are encoded with, where the user named one.
-    """
+    """Return the record of an embedding column, and of the encoder of queries if one is named."""
     query: EncoderSpec | None = None
     if config.model is not None:
         query, _ = resolve_encoder(config.encoder_config())
@@ -487,6 +452,6 @@ def _at_commit(config: EncoderConfig, encoder: Mapping[str, Any]) -> EncoderConf
 
 def _no_encoder() -> Encoder:
     raise ConfigError(
-        "texts are to be encoded beside a column of embeddings; name the model they were made with "
-        "by --model"
+        "texts must be encoded, and the corpus is a column of embeddings; name the model they were "
+        "made with by --model"
     )

@@ -1,45 +1,52 @@
-"""What is looked at before an update does its work, or makes a version."""
+"""Checks of an update before it works, and before it publishes a version."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from whiten_index.artifacts.disk_space import require_space
-from whiten_index.artifacts.files import exists, is_folder, list_folder
-from whiten_index.corpus.parquet_corpus import RepeatedIdsError
+from whiten_index.artifacts.files import exists
+from whiten_index.corpus.parquet_corpus import ParquetCorpus, RepeatedIdsError
 from whiten_index.errors import (
+    ArtifactError,
     ConfigError,
     CorpusError,
     GateError,
-    StorageError,
     WhiteningError,
 )
-from whiten_index.pipeline.canaries import CanaryFile
+from whiten_index.pipeline.base_version import BaseVersion
+from whiten_index.pipeline.canary_file import CanaryFile
+from whiten_index.pipeline.changes import apart
+from whiten_index.pipeline.early_checks import check_early
+from whiten_index.pipeline.encode import open_corpus
 from whiten_index.pipeline.update_config import UpdateConfig
-from whiten_index.store.records import CorpusRecord
-from whiten_index.versions.published import CANDIDATES, VERSIONS, withdrawn_facts
-
-if TYPE_CHECKING:
-    from whiten_index.pipeline.base_version import BaseVersion
+from whiten_index.progress import Stages
+from whiten_index.store.digest_index import DigestIndex, HashTable, digest_keys
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusPart, CorpusRecord
+from whiten_index.versions.provenance import corpus_record
+from whiten_index.versions.published import (
+    VERSIONS,
+    read_version,
+    withdrawn_facts,
+    withdrawn_versions,
+)
 
 # Room beyond what files are expected to take.
 _SPARE = 1.1
-# float32 squares numbers up to 1.8e19, and sums them up.
-_LARGEST = 1e18
 _OPTION = re.compile(r"--[a-z][a-z-]*")
 _OF_THE_BUILD = ("row filter", "columns named", "name a column")
 
 
 @contextlib.contextmanager
 def advising(config: UpdateConfig) -> Iterator[None]:
-    """Say of errors that advise an option of the build what helps an update."""
+    """Add advice for an update to errors that name an option of the build."""
     own = {f"--{name.replace('_', '-')}" for name in UpdateConfig.__dataclass_fields__}
     try:
         yield
@@ -49,8 +56,7 @@ def advising(config: UpdateConfig) -> Iterator[None]:
         raise RepeatedIdsError(error.args[0], advice) from error
     except (ConfigError, CorpusError, WhiteningError) as error:
         said = str(error)
-        strange = set(_OPTION.findall(said)) - own
-        if not strange and not any(words in said for words in _OF_THE_BUILD):
+        if not set(_OPTION.findall(said)) - own and not any(n in said for n in _OF_THE_BUILD):
             raise
         fits = isinstance(error, WhiteningError) and config.order != "never"
         keep = " keep the transform with --refit never," if fits else ""
@@ -60,32 +66,39 @@ def advising(config: UpdateConfig) -> Iterator[None]:
         ) from error
 
 
-def require_writable(base: BaseVersion) -> None:
-    """Refuse before work folders that cannot be written, or not in one step.
+def open_base(
+    config: UpdateConfig, stages: Stages
+) -> tuple[BaseVersion, ParquetCorpus, CanaryFile | None]:
+    """Open the published version, the corpus and the canary file, and check that they fit.
 
     Raises:
-        StorageError: one cannot be written, or candidates and versions lie on different disks.
+        ConfigError: the corpus or the canaries do not fit the index.
+        CorpusError: the corpus or the canary file cannot be used.
     """
-    out, store = Path(str(base.config.out)), base.store.folder
-    versions = out / VERSIONS
-    for folder in (out, versions, store, *filter(is_folder, list_folder(store, "[!.]*"))):
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise StorageError(
-                f"cannot write {folder}: permission is denied or the file system is read-only; "
-                "change its permissions, then run the same command again"
+    with stages.stage("open", 0):
+        base = BaseVersion.open(config)
+    canaries = None
+    if config.canary_file is not None:
+        canaries = CanaryFile.read(config.canary_file, dim=base.fitted.whitening.dim)
+        if canaries.texts is not None and base.config.model is None:
+            raise ConfigError(
+                f"{config.canary_file} holds texts, and the index was built from an embedding "
+                "column, so that nothing is known to encode them with; give their embeddings"
             )
-    candidates = out / CANDIDATES
-    aside = candidates if exists(candidates) else out
-    if aside.stat().st_dev != versions.stat().st_dev:
-        raise StorageError(
-            f"{versions} is on another file system than {aside}, so that no version can be moved "
-            f"there in one step; keep them on one: move the whole of {out} to that disk, and link "
-            "to it from here"
+    dim = int(base.store.encoder["dim"])
+    given = None if base.config.embedding_column is None else dim
+    corpus = open_corpus(base.config, stages, dim=given)
+    if corpus.dim not in (None, dim):
+        raise ConfigError(
+            f"the corpus holds embeddings of another kind (width {corpus.dim}) than the index "
+            f"(width {dim}); build a new index"
         )
+    check_early(base.config, corpus)
+    return base, corpus, canaries
 
 
 def nothing_to_do(config: UpdateConfig, base: BaseVersion, record: CorpusRecord) -> bool:
-    """Tell whether the published version is what an update of this corpus would publish."""
+    """Tell whether an update of this corpus would publish what is published."""
     if record.fingerprint != base.fields["corpus"]["fingerprint"] or config.choose_again:
         return False
     decided = base.update.get("decision") or {}
@@ -95,46 +108,20 @@ def nothing_to_do(config: UpdateConfig, base: BaseVersion, record: CorpusRecord)
     return config.order == "auto" and decided.get("threshold") == config.drift_threshold
 
 
-def canary_file(config: UpdateConfig, base: BaseVersion) -> CanaryFile | None:
-    """Read the queries that gates ask, before hours of work rather than after them."""
-    if config.canary_file is None:
-        return None
-    found = CanaryFile.read(config.canary_file, dim=base.fitted.whitening.dim)
-    if found.needs_encoder and base.config.model is None:
-        raise ConfigError(
-            f"{config.canary_file} holds texts, and the index was built from an embedding column, "
-            "so that nothing is known to encode them with; give their embeddings"
-        )
-    if found.embeddings is not None:
-        raw = found.embeddings.astype(np.float64)
-        for vectors in (raw, base.fitted.whitening.apply(raw)):
-            sizes = np.linalg.norm(vectors, axis=1)
-            if not (sizes < _LARGEST).all():
-                query = int(np.argmin(sizes < _LARGEST))
-                raise CorpusError(
-                    f"row {query + 1} of {config.canary_file} has numbers too large to be searched "
-                    "with in float32; scale it as the corpus's embeddings are"
-                )
-    return found
-
-
 def room_wanted(base: BaseVersion, *, rows: int, stored: int | None = None) -> dict[Path, int]:
     """Return folder -> bytes that a version of so many rows is expected to take there.
 
-    Args:
-        base: the published version.
-        rows: of the corpus as it is now.
-        stored: bytes of what the store does not have yet. None before the corpus was read: then
-            only the rows that there are more are thought of, and not those that changed.
+    ``stored`` are bytes that the store does not have yet. Before the corpus was read they are
+    unknown, and only the growth in rows counts.
     """
-    sizes, had = base.fields["bytes"], max(base.record.rows, 1)
+    had = max(base.record.rows, 1)
     index = sum(file["bytes"] for file in base.fields["files"].values()) * rows / had * _SPARE
     if base.config.budget is not None:
         # Lists are written in parts, which are then joined.
         index *= 2
     if stored is None:
-        stored = int(max(rows - had, 0) * sizes["raw"] / had)
-    return {Path(str(base.config.out)): int(index), base.store.folder: stored}
+        stored = int(max(rows - had, 0) * base.fields["bytes"]["raw"] / had)
+    return {base.root: int(index), base.store.folder: stored}
 
 
 def require_room(base: BaseVersion, *, rows: int) -> None:
@@ -149,12 +136,9 @@ def require_room(base: BaseVersion, *, rows: int) -> None:
 def require_not_withdrawn(
     config: UpdateConfig, record: CorpusRecord, *, identity: str | None = None
 ) -> None:
-    """Refuse to publish once more what someone took back.
+    """Refuse to publish a corpus that was rolled back, unless another transform is made of it.
 
-    Args:
-        config: whose order to fit again, or not to, may make another version of the same corpus.
-        record: the corpus.
-        identity: of the version that came of it, None before that is known.
+    ``identity`` is that of the version to be made, None before it is known.
 
     Raises:
         GateError: the corpus is that of a version which was rolled back.
@@ -172,3 +156,45 @@ def require_not_withdrawn(
             "published; mend the corpus; or, where the transform was at fault, order another with "
             f"--refit always or never{back if there else ''}"
         )
+
+
+def withdrawn_texts(
+    base: BaseVersion, record: CorpusRecord, store: EmbeddingStore
+) -> Iterator[str]:
+    """Yield a note for each withdrawn version some of whose new texts return."""
+    for name in withdrawn_versions(base.root):
+        # Of what was pruned, shards may be dropped.
+        with contextlib.suppress(ArtifactError):
+            withdrawn = corpus_record(read_version(base.root / VERSIONS / name))
+            yield from _returning(base, name, withdrawn, record, store)
+
+
+def _returning(
+    base: BaseVersion,
+    name: str,
+    withdrawn: CorpusRecord,
+    record: CorpusRecord,
+    store: EmbeddingStore,
+) -> Iterator[str]:
+    """Yield a note if texts that a withdrawn version brought are new today."""
+    gone, brought, _ = apart(base.record, withdrawn)
+    left, coming, _ = apart(base.record, record)
+    before = DigestIndex(_digests(base.store, {id(part): part for part in gone + left}.values()))
+    new = [digests[~before.find(digests).known] for _, digests in _digests(base.store, brought)]
+    texts = HashTable([digest_keys(each) for each in new])
+    again = np.zeros(len(texts), dtype=np.bool_)
+    for _, digests in _digests(store, coming):
+        row = texts.find(digest_keys(digests))
+        again[row[row >= 0]] = True
+    if again.any():
+        total, back = np.count_nonzero(texts.counts()), np.count_nonzero(again)
+        yield (
+            f"note: {back:,} of the {total:,} texts that version {name} brought, which was rolled "
+            "back, come again"
+        )
+
+
+def _digests(
+    store: EmbeddingStore, parts: Iterable[CorpusPart]
+) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+    return ((part.shard, store.shards.digests(part.shard)) for part in parts if part.rows)

@@ -1,28 +1,28 @@
-"""The decision of an update: keep the transform and the index, or make them again."""
+"""Decision of an update: keep the transform and the index, or make them again."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError
 from whiten_index.index.build_local import CodeReuse
-from whiten_index.index.choice import FactoryChoice, IndexPlan
+from whiten_index.index.choice import IndexPlan
 from whiten_index.index.code_reuse import why_not_reusable
 from whiten_index.index.tuning import OperatingPoint
+from whiten_index.pipeline.base_version import BaseVersion
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.changes import apart, digests_of
-from whiten_index.pipeline.corpus_moments import fit_moments
 from whiten_index.pipeline.early_checks import index_plan
 from whiten_index.pipeline.encode import EncodeReport
-from whiten_index.pipeline.fit import fit_whitening
+from whiten_index.pipeline.fit import fit_moments, fit_whitening
+from whiten_index.pipeline.labels import read_labels
 from whiten_index.pipeline.publish import VersionSpec, version_identity
-from whiten_index.pipeline.select_labelled import read_labels
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.progress import Stages
 from whiten_index.store.digest_index import DigestIndex
@@ -34,9 +34,6 @@ from whiten_index.whitening.drift import Drift, decide
 from whiten_index.whitening.spectrum import WidthWish
 from whiten_index.whitening.transform import Whitening
 
-if TYPE_CHECKING:
-    from whiten_index.pipeline.base_version import BaseVersion
-
 # Lists trained for so many times fewer or more rows are still good ones.
 _LISTS_RATIO = 2.0
 
@@ -46,16 +43,17 @@ def decide_update(
 ) -> tuple[VersionSpec, dict[str, Any]]:
     """Measure the drift, and decide what is kept of the published version.
 
-    Returns:
-        The new version, which keeps the index if it reuses codes; and decision and drift as its
-        manifest records them.
+    The new version keeps the index if it reuses codes. Decision and drift are returned as its
+    manifest records them.
 
     Raises:
         WhiteningError: the embeddings no longer allow the transform.
         ConfigError: no index fits the memory budget any more.
     """
-    old_rows = carried_rows(encoded.store, base.record, encoded.record)
-    shared = _shared(base, old_rows)
+    old_rows = _carried_rows(encoded.store, base.record, encoded.record)
+    # Rows that are as they were when the transform was fitted, at least.
+    gone = base.record.rows - len(np.unique(old_rows[old_rows >= 0]))
+    shared = max(float(base.update.get("shared", base.record.rows)) - gone, 0.0)
     named = _named_config(base.config, base.fitted.whitening)
     today, _ = fit_moments(named, encoded, stages)
     with stages.stage("measure drift", encoded.record.rows) as watcher:
@@ -89,17 +87,17 @@ def decide_update(
 
 def _named_config(config: BuildConfig, whitening: Whitening) -> BuildConfig:
     """Return the build that fits what was chosen, without choosing again."""
-    settled = replace(
-        config,
-        k=whitening.k if _takes_k(config) else config.k,
-        exponent=whitening.exponent if config.chooses else config.exponent,
-        center=whitening.center if config.chooses else config.center,
-    )
     if not config.chooses:
-        return settled
+        wish = WidthWish.parse(config.k)
+        # Without a number or a share, k is the rank, which may change.
+        stays = wish.number is not None or wish.variance is not None
+        return replace(config, k=whitening.k) if stays else config
     return replace(
-        settled,
+        config,
         whiten=whitening.kind.value,
+        k=whitening.k,
+        exponent=whitening.exponent,
+        center=whitening.center,
         queries=None,
         qrels=None,
         qrels_split=None,
@@ -108,20 +106,10 @@ def _named_config(config: BuildConfig, whitening: Whitening) -> BuildConfig:
     )
 
 
-def _takes_k(config: BuildConfig) -> bool:
-    """Tell whether there is a width to stay with; the rank, if that was asked, may change."""
-    wish = WidthWish.parse(config.k)
-    return config.chooses or wish.number is not None or wish.variance is not None
-
-
-def carried_rows(
+def _carried_rows(
     store: EmbeddingStore, before: CorpusRecord, now: CorpusRecord
 ) -> NDArray[np.int64]:
-    """Return for each row (n,) the row with the same text of the record before, −1 where new.
-
-    Raises:
-        ArtifactError: a shard cannot be read.
-    """
+    """Return for each row (n,) the row with the same text of the record before, −1 if it is new."""
     gone, came, _ = apart(before, now)
     starts = np.cumsum([0, *(part.rows for part in before.parts)])
     # A part that is in both states has its rows in their order.
@@ -147,17 +135,10 @@ def carried_rows(
     return np.concatenate(found)
 
 
-def _shared(base: BaseVersion, old_rows: NDArray[np.int64]) -> float:
-    """Return how many rows at least are as they were when the transform was fitted."""
-    gone = base.record.rows - len(np.unique(old_rows[old_rows >= 0]))
-    fitted_on = float(base.update.get("shared", base.record.rows))
-    return max(fitted_on - gone, 0.0)
-
-
 def _kept(
     base: BaseVersion, encoded: EncodeReport, old_rows: NDArray[np.int64]
 ) -> tuple[VersionSpec, str]:
-    """Return the version with the transform as it is, and why its index is not kept, if so."""
+    """Return the version with the same transform, and why its index is not kept, if so."""
     config, fitted, rows = base.config, base.fitted, encoded.record.rows
     kept = {"whitening": base.fields["files"][WHITENING]["sha256"]}
     reuse = None
@@ -175,12 +156,12 @@ def _kept(
 
 
 def _trained(base: BaseVersion) -> str:
-    """Return what tells the training of the base's index: of the version where it was trained."""
+    """Return the identity of the version whose index was trained last."""
     return str(base.update.get("trained") or base.source.sha256)
 
 
 def _same_index(base: BaseVersion, rows: int) -> IndexPlan | None:
-    """Return the plan of the same FAISS index for so many rows, None where another suits them."""
+    """Return the plan of the same FAISS index for so many rows, None if another suits them."""
     config, fitted = base.config, base.fitted
     built = str(base.fields["factory"]["built"])
     wanted = index_plan(config, rows=rows, whitening=fitted.whitening)
@@ -193,7 +174,7 @@ def _same_index(base: BaseVersion, rows: int) -> IndexPlan | None:
         same = index_plan(named, rows=rows, whitening=fitted.whitening)
     except ConfigError:
         return None  # it no longer fits the budget
-    choice: FactoryChoice = replace(
+    choice = replace(
         same.choice,
         asked=config.factory,
         rerank=wanted.choice.rerank,

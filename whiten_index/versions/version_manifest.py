@@ -208,15 +208,6 @@ class _Changes(TypedDict):
     unchanged: Count
 
 
-class _Ids(TypedDict):
-    named: Count
-    new: Count
-    changed: Count
-    document: Count
-    deleted: Count
-    why: str
-
-
 class _Decision(TypedDict):
     whitening: Literal["keep", "refit"]
     why: str
@@ -255,7 +246,6 @@ class _Drift(TypedDict):
 class _Update(TypedDict):
     base: VersionName
     rows: _Changes
-    ids: _Ids | None
     drift: _Drift
     shared: Number
     decision: _Decision

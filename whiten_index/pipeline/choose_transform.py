@@ -1,0 +1,223 @@
+"""Choice of k, exponent and centring, of which the options may settle some.
+
+Labels decide if there are any, else pieces of the corpus, else the spectrum alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.errors import StorageError, WhiteningError
+from whiten_index.pipeline.early_checks import possible_widths
+from whiten_index.pipeline.labels import Evidence, Labels, labelled_trials
+from whiten_index.pipeline.pseudo_queries import Sample, recipe, sample_pieces
+from whiten_index.store.sampling import embeddings_of
+from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.selection import (
+    Choice,
+    Rule,
+    Setting,
+    Trial,
+    choose_by_scores,
+    choose_by_spectrum,
+    keeps,
+    reciprocal_ranks,
+    score_settings,
+    settings,
+    widths,
+)
+from whiten_index.whitening.spectrum import WidthWish, default_width, unit_rows
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
+
+if TYPE_CHECKING:
+    from whiten_index.pipeline.build_config import BuildConfig
+    from whiten_index.pipeline.encode import EncodeReport
+    from whiten_index.progress import Stages
+
+# Whole documents hold the words looked for, and so overrate strong whitening.
+_SENTENCE_WEIGHT = 2.0
+# With 100, 200 and 400 documents the choice still moved nDCG@10 of SciFact by 0.7.
+_ENOUGH_DOCUMENTS = 300
+# Changes whenever the same sample would give another choice.
+_RULES = 2
+_OPTIONS = ("k", "exponent", "center", "normalize_input", "floor", "choose_sample", "seed")
+
+
+def choose_setting(
+    stages: Stages,
+    encoded: EncodeReport,
+    config: BuildConfig,
+    labels: Labels | None,
+    moments: Moments,
+    weights: NDArray[np.float64] | None = None,
+) -> Choice:
+    """Choose k, γ and centring; an earlier choice on the same corpus is taken from the store.
+
+    Raises:
+        WhiteningError: the embeddings are constant, or k is above their rank.
+        CorpusError: the labels do not fit the corpus or are too few, or the corpus has changed.
+    """
+    ks = None
+    if config.k is None:
+        ks = possible_widths(config, moments.dim, rows=encoded.record.rows)
+    results = encoded.store.results
+    key = {
+        "corpus": encoded.record.fingerprint,
+        "rules": _RULES,
+        "pieces": recipe(),
+        "moments": _digest(moments),
+        "encoder": encoded.store.encoder,
+        "options": {name: getattr(config, name) for name in _OPTIONS},
+        "widths": ks,
+        "labels": None if labels is None else labels.digest(),
+    }
+    choice = None
+    # A damaged note is made again.
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        if (kept := results.choice(key)) is not None:
+            choice = Choice.from_json(kept)
+    if choice is None:
+        choice = _choose(stages, encoded, config, labels, moments, weights, ks)
+        if choice.rule is not Rule.SPECTRUM:
+            # A store that cannot be written still serves: the next build chooses the same again.
+            with contextlib.suppress(StorageError):
+                results.save_choice(key, choice.to_json())
+    if choice.rule is Rule.PIECES and choice.sample < _ENOUGH_DOCUMENTS:
+        stages.watcher.note(
+            f"note: k and exponent were chosen on {choice.sample} documents, and with fewer "
+            f"than {_ENOUGH_DOCUMENTS} that is a matter of chance; set --k and --exponent, or give "
+            "judged queries with --queries and --qrels"
+        )
+    return choice
+
+
+def _choose(
+    stages: Stages,
+    encoded: EncodeReport,
+    config: BuildConfig,
+    labels: Labels | None,
+    moments: Moments,
+    weights: NDArray[np.float64] | None,
+    ks: tuple[int, ...] | None,
+) -> Choice:
+    fit = _pca(moments, config)
+    width = None
+    if (wish := WidthWish.parse(config.k)) != WidthWish():
+        width = wish.resolve(fit.eigenvalues, count=moments.count, floor=config.floor or 0.0)
+    if labels is not None:
+        evidence = labelled_trials(encoded, labels, config.seed, stages)
+    else:
+        sample = sample_pieces(encoded, config.choose_sample, config.seed, stages)
+        if isinstance(sample, str):
+            width = width or _default_width(fit, ks)
+            setting = choose_by_spectrum(fit, width, exponent=config.exponent, center=config.center)
+            why = f"{sample}, so mean and spectrum alone decide"
+            return Choice(Rule.SPECTRUM, setting, "", 0, (), why)
+        evidence = _piece_evidence(encoded, sample)
+    with stages.stage("choose", evidence.count) as watcher:
+        why = evidence.why
+        if evidence.rows is not None:
+            own = embeddings_of(encoded.store, encoded.record, evidence.rows)
+            own = unit_rows(own) if config.normalize_input else own
+            own_weights = None if weights is None else weights[evidence.rows]
+            least = width or min(_widths(ks, fit.k))
+            held_out = _fit_without(moments, Moments.of(own, weights=own_weights), config, least)
+            if held_out is None:
+                why += " (which are part of the fit, since the corpus has too few others)"
+            fit = held_out or fit
+        tried = (width,) if width is not None else _widths(ks, fit.k)
+        grid, scores = _scored(fit, evidence.trials, tried, config)
+        setting, candidates = choose_by_scores(grid, scores, errors=evidence.errors)
+        watcher.advance(evidence.count)
+    return Choice(evidence.rule, setting, evidence.measure, evidence.count, candidates, why)
+
+
+def piece_trials(encoded: EncodeReport, sample: Sample) -> list[Trial]:
+    """Return the trials of pieces: a sentence finds its others, some words their document."""
+    documents = embeddings_of(encoded.store, encoded.record, sample.candidates)
+    own = np.arange(len(sample))
+    return [
+        Trial(sample.sentences, sample.others, reciprocal_ranks(own), _SENTENCE_WEIGHT),
+        Trial(sample.windows, documents, reciprocal_ranks(own)),
+    ]
+
+
+def _piece_evidence(encoded: EncodeReport, sample: Sample) -> Evidence:
+    return Evidence(
+        Rule.PIECES,
+        piece_trials(encoded, sample),
+        len(sample),
+        "MRR of a sentence among what is left of the documents, weight 2, and of 8 to 20 words "
+        "among whole documents, weight 1",
+        "the gentlest within one standard error of the best, by how well pieces of "
+        f"{len(sample)} documents find the rest",
+        errors=1.0,
+        rows=sample.rows,
+    )
+
+
+def _fit_without(
+    moments: Moments, rows: Moments, config: BuildConfig, least: int
+) -> Whitening | None:
+    """Return the fit without some rows, None if what remains spans too little."""
+    try:
+        fit = _pca(moments - rows, config)
+    except WhiteningError:
+        return None
+    return fit if fit.k >= least else None
+
+
+def _scored(
+    fit: Whitening, trials: Sequence[Trial], ks: Sequence[int], config: BuildConfig
+) -> tuple[list[Setting], NDArray[np.float64]]:
+    """Return settings and their scores, from the widest k down to one that loses too much."""
+    grid, scores, best = list[Setting](), list[NDArray[np.float64]](), -np.inf
+    for k in sorted(ks, reverse=True):
+        tried = settings([k], exponent=config.exponent, center=config.center)
+        scored = score_settings(fit, trials, tried)
+        grid += tried
+        scores.append(scored)
+        here = float(scored.mean(axis=1).max())
+        best = max(best, here)
+        if not keeps(here, best):
+            break
+    return grid, np.concatenate(scores)
+
+
+def _widths(ks: tuple[int, ...] | None, rank: int) -> tuple[int, ...]:
+    """Return the widths among which k is chosen."""
+    if ks is None:
+        return widths(rank)
+    if found := tuple(k for k in ks if k <= rank):
+        return found
+    raise WhiteningError(
+        f"the factory can be built over {ks[0]} dims at least, and the embeddings span {rank}; use "
+        "another --factory, or more rows"
+    )
+
+
+def _default_width(fit: Whitening, ks: tuple[int, ...] | None) -> int:
+    """Return the k without evidence: a third of d, or the nearest allowed one."""
+    default = min(default_width(fit.dim), fit.k)
+    if ks is None:
+        return default
+    allowed = _widths(ks, fit.k)
+    return max((k for k in allowed if k <= default), default=min(allowed))
+
+
+def _digest(moments: Moments) -> str:
+    data = b"".join(np.ascontiguousarray(x).tobytes() for x in (moments.mean, moments.scatter))
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _pca(moments: Moments, config: BuildConfig) -> Whitening:
+    normalize, floor = config.normalize_input, config.floor
+    pca = WhiteningConfig(kind=Kind.PCA, k="full", normalize_input=normalize, floor=floor)
+    return Whitening.fit(moments, pca)

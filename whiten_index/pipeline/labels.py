@@ -1,0 +1,288 @@
+"""Labels that a transform is chosen by: judged queries, or pairs of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.artifacts.manifest import fingerprint
+from whiten_index.corpus.batches import ID
+from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.evaluation.judgements import Pairs, read_pairs, read_qrels, read_queries
+from whiten_index.evaluation.metrics import evaluate_each, require_evaluator, spearman
+from whiten_index.store.sampling import drawn_rows, embeddings_of, ids_of
+from whiten_index.whitening.selection import Rule, Scores, Trial, Vectors, reciprocal_ranks
+
+if TYPE_CHECKING:
+    from whiten_index.encoding.encoder import Encoder
+    from whiten_index.pipeline.build_config import BuildConfig
+    from whiten_index.pipeline.encode import EncodeReport
+    from whiten_index.progress import Stages
+
+_LEAST_QUERIES, _LEAST_PAIRS = 10, 30
+_MOST_QUERIES = _MOST_PAIRS = 2_000
+_QUERY_BLOCK = 256
+_MOST_DISTRACTORS = 10_000
+_DEPTH = 10
+_FOLDS, _PAIRS_A_FOLD = 20, 10
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """Judged queries (id -> text, and query id -> document id -> grade), or pairs of texts."""
+
+    source: str
+    queries: Mapping[str, str]
+    qrels: Mapping[str, Mapping[str, int]]
+    pairs: Pairs | None
+
+    def digest(self) -> str:
+        """Return the identity of the labels themselves, independent of file names."""
+        pairs = self.pairs
+        scores = None if pairs is None or pairs.scores is None else pairs.scores.tolist()
+        sides = None if pairs is None else [list(pairs.first), list(pairs.second), scores]
+        qrels = {query: dict(grades) for query, grades in self.qrels.items()}
+        return fingerprint({"queries": dict(self.queries), "qrels": qrels, "pairs": sides})
+
+    def require_queries(self, count: int, why: str) -> None:
+        """Refuse to choose by fewer than ten queries."""
+        if count < _LEAST_QUERIES:
+            raise CorpusError(
+                f"{self.source} leaves {count} queries to choose by ({why}); {_LEAST_QUERIES} are "
+                "needed, so judge more or leave the labels out"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """Trials that score settings of the transform, and the words that describe them.
+
+    Attributes:
+        rule: labels or pieces.
+        trials: scored together.
+        count: queries, pairs or documents.
+        measure: meaning of the scores.
+        why: one sentence for the user.
+        errors: standard errors that a gentler setting may stay behind the best.
+        rows: row numbers of the corpus that the trials are made of, to be held out of the fit.
+    """
+
+    rule: Rule
+    trials: Sequence[Trial]
+    count: int
+    measure: str
+    why: str
+    errors: float = 0.0
+    rows: NDArray[np.int64] | None = None
+
+
+def read_labels(config: BuildConfig) -> Labels | None:
+    """Read and check the labels that the transform is chosen by, None if the options name none.
+
+    Raises:
+        ConfigError: options do not go together, or no model can encode the labels.
+        CorpusError: a file cannot be used, or holds too little.
+    """
+    queries, qrels, pairs, split = config.queries, config.qrels, config.pairs, config.qrels_split
+    if pairs is not None:
+        if queries is not None or qrels is not None or split is not None:
+            raise ConfigError(
+                "--pairs and --qrels are two kinds of labels; give one of them, and --queries "
+                "and --qrels-split with --qrels only"
+            )
+        labels = Labels(pairs, {}, {}, read_pairs(Path(pairs)))
+    elif queries is not None and qrels is not None:
+        judged = read_qrels(Path(qrels), split=split)
+        labels = Labels(qrels, read_queries(Path(queries)), judged, None)
+    elif queries is not None or qrels is not None:
+        missing = "--queries" if queries is None else "--qrels"
+        raise ConfigError(
+            f"{missing} is missing: --queries FILE holds the texts and --qrels FILE says which "
+            "documents answer them"
+        )
+    elif split is not None:
+        raise ConfigError(f"--qrels-split {split} needs --qrels FILE")
+    else:
+        return None
+    _require_usable(labels)
+    if not config.corpus or (config.embedding_column is not None and config.model is None):
+        what = (
+            "the model of the embedding column with --model" if config.corpus else "the corpus too"
+        )
+        raise ConfigError(
+            f"{labels.source} holds texts, which must be encoded; name {what}, or leave the "
+            "labels out"
+        )
+    return labels
+
+
+def _require_usable(labels: Labels) -> None:
+    pairs = labels.pairs
+    if pairs is None:
+        answered = sum(query in labels.queries for query in labels.qrels)
+        labels.require_queries(answered, f"{answered} of {len(labels.qrels)} have a text")
+        require_evaluator()
+    elif len(pairs.first) < _LEAST_PAIRS:
+        raise CorpusError(
+            f"{labels.source} holds {len(pairs.first)} pairs, too few to choose from; give "
+            f"{_LEAST_PAIRS} or more"
+        )
+    elif pairs.scores is not None and np.ptp(pairs.scores) == 0:
+        raise CorpusError(
+            f"all scores in {labels.source} are equal, so nothing can be chosen by them; leave "
+            "the scores out if the pairs belong together"
+        )
+
+
+def labelled_trials(encoded: EncodeReport, labels: Labels, seed: int, stages: Stages) -> Evidence:
+    """Encode the labels' texts and state what they must find.
+
+    Raises:
+        CorpusError: the labels do not fit the corpus, or are too few.
+    """
+    assert encoded.work is not None, "read_labels refuses labels without a corpus"
+    encoder, rng = encoded.work.encoder(), np.random.default_rng(seed)
+    if labels.pairs is not None:
+        return _pairs(encoder, _drawn(labels.pairs, rng), labels.source, stages)
+    found = _rows_of_judged(encoded, labels)
+    usable = _usable_queries(labels, found, rng)
+    judged = {document for query in usable for document in labels.qrels[query]}
+    rows = np.concatenate([found[document] for document in sorted(judged & found.keys())])
+    store, record = encoded.store, encoded.record
+    candidates = np.union1d(rows, drawn_rows(record, _MOST_DISTRACTORS, rng))
+    with stages.stage("encode labels", len(usable)) as watcher:
+        queries = encoder.encode_queries([labels.queries[query] for query in usable])
+        watcher.advance(len(usable))
+    names = ids_of(store, record, candidates)
+    score = _ndcg(usable, names, labels.qrels)
+    measure = f"nDCG@{_DEPTH} among {len(set(names)):,} documents"
+    why = f"the best on {len(usable)} judged queries of {labels.source}"
+    trial = Trial(queries, embeddings_of(store, record, candidates), score)
+    return Evidence(Rule.LABELS, [trial], len(usable), measure, why)
+
+
+def _drawn(pairs: Pairs, rng: np.random.Generator) -> Pairs:
+    """Return up to 2,000 of the pairs, drawn at random, in their order."""
+    if len(pairs) <= _MOST_PAIRS:
+        return pairs
+    rows = np.sort(rng.choice(len(pairs), _MOST_PAIRS, replace=False))
+    return replace(
+        pairs,
+        first=[pairs.first[row] for row in rows],
+        second=[pairs.second[row] for row in rows],
+        scores=None if pairs.scores is None else pairs.scores[rows],
+    )
+
+
+def _pairs(encoder: Encoder, pairs: Pairs, source: str, stages: Stages) -> Evidence:
+    count = len(pairs)
+    with stages.stage("encode labels", count) as watcher:
+        first, second = encoder.encode_queries(pairs.first), encoder.encode(pairs.second)
+        watcher.advance(count)
+    if pairs.scores is None:
+        score = reciprocal_ranks(np.arange(count))
+        measure = "MRR of each text's partner among the second texts"
+    else:
+        score = _spearman_by_fold(pairs.scores)
+        measure = "Spearman correlation of cosines and scores, mean over folds"
+    dropped = f" ({pairs.dropped} without a score left out)" if pairs.dropped else ""
+    why = f"the best on {count} pairs of {source}{dropped}"
+    return Evidence(Rule.LABELS, [Trial(first, second, score)], count, measure, why)
+
+
+def _spearman_by_fold(gold: NDArray[np.float64]) -> Callable[[Vectors, Vectors], Scores]:
+    """Return a function that scores folds of pairs, since one pair has no correlation."""
+    folds = min(_FOLDS, len(gold) // _PAIRS_A_FOLD)
+    # Every fold has its share of high and of low scores.
+    order = np.argsort(gold, kind="stable")
+    members = [order[fold::folds] for fold in range(folds)]
+    members = [rows for rows in members if np.ptp(gold[rows]) > 0]
+
+    def score(first: Vectors, second: Vectors) -> Scores:
+        cosines = np.einsum("nk,nk->n", first, second).astype(np.float64)
+        # A transform that makes all cosines equal says nothing of the scores.
+        return np.array(
+            [
+                0.0 if np.ptp(cosines[rows]) == 0 else spearman(gold[rows], cosines[rows])
+                for rows in members
+            ]
+        )
+
+    return score
+
+
+def _rows_of_judged(encoded: EncodeReport, labels: Labels) -> dict[str, NDArray[np.int64]]:
+    """Return document id -> its rows, for the judged documents that the corpus has."""
+    judged = {document for grades in labels.qrels.values() for document in grades}
+    rows: dict[str, list[int]] = {}
+    start, some = 0, ""
+    for part in encoded.record.parts:
+        if part.rows:
+            for row, name in enumerate(encoded.store.documents(part)[ID].to_pylist()):
+                some = some or str(name)
+                if str(name) in judged:
+                    rows.setdefault(str(name), []).append(start + row)
+        start += part.rows
+    if not rows:
+        raise CorpusError(
+            f"{labels.source} names no document of the corpus: it judges {min(judged)!r} and "
+            f"others, and the corpus has ids such as {some!r}; check --id-column"
+        )
+    return {name: np.array(found, dtype=np.int64) for name, found in rows.items()}
+
+
+def _usable_queries(
+    labels: Labels, found: Mapping[str, object], rng: np.random.Generator
+) -> list[str]:
+    """Return queries that have a text and a relevant document in the corpus.
+
+    They are drawn at random until there are 2,000 of them, or 10,000 documents judged.
+    """
+    usable, documents = list[str](), 0
+    relevant = [
+        query
+        for query, grades in labels.qrels.items()
+        if any(grade > 0 and document in found for document, grade in grades.items())
+    ]
+    answered = sorted(query for query in relevant if query in labels.queries)
+    why = f"{len(relevant)} have a relevant document in the corpus"
+    labels.require_queries(len(answered), why)
+    for place in rng.permutation(len(answered)):
+        documents += len(labels.qrels[answered[place]])
+        if len(usable) >= _LEAST_QUERIES and documents > _MOST_DISTRACTORS:
+            break
+        usable.append(answered[place])
+    return sorted(usable[:_MOST_QUERIES])
+
+
+def _ndcg(
+    queries: Sequence[str], names: Sequence[str], qrels: Mapping[str, Mapping[str, int]]
+) -> Callable[[Vectors, Vectors], Scores]:
+    """Return a function that scores queries by nDCG@10, a document by the best of its rows."""
+    judged = {query: dict(qrels[query]) for query in queries}
+    documents, of_row = np.unique(np.array(names, dtype=object), return_inverse=True)
+    order = np.argsort(of_row, kind="stable")
+    starts = np.flatnonzero(np.diff(of_row[order], prepend=-1))
+
+    def nearest(vectors: Vectors, candidates: Vectors) -> Iterator[dict[str, float]]:
+        best = np.maximum.reduceat((vectors @ candidates.T)[:, order], starts, axis=1)
+        cut = min(_DEPTH, len(documents))
+        places = np.argpartition(best, -cut, axis=1)[:, -cut:]
+        for row, cosines in zip(places, np.take_along_axis(best, places, axis=1), strict=True):
+            yield dict(zip(documents[row].tolist(), cosines.tolist(), strict=True))
+
+    def score(vectors: Vectors, candidates: Vectors) -> Scores:
+        runs = [
+            run
+            for start in range(0, len(queries), _QUERY_BLOCK)
+            for run in nearest(vectors[start : start + _QUERY_BLOCK], candidates)
+        ]
+        each = evaluate_each(judged, dict(zip(queries, runs, strict=True)), f"ndcg@{_DEPTH}")
+        return np.array([each[query] for query in queries])
+
+    return score
