@@ -223,18 +223,6 @@ class Catalog:
         )
         return found.fetchone() is not None
 
-    def index_settings(self, index: str) -> tuple[str, dict[str, int]] | None:
-        """Return the method and the settings of an index, None if there is none."""
-        found = self._server.connection.execute(
-            "SELECT m.amname, c.reloptions FROM pg_class c JOIN pg_am m ON m.oid = c.relam "
-            "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s",
-            [self._server.schema, index],
-        ).fetchone()
-        if found is None:
-            return None
-        pairs = (each.split("=", 1) for each in found[1] or ())
-        return found[0], {key: int(value) for key, value in pairs}
-
     def _rows(self) -> list[tuple[Any, ...]]:
         given = {"schema": self._server.schema, "name": self._name, "vector": VECTOR}
         rows: list[tuple[Any, ...]] = self._server.connection.execute(_TABLES, given).fetchall()

@@ -24,10 +24,8 @@ _TIMEOUTS = (
 )  # fmt: skip
 _ENCODE = "write @ : / ? # % of a user as %40 %3A %2F %3F %23 %25, and set PGPASSWORD"
 
-# A server's answer to a stranger, and libpq's when the server asks for a password.
-_ANSWERED = re.compile("FATAL|authentication|no password supplied|no pg_hba.conf entry")
 _LOGIN = "give the user in the address, and the password in PGPASSWORD or ~/.pgpass"
-# The first match is the remedy.
+# Of a connection that is refused: the first match is the remedy.
 _REFUSED = (
     ("no pg_hba.conf entry|pg_hba.conf rejects", "have the server's pg_hba.conf let in this host, "
      "user and database, with or without TLS as sslmode in the address asks"),
@@ -35,11 +33,7 @@ _REFUSED = (
     ('database "[^"]*" does not exist', "name another database in the address, or create it"),
     ("role .*(does not exist|not permitted)", "name another user in the address or PGUSER, or have "
      "that one made, with LOGIN"),
-    ("too many|remaining connection slots", "end other connections, or try again later"),
-    ("starting up|shutting down|recovery|not accepting", "try again when it has ended"),
-    ("", "see to what the server says"),
-)  # fmt: skip
-_UNREACHED = (
+    ("FATAL", "see to what the server says"),
     (r"invalid \w+ (value|number)", "write the parameters in the address and the PG* variables as "
      "libpq takes them"),
     ("SSL|certificate", "give sslmode, sslrootcert, … in the address as libpq takes them"),
@@ -212,49 +206,22 @@ def _shown(connection: Any) -> str:
 
 
 def _not_connected(error: psycopg.Error, address: str) -> str:
-    """Return the place and the reason, and a remedy.
+    """Return the reason and a remedy.
 
     The role is never named: a password may have been written in its place.
     """
-    given, tried = conninfo.conninfo_to_dict(address), error.pgconn
-    asked = {
-        name: (value.decode(errors="replace") if value else "")
-        for name, value in (
-            ("user", tried and tried.user), ("host", tried and tried.host),
-            ("port", tried and tried.port), ("dbname", tried and tried.db),
-        )
-    }  # fmt: skip
-    roles = {str(given.get("user") or ""), os.environ.get("PGUSER", ""), asked["user"]} - {""}
-    host, port, database = (
-        asked[name] or str(given.get(name) or "") for name in ("host", "port", "dbname")
-    )
-    if not given.get("dbname") and database in roles:
-        # By default the database has the name of the role.
-        database = "…"
-    if not re.fullmatch(r"(\d{1,5}(,|$))*", port):
-        # It may be a password before a host that was forgotten.
-        port = "…"
-    place = f"/{database}?host={host}"
-    if not host.startswith(("/", "@")):
-        place = f"{host}{port and ':'}{port}/{database}"
-    told = hide_secrets(str(error))
-    for role in roles:
-        # In the server's own language it stands between other words.
-        told = re.sub(rf"([\"'«»„“”])(\s?){re.escape(role)}(?=\s?[\"'«»„“”])", r"\1\2…", told)
+    roles = {conninfo.conninfo_to_dict(address).get("user"), os.environ.get("PGUSER")} - {None, ""}
+    told = hide_secrets(" ".join(str(error).split()))
+    for role in map(str, roles):
+        told = re.sub(rf"(?<!\w){re.escape(role)}(?!\w)", "…", told)
     told = re.sub(r'((?:role|user) ")[^"]*(")', r"\1…\2", told)
-    # A password may have been written in place of a parameter.
     told = re.sub(r'(invalid \w+ (?:value|number)): ".*"', r"\1", told)
-    # libpq also asks whether the server is running, as the remedy does.
-    lines = [each for each in told.splitlines() if not re.match(r"\t.*[?？]\s*$|\s*$", each)]
-    told = "; ".join(" ".join(each.split()).rstrip(".") for each in lines)
-    told = re.sub(r"([:,;]);", r"\1", told)
-    answered = bool(_ANSWERED.search(told))
+    _, answered, answer = told.rpartition("FATAL")
     # The address stands before the answer.
-    answer = told.rpartition("FATAL")[2] if answered else told
-    remedies = _REFUSED if answered else _UNREACHED
-    remedy = next(remedy for form, remedy in remedies if re.search(form, answer))
-    verb = "refuses the connection" if answered else "cannot be reached"
-    return f"PostgreSQL at {hide_secrets(f'postgresql://{place}')} {verb}: {told}; {remedy}"
+    remedy = next(remedy for form, remedy in _REFUSED if re.search(form, answered + answer))
+    refused = answered or remedy == _LOGIN
+    verb = "refuses the connection" if refused else "cannot be reached"
+    return f"PostgreSQL {verb}: {told}; {remedy}"
 
 
 def _schema(connection: Any, shown: str, name: str | None) -> str:

@@ -8,11 +8,9 @@ big-endian (PostgreSQL's documentation of COPY, "Binary Format").
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,11 +18,11 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
-from psycopg.adapt import AdaptersMap, PyFormat, Transformer
+from psycopg.adapt import PyFormat, Transformer
 from psycopg.copy import QueuedLibpqWriter
 from psycopg.pq import Format
 
-from whiten_index.corpus.arrow_types import replaced_leaves, times_as_numbers
+from whiten_index.corpus.arrow_types import replaced_leaves
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.database_writer import VECTOR, Layout, VectorDtype
@@ -41,63 +39,15 @@ _BLOCK_ROWS = 2048
 _LONGEST_NAME = 63
 _SYSTEM_COLUMNS = ("ctid", "tableoid", "xmin", "xmax", "cmin", "cmax")
 START, END = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
-# PostgreSQL counts from 2000-01-01, Arrow from 1970-01-01.
-_EPOCH_DAYS, _DAY_US = 10_957, 86_400_000_000
-
 # Parts of a value: numpy's code, and one number a row, several in (n, k), or one for all rows.
 _Parts: TypeAlias = list[tuple[str, Any]]
 
 
-class _Integer:
-    """Date or time as an integer: Python knows only the years 1 to 9999."""
-
-    format = Format.BINARY
-    width, start, tail = 8, 0, b""
-
-    def __init__(self, *_: Any) -> None: ...
-
-    def dump(self, number: int) -> bytes:
-        return (number - self.start).to_bytes(self.width, "big", signed=True) + self.tail
-
-    def load(self, data: Any) -> int:
-        return int.from_bytes(bytes(data), "big", signed=True) + self.start
-
-
-class _Date(_Integer):
-    oid, width, start = psycopg.adapters.types["date"].oid, 4, _EPOCH_DAYS
-
-
-class _Time(_Integer):
-    oid = psycopg.adapters.types["time"].oid
-
-
-class _Timestamp(_Integer):
-    oid, start = psycopg.adapters.types["timestamp"].oid, _EPOCH_DAYS * _DAY_US
-
-
-class _TimestampTZ(_Timestamp):
-    oid = psycopg.adapters.types["timestamptz"].oid
-
-
-class _Interval(_Integer):
-    """Microseconds; a day has 24 hours and a month 30 days."""
-
-    oid, tail = psycopg.adapters.types["interval"].oid, bytes(8)
-
-    def load(self, data: Any) -> int:
-        micro, days, months = struct.unpack(">qii", bytes(data))
-        return int(micro + (days + 30 * months) * _DAY_US)
-
-
-_TIMES = (_Date, _Time, _Timestamp, _TimestampTZ, _Interval)
 # Types of which COPY takes whole columns of numbers.
 _NUMBERS = {
     "boolean": "u1", "smallint": ">i2", "integer": ">i4", "bigint": ">i8", "real": ">f4",
     "double precision": ">f8",
 }  # fmt: skip
-_ADAPTERS = AdaptersMap(psycopg.adapters)
-for _each in _TIMES:
-    _ADAPTERS.register_dumper(None, _each)
 
 
 @dataclass(frozen=True)
@@ -164,7 +114,7 @@ def _leaf_type(type_: pa.DataType) -> tuple[str, pa.DataType] | None:
     if is_.is_time(type_):
         return "time", pa.time64("us")
     if is_.is_timestamp(type_):
-        return "timestamp" if type_.tz is None else "timestamptz", pa.timestamp("us", type_.tz)
+        return "timestamp" if type_.tz is None else "timestamptz", pa.timestamp("us", type_.tz and "UTC")
     return ("interval", pa.duration("us")) if is_.is_duration(type_) else None
 
 
@@ -254,14 +204,15 @@ class RowFormat:
         order = sql.SQL("SELECT {} FROM {} WHERE {} = ANY({}::{}[])")
         found = list[tuple[Any, ...]]()
         with connection.cursor(binary=True) as cursor:
-            for each in _TIMES:
-                cursor.adapters.register_loader(each.oid, each)
             for some in blocks(ids, IDS_AT_ONCE):
                 parts = (
                     self.names(), table, sql.Identifier(ID), sql.Literal(list(some)),
                     sql.SQL(self.types[ID].sql),
                 )  # fmt: skip
-                found += cursor.execute(order.format(*parts)).fetchall()
+                try:
+                    found += cursor.execute(order.format(*parts)).fetchall()
+                except psycopg.DataError as error:
+                    raise _not_ours("a column", error) from error
         schema = self.layout.schema
         columns = list(zip(*found, strict=True)) or [()] * len(schema)
         arrays = [self._decoded(*each) for each in zip(schema, columns, strict=True)]
@@ -272,8 +223,13 @@ class RowFormat:
         segments: list[pa.Array] = []
         fixed: _Parts = [(">i2", rows.num_columns)]
         for name, column in zip(rows.schema.names, rows.columns, strict=True):
-            parts = self._vector_parts(rows) if name == VECTOR else self._parts(name, column)
-            if parts is not None:
+            code = None if name == VECTOR else _NUMBERS.get(self.types[name].sql)
+            if name == VECTOR or (code is not None and not column.null_count):
+                parts = (
+                    self._vector_parts(rows)
+                    if code is None
+                    else [(code, column.to_numpy(zero_copy_only=False))]
+                )
                 fixed += [(">i4", _record_type(parts).itemsize), *parts]
                 continue
             data = self._encoded(name, column)
@@ -299,13 +255,6 @@ class RowFormat:
             )
         return [(">i2", self.layout.k), (">i2", 0), (_VECTOR_CODES[self.layout.dtype], vectors)]
 
-    def _parts(self, name: str, column: pa.Array) -> _Parts | None:
-        """Return a column of plain numbers without nulls, None for any other."""
-        code = _NUMBERS.get(self.types[name].sql)
-        if code is None or column.null_count:
-            return None
-        return [(code, column.to_numpy(zero_copy_only=False))]
-
     def _encoded(self, name: str, column: pa.Array) -> pa.Array:
         """Return the values of a column as an array of bytes, null where the value is.
 
@@ -318,9 +267,8 @@ class RowFormat:
                 return _json(name, column)
             if type_.sql in ("text", "bytea"):
                 return column.cast(pa.large_binary())
-            values = times_as_numbers(column.cast(type_.arrow)).to_pylist()
-            context = SimpleNamespace(adapters=_ADAPTERS, connection=None)
-            client = Transformer(context)
+            values = column.cast(type_.arrow).to_pylist()
+            client = Transformer()
             client.set_dumper_types([type_.oid] * len(values), Format.BINARY)
             dumped = client.dump_sequence(values, [PyFormat.BINARY] * len(values))
             return pa.array([each and bytes(each) for each in dumped], pa.large_binary())
@@ -347,10 +295,14 @@ class RowFormat:
                 return from_objects(objects, pa.schema([field]))[field.name].combine_chunks()
             return pa.array(values, type_.arrow).cast(field.type)
         except (pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
-            raise DatabaseError(
-                f"column {field.name!r} of the table has values or a type that no push put there "
-                f"({first_line(error)}); change it back, or push all rows with --full"
-            ) from error
+            raise _not_ours(f"column {field.name!r}", error) from error
+
+
+def _not_ours(column: str, error: Exception) -> DatabaseError:
+    return DatabaseError(
+        f"{column} of the table has values or a type that no push put there "
+        f"({first_line(error)}); change it back, or push all rows with --full"
+    )
 
 
 def _json(name: str, column: pa.Array) -> pa.Array:

@@ -14,7 +14,6 @@ be lost: then no row is sent, and the error names it.
 from __future__ import annotations
 
 import functools
-import hashlib
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,6 +39,7 @@ from whiten_index.vectordb.database_writer import (
     VectorDtype,
 )
 from whiten_index.vectordb.engine_options import PostgresOptions
+from whiten_index.vectordb.engine_support import require_name
 from whiten_index.vectordb.postgres_catalog import Catalog, StoredTable
 from whiten_index.vectordb.postgres_connection import Server, translated_errors
 from whiten_index.vectordb.postgres_copy import IDS_AT_ONCE, VECTOR_TYPES, RowFormat
@@ -61,15 +61,10 @@ _OPERATORS = {
     Metric.COSINE: ("cosine_ops", "<=>", 1.0),
     Metric.INNER_PRODUCT: ("ip_ops", "<#>", 0.0),
 }
-# Seconds that new readers wait behind an attempt to lock a table, and between two attempts.
-_ATTEMPT, _PAUSE = 0.2, 0.3
-# An automatic VACUUM yields only to those who wait longer than deadlock_timeout.
-_SHORT_TIMEOUT = """
-    SELECT set_config('lock_timeout', (%s + CASE WHEN EXISTS (
-        SELECT FROM pg_locks WHERE relation = %s AND mode = 'ShareUpdateExclusiveLock' AND granted
-    ) THEN 1000 * extract(epoch FROM current_setting('deadlock_timeout')::interval)
-    ELSE 0 END)::int || 'ms', true)
-"""
+# Seconds that new readers wait behind an attempt to lock a table, and between two attempts. The
+# last one outlasts ``deadlock_timeout``, after which an automatic VACUUM makes way.
+_ATTEMPT, _PAUSE, _LAST_ATTEMPT = 0.2, 0.3, 1.5
+_ADVISORY = "SELECT {}(hashtextextended(%s, 0))"
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -86,32 +81,23 @@ def _translated(method: _Method) -> _Method:
 
 
 class PostgresWriter(DatabaseWriter):
-    """One table, by the name that users query.
-
-    Args:
-        address: URL as libpq takes it, with any of its parameters; PG* variables and ~/.pgpass
-            apply.
-        name: of the table, a single identifier of any characters.
-        options: those of ``PostgresOptions``.
-        make: whether to create the extension ``vector`` if it is missing. If false, the session is
-            read-only.
-
-    Raises:
-        ConfigError: the address cannot be parsed, or the name or an option cannot be used.
-        DatabaseError: the server cannot be reached or refuses, or lacks the schema or pgvector.
-    """
+    """One table, by the name that users query; see ``DatabaseWriter``."""
 
     def __init__(
         self, address: str, name: str, options: Mapping[str, str], *, make: bool = True
     ) -> None:
         self._options = PostgresOptions.parse(options)
-        _require_name(name)
+        require_name(
+            name, r"[^.\x00\s]([^.\x00]*[^.\x00\s])?", engine="PostgreSQL", longest=_LONGEST_NAME,
+            rule="no dot, and no blank at either end; --option schema=NAME names the schema",
+        )  # fmt: skip
         server = Server.connect(address, self._options, make=make)
         self._server, self._name, self._connection = server, name, server.connection
         qualified = sql.Identifier(server.schema, name).as_string(self._connection)
         self.engine, self.target = server.engine, f"{server.shown}, table {qualified}"
         self._catalog = Catalog(server, name, self.target)
-        self._lock = _NameLock(self._connection, server.schema, name, self.target)
+        self._place, self._execute = self._catalog.place, self._catalog.execute
+        self._locked = False
         self._filling: tuple[StoredTable, RowFormat] | None = None
         # Result of the last ``published``, on which a push bases its changes.
         self._seen: PushedTable | None = None
@@ -133,7 +119,7 @@ class PostgresWriter(DatabaseWriter):
         if self._catalog.pending() is None:
             return None
         # The last commit of an interrupted push may still be on its way.
-        self._lock.take()
+        self._lock()
         found = self._catalog.pending()
         return None if found is None else found.pushed
 
@@ -149,7 +135,7 @@ class PostgresWriter(DatabaseWriter):
             )
         rows = RowFormat(layout, self._server.extension)
         columns = rows.definition()
-        self._lock.take()
+        self._lock()
         self._catalog.require_replaceable(self._catalog.published())
         name = f"{self._name}__{secrets.token_hex(4)}"
         names = tuple(layout.schema.names)
@@ -165,7 +151,7 @@ class PostgresWriter(DatabaseWriter):
     @_translated
     def resume(self, layout: Layout) -> None:
         """Continue the pending table, whose rows have this layout."""
-        self._lock.take()
+        self._lock()
         table = self._pending(layout)
         # Users may have added something since it was begun.
         self._catalog.require_replaceable(self._catalog.published())
@@ -197,7 +183,7 @@ class PostgresWriter(DatabaseWriter):
     @_translated
     def finish(self, layout: Layout) -> None:
         """Build the indexes of the pending table that are not there yet."""
-        self._lock.take()
+        self._lock()
         table = self._pending(layout)
         place = self._place(table.pushed.name)
         if table.key is None:
@@ -217,41 +203,48 @@ class PostgresWriter(DatabaseWriter):
     @_translated
     def swap(self) -> None:
         """Publish the pending table in one transaction; wait ``lock_timeout`` for readers."""
-        self._lock.take()
+        self._lock()
         new, old = self._pending(), self._catalog.published()
         with self._connection.transaction():
             if old is not None:
-                # From here on nobody reads or changes it.
-                self._lock_alone(old)
+                self._lock_alone()
                 old = self._catalog.published()
             self._catalog.require_replaceable(old)
             if old is not None:
                 self._catalog.carry_access(old, new)
                 self._execute("DROP TABLE {}", self._place(self._name))
-            self._rename("TABLE", new.pushed.name, self._name)
-            for ending, name in (("p", "_pkey"), ("v", "_vector_idx")):
-                if self._catalog.index_settings(new.pushed.name + ending) is not None:
-                    self._rename("INDEX", new.pushed.name + ending, self._name + name)
+            for order, ending, name in (
+                ("ALTER TABLE {} RENAME TO {}", "", ""),
+                ("ALTER INDEX {} RENAME TO {}", "p", "_pkey"),
+                ("ALTER INDEX IF EXISTS {} RENAME TO {}", "v", "_vector_idx"),
+            ):
+                there = self._place(new.pushed.name + ending)
+                self._execute(order, there, sql.Identifier(self._name + name))
             now = replace(new.pushed, name=self._name)
             self._catalog.describe(replace(new, pushed=now, key=f"{self._name}_pkey"))
         self._filling, self._seen = None, now
-        self._lock.give_back()
+        self._unlock()
 
     @_translated
     def discard(self) -> None:
         """Drop the pending table, unless another push is filling it."""
-        if self._catalog.pending() is None or not self._lock.offered():
+        if self._catalog.pending() is None:
+            return
+        try:
+            # The session of an interrupted push may still be ending.
+            self._lock(seconds=1)
+        except DatabaseError:
             return
         with self._connection.transaction():
             self._drop_pending()
         self._filling = None
-        self._lock.give_back()
+        self._unlock()
 
     @contextmanager
     def changing(self, after: PushedTable, layout: Layout) -> Iterator[PostgresChanges]:
         """Open the published table for changes, all in one transaction."""
         with translated_errors(self.target):
-            self._lock.take()
+            self._lock()
             try:
                 with self._connection.transaction():
                     table = self._table(pending=False)
@@ -269,7 +262,7 @@ class PostgresWriter(DatabaseWriter):
                     self._catalog.describe(replace(table, pushed=now))
                 self._seen = now
             finally:
-                self._lock.give_back()
+                self._unlock()
 
     @_translated
     def notes(self) -> list[str]:
@@ -342,35 +335,23 @@ class PostgresWriter(DatabaseWriter):
         return Neighbours(ids, padded_scores(scores, top_k))
 
     def _build_vector_index(self, table: StoredTable, layout: Layout) -> None:
-        """Build the index of the vectors, unless there is one with the same settings."""
-        name, index = f"{table.pushed.name}v", self._options.index
-        wanted = self._options.index_params(table.pushed.rows)
-        there = self._catalog.index_settings(name)
-        if there == (index, wanted):
-            return
-        if there is not None:
-            self._execute("DROP INDEX {}", self._place(name))
-        if index == "none":
+        if self._options.index == "none":
             return
         operators = f"{VECTOR_TYPES[layout.dtype]}_{_OPERATORS[layout.metric][0]}"
         settings = [
             sql.SQL("{} = {}").format(sql.SQL(each), sql.Literal(value))
-            for each, value in wanted.items()
+            for each, value in self._options.index_params(table.pushed.rows).items()
         ]
         with self._building():
             self._execute(
-                "CREATE INDEX {} ON {} USING {} ({} {}) WITH ({})",
-                sql.Identifier(name), self._place(table.pushed.name), sql.SQL(index),
-                sql.Identifier(VECTOR), sql.Identifier(self._server.extension, operators),
-                sql.SQL(", ").join(settings),
+                "CREATE INDEX IF NOT EXISTS {} ON {} USING {} ({} {}) WITH ({})",
+                sql.Identifier(f"{table.pushed.name}v"), self._place(table.pushed.name),
+                sql.SQL(self._options.index), sql.Identifier(VECTOR),
+                sql.Identifier(self._server.extension, operators), sql.SQL(", ").join(settings),
             )  # fmt: skip
 
     def _require_width(self, layout: Layout) -> None:
-        """Refuse vectors that are too wide, before any is sent.
-
-        Raises:
-            ConfigError: pgvector cannot keep them, or not index them.
-        """
+        """Refuse vectors that are too wide to keep or to index, before any is sent."""
         k, dtype, most = layout.k, layout.dtype, _MOST_INDEXED[layout.dtype]
         if k > _MOST_KEPT:
             raise ConfigError(
@@ -399,30 +380,60 @@ class PostgresWriter(DatabaseWriter):
                     self._connection.execute("SELECT set_config(%s, %s, true)", [name, value])
             yield
 
-    def _lock_alone(self, table: StoredTable) -> None:
-        """Keep all others from reading or changing a table until the transaction ends.
+    def _lock_alone(self) -> None:
+        """Keep all others from the published table until the transaction ends.
 
-        Readers who come while this waits for others wait behind it. So it waits for moments only,
-        with pauses.
-
-        Raises:
-            psycopg.errors.LockNotAvailable: others held the table for ``lock_timeout`` seconds.
+        New readers wait behind an attempt to lock it, so it is short, and repeated.
         """
-        most = self._options.lock_timeout
-        end = time.monotonic() + most
+        end = time.monotonic() + self._options.lock_timeout
+        order = "LOCK TABLE {} IN ACCESS EXCLUSIVE MODE"
         while True:
+            last = time.monotonic() + _PAUSE > end
             try:
                 with self._connection.transaction():
-                    self._connection.execute(_SHORT_TIMEOUT, [int(1000 * _ATTEMPT), table.oid])
-                    self._execute(
-                        "LOCK TABLE {} IN ACCESS EXCLUSIVE MODE", self._place(table.pushed.name)
-                    )
+                    self._set_lock_timeout(_LAST_ATTEMPT if last else _ATTEMPT)
+                    self._execute(order, self._place(self._name))
                 break
             except psycopg.errors.LockNotAvailable:
-                if time.monotonic() + _PAUSE + _ATTEMPT > end:
+                if last:
                     raise
             time.sleep(_PAUSE)
-        self._connection.execute("SELECT set_config('lock_timeout', %s, true)", [f"{most}s"])
+        self._set_lock_timeout(self._options.lock_timeout)
+
+    def _set_lock_timeout(self, seconds: float) -> None:
+        """Set how long statements wait for locks until the transaction ends."""
+        milliseconds = f"{round(1000 * seconds)}ms"
+        self._connection.execute("SELECT set_config('lock_timeout', %s, true)", [milliseconds])
+
+    def _lock(self, seconds: float | None = None) -> None:
+        """Keep other pushes from the name until ``_unlock`` or the end of the session.
+
+        Raises:
+            DatabaseError: another push holds the lock for so long, by default ``lock_timeout``.
+        """
+        if self._locked:
+            return
+        try:
+            with self._connection.transaction():
+                self._set_lock_timeout(seconds or self._options.lock_timeout)
+                self._connection.execute(_ADVISORY.format("pg_advisory_lock"), self._lock_name)
+        except psycopg.errors.LockNotAvailable:
+            raise DatabaseError(
+                f"another push is filling or changing {self.target}; wait until it ends. If its "
+                "machine is gone, end its session (whiten-index in pg_stat_activity) with SELECT "
+                "pg_terminate_backend(PID)"
+            ) from None
+        self._locked = True
+
+    def _unlock(self) -> None:
+        if self._locked:
+            with suppress(psycopg.Error):
+                self._connection.execute(_ADVISORY.format("pg_advisory_unlock"), self._lock_name)
+            self._locked = False
+
+    @property
+    def _lock_name(self) -> list[str]:
+        return [f"whiten-index {self._server.schema} {self._name}"]
 
     def _table(self, *, pending: bool) -> StoredTable:
         if pending:
@@ -443,34 +454,6 @@ class PostgresWriter(DatabaseWriter):
     def _drop_pending(self) -> None:
         while (table := self._catalog.pending()) is not None:
             self._execute("DROP TABLE {}", self._place(table.pushed.name))
-
-    def _rename(self, kind: str, old: str, new: str) -> None:
-        self._execute(f"ALTER {kind} {{}} RENAME TO {{}}", self._place(old), sql.Identifier(new))
-
-    def _place(self, table: str) -> sql.Identifier:
-        return self._catalog.place(table)
-
-    def _execute(self, order: str, *parts: sql.Composable) -> Any:
-        return self._catalog.execute(order, *parts)
-
-
-def _require_name(name: str) -> None:
-    schema, dot, table = name.partition(".")
-    if dot:
-        named = f"give --option schema={schema} --table {table}, or " if schema and table else ""
-        raise ConfigError(
-            f"--table takes one name, and {name[:80]!r} has a dot: {named}choose one without"
-        )
-    if name != name.strip():
-        raise ConfigError(
-            f"the name {name[:80]!r} begins or ends with a blank; give --table without it"
-        )
-    if not 0 < len(name.encode()) <= _LONGEST_NAME or "\0" in name:
-        raise ConfigError(
-            f"PostgreSQL cannot have a table of the name {name[:80]!r} here: names are of 1 to "
-            f"{_LONGEST_NAME} bytes (of PostgreSQL's 63; a push needs the rest); choose another "
-            "--table"
-        )
 
 
 @dataclass
@@ -528,62 +511,3 @@ class PostgresChanges:
             )
         )
         return self._staging
-
-
-class _NameLock:
-    """Lock of a name, which the server releases when the session ends.
-
-    Args:
-        connection: to the database.
-        schema: of the table.
-        name: that users query.
-        target: address and name, for errors.
-    """
-
-    def __init__(self, connection: Any, schema: str, name: str, target: str) -> None:
-        self._connection, self._target, self._taken = connection, target, False
-        told = f"whiten-index\0{schema}\0{name}".encode()
-        digest = hashlib.blake2b(told, digest_size=8).digest()
-        self._key = int.from_bytes(digest, "big", signed=True)
-
-    def take(self) -> None:
-        """Keep other pushes from the name until ``give_back``; wait ``lock_timeout`` for it.
-
-        Raises:
-            DatabaseError: another push holds it.
-        """
-        if self._taken:
-            return
-        try:
-            self._connection.execute("SELECT pg_advisory_lock(%s)", [self._key])
-        except psycopg.errors.LockNotAvailable:
-            found = self._connection.execute(
-                "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
-                "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
-                "AND (classid::bigint << 32) | objid::bigint = %s",
-                [self._key],
-            ).fetchone()
-            process = "" if found is None else f" (server process {found[0]})"
-            raise DatabaseError(
-                f"another push is filling or changing {self._target}{process}; wait until it ends. "
-                f"If its machine is gone, end it with SELECT pg_terminate_backend("
-                f"{found[0] if found else 'PROCESS'})"
-            ) from None
-        self._taken = True
-
-    def offered(self) -> bool:
-        """Take the lock if no other push holds it, and tell whether it is taken."""
-        # The session of an interrupted push may still be ending.
-        for wait in (0.1, 0.2, 0.3, 0.4, 0.0):
-            if not self._taken:
-                query = "SELECT pg_try_advisory_lock(%s)"
-                (self._taken,) = self._connection.execute(query, [self._key]).fetchone()
-                time.sleep(0.0 if self._taken else wait)
-        return self._taken
-
-    def give_back(self) -> None:
-        """Let others push."""
-        if self._taken:
-            with suppress(psycopg.Error):
-                self._connection.execute("SELECT pg_advisory_unlock(%s)", [self._key])
-            self._taken = False

@@ -21,7 +21,7 @@ from tests.vectordb.pushed_rows import (
 )
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.database_writer import VectorDtype
-from whiten_index.vectordb.registry import open_writer
+from whiten_index.vectordb.registry import open_writer, require_database
 
 pytestmark = pytest.mark.service
 
@@ -54,25 +54,21 @@ def test_no_password_is_shown(
 
 
 @pytest.mark.parametrize(
-    ("address", "where"),
+    "address",
     [
-        ("postgresql://{secret}@127.0.0.1:1/db", "postgresql://127.0.0.1:1/db"),
-        ("postgresql://{secret}@/db?host={folder}", "postgresql:///db?host={folder}"),
-        ("postgresql://{secret}@127.0.0.1:1", "postgresql://127.0.0.1:1/…"),
-        # The last one that was tried.
-        ("postgresql://127.0.0.1:1,127.0.0.1:2/db", "postgresql://127.0.0.1:2/db"),
+        "postgresql://{secret}@127.0.0.1:1/db",
+        "postgresql://{secret}@/db?host={folder}",
+        "postgresql://{secret}@127.0.0.1:1",
+        "postgresql://127.0.0.1:1,127.0.0.1:2/db",
     ],
 )
-def test_a_server_that_is_not_there(tmp_path: Path, address: str, where: str) -> None:
-    where = where.format(folder=tmp_path).replace("?", r"\?")
+def test_a_server_that_is_not_there(tmp_path: Path, address: str) -> None:
     with pytest.raises(
-        DatabaseError,
-        match=rf"^PostgreSQL at {where}.* cannot be reached: .*; look at host and port",
+        DatabaseError, match="^PostgreSQL cannot be reached: .*; look at host and port"
     ) as told:
         open_writer(address.format(secret=SECRET, folder=tmp_path), "docs")
+    assert ("127.0.0.1" if "127" in address else str(tmp_path)) in str(told.value)
     assert_no_secret(told.value, SECRET)
-    # One sentence: libpq asks another, whether the server is running.
-    assert not re.search(r"\?\W*(;|$)|refused [A-Z]|directory [A-Z]", str(told.value))
 
 
 def test_what_the_client_does_not_take(tmp_path: Path) -> None:
@@ -81,7 +77,7 @@ def test_what_the_client_does_not_take(tmp_path: Path) -> None:
     assert_no_secret(told.value, SECRET)
     # A password before a host that was forgotten.
     with pytest.raises(ConfigError, match="leave it out, and set PGPASSWORD") as told:
-        open_writer("postgresql://me:1234567/db", "docs")
+        require_database("postgresql://me:1234567/db", {})
     assert_no_secret(told.value, "1234567")
 
 
@@ -121,8 +117,7 @@ def test_a_server_that_lets_us_not_in(
         try:
             open_writer(given, "docs").__exit__(None, None, None)
         except DatabaseError as error:
-            place = rf"postgresql:///{database or ''}.*\?host=/\S+"
-            assert re.search(f"^PostgreSQL at {place} refuses the connection: .*{why}", str(error))  # noqa: PT017
+            assert re.search(f"^PostgreSQL refuses the connection: .*{why}", str(error))  # noqa: PT017
             assert_no_secret(error, SECRET, "wrong!", guarded)
             break
         assert time.monotonic() < deadline

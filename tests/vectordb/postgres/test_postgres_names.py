@@ -22,19 +22,9 @@ from whiten_index.vectordb.registry import open_writer
 pytestmark = pytest.mark.service
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("public.docs", "has a dot: give --option schema=public --table docs, or choose one"),
-        ("my.old.docs", "give --option schema=my --table old.docs"),
-        (".docs", "'.docs' has a dot: choose one without"),
-        ("docs.", "'docs.' has a dot: choose one without"),
-        (" docs", "begins or ends with a blank"),
-        ("docs\n", "begins or ends with a blank"),
-    ],
-)
-def test_names_that_were_meant_otherwise(address: str, run: Run, name: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
+@pytest.mark.parametrize("name", ["public.docs", ".docs", "docs.", " docs", "docs\n", "a\0b"])
+def test_names_that_were_meant_otherwise(address: str, run: Run, name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot give a table the name .*--option schema=NAME"):
         open_writer(address, name)
     assert run("SELECT relname FROM pg_class WHERE relname ~ 'docs'") == []
 
@@ -150,25 +140,6 @@ def test_a_lost_index_is_told(address: str, run: Run, options: dict[str, str]) -
 def test_a_name_that_needs_quotes_is_told(address: str, name: str) -> None:
     with open_writer(address, name, options={"index": "none"}) as writer:
         assert writer.notes() == [f"in SQL this name needs its quotes: {sql_name(name)}"]
-
-
-def test_an_index_of_other_settings_is_built_again(address: str, run: Run) -> None:
-    rows = Rows.make()
-    with open_writer(address, "docs") as writer:
-        writer.begin(rows.pushed, rows.layout)
-        for batch in rows.batches():
-            writer.append(batch)
-        writer.finish(rows.layout)
-    query = "SELECT oid, reloptions FROM pg_class WHERE relname ~ '^docs__[0-9a-f]{8}v$'"
-    ((first, settings),) = run(query)
-    assert settings == ["m=16", "ef_construction=64"]
-    for m in ("16", "8"):
-        with open_writer(address, "docs", options={"m": m}) as writer:
-            writer.resume(rows.layout)
-            writer.finish(rows.layout)
-        ((oid, settings),) = run(query)
-        assert (oid == first) == (m == "16")
-        assert settings[0] == f"m={m}"
 
 
 @pytest.mark.parametrize(

@@ -90,20 +90,6 @@ def test_every_kind_of_column(address: str, run: Run, nulls: bool) -> None:
     }
 
 
-def test_times_that_python_has_no_words_for(address: str) -> None:
-    years = 366 * 86_400_000_000
-    rows = Rows.make(
-        3,
-        d=pa.array([-2_000_000, 2_000_000, None], pa.date32()),
-        t=pa.array([-6000 * years, 200_000 * years, None], pa.timestamp("us", "Europe/Paris")),
-        p=pa.array([-(2**63), 2**63 - 1, None], pa.duration("us")),
-    )
-    with open_writer(address, "docs") as writer:
-        fill(writer, rows)
-        there = writer.fetch(rows.ids, rows.layout).sort_by("id").combine_chunks()
-        assert there.equals(rows.table.combine_chunks())
-
-
 def test_many_lists_and_nulls_over_several_blocks(address: str) -> None:
     rng = np.random.default_rng(0)
 
@@ -135,9 +121,9 @@ def test_many_lists_and_nulls_over_several_blocks(address: str) -> None:
         (pa.array([1, 1001, 2000], pa.timestamp("ns")), "'c' .*lose data.*round it to micros"),
         (pa.array([1, 1001, 2000], pa.duration("ns")), "'c' .*lose data.*round it to micros"),
         (pa.array([2**62, 0, 0], pa.timestamp("s")), "'c' .*round it to micros"),
-        (pa.array([-(2**63), 0, 0], pa.timestamp("us")), "'c' .*too big to convert; mend"),
-        (pa.array([-(2**31), 0, 0], pa.date32()), "'c' .*too big to convert; mend"),
-        (pa.array([2**31 - 1, 0, 0], pa.date32()), "date out of range.*column c"),
+        (pa.array([-(2**63), 0, 0], pa.timestamp("us")), "'c' .*out of range; mend"),
+        (pa.array([-(2**31), 0, 0], pa.date32()), "'c' .*; mend the corpus"),
+        (pa.array([4_000_000, 0, 0], pa.date32()), "'c' .*out of range; mend"),
     ],
 )
 def test_values_that_cannot_be_kept(address: str, column: pa.Array, why: str) -> None:
