@@ -114,7 +114,9 @@ def _leaf_type(type_: pa.DataType) -> tuple[str, pa.DataType] | None:
     if is_.is_time(type_):
         return "time", pa.time64("us")
     if is_.is_timestamp(type_):
-        return "timestamp" if type_.tz is None else "timestamptz", pa.timestamp("us", type_.tz and "UTC")
+        return "timestamp" if type_.tz is None else "timestamptz", pa.timestamp(
+            "us", type_.tz and "UTC"
+        )
     return ("interval", pa.duration("us")) if is_.is_duration(type_) else None
 
 

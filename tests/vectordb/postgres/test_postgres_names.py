@@ -24,7 +24,7 @@ pytestmark = pytest.mark.service
 
 @pytest.mark.parametrize("name", ["public.docs", ".docs", "docs.", " docs", "docs\n", "a\0b"])
 def test_names_that_were_meant_otherwise(address: str, run: Run, name: str) -> None:
-    with pytest.raises(ConfigError, match="cannot give a table the name .*--option schema=NAME"):
+    with pytest.raises(ConfigError, match=r"cannot give a table the name .*--option schema=NAME"):
         open_writer(address, name)
     assert run("SELECT relname FROM pg_class WHERE relname ~ 'docs'") == []
 
