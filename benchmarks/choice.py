@@ -146,7 +146,7 @@ def measure(work: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
 def _free_width(case: Case, stages: Stages) -> dict[str, Any]:
     """Return what is chosen where the width is left open too."""
     started = time.perf_counter()
-    setting = choose_setting(stages, case.encoded, case.config, None, case.moments).setting
+    setting = choose_setting(stages, case.encoded, case.config, None, case.moments).chosen
     seconds = time.perf_counter() - started
     widest = max(WIDTHS)
     return {
@@ -179,8 +179,8 @@ def _row(
     return {
         "best": max(grid.values()),
         "pca": grid[Setting(k, 0.0, True)],
-        "chosen": {"exponent": choice.setting.exponent, "center": choice.setting.center},
-        "auto": true[choice.setting],
+        "chosen": {"exponent": choice.chosen.exponent, "center": choice.chosen.center},
+        "auto": true[choice.chosen],
         "spectrum": true[choose_by_spectrum(whole, k)],
         "constant": {
             f"{exponent}, {'' if center else 'not '}centred": grid[Setting(k, exponent, center)]

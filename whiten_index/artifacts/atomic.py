@@ -164,11 +164,7 @@ def _this_host() -> str:
 
 
 def remove_path(path: Path) -> None:
-    """Remove a file, a link or a folder with all below it, if it exists.
-
-    Raises:
-        StorageError: the system does not remove all of it.
-    """
+    """Remove a file, a link or a folder with all below it, if it exists."""
     with writing(path, kept=""), contextlib.suppress(FileNotFoundError):
         if is_folder(path) and not is_link(path):
             shutil.rmtree(path)
@@ -191,11 +187,7 @@ def make_folder(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a published folder; readers see it whole or not at all.
-
-    Raises:
-        StorageError: the system does not remove all of it.
-    """
+    """Remove a published folder; readers see it whole or not at all."""
     with writing(path, kept=""):
         aside = path.with_name(_temporary_name(path.name))
         path.rename(aside)
@@ -220,10 +212,6 @@ def require_replaceable(path: Path, is_ours: Callable[[Path], bool], what: str) 
         path: the target.
         is_ours: predicate, true for a file of the same kind.
         what: name of the kind, for messages.
-
-    Raises:
-        ConfigError: a folder, a pipe, or a file of another kind is there.
-        StorageError: the existing file cannot be read.
     """
     fault = ""
     with writing(path, kept=""):
@@ -249,10 +237,6 @@ def require_free(
         path: the target.
         files: see ``replace_folder``.
         what: likewise.
-
-    Raises:
-        ConfigError: something else is there, or among its files.
-        StorageError: the existing folder cannot be read.
     """
     final = resolved(require_path(path))
     if exists(final) and not is_folder(final):
@@ -294,11 +278,6 @@ def replace_folder(
 
     Returns:
         The path.
-
-    Raises:
-        ConfigError: something else is there, or among its files.
-        StorageError: the disk is full or cannot be written.
-        WhitenIndexError: ``files`` does not let the folder be replaced.
     """
     final = require_free(path, files=files, what=what)
     with writing(final, kept=""):

@@ -84,11 +84,7 @@ class Mirror(Here):
     """
 
     def __init__(self, uri: str) -> None:
-        """Take the URI, without a request to the server.
-
-        Raises:
-            ConfigError: it names no bucket, or obstore is not installed.
-        """
+        """Take the URI, without a request to the server."""
         self._bucket = Bucket(uri)
         self.uri = self._bucket.uri
         self.folder = _cache_folder(self.uri)
@@ -403,12 +399,7 @@ def naming() -> Iterator[None]:
 
 
 def place_of(place: Place | Mirror) -> tuple[Path, Here]:
-    """Return the folder and the storage of a path or URI.
-
-    Raises:
-        ConfigError: the URI is none of an object store or holds a secret, or obstore is not
-            installed.
-    """
+    """Return the folder and the storage of a path or URI."""
     if isinstance(place, Mirror):
         return place.folder, place
     require_no_secret(place, what="the place")
@@ -436,11 +427,7 @@ def _cache_folder(uri: str) -> Path:
 
 
 def _make_cache(folder: Path) -> None:
-    """Make a cache that only its owner can read, and remove old downloads of killed processes.
-
-    Raises:
-        StorageError: the disk cannot be written, or the folder is another user's.
-    """
+    """Make a cache that only its owner can read, and remove old downloads of killed processes."""
     every = folder.parent
     with writing(folder):
         made = not exists(every.parent)

@@ -19,9 +19,6 @@ def require_space(wanted: Mapping[Path, int], what: str) -> None:
     Args:
         wanted: folder or file, existing or not -> bytes that will be added to its file system.
         what: name of the work, for the error.
-
-    Raises:
-        StorageError: they will not fit, or a path cannot be looked at.
     """
     disks: dict[int, list[Path]] = {}
     for path, size in wanted.items():
@@ -41,11 +38,7 @@ def require_space(wanted: Mapping[Path, int], what: str) -> None:
 
 
 def free_bytes(path: Path) -> int | None:
-    """Return the bytes that this user may still write at ``path``, None if unknown.
-
-    Raises:
-        OSError: it cannot be looked at.
-    """
+    """Return the bytes that this user may still write at ``path``, None if unknown."""
     found = os.statvfs(_nearest(path))
     return found.f_bavail * found.f_frsize if found.f_blocks else None
 

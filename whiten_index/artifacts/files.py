@@ -115,12 +115,7 @@ def writing(path: Path, *, kept: str = _KEPT) -> Iterator[None]:
 
 
 def require_path(path: Path | str) -> Path:
-    """Return a valid path, whether or not it exists.
-
-    Raises:
-        ConfigError: it is too long, has a forbidden character, or is a URI.
-        StorageError: the system does not let it be looked at.
-    """
+    """Return a valid path, whether or not it exists."""
     require_folder(path, what="this")
     mode_of(path)
     return Path(path)
@@ -139,9 +134,6 @@ def mode_of(path: Path | str, *, follow: bool = True) -> int:
     """Return the ``st_mode`` of a path, 0 if it does not exist, or is a link to nothing.
 
     Without ``follow``, a link is looked at itself.
-
-    Raises:
-        StorageError: the system does not say whether it exists.
     """
     try:
         return Path(path).stat(follow_symlinks=follow).st_mode
@@ -174,11 +166,7 @@ def is_link(path: Path | str) -> bool:
 
 
 def list_folder(folder: Path | str, pattern: str = "*") -> list[Path]:
-    """Return the paths in a folder with names like ``pattern``, sorted; none if it does not exist.
-
-    Raises:
-        StorageError: it is no folder, or the system does not list all of it.
-    """
+    """Return the sorted paths in a folder with names like ``pattern``; none without a folder."""
     try:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in entries if fnmatchcase(entry.name, pattern))
@@ -190,11 +178,7 @@ def list_folder(folder: Path | str, pattern: str = "*") -> list[Path]:
 
 
 def walk_files(folder: Path) -> Iterator[Path]:
-    """Yield every path below a folder that is no folder, sorted; links are not followed.
-
-    Raises:
-        StorageError: the system does not list all of it.
-    """
+    """Yield every path below a folder that is no folder, sorted; links are not followed."""
     for path in list_folder(folder):
         if stat.S_ISDIR(mode_of(path, follow=False)):
             yield from walk_files(path)
@@ -223,12 +207,7 @@ def open_regular(path: Path | str) -> BinaryIO:
 
 
 def require_regular(path: Path | str) -> int:
-    """Return the size of a regular file that another library will open by its path.
-
-    Raises:
-        ArtifactError: it is a pipe, a socket or a device.
-        OSError: it is a folder, or the system does not say.
-    """
+    """Return the size of a regular file that another library will open by its path."""
     return _regular_size(path, Path(path).stat())
 
 
@@ -254,11 +233,7 @@ def read_bytes(path: Path | str, *, limit: int) -> bytes:
 
 
 def resolved(path: Path | str) -> Path:
-    """Return an absolute path without links, whether or not it exists.
-
-    Raises:
-        StorageError: a link leads back to itself, or the system does not follow one.
-    """
+    """Return an absolute path without links, whether or not it exists."""
     found = None
     # Python reports a loop of links as a RuntimeError, and from 3.13 on not at all.
     with contextlib.suppress(RuntimeError), reading(path):
@@ -269,11 +244,7 @@ def resolved(path: Path | str) -> Path:
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file or of a folder's files; 0 for a link or what does not exist.
-
-    Raises:
-        StorageError: the system does not say.
-    """
+    """Return the bytes of a file or of a folder's files; 0 for a link or what does not exist."""
     try:
         with reading(path):
             found = path.lstat()
@@ -285,12 +256,7 @@ def size_of(path: Path) -> int:
 
 
 def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a regular file, as 64 hex digits.
-
-    Raises:
-        StorageError: the system does not let it be read.
-        FileNotFoundError: it does not exist.
-    """
+    """Return the SHA-256 of a regular file, as 64 hex digits."""
     sha = hashlib.sha256()
     with reading(path), open_regular(path) as file:
         while block := file.read(_BLOCK):

@@ -12,11 +12,7 @@ from whiten_index.paths import require_no_secret
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a job file; dashes in its keys become underscores.
-
-    Raises:
-        ConfigError: the file cannot be read, is not TOML, holds a secret, or sets a key twice.
-    """
+    """Read a job file; dashes in its keys become underscores."""
     try:
         with reading(path):
             values = load_toml(read_bounded(path))
@@ -43,9 +39,6 @@ def read_job(path: Path, names: dict[str, str]) -> dict[str, Any]:
     Args:
         path: the file.
         names: key with underscores -> name of the field. A field may have several keys.
-
-    Raises:
-        ConfigError: see ``read_toml``; or a key is unknown, or sets a field a second time.
     """
     job: dict[str, Any] = {}
     for key, value in read_toml(path).items():

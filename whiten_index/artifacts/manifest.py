@@ -69,9 +69,6 @@ def new_artifact(final: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     Yields:
         A folder for the payload files, and the manifest's fields, to be filled. At the end they
         get ``files``: name -> {``bytes``, ``sha256``}. If ``final`` exists by then, it is kept.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
     """
     with writing(final):
         make_folder(final.parent)
@@ -199,12 +196,7 @@ def read_manifest(
     remedy: str = REMEDY,
     missing: str = _MISSING,
 ) -> T:
-    """Read a folder's manifest and check it against its digest and its schema; see ``read_json``.
-
-    Raises:
-        ArtifactError: missing, damaged, of another kind, or written by a later release.
-        StorageError: the system does not let it be read; it may be sound.
-    """
+    """Read a manifest and check it against its digest and its schema; see ``read_json``."""
     what = f"a whiten-index {schema.kind}"
     found = read_json(folder / name, what=what, remedy=remedy, missing=missing)
     return as_manifest(found, schema, folder / name, remedy=remedy)

@@ -66,12 +66,7 @@ class Bucket:
     """
 
     def __init__(self, uri: str) -> None:
-        """Take the URI, without a request to the server.
-
-        Raises:
-            ConfigError: it names no bucket or holds a secret, as the endpoint in the environment
-                may, or obstore is not installed.
-        """
+        """Take the URI, without a request to the server."""
         require_plain_environment()
         self._scheme, self._name, self._prefix = split_uri(uri)
         self.uri = plain_uri(uri)
@@ -247,11 +242,7 @@ def _stat(size: int, of: Mapping[str, Any]) -> Stat:
 
 
 def split_uri(uri: str) -> tuple[str, str, str]:
-    """Return scheme, bucket and prefix, not decoded.
-
-    Raises:
-        ConfigError: it is no URI of an object store.
-    """
+    """Return scheme, bucket and prefix, not decoded."""
     require_no_secret(uri, what="the place")
     match = _URI.fullmatch(uri)
     prefix = "" if match is None else (match[3] or "").rstrip("/")
@@ -279,11 +270,7 @@ def plain_uri(uri: str) -> str:
 
 
 def endpoint() -> str:
-    """Return the server of S3 that the environment names, empty for the provider's own.
-
-    Raises:
-        ConfigError: it is no address.
-    """
+    """Return the server of S3 that the environment names, empty for the provider's own."""
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
         if found := os.environ.get(name):
             if not _ADDRESS.fullmatch(found):

@@ -28,9 +28,6 @@ class Here:
         """Copy an artifact or a file from the bucket, unless there is a copy.
 
         With ``compare``, a copy of an artifact is replaced if the bucket has another one by now.
-
-        Raises:
-            ArtifactError: the other one is damaged.
         """
 
     def fetch_all(self, paths: Iterable[Path]) -> None:
@@ -54,11 +51,7 @@ class Here:
         """Put an artifact or file into the bucket; an artifact that is there already stays."""
 
     def replace(self, path: Path, data: bytes, tag: Tag | None) -> None:
-        """Put a file if it is still as ``latest`` saw it.
-
-        Raises:
-            ChangedError: it is not.
-        """
+        """Put a file if it is still as ``latest`` saw it."""
         replace_file(path, data)
 
     def drop(self, path: Path) -> None:

@@ -39,11 +39,7 @@ def write_tensors(
     version: int,
     facts: Mapping[str, str] | None = None,
 ) -> None:
-    """Write arrays and short facts to one safetensors file; equal ones make equal files.
-
-    Raises:
-        OSError: the disk is full or cannot be written (the library's own writer hides which).
-    """
+    """Write arrays and short facts to one safetensors file; equal ones make equal files."""
     metadata = {"kind": kind, "format_version": str(version), **(facts or {})}
     arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     data = save(arrays, metadata)
@@ -88,11 +84,7 @@ def read_sealed(
     shapes: Mapping[str, str],
     remedy: str = _REMEDY,
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Read what ``write_sealed`` wrote; see ``read_tensors``.
-
-    Raises:
-        ArtifactError: as ``read_tensors``, or the content does not match its digest.
-    """
+    """Read what ``write_sealed`` wrote; see ``read_tensors``."""
     tensors, facts = read_tensors(path, kind=kind, version=version, shapes=shapes, remedy=remedy)
     others = {name: value for name, value in facts.items() if name != _CONTENT}
     if facts.get(_CONTENT) != content_digest(tensors, others):
@@ -106,9 +98,6 @@ def create_tensor(
     """Create a file of one float32 array of zeros, and map it for writing.
 
     Flush the array when it is filled.
-
-    Raises:
-        OSError: the disk is full or cannot be written.
     """
     count = 4 * int(np.prod(shape, dtype=np.int64))
     metadata = {"kind": kind, "format_version": str(version)}
@@ -173,12 +162,7 @@ def read_tensors(
 
 
 def map_tensor(path: Path | str, name: str, *, remedy: str) -> NDArray[Any]:
-    """Map one array of a file of ``write_tensors``; only the file's length is checked.
-
-    Raises:
-        ArtifactError: it is missing or damaged.
-        StorageError: the system does not let it be read.
-    """
+    """Map one array of a file of ``write_tensors``; only the file's length is checked."""
     try:
         with reading(path), open_regular(path) as file:
             length = int.from_bytes(file.read(8), "little")

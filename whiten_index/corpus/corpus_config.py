@@ -108,11 +108,7 @@ class CorpusConfig:
 def check_columns(
     file: SourceFile, schema: pa.Schema, config: CorpusConfig, columns: Sequence[str]
 ) -> None:
-    """Check that a file has the columns, of types that can be used.
-
-    Raises:
-        CorpusError: one is missing or of another type; the message lists those that would do.
-    """
+    """Check that a file has the columns, of types that can be used."""
     for name in columns:
         if schema.names.count(name) != 1:
             has = "more than one column" if name in schema.names else "no column"
@@ -146,11 +142,7 @@ def check_columns(
 def check_same_types(
     files: Sequence[SourceFile], schemas: Sequence[pa.Schema], config: CorpusConfig
 ) -> None:
-    """Check that ids and kept columns have one type in all files, before any is encoded.
-
-    Raises:
-        CorpusError: two files differ.
-    """
+    """Check that ids and kept columns have one type in all files, before any is encoded."""
 
     def kept_type(schema: pa.Schema, name: str) -> Any:
         kind = schema.field(name).type

@@ -26,12 +26,7 @@ _BUFFER = 1 << 20
 
 @contextlib.contextmanager
 def unchanged(file: SourceFile, *, fault: str = "is damaged") -> Iterator[None]:
-    """Check after the block that a file is still the one that was listed.
-
-    Raises:
-        CorpusError: the file changed since its identity was taken, or has the ``fault``.
-        StorageError: the system does not let it be read.
-    """
+    """Check after the block that a file is still the one that was listed."""
     try:
         with reading(file.path):
             yield
@@ -53,11 +48,7 @@ def _streamed(source: pa.NativeFile, **options: Any) -> pq.ParquetFile:
 
 
 def open_parquet(file: SourceFile, source: pa.NativeFile) -> pq.ParquetFile:
-    """Return the Parquet file in an open file.
-
-    Raises:
-        CorpusError: the footer is not the one that was read first.
-    """
+    """Return the Parquet file in an open file."""
     parquet = _streamed(source)
     # Another process has no ctime to go by.
     weak = file.identity is None or file.identity.local is None

@@ -47,11 +47,7 @@ class Sieve:
             self.positions = self.positions[passing]
 
     def drop(self, bad: NDArray[np.bool_], reason: str, what: str, *, blank: bool) -> None:
-        """Drop the rows marked in ``bad`` (n,), or stop at the first of them.
-
-        Raises:
-            CorpusError: the user's choice is to stop at such rows.
-        """
+        """Drop the rows marked in ``bad`` (n,), or stop at the first of them."""
         skips = self.on_bad_row == "skip" or (blank and self.on_bad_row == "blank")
         if not skips and bad.any():
             row = int(self.positions[int(bad.argmax())])

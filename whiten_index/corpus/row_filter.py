@@ -62,11 +62,7 @@ class RowFilter:
 
     @classmethod
     def parse(cls, text: str) -> RowFilter:
-        """Translate ``text``.
-
-        Raises:
-            ConfigError: it is not a condition of the kind described above.
-        """
+        """Translate ``text``."""
         shown = repr(cut(text, most=200))
         try:
             if len(text) > _MOST_CHARACTERS:
@@ -95,11 +91,7 @@ class RowFilter:
         return table.filter(pa.array(self.mask(table)))
 
     def mask(self, rows: pa.Table | pa.RecordBatch) -> NDArray[np.bool_]:
-        """Return which rows (n,) the condition holds for.
-
-        Raises:
-            CorpusError: a column is compared with a value of another type.
-        """
+        """Return which rows (n,) the condition holds for."""
         # No column of the condition has a name as long.
         number = max((*self.columns, ""), key=len) + "#"
         columns = {name: rows.column(name) for name in self.columns}

@@ -66,9 +66,6 @@ def plan_shards(
         shard_rows: rows a shard at most.
         shard_bytes: uncompressed bytes a shard at most.
         limit: plan only the first so many rows.
-
-    Raises:
-        ConfigError: ``shard_rows`` or ``limit`` is not positive.
     """
     if shard_rows < 1:
         raise ConfigError(f"a shard needs at least 1 row; --shard-rows {shard_rows} was given")

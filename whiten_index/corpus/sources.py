@@ -31,11 +31,7 @@ _Match = Callable[..., bool]
 
 
 def find_files(sources: Sequence[str | Path]) -> list[SourceFile]:
-    """List the Parquet files of ``sources``, sorted by path within each source.
-
-    Raises:
-        CorpusError: a source does not exist, cannot be listed or holds no Parquet file.
-    """
+    """List the Parquet files of ``sources``, sorted by path within each source."""
     if not sources:
         raise CorpusError("no corpus was given; name a Parquet file, folder, glob or URI")
     files = [file for source in sources for file in _files_of(os.fspath(source))]
@@ -51,10 +47,6 @@ def resolve(source: str) -> tuple[Any, str]:
     """Return the file system of ``source`` and its path there.
 
     pyarrow's own file systems come first (local, s3, gs, hdfs), then those of fsspec.
-
-    Raises:
-        CorpusError: no installed file system reads the URI.
-        ConfigError: the URI, or the endpoint in the environment, holds a secret.
     """
     require_no_secret(source, what="the corpus")
     require_plain_environment()
@@ -71,11 +63,7 @@ def resolve(source: str) -> tuple[Any, str]:
 
 
 def require_reachable(source: str) -> None:
-    """Look at a URI, or at the folder that a pattern begins with, once.
-
-    Raises:
-        CorpusError: it cannot be reached, its keys are refused, or nothing is there.
-    """
+    """Look at a URI, or at the folder that a pattern begins with, once."""
     base, _ = _split_glob(source)
     filesystem, path = resolve(base)
     shown = cut(source, most=200)
@@ -194,11 +182,6 @@ def _walk(
     """Yield the paths of the files below ``folder``; links are followed.
 
     Nothing is left out in silence, since its rows would look deleted.
-
-    Raises:
-        CorpusError: a link leads nowhere or to a folder above itself, or a wanted name is that of
-            a pipe or a device.
-        StorageError: the system does not list a folder, or does not let a file be looked at.
     """
     entries = list_folder(folder)
     if not entries and not exists(folder):
@@ -322,12 +305,7 @@ class SourceFile:
         return self.filesystem.open_input_file(self.path)
 
     def identified(self) -> SourceFile:
-        """Return the file with its present identity.
-
-        Raises:
-            CorpusError: the file is gone.
-            StorageError: the system does not let it be looked at.
-        """
+        """Return the file with its present identity."""
         try:
             with reading(self.path):
                 return replace(self, identity=_identify(self.filesystem, self.path))

@@ -19,7 +19,6 @@ from whiten_index.options import flag_of, schema
 from whiten_index.paths import as_place, is_uri, require_path
 from whiten_index.pipeline.build_options import BuildOptions
 from whiten_index.store.dtypes import StoreDtype, require_dtype
-from whiten_index.whitening.selection import require_sample
 from whiten_index.whitening.whitening_config import (
     WEIGHTINGS,
     Estimator,
@@ -156,9 +155,7 @@ class BuildConfig(BuildOptions):
                 "chooses one; name it with --whiten, or leave the option out"
             )
         self.whitening_config()
-        if self.chooses:
-            require_sample(self.choose_sample)
-        elif self.choose_sample != BuildConfig.choose_sample:
+        if not self.chooses and self.choose_sample != BuildConfig.choose_sample:
             raise ConfigError(
                 f"--choose-sample {self.choose_sample} says how to choose, and --whiten "
                 f"{self.whiten} leaves nothing to choose; leave it out"

@@ -152,7 +152,9 @@ class TransformOptions:
         Option("File of pairs of texts, scored or not, that auto chooses by.", TRANSFORM),
     ] = None
     choose_sample: Annotated[
-        int, Option("Documents that auto chooses on at most, without labels.", TRANSFORM)
+        int,
+        Field(ge=50, le=10_000),
+        Option("Documents that auto chooses on at most, without labels.", TRANSFORM),
     ] = 1_000
     weight_column: Annotated[
         str | None,

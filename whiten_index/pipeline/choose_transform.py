@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +22,6 @@ from whiten_index.store.sampling import embeddings_of
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import (
     Choice,
-    Rule,
     Setting,
     Trial,
     choose_by_scores,
@@ -85,11 +85,11 @@ def choose_setting(
             choice = Choice.from_json(kept)
     if choice is None:
         choice = _choose(stages, encoded, config, labels, moments, weights, ks)
-        if choice.rule is not Rule.SPECTRUM:
+        if choice.rule != "spectrum":
             # A store that cannot be written still serves: the next build chooses the same again.
             with contextlib.suppress(StorageError):
-                results.save_choice(key, choice.to_json())
-    if choice.rule is Rule.PIECES and choice.sample < _ENOUGH_DOCUMENTS:
+                results.save_choice(key, asdict(choice))
+    if choice.rule == "pieces" and choice.sample < _ENOUGH_DOCUMENTS:
         stages.watcher.note(
             f"note: k and exponent were chosen on {choice.sample} documents, and with fewer "
             f"than {_ENOUGH_DOCUMENTS} that is a matter of chance; set --k and --exponent, or give "
@@ -119,7 +119,7 @@ def _choose(
             width = width or _default_width(fit, ks)
             setting = choose_by_spectrum(fit, width, exponent=config.exponent, center=config.center)
             why = f"{sample}, so mean and spectrum alone decide"
-            return Choice(Rule.SPECTRUM, setting, "", 0, (), why)
+            return Choice("spectrum", setting, "", 0, (), why)
         evidence = _piece_evidence(encoded, sample)
     with stages.stage("choose", evidence.count) as watcher:
         why = evidence.why
@@ -151,7 +151,7 @@ def piece_trials(encoded: EncodeReport, sample: Sample) -> list[Trial]:
 
 def _piece_evidence(encoded: EncodeReport, sample: Sample) -> Evidence:
     return Evidence(
-        Rule.PIECES,
+        "pieces",
         piece_trials(encoded, sample),
         len(sample),
         "MRR of a sentence among what is left of the documents, weight 2, and of 8 to 20 words "

@@ -63,7 +63,7 @@ def fit_whitening(
     if config.chooses:
         given = encoded.elsewhere(), config, labels, moments, weights
         choice = remote_call(encoded.executor, stages, choose_setting, *given)
-        setting = choice.setting
+        setting = choice.chosen
         wanted = replace(wanted, k=setting.k, exponent=setting.exponent, center=setting.center)
     whitening = Whitening.fit(moments, wanted)
     if whitening.k == 1:

@@ -163,7 +163,7 @@ def labelled_trials(encoded: EncodeReport, labels: Labels, seed: int, stages: St
     measure = f"nDCG@{_DEPTH} among {len(set(names)):,} documents"
     why = f"the best on {len(usable)} judged queries of {labels.source}"
     trial = Trial(queries, embeddings_of(store, record, candidates), score)
-    return Evidence(Rule.LABELS, [trial], len(usable), measure, why)
+    return Evidence("labels", [trial], len(usable), measure, why)
 
 
 def _drawn(pairs: Pairs, rng: np.random.Generator) -> Pairs:
@@ -192,7 +192,7 @@ def _pairs(encoder: Encoder, pairs: Pairs, source: str, stages: Stages) -> Evide
         measure = "Spearman correlation of cosines and scores, mean over folds"
     dropped = f" ({pairs.dropped} without a score left out)" if pairs.dropped else ""
     why = f"the best on {count} pairs of {source}{dropped}"
-    return Evidence(Rule.LABELS, [Trial(first, second, score)], count, measure, why)
+    return Evidence("labels", [Trial(first, second, score)], count, measure, why)
 
 
 def _spearman_by_fold(gold: NDArray[np.float64]) -> Callable[[Vectors, Vectors], Scores]:

@@ -7,7 +7,7 @@ import datetime
 import platform
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +102,7 @@ def version_identity(
         choices |= {"weight_column": config.weight_column, "weighting": config.weighting}
     if fitted.choice is not None:
         # The manifest tells how it was chosen.
-        choices["chosen"] = fingerprint(fitted.choice.to_json())
+        choices["chosen"] = fingerprint(asdict(fitted.choice))
     return fingerprint(
         {
             "format_version": FORMAT_VERSION,
@@ -245,7 +245,7 @@ def _facts(config: BuildConfig, encoded: EncodeReport, spec: VersionSpec) -> dic
         "encoder_fingerprint": encoded.store.fingerprint,
         "runtimes": encoded.store.results.runtimes(),
         "whitening": spec.fitted.whitening.describe(),
-        "choice": None if choice is None else choice.to_json(),
+        "choice": None if choice is None else asdict(choice),
         "rows": encoded.record.rows,
         "counts": encoded.counts.to_json(),
         "made_by": {

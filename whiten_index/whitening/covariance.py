@@ -16,11 +16,7 @@ from whiten_index.whitening.whitening_config import Estimator, parse_shrinkage
 
 
 def empirical_covariance(moments: Moments, *, ddof: int = 1) -> NDArray[np.float64]:
-    """Return Σ (d, d), which is 0 if the rows are equal up to the rounding of their mean.
-
-    Raises:
-        WhiteningError: not more than ``ddof`` rows.
-    """
+    """Return Σ (d, d), which is 0 if the rows are equal up to the rounding of their mean."""
     covariance = moments.covariance(ddof=ddof)
     rounding = moments.dim * np.finfo(np.float64).eps
     if np.trace(covariance) <= rounding**2 * np.square(moments.mean).sum():
@@ -35,12 +31,7 @@ def shrink(covariance: NDArray[np.float64], coefficient: float) -> NDArray[np.fl
 
 
 def shrinkage_coefficient(moments: Moments, shrinkage: str | float | None = None) -> float:
-    """Return ρ in 0 … 1; a weight counts as that many equal rows.
-
-    Raises:
-        WhiteningError: the moments cannot give it.
-        ConfigError: ``shrinkage`` is not understood.
-    """
+    """Return ρ in 0 … 1; a weight counts as that many equal rows."""
     estimator, fixed = parse_shrinkage(shrinkage)
     if estimator not in (Estimator.LEDOIT_WOLF, Estimator.OAS):
         return fixed

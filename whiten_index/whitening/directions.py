@@ -57,12 +57,7 @@ class Directions:
 
 
 def find_directions(moments: Moments, config: WhiteningConfig) -> Directions:
-    """Return the directions of the configured kind.
-
-    Raises:
-        ConfigError: embeddings of this width can never give them.
-        WhiteningError: these data cannot: too few rows, or no shrinkage from these moments.
-    """
+    """Return the directions of the configured kind."""
     try:
         covariance = empirical_covariance(moments, ddof=int(config.kind.reads_data))
     except WhiteningError as error:

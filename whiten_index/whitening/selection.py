@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.errors import ConfigError
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
 
@@ -21,28 +19,12 @@ _WIDTH_LOSS = 0.03
 _STANDARD_ERRORS = 1.0
 _LARGE_MEAN = 0.4
 
-LEAST_SAMPLE, _MOST_SAMPLE = 50, 10_000
+# A smaller sample leaves the choice to chance.
+LEAST_SAMPLE = 50
 
 Vectors = NDArray[np.float32]
 Scores = NDArray[np.float64]
-
-
-def require_sample(size: int) -> None:
-    """Raise ``ConfigError`` for a sample that is too small to choose from, or takes hours."""
-    if not LEAST_SAMPLE <= size <= _MOST_SAMPLE:
-        how = "small to choose from" if size < LEAST_SAMPLE else "large to compare with itself"
-        raise ConfigError(
-            f"a sample of {size} documents is too {how}; use --choose-sample {LEAST_SAMPLE} to "
-            f"{_MOST_SAMPLE}, or name the transform with --whiten"
-        )
-
-
-class Rule(Enum):
-    """Rule of a choice."""
-
-    PIECES = "pieces"
-    SPECTRUM = "spectrum"
-    LABELS = "labels"
+Rule = Literal["pieces", "spectrum", "labels"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +43,15 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Setting):
     """A setting and its score.
 
     Attributes:
-        setting: the transform.
         score: mean over the sample, 0 … 1.
         error: standard error of its paired difference to the best of the same width.
         leads: whether the rule takes it among those of its width.
     """
 
-    setting: Setting
     score: float
     error: float
     leads: bool
@@ -82,8 +62,8 @@ class Choice:
     """A chosen transform, with its reason and the alternatives.
 
     Attributes:
-        rule: pieces, spectrum or labels.
-        setting: the transform.
+        rule: ``pieces``, ``spectrum`` or ``labels``.
+        chosen: the transform.
         measure: name of the score.
         sample: number of documents, queries or pairs scored.
         candidates: the alternatives; none if the spectrum alone decided.
@@ -91,39 +71,18 @@ class Choice:
     """
 
     rule: Rule
-    setting: Setting
+    chosen: Setting
     measure: str
     sample: int
-    candidates: tuple[Candidate, ...]
+    candidates: Sequence[Candidate]
     why: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the choice as JSON values."""
-        value = asdict(self)
-        candidates = [row.pop("setting") | row for row in value["candidates"]]
-        chosen = value.pop("setting")
-        return value | {"rule": self.rule.value, "chosen": chosen, "candidates": candidates}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Choice:
-        """Return the choice that ``to_json`` gave."""
-        candidates = [
-            Candidate(
-                Setting(row["k"], row["exponent"], row["center"]),
-                row["score"],
-                row["error"],
-                row["leads"],
-            )
-            for row in value["candidates"]
-        ]
-        return cls(
-            Rule(value["rule"]),
-            Setting(**value["chosen"]),
-            value["measure"],
-            value["sample"],
-            tuple(candidates),
-            value["why"],
-        )
+        """Return the choice that ``dataclasses.asdict`` gave."""
+        candidates = [Candidate(**row) for row in value["candidates"]]
+        chosen = Setting(**value["chosen"])
+        return cls(**{**value, "chosen": chosen, "candidates": candidates})
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,7 +190,12 @@ def choose_by_scores(
         leader = min(close, key=lambda i: (grid[rows[i]].exponent, -means[i]))
         leaders.append((grid[rows[leader]], float(means[leader])))
         candidates += [
-            Candidate(grid[row], float(means[i]), float(error[i]), bool(i == leader))
+            Candidate(
+                **asdict(grid[row]),
+                score=float(means[i]),
+                error=float(error[i]),
+                leads=bool(i == leader),
+            )
             for i, row in enumerate(rows)
         ]
     best = max(score for _, score in leaders)

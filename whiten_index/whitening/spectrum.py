@@ -108,11 +108,7 @@ class WidthWish:
 
     @classmethod
     def parse(cls, text: str | int | float | None) -> WidthWish:
-        """Read ``128``, ``full``, ``0.95`` or None.
-
-        Raises:
-            ConfigError: the value is unknown.
-        """
+        """Read ``128``, ``full``, ``0.95`` or None."""
         if text is None:
             return cls()
         if str(text).strip().lower() == "full":
@@ -144,9 +140,6 @@ class WidthWish:
 
         At most the directions left: the rank, less ``remove_top``, of eigenvalues above ``floor``
         times the first. A share of the variance is that after ``remove_top``.
-
-        Raises:
-            WhiteningError: the embeddings are constant, or k is above the rank.
         """
         require_directions(eigenvalues, count=count)
         rank, dim = numerical_rank(eigenvalues, floor=floor), len(eigenvalues)

@@ -28,9 +28,6 @@ def parse_shrinkage(text: str | float | None) -> tuple[Estimator, float]:
 
     Returns:
         The estimator and, if it is fixed, its coefficient; a coefficient of 0 is empirical.
-
-    Raises:
-        ConfigError: the value is unknown.
     """
     named = [each.value for each in Estimator if each is not Estimator.FIXED]
     name = Estimator.EMPIRICAL.value if text is None else str(text).strip().lower()
@@ -168,11 +165,7 @@ class WhiteningConfig:
         return max(1, round(dim / 100)) if self.kind is Kind.ALL_BUT_THE_TOP else 0
 
     def channels(self, dim: int) -> int:
-        """Return the channels a group, of ``dim`` in all.
-
-        Raises:
-            ConfigError: ``dim`` cannot be cut into such groups.
-        """
+        """Return the channels a group, of ``dim`` in all."""
         given = self.groups is not None
         option, asked = ("--groups", self.groups) if given else ("--group-size", self.group_size)
         if asked is None:
@@ -199,11 +192,7 @@ class WhiteningConfig:
         return left if everything else wish.number or min(default_width(dim), left)
 
     def require_dim(self, dim: int) -> None:
-        """Refuse, before anything is encoded, what embeddings of ``dim`` can never give.
-
-        Raises:
-            ConfigError: k is above d, or not d where all are kept; no such groups; nothing left.
-        """
+        """Refuse, before anything is encoded, what embeddings of ``dim`` can never give."""
         number, left = WidthWish.parse(self.k).number, dim - self.removed(dim)
         if self.kind.rotates_back and number not in (None, dim):
             raise ConfigError(
