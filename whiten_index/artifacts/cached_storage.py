@@ -287,10 +287,13 @@ class Mirror(Here):
         key = self._key(path)
         return self._bucket.digest(key, self._listed(key).size(key))
 
-    def _note(self, key: str, data: bytes) -> bytes:
-        """Return the note of a copy: sizes and e-tags of its objects."""
-        names = [MANIFEST, *(f"{stamp(data)}/{name}" for name in _files_in(data) or ())]
-        return json.dumps(self._listed(key).stats(f"{key}/{name}" for name in names)).encode()
+    def _note(self, key: str, data: bytes | None = None) -> bytes:
+        """Return the note of a copy: sizes and e-tags of its object, or of those of a manifest."""
+        keys = [key]
+        if data is not None:
+            files = (f"{stamp(data)}/{name}" for name in _files_in(data) or ())
+            keys = [f"{key}/{name}" for name in (MANIFEST, *files)]
+        return json.dumps(self._listed(key).stats(keys)).encode()
 
     def _differs(self, key: str, path: Path) -> bool:
         try:
@@ -337,7 +340,7 @@ class Mirror(Here):
     def _has_same_file(self, key: str, path: Path) -> bool:
         """Return whether the bucket has the same file; read it if its e-tag changed."""
         note = self.folder / _FILE_NOTES / key
-        if exists(note) and note.read_bytes() == self._file_note(key):
+        if exists(note) and note.read_bytes() == self._note(key):
             return True
         if self.digest(path) != (path.stat().st_size, sha256_file(path)):
             return False
@@ -348,10 +351,7 @@ class Mirror(Here):
         note = self.folder / _FILE_NOTES / key
         if not exists(note.parent):
             make_folder(note.parent)
-        note.write_bytes(self._file_note(key))
-
-    def _file_note(self, key: str) -> bytes:
-        return json.dumps(self._listed(key).stats([key])).encode()
+        note.write_bytes(self._note(key))
 
     @contextlib.contextmanager
     def _downloading(self, path: Path) -> Iterator[Path]:

@@ -35,10 +35,30 @@ _CREDENTIALS = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
-# Also the addresses at which machines in a cloud get credentials, in errors of their absence.
-_NO_KEYS = (
-    "MissingAccessKeyId", "MissingSecretAccessKey", "MissingAccount", "169.254.169.254",
-    "169.254.170.2", "metadata.google.internal",
+# Signs in an error's type or text, the reason, and the setting to check.
+_FAULTS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (
+        # Also the addresses at which machines in a cloud get credentials.
+        (
+            "MissingAccessKeyId", "MissingSecretAccessKey", "MissingAccount", "169.254.169.254",
+            "169.254.170.2", "metadata.google.internal",
+        ),
+        "no credentials were found",
+        "set {credentials}",
+    ),
+    (
+        (
+            "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403 Forbidden",
+            "PermissionDeniedError", "UnauthenticatedError",
+        ),
+        "permission is denied",
+        "check {credentials}",
+    ),
+    (
+        ("error sending request", "operation timed out", "TimedOut", "dns error"),
+        "{server} does not answer",
+        "check {endpoint}",
+    ),
 )  # fmt: skip
 _ENDPOINTS = {
     "s3": "AWS_ENDPOINT_URL and AWS_REGION",
@@ -139,7 +159,8 @@ class Bucket:
     def _parts(self, key: str, size: int) -> Iterator[Any]:
         if size <= _BLOCK:
             with self._translated("read", key):
-                yield self._obstore.get(self._bulk, self._key(key)).bytes()
+                data = self._obstore.get(self._bulk, self._key(key)).bytes()
+            yield data
             return
         with self._translated("read", key):
             size = self._obstore.head(self._quick, self._key(key))["size"]
@@ -214,18 +235,20 @@ class Bucket:
         )
 
     def _failure(self, what: str, place: str, error: Exception) -> StorageError:
-        text = str(error)
+        text = f"{type(error).__name__} {error}"
         if "NoSuchBucket" in text:
             return self._no_bucket(place)
-        if any(each in text for each in _NO_KEYS):
-            why, remedy = "no credentials were found", f"set {_CREDENTIALS[self._scheme]}"
-        elif _is_refusal(error, text):
-            why, remedy = "permission is denied", f"check {_CREDENTIALS[self._scheme]}"
-        elif _is_silence(text):
-            at = endpoint() or "the service"
-            why, remedy = f"{at} does not answer", f"check {_ENDPOINTS[self._scheme]}"
-        else:
-            why, remedy = _first_words(text), "mend that"
+        plain = " ".join(hide_secrets(str(error)).partition("Debug source:")[0].split())
+        why, remedy = plain[:200] or "no reason is given", "mend that"
+        settings = {
+            "credentials": _CREDENTIALS[self._scheme],
+            "endpoint": _ENDPOINTS[self._scheme],
+            "server": endpoint() or "the service",
+        }
+        for signs, reason, setting in _FAULTS:
+            if any(sign in text for sign in signs):
+                why, remedy = reason.format(**settings), setting.format(**settings)
+                break
         return StorageError(
             f"cannot {what} {place}: {why}; {remedy}, then run the same command again (what is "
             "finished is kept)"
@@ -286,22 +309,6 @@ def _plain_http() -> dict[str, bool]:
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
     plain = any(os.environ.get(name, "").startswith("http://") for name in names)
     return {"allow_http": True} if plain else {}
-
-
-def _is_refusal(error: Exception, text: str) -> bool:
-    refused = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403 Forbidden")
-    kinds = ("PermissionDeniedError", "UnauthenticatedError")
-    return type(error).__name__ in kinds or any(each in text for each in refused)
-
-
-def _is_silence(text: str) -> bool:
-    signs = ("error sending request", "operation timed out", "TimedOut", "dns error")
-    return any(each in text for each in signs)
-
-
-def _first_words(text: str) -> str:
-    plain = " ".join(hide_secrets(text).partition("Debug source:")[0].split())
-    return plain[:200] or "no reason is given"
 
 
 class Listing:

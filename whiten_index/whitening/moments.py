@@ -94,7 +94,7 @@ class Moments:
         Raises:
             ConfigError: wrong shapes, a negative weight, a NaN or an infinity.
         """
-        data, precision = np.asarray(rows), _require_products(products)
+        data, precision = np.asarray(rows), Products(products)
         if data.ndim != 2:
             raise ConfigError(f"moments take an (n, d) array; this one has shape {data.shape}")
         if data.dtype.kind != "f":
@@ -297,15 +297,6 @@ def _checked_weights(weights: ArrayLike, n: int) -> NDArray[np.float64]:
     if not np.isfinite(weight).all() or (weight < 0).any():
         raise ConfigError("weights must be finite and not negative; clean them first")
     return weight
-
-
-def _require_products(name: Products | str) -> Products:
-    try:
-        return Products(name)
-    except ValueError as error:
-        raise ConfigError(
-            f"products in {name!r} are unknown; use {', '.join(p.value for p in Products)}"
-        ) from error
 
 
 def _two_pass(
