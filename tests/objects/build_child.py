@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.objects.helpers import build
-from whiten_index.artifacts.cached_storage import Mirror
+from whiten_index.artifacts.cached_storage import BucketStorage
 
 if __name__ == "__main__":
     corpus, out, shards, signal = sys.argv[1:]
-    real, pushed = Mirror.push, []
+    real, pushed = BucketStorage.push, []
 
-    def push(self: Mirror, path: Path) -> None:
+    def push(self: BucketStorage, path: Path) -> None:
         if path.parent.name == "shards":
             if len(pushed) == int(shards):
                 Path(signal).touch()
@@ -22,6 +22,6 @@ if __name__ == "__main__":
             pushed.append(path)
         real(self, path)
 
-    patched: Any = Mirror
+    patched: Any = BucketStorage
     patched.push = push
     build(corpus, out=out)

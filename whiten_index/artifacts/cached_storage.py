@@ -61,7 +61,7 @@ from whiten_index.artifacts.object_store import (
     endpoint,
     plain_uri,
 )
-from whiten_index.artifacts.storage import HERE, Here, Place
+from whiten_index.artifacts.storage import LOCAL, Place, Storage
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, StorageError
 from whiten_index.paths import as_place, is_uri, require_no_secret
 
@@ -75,7 +75,7 @@ _FILES = Schema("files", 1, Files)
 _URIS: dict[str, str] = {}
 
 
-class Mirror(Here):
+class BucketStorage(Storage):
     """A prefix in a bucket, with a local cache; pickled, it keeps its URI only.
 
     Attributes:
@@ -98,7 +98,7 @@ class Mirror(Here):
         self.mended: list[str] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Mirror, (self.uri,)
+        return BucketStorage, (self.uri,)
 
     @override
     def fetch(self, path: Path, *, compare: bool = False) -> None:
@@ -398,15 +398,15 @@ def naming() -> Iterator[None]:
         raise
 
 
-def place_of(place: Place | Mirror) -> tuple[Path, Here]:
+def place_of(place: Place | BucketStorage) -> tuple[Path, Storage]:
     """Return the folder and the storage of a path or URI."""
-    if isinstance(place, Mirror):
+    if isinstance(place, BucketStorage):
         return place.folder, place
     require_no_secret(place, what="the place")
     found = as_place(str(place), what="the place") if is_uri(place) else place
     if not is_uri(found):
-        return Path(found), HERE
-    mirror = Mirror(str(found))
+        return Path(found), LOCAL
+    mirror = BucketStorage(str(found))
     _make_cache(mirror.folder)
     return mirror.folder, mirror
 

@@ -13,8 +13,8 @@ from whiten_index.artifacts.object_store import Tag
 Place = Path | str
 
 
-class Here:
-    """Storage in local folders. ``Mirror`` is storage in a bucket, with a local cache.
+class Storage:
+    """Storage in local folders; ``BucketStorage`` is in a bucket with a local cache.
 
     Attributes:
         uri: of the prefix, empty for none.
@@ -87,4 +87,4 @@ class Here:
         return False
 
 
-HERE = Here()
+LOCAL = Storage()

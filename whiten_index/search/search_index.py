@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.cached_storage import place_of
-from whiten_index.artifacts.storage import HERE, Here, Place
+from whiten_index.artifacts.storage import LOCAL, Place, Storage
 from whiten_index.corpus.batches import TextBatch
 from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
@@ -71,7 +71,7 @@ class Opening:
     """
 
     root: Path
-    mirror: Here = HERE
+    mirror: Storage = LOCAL
     model: str | None = None
     trust_remote_code: bool = False
     device: str = "auto"

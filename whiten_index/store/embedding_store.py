@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import make_folder, remove_leftovers
-from whiten_index.artifacts.cached_storage import Mirror, place_of
+from whiten_index.artifacts.cached_storage import BucketStorage, place_of
 from whiten_index.artifacts.files import exists, is_folder, list_folder, writing
 from whiten_index.artifacts.manifest import Digest, Schema, Sealed
 from whiten_index.artifacts.storage import Place
@@ -87,7 +87,7 @@ class EmbeddingStore:
 
     def __init__(
         self,
-        root: Place | Mirror,
+        root: Place | BucketStorage,
         encoder: Mapping[str, Any],
         fingerprint: str,
         verify: bool = True,
@@ -170,7 +170,7 @@ class EmbeddingStore:
                 "and the encoder's options as when they were encoded"
             )
         # What was listed is not listed again.
-        there = mirror if isinstance(mirror, Mirror) else place
+        there = mirror if isinstance(mirror, BucketStorage) else place
         return cls(there, read_encoder(folders[0]), folders[0].name, verify)
 
     def tidy(self) -> int:

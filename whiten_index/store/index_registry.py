@@ -12,7 +12,7 @@ from whiten_index.artifacts.atomic import make_folder
 from whiten_index.artifacts.cached_storage import settled
 from whiten_index.artifacts.files import exists, writing
 from whiten_index.artifacts.manifest import Digest, Schema, Sealed
-from whiten_index.artifacts.storage import Here, Place
+from whiten_index.artifacts.storage import Place, Storage
 from whiten_index.errors import ArtifactError
 from whiten_index.paths import is_uri
 
@@ -55,7 +55,7 @@ class RegisteredIndex:
 class IndexRegistry:
     """The indexes of a store, a file each."""
 
-    def __init__(self, folder: Path, mirror: Here) -> None:
+    def __init__(self, folder: Path, mirror: Storage) -> None:
         """Take the folder of their files, and the bucket that counts, if there is one."""
         self.folder, self.mirror = folder, mirror
 

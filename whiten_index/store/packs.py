@@ -16,7 +16,7 @@ from pydantic import StringConstraints
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import exists, is_folder, list_folder
 from whiten_index.artifacts.manifest import Count, Described, Digest, Positive, Schema
-from whiten_index.artifacts.storage import HERE, Here
+from whiten_index.artifacts.storage import LOCAL, Storage
 from whiten_index.artifacts.tensors import map_tensor, write_tensors
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.store.dtypes import EmbeddingsType, type_of
@@ -114,7 +114,7 @@ class ToPack:
 class Packs:
     """The packs of one encoder in a store."""
 
-    def __init__(self, folder: Path, mirror: Here = HERE) -> None:
+    def __init__(self, folder: Path, mirror: Storage = LOCAL) -> None:
         self.folder, self.mirror = folder, mirror
         # Of a shard that was packed anew, the latest place last.
         self._members: dict[str, tuple[Member, ...]] = {}

@@ -16,7 +16,7 @@ from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import make_folder, replace_file
 from whiten_index.artifacts.files import exists, list_folder, open_regular, reading, writing
 from whiten_index.artifacts.manifest import Count, Flag, Positive, Schema, Sealed, Sha256
-from whiten_index.artifacts.storage import Here
+from whiten_index.artifacts.storage import Storage
 from whiten_index.errors import ArtifactError
 
 KIND, FORMAT_VERSION = "corpus", 1
@@ -195,7 +195,7 @@ _SUFFIX = ".arrow.zst"
 class DocumentFiles:
     """The files in a folder."""
 
-    def __init__(self, folder: Path, mirror: Here) -> None:
+    def __init__(self, folder: Path, mirror: Storage) -> None:
         """Take the folder, and the bucket that counts, if there is one."""
         self.folder, self.mirror = folder, mirror
 

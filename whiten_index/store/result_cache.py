@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import make_folder, replacing
 from whiten_index.artifacts.files import exists, list_folder, writing
-from whiten_index.artifacts.storage import Here
+from whiten_index.artifacts.storage import Storage
 from whiten_index.artifacts.tensors import read_sealed, write_sealed
 from whiten_index.errors import ArtifactError
 
@@ -21,7 +21,7 @@ _SAMPLE, _VERSION, _RUNTIMES = "sample", 1, "runtimes"
 class ResultCache:
     """ResultCache in the folder of an encoder; one that is damaged counts as never made."""
 
-    def __init__(self, folder: Path, mirror: Here) -> None:
+    def __init__(self, folder: Path, mirror: Storage) -> None:
         """Take the encoder's folder, and the bucket that counts, if there is one."""
         self.folder, self.mirror = folder, mirror
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import exists
 from whiten_index.artifacts.manifest import Count, Described, Digest, Positive, Schema
-from whiten_index.artifacts.storage import HERE, Here
+from whiten_index.artifacts.storage import LOCAL, Storage
 from whiten_index.artifacts.tensors import map_tensor
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.store.dtypes import EmbeddingsType
@@ -137,7 +137,7 @@ class ShardResolver:
     """
 
     def __init__(
-        self, folder: Path, packs: Packs, mirror: Here = HERE, *, verify: bool = True
+        self, folder: Path, packs: Packs, mirror: Storage = LOCAL, *, verify: bool = True
     ) -> None:
         self.folder, self.packs, self.mirror, self.verify = folder, packs, mirror, verify
         # Manifests of folders whose files were hashed, and places found sound.

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import sha256_file, writing
-from whiten_index.artifacts.storage import HERE, Here
+from whiten_index.artifacts.storage import LOCAL, Storage
 from whiten_index.artifacts.tensors import write_tensors
 from whiten_index.errors import ArtifactError
 from whiten_index.store.digest_index import DigestIndex, Lookup
@@ -57,7 +57,7 @@ class Shards:
     """The shards of one encoder in a store."""
 
     def __init__(
-        self, folder: Path, packs: Packs, mirror: Here = HERE, *, verify: bool = True
+        self, folder: Path, packs: Packs, mirror: Storage = LOCAL, *, verify: bool = True
     ) -> None:
         self.folder, self.packs, self.mirror = folder, packs, mirror
         self.resolver = ShardResolver(folder, packs, mirror, verify=verify)

@@ -31,7 +31,7 @@ from whiten_index.artifacts.atomic import (
     remove_folder,
     remove_leftovers,
 )
-from whiten_index.artifacts.cached_storage import Mirror, naming
+from whiten_index.artifacts.cached_storage import BucketStorage, naming
 from whiten_index.artifacts.files import (
     exists,
     fsync_path,
@@ -55,7 +55,7 @@ from whiten_index.artifacts.manifest import (
     write_manifest,
 )
 from whiten_index.artifacts.object_store import ChangedError, Tag
-from whiten_index.artifacts.storage import HERE, Here
+from whiten_index.artifacts.storage import LOCAL, Storage
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
 from whiten_index.versions.version_manifest import (
     CURRENT_SCHEMA,
@@ -169,7 +169,7 @@ def ensure_index_id(root: Path) -> str:
         return index_id
 
 
-def read_current(root: Path, mirror: Here = HERE) -> Current:
+def read_current(root: Path, mirror: Storage = LOCAL) -> Current:
     """Return what is published."""
     with naming():
         mirror.latest(root / CURRENT)
@@ -195,7 +195,7 @@ def set_current(
     version: str,
     *,
     withdrawn: Collection[str] | None = None,
-    mirror: Here = HERE,
+    mirror: Storage = LOCAL,
     tag: Tag | None = None,
 ) -> None:
     """Make ``version`` the one that readers open, in one step."""
@@ -295,7 +295,7 @@ def version_number(name: str) -> int:
     return int(match[1]) if match else 0
 
 
-def find_version(root: Path, identity: str, mirror: Here = HERE) -> str | None:
+def find_version(root: Path, identity: str, mirror: Storage = LOCAL) -> str | None:
     """Return a whole version made of the same inputs and choices, if there is one.
 
     One that was withdrawn does not count.
@@ -317,7 +317,7 @@ def find_version(root: Path, identity: str, mirror: Here = HERE) -> str | None:
     return None
 
 
-def next_version(root: Path, identity: str, mirror: Here = HERE) -> str:
+def next_version(root: Path, identity: str, mirror: Storage = LOCAL) -> str:
     """Return a name for a new version: one number up, then the identity's first digits.
 
     No number that was published comes again, not even of a version removed since.
@@ -338,7 +338,7 @@ def _known_names(root: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def new_version(
-    root: Path, version: str, mirror: Here = HERE
+    root: Path, version: str, mirror: Storage = LOCAL
 ) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Write a version's folder, whole or not at all; ``set_current`` makes it the one read."""
     final = root / VERSIONS / version
@@ -377,7 +377,7 @@ def promote(root: Path, version: str) -> None:
 
 
 def with_published(
-    root: Path, use: Callable[[Version], T], mirror: Here = HERE, *, verify: str = FULL
+    root: Path, use: Callable[[Version], T], mirror: Storage = LOCAL, *, verify: str = FULL
 ) -> T:
     """Return what ``use`` makes of the published version.
 
@@ -400,7 +400,7 @@ def with_published(
         return use(_fetched(root, current, mirror, verify))
 
 
-def _fetched(root: Path, current: Current, mirror: Here, verify: str) -> Version:
+def _fetched(root: Path, current: Current, mirror: Storage, verify: str) -> Version:
     """Return the published version, with what the bucket has of it."""
     folder = root / VERSIONS / current.version
     mirror.fetch(folder, compare=True)
@@ -425,7 +425,7 @@ def require_published(root: Path) -> Current | None:
     return current
 
 
-def _require_there(root: Path, version: str, mirror: Here = HERE) -> None:
+def _require_there(root: Path, version: str, mirror: Storage = LOCAL) -> None:
     """Raise ``ArtifactError`` for a published version that is missing."""
     if not mirror.holds(root / VERSIONS / version):
         raise ArtifactError(
@@ -494,7 +494,7 @@ class BucketVersion:
     sound: str
 
 
-def versions_in_bucket(root: Path, mirror: Mirror) -> Iterator[BucketVersion]:
+def versions_in_bucket(root: Path, mirror: BucketStorage) -> Iterator[BucketVersion]:
     """Yield the versions; nothing but their manifests is read."""
     for name in sorted(filter(version_number, mirror.names(root / VERSIONS))):
         data = mirror.manifest(root / VERSIONS / name)

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import remove_folder
-from whiten_index.artifacts.cached_storage import Mirror, naming, place_of
+from whiten_index.artifacts.cached_storage import BucketStorage, naming, place_of
 from whiten_index.artifacts.files import exists, require_path, size_of
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import read_manifest
-from whiten_index.artifacts.storage import HERE, Here, Place
+from whiten_index.artifacts.storage import LOCAL, Place, Storage
 from whiten_index.errors import ArtifactError, ConfigError, FormatError, StorageError
 from whiten_index.versions.provenance import missing_shards
 from whiten_index.versions.published import (
@@ -126,7 +126,7 @@ def list_versions(root: Path | str, *, verify: str = "manifest") -> list[Version
         ConfigError: it is in a bucket and ``verify`` is full.
     """
     place, mirror = place_of(root)
-    if isinstance(mirror, Mirror):
+    if isinstance(mirror, BucketStorage):
         return _in_bucket(place, mirror, verify=verify)
     folder = require_path(place)
     try:
@@ -181,7 +181,9 @@ def rollback(
         return _rolled(require_path(place), mirror, to=to, without_store=without_store)
 
 
-def _rolled(folder: Path, mirror: Here, *, to: str | None, without_store: bool) -> RollbackReport:
+def _rolled(
+    folder: Path, mirror: Storage, *, to: str | None, without_store: bool
+) -> RollbackReport:
     tag = mirror.latest(folder / CURRENT)
     _require_index(folder, mirror)
     with only_writer(folder, what=_WHAT):
@@ -282,7 +284,7 @@ def _is_of_later_release(root: Path, name: str) -> bool:
     return False
 
 
-def _names(root: Path, mirror: Here) -> list[str]:
+def _names(root: Path, mirror: Storage) -> list[str]:
     """Return the names of the versions, oldest first; in a bucket of those that have a manifest."""
     if not mirror.uri:
         return version_names(root)
@@ -291,7 +293,7 @@ def _names(root: Path, mirror: Here) -> list[str]:
 
 
 def _older(
-    root: Path, current: Current, without_store: bool, mirror: Here, skipped: dict[str, str]
+    root: Path, current: Current, without_store: bool, mirror: Storage, skipped: dict[str, str]
 ) -> tuple[str, str]:
     """Return the newest sound version older than the published one, and what to note of it.
 
@@ -318,7 +320,7 @@ def _older(
 
 
 def _named(
-    root: Path, current: Current | None, name: str, without_store: bool, mirror: Here
+    root: Path, current: Current | None, name: str, without_store: bool, mirror: Storage
 ) -> tuple[str, str]:
     """Return a version that the user named, checked, and what to note of it."""
     names = _names(root, mirror)
@@ -331,7 +333,7 @@ def _named(
     return name, _checked(root, name, without_store, mirror)
 
 
-def _checked(root: Path, name: str, without_store: bool, mirror: Here) -> str:
+def _checked(root: Path, name: str, without_store: bool, mirror: Storage) -> str:
     """Check a version in full, and that its store has what it is made of; return what to note."""
     folder = root / VERSIONS / name
     mirror.settle(folder)
@@ -403,7 +405,7 @@ def _told(
     )
 
 
-def _in_bucket(root: Path, mirror: Mirror, *, verify: str) -> list[VersionFacts]:
+def _in_bucket(root: Path, mirror: BucketStorage, *, verify: str) -> list[VersionFacts]:
     """Return the versions in a bucket, newest first, none of which is downloaded."""
     if verify != "manifest":
         raise ConfigError(
@@ -443,7 +445,7 @@ def _current_or_none(root: Path) -> Current | None:
         return None
 
 
-def _require_index(root: Path, mirror: Here = HERE) -> None:
+def _require_index(root: Path, mirror: Storage = LOCAL) -> None:
     """Refuse a folder that is no index, in which even a lock would be out of place."""
     if not _names(root, mirror):
         current = read_current(root)

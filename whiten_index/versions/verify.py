@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from whiten_index.artifacts.cached_storage import Mirror, naming, place_of, stamp
+from whiten_index.artifacts.cached_storage import BucketStorage, naming, place_of, stamp
 from whiten_index.artifacts.files import is_folder, require_path, size_of
 from whiten_index.artifacts.manifest import MANIFEST, sealed_json
 from whiten_index.errors import ArtifactError, StorageError
@@ -265,7 +265,7 @@ def verify_bucket(uri: str) -> VerifyReport:
     Every object is read from the bucket; nothing is locked or written.
     """
     folder, mirror = place_of(uri)
-    if not isinstance(mirror, Mirror):
+    if not isinstance(mirror, BucketStorage):
         raise ArtifactError(f"{uri} is not in a bucket; give the path of its folder")
     names = sorted(filter(version_number, mirror.names(folder / VERSIONS)))
     damages, current = list[Damage](), None
@@ -302,7 +302,7 @@ def verify_bucket(uri: str) -> VerifyReport:
     )
 
 
-def _damages(mirror: Mirror, folder: Path, current: Current | None) -> Iterator[Damage]:
+def _damages(mirror: BucketStorage, folder: Path, current: Current | None) -> Iterator[Damage]:
     """Yield what is damaged of a version."""
     place, touches = f"{mirror.uri}/{VERSIONS}/{folder.name}", (f"version {folder.name}",)
     data = mirror.manifest(folder) or b""
