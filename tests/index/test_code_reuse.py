@@ -36,7 +36,6 @@ REFINED = [
     "SQ8,RFlat", "PQ8x4fs,RFlat", "IVF8,PQ8x4fs,RFlat", "IVF8,PQ8,Refine(SQfp16)", "RaBitQfs,RFlat",
 ]  # fmt: skip
 # Coding the same vector again gives another code, by chance.
-BY_CHANCE = ["LSQ4x4", "PLSQ2x2x5", "LSQ4x4fs", "IVF8,LSQ4x4", "IVF8,PLSQ2x2x4fs"]
 SAME_AS_NEW = [*CODES, *BLOCKS, *LISTS, *LISTS_OF_BLOCKS, "HNSW16", *REFINED]
 
 
@@ -138,38 +137,6 @@ def test_an_index_of_reused_codes_is_the_file_of_one_built_afresh(
         write_index(index, tmp_path / "new.faiss")
         assert (tmp_path / "new.faiss").read_bytes() == expected, name
     assert old.read_bytes() == before
-
-
-@pytest.mark.parametrize("factory", [*SAME_AS_NEW, *BY_CHANCE])
-def test_rows_moved_there_and_back_are_the_same_file(
-    tmp_path: Path, pool: Any, factory: str
-) -> None:
-    old = Trained(factory, pool, tmp_path).holding(pool[:500], "old.faiss")
-    there = np.random.default_rng(2).permutation(500)
-    write_index(reused(old, there, pool[:0]), tmp_path / "there.faiss")
-    assert (tmp_path / "there.faiss").read_bytes() != old.read_bytes()
-    back = reused(tmp_path / "there.faiss", np.argsort(there), pool[:0])
-    assert file_of(back) == file_of(faiss.read_index(str(old)))
-
-
-@pytest.mark.parametrize("factory", ["HNSW16", "HNSW16_SQfp16", "HNSW16_SQ8", "HNSW16_SQ4"])
-def test_a_graph_is_built_over_the_same_codes(tmp_path: Path, pool: Any, factory: str) -> None:
-    trained = Trained(factory, pool, tmp_path)
-    old = trained.holding(pool[:500], "old.faiss")
-    old_rows = changed(np.random.default_rng(3), 500, 470)
-    rows, fresh = as_built(pool, old_rows)
-    inner = inner_of(index := reused(old, old_rows, fresh))
-    made = faiss.read_index(str(trained.holding(rows, "expected.faiss")))
-    storages = [faiss.downcast_index(each.storage) for each in (inner, inner_of(made))]
-    assert file_of(storages[0]) == file_of(storages[1])
-    assert inner.hnsw.efSearch == 77
-    # As good as the graph that FAISS makes of the vectors themselves.
-    exact = storages[0].search(pool[:200], 10)[1]
-    found = [inner_of(each).search(pool[:200], 10)[1] for each in (index, made)]
-    recall = [
-        np.mean([len({*a} & {*b}) / 10 for a, b in zip(exact, f, strict=True)]) for f in found
-    ]
-    assert recall[0] > min(recall[1], 0.99) - 0.005
 
 
 @pytest.mark.parametrize("old_on_disk", [False, True])

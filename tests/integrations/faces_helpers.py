@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from tests.helpers import tiny_models
 from tests.helpers.builds import build as build_columns
 from tests.helpers.builds import random_rows, write_rows
-from whiten_index import BuildConfig, Encoder, QueryTransform, build_index, open_index
+from whiten_index import BuildConfig, QueryTransform, build_index, open_index
 from whiten_index.search.search_index import Hit
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
-from whiten_index.whitening.spectrum import unit_rows
 
 ROWS, K, TOP = 90, 6, 5
 PROMPTS = {"document": "the cat ", "query": "the king sang "}
@@ -118,13 +117,6 @@ def sent(index: Path, *, k: int | None = None) -> Vectors:
     """Return the vectors (n, k) of an index's rows, as a push sends them."""
     source = PushSource.open(PushConfig(index=str(index), to="x.npy", k=k))
     return np.concatenate(list(source.vectors()))
-
-
-def query_vectors(places: Places, queries: Sequence[str]) -> Vectors:
-    """Return the vectors (n, k) of queries by the encoder, prompt by hand, and the transform."""
-    bare = Encoder.load(str(places.model), document_prompt="", query_prompt="")
-    embeddings = bare.encode([PROMPTS["query"] + query for query in queries])
-    return unit_rows(open_index(places.index).bundle.whitening.apply(embeddings))
 
 
 def found_by_index(index: Path, query: str, *, top_k: int = TOP, **options: Any) -> list[Hit]:

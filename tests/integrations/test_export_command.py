@@ -10,7 +10,6 @@ import pytest
 
 from tests.helpers import tiny_models
 from tests.helpers.bad_input import one_object, run, succeed
-from tests.helpers.builds import build, random_rows, write_rows
 from whiten_index import BuildConfig, QueryTransform, build_index
 
 K = 6
@@ -33,14 +32,6 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "out"
 
 
-@pytest.fixture(scope="module")
-def columns(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An index of an embedding column. Do not write to it."""
-    root = tmp_path_factory.mktemp("columns")
-    build(root / "out", write_rows(root / "c.parquet", random_rows()), k=K)
-    return root / "out"
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_tells_the_digest_of_the_transform(
     index: Path, tmp_path: Path, form: str
@@ -52,20 +43,6 @@ def test_every_form_tells_the_digest_of_the_transform(
         assert f"\n  query digest {digest}\n" in succeed(*arguments, *width)
         assert one_object(succeed(*arguments, *width, "--json"))["query_digest"] == digest
     assert QueryTransform.of(index).query_digest != digest
-
-
-@pytest.mark.parametrize(
-    ("dtype", "least", "most"), [("float32", 2**-24, 1e-6), ("float16", 2**-11, 2**-10)]
-)
-def test_what_the_function_costs_is_told(
-    columns: Path, tmp_path: Path, dtype: str, least: float, most: float
-) -> None:
-    arguments = ("export", columns, tmp_path / "w.sql", "--dtype", dtype)
-    facts = one_object(succeed(*arguments, "--json"))
-    assert facts["dtype"] == dtype
-    assert least < facts["error"] < most
-    told = f"  relative error of vectors in {dtype} at most about {facts['error']:.1e}\n"
-    assert told in succeed(*arguments)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +15,6 @@ from haystack.document_stores.in_memory import InMemoryDocumentStore
 from tests.integrations.faces_helpers import (
     TOP,
     Places,
-    query_vectors,
-    sent,
 )
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.integrations.haystack import (
@@ -93,32 +88,6 @@ def test_the_index_is_asked_without_a_store(places: Places) -> None:
         expect_hits(found, places.expected(places.queries[0], top_k=2, row_filter="year > 2003"))
 
 
-def test_after_a_refit_what_was_pickled_warm_does_not_go_on(places: Places, tmp_path: Path) -> None:
-    index = Path(shutil.copytree(places.index, tmp_path / "index"))
-    document = Document(content=places.texts[0])
-    pipeline = Pipeline()
-    pipeline.add_component("embedder", WhitenedTextEmbedder(index))
-    text, documents = WhitenedTextEmbedder(index), WhitenedDocumentEmbedder(index)
-    cold = [pickle.dumps(text), pickle.dumps(documents)]
-    text.warm_up()
-    documents.warm_up()
-    warm = [pickle.dumps(text), pickle.dumps(documents)]
-    before = text.run("red")["embedding"]
-    assert pickle.loads(warm[0]).run("red")["embedding"] == before
-    places.refit(index)
-    assert text.run("red")["embedding"] == before
-    for written in warm:
-        with pytest.raises(ConfigError, match=r"another transform.* make a new embedder"):
-            pickle.loads(written).warm_up()
-    expected = query_vectors(replace(places, index=index), ["red"])[0]
-    assert np.abs(expected - before).max() > 0.1
-    # What was not warm yet, and a pipeline that was written down, take what they find.
-    for read in (again(pipeline).get_component("embedder"), pickle.loads(cold[0])):
-        np.testing.assert_allclose(read.run("red")["embedding"], expected, atol=1e-5)
-    (embedded,) = pickle.loads(cold[1]).run([document])["documents"]
-    np.testing.assert_allclose(embedded.embedding, sent(index)[0], atol=1e-5)
-
-
 MAKERS = [WhitenedTextEmbedder, WhitenedDocumentEmbedder, WhitenedIndexRetriever]
 
 
@@ -131,20 +100,3 @@ def test_what_is_no_index_is_refused_on_warm_up(places: Places, tmp_path: Path, 
         columns.warm_up()
     with pytest.raises(ConfigError, match="an empty path was given"):
         make("")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"text_column": "title"},
-            r"no column title \(text, lang, year, note kept\).* --keep title",
-        ),
-        ({"row_filter": "size > 3"}, "size"),
-    ],
-)
-def test_options_that_do_not_fit_the_index_are_refused_on_warm_up(
-    places: Places, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        WhitenedIndexRetriever(places.index, **options).warm_up()

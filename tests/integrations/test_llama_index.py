@@ -25,7 +25,7 @@ from tests.integrations.faces_helpers import (
     sent,
 )
 from whiten_index import QueryTransform
-from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.errors import ConfigError
 from whiten_index.integrations.llama_index import WhitenedEmbedding, WhitenedIndexRetriever
 from whiten_index.search.search_index import Hit
 
@@ -129,28 +129,3 @@ def test_a_query_engine_answers_from_the_index(places: Places) -> None:
         expect_hits(answer.source_nodes, hits)
         # MockLLM repeats its prompt, in which the retrieved texts are.
         assert all(str(hit.columns["text"]) in str(answer) for hit in hits)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"text_column": "title"},
-            r"no column title \(text, lang, year, note kept\).* --keep title",
-        ),
-        ({"row_filter": "size > 3"}, "size"),
-    ],
-)
-def test_options_that_cannot_be_used_are_refused_at_once(
-    places: Places, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        WhitenedIndexRetriever(places.index, **options)
-
-
-@pytest.mark.parametrize("make", [WhitenedEmbedding, WhitenedIndexRetriever])
-def test_what_is_no_index_is_refused(places: Places, tmp_path: Path, make: Any) -> None:
-    with pytest.raises(ArtifactError, match="does not exist; check the path, or build an index"):
-        make(tmp_path / "none")
-    with pytest.raises(ConfigError, match=r"comes from an embedding column .* with --model"):
-        make(places.columns)
