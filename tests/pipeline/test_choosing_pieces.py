@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.helpers.bad_input import run
 from tests.pipeline import choosing
 from tests.pipeline.choosing import (
-    ROWS,
     Place,
     assert_applied,
     assert_scored_by_pieces,
@@ -18,7 +16,6 @@ from tests.pipeline.choosing import (
     kept_sample,
     raw_embeddings,
 )
-from whiten_index.pipeline import pseudo_queries as sampling
 from whiten_index.pipeline.build import BuildReport
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.transform import Whitening
@@ -71,29 +68,3 @@ def test_what_is_settled_is_not_chosen(place: Place, wishes: dict[str, Any]) -> 
 
 
 # --------------------------------------------------------------------------- a limit of tokens
-
-
-def limit_tokens(monkeypatch: pytest.MonkeyPatch, *, tokens: int, share: float) -> None:
-    """Encode each document alone until they have so many tokens."""
-    monkeypatch.setattr(sampling, "_CHUNK_CHARACTERS", 1)
-    monkeypatch.setattr(sampling, "_MOST_TOKENS", tokens)
-    monkeypatch.setattr(sampling, "_SHARE_OF_CORPUS", share)
-
-
-def test_where_tokens_run_out_the_sample_is_smaller_and_says_so(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place.forget()
-    limit_tokens(monkeypatch, tokens=1, share=70 / ROWS)
-    report = place.build("out")
-    found, sample = choice(report), kept_sample(place)
-    assert found["rule"] == "pieces"
-    assert found["sample"] == len(sample["rows"]) == 70
-    assert "pieces of 70 documents" in found["why"]
-    assert {len(sample[name]) for name in ("sentences", "others", "windows")} == {70}
-    assert sample["candidates"][:70].tolist() == sample["rows"].tolist()
-    rest = Moments.of(np.delete(raw_embeddings(report), sample["rows"], axis=0))
-    assert_scored_by_pieces(report, sample, rest)
-    status, _, stderr = run(*place.arguments("--out", place.root / "again"))
-    assert status == 0
-    assert "chosen on 70 documents, and with fewer than 300 that is a matter of chance" in stderr
