@@ -22,11 +22,6 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_model):
-    return transformers.AutoTokenizer.from_pretrained(tiny_model)
-
-
-@pytest.fixture(scope="module")
 def texts(tiny_words) -> list[str]:
     """300 texts of 1 to 60 words, a fifth of them twice or more."""
     rng = np.random.default_rng(0)
@@ -41,31 +36,6 @@ def load(model: Path, **options) -> Encoder:
 def row(window, i: int) -> list[int]:
     place = window.places[i]
     return window.ids[window.offsets[place] : window.offsets[place + 1]].tolist()
-
-
-class _WithoutBackend:
-    """A tokenizer as the slow ones are: to be called, with nothing inside to set."""
-
-    pad_token_id = 0
-
-    def __init__(self, tokenizer):
-        self._tokenizer = tokenizer
-
-    def __call__(self, texts, **options):
-        return self._tokenizer(texts, **options)
-
-
-@pytest.mark.parametrize("fast", [True, False])
-@pytest.mark.parametrize("max_length", [3, 10, 32])
-def test_tokens_are_cut_and_the_cuts_told(tokenizer, texts, fast, max_length):
-    whole = [tokenizer(text, truncation=False, verbose=False)["input_ids"] for text in texts]
-    window = tokenize(
-        tokenizer if fast else _WithoutBackend(tokenizer), texts, max_length=max_length
-    )
-    assert window.truncated.tolist() == [len(ids) > max_length for ids in whole]
-    for i, ids in enumerate(whole):
-        kept = ids if len(ids) <= max_length else [*ids[: max_length - 1], ids[-1]]
-        assert row(window, i) == kept
 
 
 @pytest.mark.parametrize("budget", [37, 10**6])

@@ -207,15 +207,6 @@ def test_consent_is_written_nowhere(place, tmp_path):
     assert not place.ran()
 
 
-def test_the_flag_does_no_harm_where_no_code_is_needed(tmp_path):
-    model, corpus = tiny_models.bert(tmp_path / "model"), write_texts(tmp_path)
-    made = ("--text-column", "text", "--model", model, "--k", "8", "--whiten", "whitening", FLAG)
-    assert run("build", corpus, "--out", tmp_path / "index", *made)[0] == 0
-    hits = [run("search", tmp_path / "index", "the cat", "--json", *flag) for flag in ((), (FLAG,))]
-    assert hits[0][0] == hits[1][0] == 0, hits
-    assert json.loads(hits[0][1]) == json.loads(hits[1][1])
-
-
 @pytest.fixture
 def plain(tmp_path: Path) -> Path:
     """An index of a model without code."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,6 @@ from safetensors.torch import load_file, save_file
 
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.encoding.models import find_model
 from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
 from whiten_index.errors import EncoderError
 
@@ -147,11 +145,3 @@ def test_a_damaged_file_of_a_model_is_an_encoder_error(copy_of, file, text):
     (folder / file).write_text(text)
     with pytest.raises(EncoderError):
         load(folder)
-
-
-@pytest.mark.parametrize("name", ["nobody/no-such-model", "no-such-model", "no/such/folder", ""])
-def test_an_unknown_model_offline_is_one_sentence(name):
-    with pytest.raises(EncoderError, match=re.escape(repr(name))) as caught:
-        find_model(name)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 250

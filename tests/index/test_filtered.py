@@ -11,8 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.errors import ConfigError, CorpusError
@@ -79,26 +77,6 @@ def test_hits_pass_are_as_many_as_there_can_be_and_fall(
         assert mask[found].all()
         assert all(len(set(each)) == len(each) for each in found.tolist())
         assert (np.diff(scores, axis=1) <= 1e-6).all()
-
-
-@settings(deadline=None, max_examples=50, derandomize=True)
-@given(
-    top_k=st.integers(1, 300),
-    seed=st.integers(0, 1000),
-    share=st.floats(0, 1),
-    few=st.integers(1, 7),
-)
-def test_flat_equals_brute_force(top_k: int, seed: int, share: float, few: int) -> None:
-    random = np.random.default_rng(seed)
-    vectors, asked = (unit(random.standard_normal((n, 5))) for n in (300, few))
-    mask = random.random(300) < share
-    inner = faiss.IndexFlatIP(5)
-    inner.add(vectors)
-    scores, found = nearest(inner, asked, top_k, Selection.of(mask))
-    truth = np.where(mask, asked.astype(float) @ vectors.T.astype(float), -2)
-    best = np.argsort(-truth, axis=1)[:, : min(top_k, mask.sum())]
-    assert np.array_equal(found, best)
-    np.testing.assert_allclose(scores, np.take_along_axis(truth, best, axis=1), atol=1e-6)
 
 
 LANGUAGES = ["en", "de", None, "zürich 日本", 'it\'s "quoted"']

@@ -65,28 +65,6 @@ def test_k_is_a_number_a_share_of_variance_full_or_a_default(tmp_path: Path, k: 
     assert condition == pytest.approx(eigenvalues[0] / eigenvalues[-1])
 
 
-@pytest.mark.parametrize("list_type", ["list", "large_list", "fixed"])
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_every_kind_of_embedding_column_gives_the_same_index(
-    tmp_path: Path, list_type: str, dtype: type[np.floating]
-) -> None:
-    rows = random_rows(13, rows=60, dim=4).astype(np.float16).astype(dtype)
-    values = pa.array(rows.ravel())
-    kind = {
-        "list": pa.list_(values.type),
-        "large_list": pa.large_list(values.type),
-        "fixed": pa.list_(values.type, 4),
-    }[list_type]
-    column = pa.FixedSizeListArray.from_arrays(values, 4).cast(kind)
-    pq.write_table(pa.table({"id": range(60), "embedding": column}), tmp_path / "c.parquet")
-    report = build(tmp_path / "out", str(tmp_path / "c.parquet"), k=3)
-    assert report.manifest["bytes"]["raw"] == rows.nbytes
-    found = open_index(tmp_path / "out").search_embeddings(rows[:5], top_k=5)
-    expected = closed_form(rows, k=3)
-    for hits, row in zip(found, cosines(expected[:5], expected), strict=True):
-        assert_ranked_by(hits, row)
-
-
 def test_counts_add_up(tmp_path: Path) -> None:
     random = np.random.default_rng(19)
     embeddings: list[Any] = list(random.standard_normal((50, 4)))

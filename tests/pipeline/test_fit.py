@@ -140,22 +140,3 @@ def test_what_is_no_frequency_is_refused(tmp_path: Path, name: str, whiten: str)
 
 
 # --------------------------------------------------------------------------- shrinkage
-
-
-@pytest.mark.parametrize("name", ["ledoit-wolf", "oas"])
-@pytest.mark.parametrize("normalize", [False, True])
-def test_shrinkage_of_a_build_is_that_of_scikit_learn(
-    tmp_path: Path, name: str, normalize: bool
-) -> None:
-    covariance = pytest.importorskip("sklearn.covariance")
-    rows = made()
-    corpus = write(tmp_path / "c.parquet", rows)
-    report = build(tmp_path / "out", corpus, shrinkage=name, normalize_input=normalize)
-    if normalize:
-        rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    expected, rho = {"ledoit-wolf": covariance.ledoit_wolf, "oas": covariance.oas}[name](rows)
-    found = fitted(report)
-    assert found.shrinkage == pytest.approx(rho, rel=1e-6)
-    values = np.linalg.eigvalsh(expected)[::-1]
-    # scikit-learn divides by n, we by n − 1.
-    np.testing.assert_allclose(found.eigenvalues, values * ROWS / (ROWS - 1), rtol=1e-6)

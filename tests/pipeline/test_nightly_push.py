@@ -390,46 +390,18 @@ def test_a_file_of_somebody_else_stops_no_update(world: World) -> None:
     world.assert_pushed("docs")
 
 
-def test_a_file(world: World) -> None:
-    path = world.root / "v.parquet"
-    status, events = run(world.job(f"to = {json.dumps(str(path))}\nk = 2"))
-    assert status == 0
-    assert len(pq.read_table(path)) == ROWS
-    assert [e["engine"] for e in events if e["event"] == "push_finished"] == [".parquet"]
-
-
-def test_lines_of_text(world: World) -> None:
-    result = CliRunner().invoke(cli, ["nightly", str(world.job(DOCS))])
-    (line,) = [each for each in result.stdout.splitlines() if "event=push_finished" in each]
-    assert "mode=all" in line
-    assert "seconds" not in line
-
-
 @pytest.mark.parametrize(
     ("push", "told"),
     [
         ('table = "docs"', r"push 1: --to is missing"),
         ('to = "postgresql://h/db"', r"push 1: a database needs the name of a table"),
         (f'{DOCS}\nindex = "x"', r"push 1 sets index, which is unknown; known are "),
-        (f'{DOCS}\nbatch-rows = "9"', r"push 1: --batch-rows takes a whole number"),
         (f"{DOCS}\nfull = 1", r"push 1: --full takes true or false"),
-        (f"{DOCS}\nmax-shrink = true", r"push 1: --max-shrink takes a number"),
-        (f"{DOCS}\nmax-shrink = 2", r"push 1: --max-shrink takes a value less"),
-        (f"{DOCS}\nbatch_rows = 0", r"push 1: --batch-rows takes a value greater"),
-        (f'{DOCS}\ndtype = "int8"', r"push 1: --dtype 'int8' is unknown"),
         (f"{DOCS}\nbatch-rows = 9\nbatch_rows = 8", r"push 1 sets a key twice"),
         (f"{DOCS}\noptions = {{m = [1]}}", r"push 1: --option m takes text, a number"),
         (f"{DOCS}\noptions = {{n = 1}}", r"push 1: --option n is unknown to PostgreSQL; use one"),
         (f"{DOCS}\noptions = {{m = 1}}", r"push 1: --option m: .*or equal to 2; .1. was given"),
-        ('to = "qdrant://h"\ntable = "d"\noptions = {n = 1}', r"--option n is unknown to Qdrant"),
-        (
-            'to = "lancedb:///d"\ntable = "d"\noptions = {index = "x"}',
-            r"--option index: .*; .x. was given",
-        ),
-        ('to = "milvus://h"\ntable = "d"\noptions = {m = 0}', r"--option m: .*or equal to 1"),
         ('to = "v.parquet"\ntable = "d"', r"push 1: v.parquet is a file, which takes no --table"),
-        ('to = "v.npy"\nfull = true', r"push 1: .* takes no --full"),
-        ('to = "v.arrow"\ncheck = 3', r"push 1: .* takes no --check"),
         ('to = "v.arrow"\noptions = {m = 3}', r"push 1: .* takes no --option"),
         (
             'to = "http://h:6333"\ntable = "d"',
@@ -443,31 +415,6 @@ def test_jobs_that_cannot_be_read(no_index: World, push: str, told: str) -> None
     with pytest.raises(ConfigError, match=told) as raised:
         NightlyJob.read(no_index.job(push))
     assert SECRET not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("push", "told"),
-    [
-        (f'to = "postgresql://me:{SECRET}@h/db"', r"to \(postgresql://…\) .* PGPASSWORD"),
-        (f'to = "postgresql://h/db?password={SECRET}"', "to .*parameter password.* PGPASSWORD"),
-        (f'to = "qdrant://{SECRET}@h"', "to .* QDRANT_API_KEY"),
-        (f'to = "milvus+https://h?token={SECRET}"', "to .*parameter token.* MILVUS_TOKEN"),
-        (
-            f'to = "lancedb+s3://b"\noptions = {{"storage.aws_session_token" = "{SECRET}"}}',
-            "--option storage.aws_session_token .* AWS_SECRET_ACCESS_KEY",
-        ),
-    ],
-)
-def test_secrets_belong_in_the_environment(no_index: World, push: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=f"push 2: .*{told}") as raised:
-        NightlyJob.read(no_index.job(DOCS, f'table = "d"\n{push}'))
-    assert SECRET not in str(raised.value)
-
-
-@pytest.mark.parametrize("share", ["0", "0.0", "0.25", "1"])
-def test_a_share_of_rows_that_may_vanish(no_index: World, share: str) -> None:
-    (push,) = NightlyJob.read(no_index.job(f"{DOCS}\nmax-shrink = {share}")).pushes
-    assert push.max_shrink == float(share)
 
 
 def test_two_pushes_of_one_place(no_index: World) -> None:
@@ -492,17 +439,3 @@ def test_two_pushes_of_one_place(no_index: World) -> None:
         DOCS.replace("h/db", "g/db"), file, vectors,
     )  # fmt: skip
     assert len(NightlyJob.read(no_index.job(*apart)).pushes) == 6
-
-
-def test_a_table_where_tables_are_wanted(no_index: World) -> None:
-    path = no_index.job()
-    path.write_text(path.read_text() + '\n[push]\nto = "x.parquet"\n')
-    with pytest.raises(ConfigError, match="push: Input should be a valid list"):
-        NightlyJob.read(path)
-
-
-def test_an_address_of_no_database(tmp_path: Path) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text('index = "i"\n[[push]]\nto = "mysql://h"\ntable = "d"\n')
-    with pytest.raises(ConfigError, match="push 1: mysql://h is the address of no database"):
-        NightlyJob.read(path)

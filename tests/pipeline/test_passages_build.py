@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from whiten_index import BuildConfig, Encoder, build_index, open_index
+from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.pipeline.build import BuildReport
 
 SENTENCES = ("the cat sat on the mat.", "a dog ran in the river.", "the king reads a book.")
@@ -41,46 +41,6 @@ def options(model: Path, **more: Any) -> dict[str, Any]:
 
 def build(out: Path, corpus: str, model: Path, **more: Any) -> BuildReport:
     return build_index(BuildConfig(corpus=(corpus,), out=str(out), **options(model, **more)))
-
-
-def texts_of(corpus: str) -> dict[str, str]:
-    table = pq.read_table(corpus)
-    return dict(zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True))
-
-
-def passage_about_wine(out: Path) -> str:
-    """Return the text of the passage that no other document has the like of."""
-    documents = open_index(out, device="cpu").bundle.documents
-    texts = [str(documents.get(row)["passage_text"]) for row in range(len(documents))]
-    return next(text for text in texts if "wine bread." in text)
-
-
-def test_search_finds_the_passage_and_counts_add_up(
-    tmp_path: Path, corpus: str, tiny_model: Path
-) -> None:
-    report = build(tmp_path / "out", corpus, tiny_model, passage_tokens=16, overlap=4)
-    counts = report.encoded.counts
-    opened = open_index(tmp_path / "out", device="cpu")
-    assert counts.read == 32 == counts.encoded + counts.reused + sum(counts.skipped.values())
-    assert (counts.encoded, dict(counts.skipped), counts.truncated) == (30, {"blank_text": 2}, 0)
-    assert counts.passages == len(opened) == report.manifest["rows"] > 100
-    query = passage_about_wine(tmp_path / "out")
-    hits = opened.search([query], top_k=30)[0]
-    assert sorted(hit.id for hit in hits) == sorted(f"d{i}" for i in range(30))
-    columns = hits[0].columns
-    assert hits[0].id == "d5"
-    assert columns["passage_text"] == query
-    assert hits[0].score == pytest.approx(1, abs=1e-3)
-    assert columns["year"] == 5
-    texts = texts_of(corpus)
-    for hit in hits:
-        start, end = hit.columns["passage_start"], hit.columns["passage_end"]
-        assert texts[str(hit.id)][start:end] == hit.columns["passage_text"]
-    # The embedding in the index is that of the passage alone.
-    encoder = Encoder.load(str(tiny_model), device="cpu")
-    pair = encoder.encode([hits[1].columns["passage_text"], query]).astype(np.float64)
-    pair /= np.linalg.norm(pair, axis=1, keepdims=True)
-    assert hits[1].score == pytest.approx(pair[0] @ pair[1], abs=1e-3)
 
 
 def test_a_second_build_reuses_every_passage_and_other_lengths_do_not_mix(
