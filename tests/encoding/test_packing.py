@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import accumulate
 
 import pytest
 import torch
 import transformers
 
-from whiten_index.encoding import packing
 from whiten_index.encoding.packing import (
     PACKABLE,
     Attention,
@@ -158,27 +156,6 @@ def test_models_that_pad_anywhere(name, changes, reason):
     assert reason in packing_obstacle(model, CPU, torch.float32)
     with pytest.raises(EncoderError, match=reason):
         PackedForward(model)
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        ("bert", lambda attention: {"cu_seqlens": attention.cu_seqlens[[0, -1]]}),
-        ("bert", lambda attention: {"causal": not attention.causal}),
-        ("qwen3", lambda attention: {"causal": not attention.causal}),
-        ("qwen3", lambda attention: {"scale": 1.0}),
-        ("modernbert", lambda attention: {"window": None}),
-        ("mistral", lambda attention: {"window": attention.window + 1}),
-    ],
-)
-def test_the_trial_finds_a_kernel_that_is_wrong(name, wrong, monkeypatch):
-    def kernel(query, key, value, attention):
-        return sdpa_varlen(query, key, value, replace(attention, **wrong(attention)))
-
-    monkeypatch.setattr(packing, "torch_varlen", kernel)
-    model = make(name)
-    assert "is wrong here" in packing._trial_obstacle(model, torch.device("cpu"))
-    assert model.config._attn_implementation == "sdpa"
 
 
 def assert_alike(found, expected):

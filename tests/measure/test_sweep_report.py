@@ -27,7 +27,7 @@ from tests.measure.sweep_records import (
 from whiten_index.cli import cli
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.measure import formatting, sweep_report
-from whiten_index.measure.recommend import Recommendation, front, notes, recommend
+from whiten_index.measure.recommend import Recommendation, front, recommend
 from whiten_index.measure.results import Measured, read_sweeps
 from whiten_index.measure.sweep_report import check_report, write_report
 
@@ -175,19 +175,6 @@ def test_any_mixture_of_points_and_figures_gets_a_report(seed, tmp_path, monkeyp
     assert not re.search(r"\bNone\b|\bnan\b|\binf\b", page)
 
 
-def test_a_busy_machine_and_incomplete_judgements_are_noted(tmp_path):
-    busy = {**point(), "latency_ms": {"p50": 1.0, "spread": 2.0}}
-    facts = {"relevant_documents_missing": 12, "judged_queries_without_text": 3}
-    (sweep,) = read(tmp_path, header(**facts), RAW, busy)
-    said = " ".join(notes(sweep))
-    assert "The machine was busy: the times of 1 of the 2 points differ" in said
-    assert "12 relevant documents are not in the corpus" in said
-    assert "3 judged queries have no text" in said
-    assert not notes(read(tmp_path, header(), RAW, point())[0])
-    path = write_results(tmp_path / "results.jsonl", [header(), RAW, busy])
-    assert "The machine was busy" in write_report(path, tmp_path).read_text()
-
-
 @given(st.lists(st.tuples(*[st.one_of(st.none(), st.integers(0, 6).map(float))] * 2), max_size=12))
 def test_the_front_is_what_no_point_beats(pairs):
     points = [Measured({"bytes": {"per_row": x}, "quality": {"ndcg@10": y}}) for x, y in pairs]
@@ -290,16 +277,6 @@ def test_the_same_results_give_the_same_files(report, tmp_path):
     assert again.read_bytes() == report.read_bytes()
     for path in (report.parent / "figures").iterdir():
         assert (tmp_path / "figures" / path.name).read_bytes() == path.read_bytes()
-
-
-def test_runs_of_one_corpus_are_told_apart_and_odd_names_are_shown(tmp_path):
-    odd = os.fsdecode(b"caf\xe9")
-    records = [header("a", odd), header("b", odd), {**RAW, "run": "b"}]
-    records.append({"type": "sweep", "run": "c"})
-    text = write_report(write_results(tmp_path / "r.jsonl", records), tmp_path).read_text()
-    assert "caf?, run a</h2>" in text
-    assert 'id="sweep-2">caf?, run b</h2>' in text
-    assert "None" not in text
 
 
 def test_a_folder_that_cannot_be_written_is_an_output_error(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from whiten_index import BuildConfig, build_index, open_index
-from whiten_index.pipeline import publish
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
-from whiten_index.versions.documents import write_documents
 
 ROWS, DIM = 40, 8
 MS = pa.timestamp("ms")
@@ -64,27 +61,3 @@ def test_it_is_kept_found_and_updated(name: str, tmp_path: Path) -> None:
     report = update_index(UpdateConfig(index=str(out)))
     assert report.to_json()["rows"]["changed"] == ROWS
     assert open_index(out).bundle.documents.get(7) == {"id": 7, "k": expected}
-
-
-def test_what_cannot_be_searched_is_not_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A fault of the program that only a reader would meet, such as two columns of one name."""
-    corpus, out = tmp_path / "c", tmp_path / "index"
-    write(corpus, pa.array(["a"] * ROWS), seed=0)
-    options: dict[str, Any] = {"embedding_column": "e", "id_column": "id", "keep": ("k",), "k": 4}
-    build_index(BuildConfig(corpus=(str(corpus),), out=str(out), **options))
-    before = open_index(out).bundle.version
-
-    def doubled(path: Path, tables: Iterable[pa.Table]) -> int:
-        return write_documents(path, (table.rename_columns(["id", "id"]) for table in tables))
-
-    monkeypatch.setattr(publish, "write_documents", doubled)
-    write(corpus, pa.array(["b"] * ROWS), seed=1)
-    with pytest.raises(KeyError):
-        build_index(BuildConfig(corpus=(str(corpus),), out=str(tmp_path / "first"), **options))
-    with pytest.raises(KeyError):
-        update_index(UpdateConfig(index=str(out)))
-    assert not (tmp_path / "first" / "CURRENT").exists()
-    assert open_index(out).bundle.version == before
-    assert open_index(out).search_like(7, top_k=1)[0].columns == {"k": "a"}

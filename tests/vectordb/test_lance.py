@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +29,7 @@ from tests.vectordb.pushed_rows import (
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb import lance_writer
 from whiten_index.vectordb.database_writer import DatabaseWriter, Metric, VectorDtype
-from whiten_index.vectordb.lance_table import LanceChanges, TableMetadata
+from whiten_index.vectordb.lance_table import LanceChanges
 from whiten_index.vectordb.registry import open_writer
 
 pytestmark = pytest.mark.service
@@ -362,23 +361,6 @@ def test_a_full_temporary_folder(address: str, monkeypatch: pytest.MonkeyPatch) 
         assert_clean(writer, rows)
 
 
-def test_a_pending_table_without_its_files(address: str, folder: Path) -> None:
-    """A commit that was under way when the table was dropped."""
-    rows = Rows.make()
-    with open_writer(address, "docs") as writer:
-        writer.begin(rows.pushed, rows.layout)
-        writer.append(rows.batches(100)[0])
-        table = lancedb.connect(folder).open_table("docs__pending")
-        metadata = TableMetadata.read(table)
-        assert metadata is not None
-        writer.discard()
-        metadata.write(table)
-        assert lancedb.connect(folder).open_table("docs__pending").count_rows() == 100
-        assert writer.pending() is None
-        fill(writer, rows)
-        assert_holds(writer, rows)
-
-
 @pytest.mark.parametrize("does", ["resume", "begin", "resume and swap"])
 def test_rows_under_way_while_another_push_takes_over(
     address: str, monkeypatch: pytest.MonkeyPatch, does: str
@@ -470,39 +452,3 @@ def test_a_change_under_way_while_another_push_publishes(
             change()
         assert_holds(one, theirs)
         assert_clean(one, theirs)
-
-
-def test_pushes_of_many_threads(address: str) -> None:
-    """Whoever is refused comes again; metadata say what there is."""
-    rows = {f"{number:06}-abc": Rows.make(400, seed=number) for number in range(6)}
-    faults = list[BaseException]()
-
-    def push(version: str) -> None:
-        mine = replace(rows[version], version=version)
-        try:
-            for _ in range(4):
-                with open_writer(address, "docs") as writer:
-                    try:
-                        if writer.published() is None or version < "000003":
-                            fill(writer, mine, batch=50)
-                            continue
-                        with writer.changing(mine.pushed, mine.layout) as changing:
-                            changing.upsert(mine.take(range(400)))
-                    except DatabaseError:
-                        time.sleep(0.01)
-        except BaseException as error:
-            faults.append(error)
-
-    threads = [threading.Thread(target=push, args=[version]) for version in rows]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert faults == []
-    with open_writer(address, "docs") as writer:
-        found = writer.published()
-        if found is None or found.changing:
-            fill(writer, replace(rows["000000-abc"], version="000000-abc"))
-            found = writer.published()
-        assert found is not None
-        assert_holds(writer, replace(rows[found.version], version=found.version))

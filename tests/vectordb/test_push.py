@@ -23,7 +23,6 @@ from whiten_index.vectordb.push import PushReport, push_index
 from whiten_index.vectordb.push_check import differences
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.row_checks import RowsError
-from whiten_index.versions.documents import Documents
 from whiten_index.versions.retention import prune, rollback
 from whiten_index.whitening.transform import Whitening
 
@@ -366,17 +365,6 @@ def test_options_that_had_no_effect_are_told(world: World) -> None:
     assert world.opened[-1] == {"m": "32"}
 
 
-def test_options_that_an_interrupted_push_did_not_have(world: World) -> None:
-    world.server.fails_after = 2
-    with pytest.raises(DatabaseError):
-        world.push(options={"m": "16"})
-    world.server.fails_after = None
-    report = world.push(options={"m": "32"})
-    assert report.resumed == 128
-    assert "begun with other options" in report.notes[0]
-    world.assert_same()
-
-
 def test_what_failed_its_check_is_dropped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     first = world.push()
     before = world.server.published
@@ -617,43 +605,6 @@ def test_an_index_that_does_not_know_what_is_there(world: World) -> None:
     told = f"and {world.root / 'index'} has no version {first.version}, which is there"
     assert world.push().why == f"the transform or the encoder is another one, {told}"
     world.assert_same()
-
-
-def test_what_is_odd_there_is_told(world: World) -> None:
-    world.server.notes = ("an index is gone",)
-    assert [world.push().notes for _ in range(2)] == [("an index is gone",)] * 2
-
-
-def test_text_that_no_batch_can_hold(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    take = Documents.take
-
-    def some(self: Documents, rows: np.ndarray) -> pa.Table:
-        if len(rows) > 10:
-            raise pa.ArrowInvalid("offset overflow while concatenating arrays")
-        return take(self, rows)
-
-    monkeypatch.setattr(Documents, "take", some)
-    assert world.push().pushed == ROWS
-    world.assert_same()
-
-
-def test_vectors_of_zeros_are_left_out_of_the_check(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    search = MemoryWriter.search
-
-    def without(self: MemoryWriter, vectors: np.ndarray, *given: Any, **more: Any) -> Any:
-        # Some engines give NaN for them.
-        assert vectors.any(axis=1).all()
-        return search(self, vectors, *given, **more)
-
-    monkeypatch.setattr(MemoryWriter, "search", without)
-    for i in range(20, 30):
-        world.rows[f"d{i}"] = (np.zeros(DIM, dtype="f4"), i)
-    world.build(whiten="none", k=None)
-    report = world.push(check=ROWS)
-    assert (report.check["zero_vectors"], report.check["queries"]) == (10, 20)
-    assert report.check["exact_recall"] == 1
 
 
 def test_nan_inside_columns_comes_back(world: World) -> None:

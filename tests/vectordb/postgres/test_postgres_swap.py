@@ -181,31 +181,3 @@ def test_new_readers_do_not_wait_behind_a_swap_that_waits(address: str) -> None:
         assert 0.05 < max(waits) < 1
         assert ended
         assert_holds(writer, new)
-
-
-def test_an_automatic_vacuum_makes_way_for_a_swap(address: str, run: Run) -> None:
-    """It does so for who waits longer than ``deadlock_timeout``."""
-    old, new = Rows.make(4000, k=50), Rows.make(200, seed=1)
-    push_all(address, old, index="none")
-    run("ALTER TABLE docs SET (autovacuum_vacuum_cost_delay = 100, autovacuum_vacuum_cost_limit "
-        "= 1, autovacuum_vacuum_threshold = 1, autovacuum_vacuum_scale_factor = 0)")  # fmt: skip
-    run("ALTER SYSTEM SET autovacuum_naptime = '1s'")
-    run("SELECT pg_reload_conf()")
-    try:
-        run("DELETE FROM docs WHERE id % 2 = 0")
-        working = "SELECT 1 FROM pg_stat_progress_vacuum WHERE relid = 'docs'::regclass"
-        end = time.monotonic() + 30
-        while not run(working):
-            assert time.monotonic() < end
-            time.sleep(0.2)
-        with open_writer(address, "docs", options={"lock_timeout": "4"}) as writer:
-            writer.begin(new.pushed, new.layout)
-            for batch in new.batches():
-                writer.append(batch)
-            writer.finish(new.layout)
-            assert run(working)
-            writer.swap()
-            assert_holds(writer, new)
-    finally:
-        run("ALTER SYSTEM RESET autovacuum_naptime")
-        run("SELECT pg_reload_conf()")
