@@ -12,7 +12,6 @@ from tests.helpers.transforms import (
     ROTATED_BACK,
     SLICED,
     WHITENS,
-    cosines,
     covariance_of,
     few,
     fit,
@@ -107,20 +106,6 @@ def test_what_float16_costs_is_foretold(kind, condition, ratio):
     measured = 1 - (unit[0] * unit[1]).sum(axis=1).mean()
     foretold = 1 - whitening.rounding_cosine(relative_error=2e-4)
     assert 1 / 2 < measured / foretold < 2
-
-
-@pytest.mark.parametrize("kind", Kind)
-def test_every_kind_goes_into_faiss(kind):
-    faiss = pytest.importorskip("faiss")
-    from whiten_index.index.transforms import wrap
-
-    rows = make_rows(ratio=3).astype(np.float32)
-    whitening = fit(rows, kind=kind)
-    index = wrap(faiss.IndexFlatIP(whitening.k), whitening)
-    index.add(rows)
-    scores, labels = index.search(rows[:20], 200)
-    truth = np.take_along_axis(cosines(whitening.apply(rows))[:20], labels, axis=1)
-    np.testing.assert_allclose(scores, truth, atol=1e-4)
 
 
 # Floor
