@@ -20,7 +20,6 @@ from whiten_index.artifacts.limits import load_json
 
 DEEP = "[" * 200_000 + "]" * 200_000
 LONG, LEVELS = "more than 16,777,216 bytes", "nests more than 100 levels"
-Make = Callable[[Path], list[str]]
 
 
 def endless(path: Path) -> Path:

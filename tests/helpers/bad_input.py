@@ -138,23 +138,6 @@ def assert_refused(place: Place, arguments: tuple[Any, ...], status: int, match:
 
 
 EMBEDDED = ("--embedding-column", "e", "--id-column", "id")
-JOB = """
-corpus = {corpus}
-embedding-column = "e"
-id_column = "id"
-out = {out}
-k = 3
-shard-rows = 40
-center = false
-threads = 1
-"""
-
-
-def write_job(path: Path, corpus: Path, out: Path, more: str = "") -> Path:
-    """Write the job file of a build of given embeddings, with ``more`` lines at its end."""
-    text = JOB.format(corpus=json.dumps(str(corpus)), out=json.dumps(str(out)))
-    path.write_text(text + more)
-    return path
 
 
 def run_build_job(job: Path) -> tuple[int, list[dict[str, Any]]]:

@@ -34,7 +34,7 @@ from whiten_index.whitening.whitening_config import WhiteningConfig
 
 Array = NDArray[np.float64]
 ROWS, DIM = 260, tiny_models.DIM
-OPTIONS, CORPUS = 2, 3
+OPTIONS = 2
 
 
 # --------------------------------------------------------------------------- a corpus of topics

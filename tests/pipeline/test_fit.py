@@ -24,7 +24,7 @@ from whiten_index.whitening.transform import Whitening
 
 Array = NDArray[np.float64]
 ROWS, DIM, K = 90, 8, 5
-OPTIONS, CORPUS = 2, 3
+CORPUS = 3
 
 
 def made(rows: int = ROWS, seed: int = 0) -> Array:

@@ -22,7 +22,7 @@ from whiten_index.pipeline.update import UpdateReport, update_index
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.versions.retention import list_versions, prune, rollback
 
-CORPUS, GATE = 3, 9
+CORPUS = 3
 
 
 class Night:

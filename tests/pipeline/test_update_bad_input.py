@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -33,8 +32,6 @@ from whiten_index.errors import (
 )
 from whiten_index.pipeline.plan import plan_update
 from whiten_index.pipeline.update_config import UpdateConfig
-
-OPTIONS, CORPUS, ENCODER, ARTIFACT = 2, 3, 4, 5
 
 indexed, place = updates.indexed, updates.place
 
@@ -154,12 +151,6 @@ def test_a_file_of_the_same_name_size_and_time_elsewhere_is_read(tmp_path: Path)
 
 
 # Dry runs and canaries
-
-
-def canaries(path: Path, embeddings: Any) -> str:
-    kind = pa.list_(pa.float32())
-    pq.write_table(pa.table({"embedding": pa.array(list(embeddings), kind)}), path)
-    return str(path)
 
 
 # What is published

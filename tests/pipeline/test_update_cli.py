@@ -1,4 +1,4 @@
-"""``whiten-index update``: what it prints, what it exits with, what a dry run foretells."""
+"""Log lines of ``whiten-index update``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ import pytest
 from tests.helpers import updates
 from tests.helpers.bad_input import run
 from tests.helpers.updates import Place
-
-OPTIONS, CORPUS, ARTIFACT, GATE = 2, 3, 5, 9
-
 
 indexed, place = updates.indexed, updates.place
 

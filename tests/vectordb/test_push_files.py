@@ -53,19 +53,6 @@ def told(rows: int, k: int) -> PushedTable:
     return PushedTable(version="v", transform="t", k=k, dtype="float32", rows=rows)
 
 
-def matrix(table: pa.Table) -> np.ndarray:
-    flat = table["vector"].combine_chunks().flatten()
-    found: np.ndarray = flat.to_numpy(zero_copy_only=False).reshape(len(table), -1)
-    return found
-
-
-def read(path: Path) -> pa.Table:
-    if path.suffix.lower() == ".parquet":
-        return pq.read_table(path)
-    with pa.memory_map(str(path)) as source:
-        return pa.ipc.open_file(source).read_all()
-
-
 def test_which_vectors_documents_belong_to(index: Path, tmp_path: Path) -> None:
     """Two files are not put in place in one step; a cut between the two can be told."""
     digests = set()
