@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,10 @@ from safetensors import SafetensorError, safe_open
 from whiten_index.artifacts.atomic import replacing, require_replaceable
 from whiten_index.artifacts.files import require_path, writing
 from whiten_index.artifacts.tensors import read_sealed, write_sealed
-from whiten_index.errors import ArtifactError, ConfigError, WhiteningError
+from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.whitening.spectrum import unit_rows
 
 _KIND, _FORMAT_VERSION = "affine", 1
-_HALF_ULP = float(np.finfo(np.float32).eps) / 2
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -39,52 +37,6 @@ class Affine:
     bias: NDArray[np.float32]
     normalize_input: bool
     error: float
-
-    @classmethod
-    def fold(
-        cls,
-        matrix: NDArray[np.float64],
-        mean: NDArray[np.float64],
-        *,
-        variances: NDArray[np.float64],
-        signal: float,
-        normalize_input: bool,
-    ) -> Affine:
-        """Fold the mean into a bias, and estimate what that costs.
-
-        Each of n additions in float32 rounds a partial sum by up to u = 2⁻²⁴ of it, and such errors
-        add up as independent ones do, to √n·u times a partial sum (Higham and Mary 2019, "A new
-        approach to probabilistic rounding error analysis"). That sum is taken to be as large as
-        the root of its squared terms, xᵢWᵢⱼ and the bias, of an average row.
-
-        Args:
-            matrix: (d, k) W.
-            mean: (d,) subtracted by the transform.
-            variances: (d,) mean squares of the coordinates about ``mean``.
-            signal: mean square length of the vectors.
-            normalize_input: whether rows are scaled to unit length first.
-
-        Raises:
-            WhiteningError: W does not fit into float32.
-        """
-        with np.errstate(over="ignore"):
-            single = matrix.astype(np.float32)
-        if not np.isfinite(single).all():
-            raise WhiteningError(
-                "the matrix is too large for float32, since the embeddings are nearly 0; scale "
-                "them up before the fit"
-            )
-        # By the rounded matrix: then the rounding of W acts on x − μ only, not on μ.
-        bias = -(mean @ single.astype(np.float64))
-        squares = (variances + mean**2) @ np.square(matrix) + np.square(bias)
-        additions = np.count_nonzero(matrix, axis=0) + 1
-        rounding = _HALF_ULP * math.sqrt(float(additions @ squares))
-        return cls(
-            matrix=single,
-            bias=bias.astype(np.float32),
-            normalize_input=normalize_input,
-            error=rounding / math.sqrt(signal) if signal > 0 else 0.0,
-        )
 
     def apply(self, embeddings: ArrayLike) -> NDArray[np.float32]:
         """Return vectors (n, k) float32 of rows (n, d), computed in float32 throughout.

@@ -39,6 +39,7 @@ from whiten_index.whitening.whitening_config import (
 )
 
 _FILE_KIND, _FORMAT_VERSION = "whitening", 1
+_FLOAT32_UNIT = float(np.finfo(np.float32).eps) / 2
 _FLAGS = ("center", "normalize_input", "shuffle")
 _NUMBERS = ("exponent", "count", "shrinkage", "floor")
 _INTEGERS = ("remove_top", "groups", "seed")
@@ -265,15 +266,38 @@ class Whitening:
     def export(self, *, centered: bool = False) -> Affine:
         """Return one float32 matrix and bias, x̃ ≈ x·matrix + bias, and what that costs.
 
+        Each of n additions in float32 rounds a partial sum by up to u = 2⁻²⁴ of it, and such errors
+        add up as independent ones do, to √n·u times a partial sum (Higham and Mary 2019, "A new
+        approach to probabilistic rounding error analysis"). That sum is taken to be as large as
+        the root of its squared terms, xᵢWᵢⱼ and the bias, of an average row.
+
         Args:
             centered: μ is subtracted from the rows before, in full precision: there is no bias.
+
+        Raises:
+            WhiteningError: W does not fit into float32.
         """
-        return Affine.fold(
-            self._matrix,
-            self.mean if self.center and not centered else np.zeros(self.dim),
-            variances=self._coordinate_variances() + (0 if self.center else self.mean**2),
-            signal=self._signal(),
+        matrix = self._matrix
+        with np.errstate(over="ignore"):
+            single = matrix.astype(np.float32)
+        if not np.isfinite(single).all():
+            raise WhiteningError(
+                "the matrix is too large for float32, since the embeddings are nearly 0; scale "
+                "them up before the fit"
+            )
+        mean = self.mean if self.center and not centered else np.zeros(self.dim)
+        # By the rounded matrix: then the rounding of W acts on x − μ only, not on μ.
+        bias = -(mean @ single.astype(np.float64))
+        variances = self._coordinate_variances() + (0 if self.center else self.mean**2)
+        squares = (variances + mean**2) @ np.square(matrix) + np.square(bias)
+        additions = np.count_nonzero(matrix, axis=0) + 1
+        rounding = _FLOAT32_UNIT * math.sqrt(float(additions @ squares))
+        signal = self._signal()
+        return Affine(
+            matrix=single,
+            bias=bias.astype(np.float32),
             normalize_input=self.normalize_input,
+            error=rounding / math.sqrt(signal) if signal > 0 else 0.0,
         )
 
     def rounding_cosine(self, *, relative_error: float) -> float:
@@ -302,20 +326,17 @@ class Whitening:
 
     def choices(self) -> dict[str, Any]:
         """Return the options of the fit, which identify it, without results from the data."""
-        options: dict[str, Any] = {}
-        if self.groups is not None:
-            options |= {"groups": self.groups, "group_size": self.dim // self.groups}
-            options |= {"shuffle": self.shuffle}
-        if self.seed is not None:
-            options["seed"] = self.seed
-        if self.estimator != Estimator.EMPIRICAL.value:
-            options["estimator"] = self.estimator
-        if self.estimator == Estimator.FIXED.value:
-            options["shrinkage"] = self.shrinkage
-        if self.floor:
-            options["floor"] = self.floor
-        if self.remove_top:
-            options["remove_top"] = self.remove_top
+        shrinks = self.estimator != Estimator.EMPIRICAL.value
+        optional = {
+            "groups": self.groups,
+            "group_size": self.groups and self.dim // self.groups,
+            "shuffle": self.shuffle if self.groups else None,
+            "seed": self.seed,
+            "estimator": self.estimator if shrinks else None,
+            "shrinkage": self.shrinkage if self.estimator == Estimator.FIXED.value else None,
+            "floor": self.floor or None,
+            "remove_top": self.remove_top or None,
+        }
         return {
             "kind": self.kind.value,
             "dim": self.dim,
@@ -323,7 +344,7 @@ class Whitening:
             "exponent": self.exponent,
             "center": self.center,
             "normalize_input": self.normalize_input,
-            **options,
+            **{name: value for name, value in optional.items() if value is not None},
         }
 
     @property
