@@ -285,6 +285,3 @@ def test_a_manifest_that_vouches_for_nothing_passes_nothing(published, files):
     manifest.write_manifest(folder / manifest.MANIFEST, written | {"files": files})
     with pytest.raises(ArtifactError, match="damaged"):
         read(folder)
-
-
-# Disk errors

@@ -60,6 +60,3 @@ def test_a_change_in_one_file_moves_no_shard_of_another(footers, other, shard_ro
     before = [shard.spans for shard in plan_shards(footers, **size)]
     after = plan_shards([other, *footers], **size)
     assert [shard.spans for shard in after if shard.file > 0] == before
-
-
-# --------------------------------------------------------------------------- windows

@@ -119,6 +119,3 @@ def test_null_ids_stop_or_are_skipped_and_counted(tmp_path, write_parquet):
             read_all(open_corpus(path, id_column="k", on_bad_row=choice))
     ids, texts, skipped = read_all(open_corpus(path, id_column="k", on_bad_row="skip"))
     assert (ids, texts, skipped) == (["a", "b"], ["x", "z"], {"null_id": 2})
-
-
-# --------------------------------------------------------------------------- memory

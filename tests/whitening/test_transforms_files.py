@@ -45,6 +45,8 @@ def test_a_row_of_another_width_is_refused_and_a_damaged_export_too(tmp_path):
 
 CHOICES = [
     *({"kind": kind} for kind in Kind),
+    {"k": 3, "exponent": 0.7},
+    {"center": False, "normalize_input": True},
     {"kind": Kind.GROUP, "shuffle": True, "seed": 2**63 - 1},
     {"shrinkage": "oas"},
     {"shrinkage": "ledoit-wolf", "kind": Kind.ZCA},

@@ -44,9 +44,6 @@ def test_signs_are_fixed_by_the_largest_entry_of_each_direction(seed):
     assert "directions" not in fit(make_rows(seed)).describe()
 
 
-# Truncation and inverse
-
-
 # Rank
 
 
