@@ -16,7 +16,6 @@ import pytest
 import whiten_index
 from tests.helpers.bad_input import (
     run,
-    run_build_job,
 )
 
 ROWS, DIM = 120, 8
@@ -78,21 +77,15 @@ def test_help_takes_less_than_half_a_second_of_cpu_and_loads_nothing(arguments: 
         ("text-column = 3", "text.column"),
     ],
 )
-@pytest.mark.parametrize("face", ["build", "pipeline"])
 def test_a_job_file_that_cannot_be_used(
-    tmp_path: Path, corpus: Path, text: str, match: str, face: str
+    tmp_path: Path, corpus: Path, text: str, match: str
 ) -> None:
     job = tmp_path / "job.toml"
     known = json.dumps(str(corpus)), json.dumps(str(tmp_path / "out"))
     job.write_text(f"corpus = {known[0]}\nout = {known[1]}\nembedding_column = 'e'\n{text}\n")
-    if face == "build":
-        status, _, stderr = run("build", "--config", job)
-        last = stderr.splitlines()[-1]
-        assert last.startswith("Error: ")
-    else:
-        status, events = run_build_job(job)
-        assert events[-1]["event"] == "failed"
-        last = events[-1]["message"]
+    status, _, stderr = run("build", "--config", job)
+    last = stderr.splitlines()[-1]
+    assert last.startswith("Error: ")
     assert status == 2
     assert re.search(match, last)
     assert not (tmp_path / "out" / "CURRENT").exists()

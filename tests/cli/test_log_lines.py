@@ -32,27 +32,6 @@ def pairs(line: str) -> dict[str, str]:
     return found
 
 
-def test_text_says_what_json_says(capsys: pytest.CaptureFixture[str]) -> None:
-    fields: dict[str, Any] = {"rows": {"new": 3, "skipped": {"null_text": 2}}, "out": "my index"}
-    for form in LogForm:
-        LogLines(form).log("published", **fields, refit=False, why=None, kl=1 / 3)
-    as_json, as_text = capsys.readouterr().out.splitlines()
-    said = json.loads(as_json)
-    assert said["rows"] == fields["rows"]
-    read = pairs(as_text)
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", read.pop("time"))
-    assert read == {
-        "event": "published",
-        "rows.new": "3",
-        "rows.skipped.null_text": "2",
-        "out": "my index",
-        "refit": "false",
-        "why": "null",
-        "kl": "0.333333",
-    }
-    assert 'out="my index"' in as_text
-
-
 @given(st.dictionaries(_NAMES, _SCALARS | st.lists(_SCALARS, max_size=3), max_size=4))
 def test_text_is_one_line_that_reads_back(fields: dict[str, Any]) -> None:
     line = LogForm.TEXT.line(fields)

@@ -240,20 +240,6 @@ def test_the_driver_dies_and_the_build_goes_on_with_fewer_machines_or_none(
         assert stamp(out / "store", name) == stamped
 
 
-def test_a_cluster_goes_on_with_what_this_machine_began(three_nodes, column, tmp_path):
-    out = tmp_path / "out"
-    encode_corpus(
-        BuildConfig(corpus=(str(column / "0.parquet"),), store=str(out / "store"), **COLUMN)
-    )
-    before = {name: stamp(out / "store", name) for name in shards_of(out / "store")}
-    assert before
-    report = build(column, out, three_nodes.address, factory="Flat", k=12)
-    assert report.encoded.counts.reused == ROWS // 3
-    assert report.encoded.counts.encoded == ROWS - ROWS // 3
-    for name, stamped in before.items():
-        assert stamp(out / "store", name) == stamped
-
-
 def test_a_shard_that_fails_is_reported_and_the_rest_is_done(
     three_nodes, column, tmp_path, write_parquet_to
 ):

@@ -68,19 +68,16 @@ def test_a_run_written_and_read_again_is_the_same_to_every_metric(tmp_path, endi
         (".trec", "q Q0 d 1 0.5 x\nq Q0 e 2 0.4\n", r"line 2, has 5 fields, expected 6 .*'q Q0 e"),
         (".trec", "q 0 d 1\n", "line 1, has 4 fields.*; four are a file of judgements"),
         (".run", "q Q0 d 1 half x\n", "line 1, has 'half' as score, expected a finite number"),
-        (".run", "q Q0 d 1 ٣ x\n", "line 1, has '٣' as score, expected a finite number"),
         (
             ".trec",
             "q\0a Q0 d 1 1 x\n",
             r"line 1, query id is 'q\\x00a', expected a text without a NUL character",
         ),
-        (".trec", "q Q0 d\0 1 1 x\n", r"line 1, document id is 'd\\x00', expected a text without"),
         (
             ".jsonl",
             '{"query_id": "q", "hits": [{"id": "\\ud800", "score": 1}]}',
             r"line 1, document id is '\\ud800', expected a text that UTF-8 can hold",
         ),
-        (".txt", "q Q0 d 1 nan x\n", "line 1, has 'nan' as score"),
         (
             ".trec",
             "q Q0 d 1 0.9 x\np Q0 d 1 0.9 x\nq Q0 d 2 0.1 x\n",
@@ -91,8 +88,6 @@ def test_a_run_written_and_read_again_is_the_same_to_every_metric(tmp_path, endi
             '{"query_id": "q", "hits": [}',
             "line 1, is no ranking such as .*Expecting value",
         ),
-        (".jsonl", '{"query_id": "q"}', "line 1, is no ranking such as .*it has no 'hits'"),
-        (".jsonl", '{"query_id": "q", "hits": ["d"]}', "line 1, is no ranking"),
         (
             ".jsonl",
             '{"query_id": "q", "hits": []}\n{"query_id": "q", "hits": []}\n',

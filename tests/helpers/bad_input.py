@@ -140,14 +140,4 @@ def assert_refused(place: Place, arguments: tuple[Any, ...], status: int, match:
 EMBEDDED = ("--embedding-column", "e", "--id-column", "id")
 
 
-def run_build_job(job: Path) -> tuple[int, list[dict[str, Any]]]:
-    """Run the scheduled build in this process; return its exit status and its log lines."""
-    from pipelines.build_index import main
-
-    result = CliRunner().invoke(main, [str(job)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, [one_object(line + "\n") for line in result.stdout.splitlines()]
-
-
 NAN = float("nan")

@@ -14,8 +14,8 @@ import pytest
 from whiten_index.errors import ArtifactError
 from whiten_index.index.code_reuse import remove_rows, reuse_codes, why_not_reusable
 from whiten_index.index.factory import inner_index, inner_of
-from whiten_index.index.library import INDEX, write_index
-from whiten_index.index.ondisk_ivf import IVF_DATA, OnDiskLists, lists_on_disk
+from whiten_index.index.library import write_index
+from whiten_index.index.ondisk_ivf import OnDiskLists
 from whiten_index.index.transforms import wrap
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.transform import Whitening
@@ -86,11 +86,6 @@ def in_blocks(rows: Any) -> Iterator[Any]:
     return (rows[start : start + 37] for start in range(0, len(rows), 37))
 
 
-def file_of(index: Any) -> bytes:
-    data: bytes = faiss.serialize_index(index).tobytes()
-    return data
-
-
 def changed(rng: Any, old: int, new: int) -> Any:
     """Rows kept, moved, reused twice, and new ones among them."""
     rows = np.sort(rng.choice(old, new, replace=False))
@@ -137,46 +132,6 @@ def test_an_index_of_reused_codes_is_the_file_of_one_built_afresh(
         write_index(index, tmp_path / "new.faiss")
         assert (tmp_path / "new.faiss").read_bytes() == expected, name
     assert old.read_bytes() == before
-
-
-@pytest.mark.parametrize("old_on_disk", [False, True])
-@pytest.mark.parametrize("factory", LISTS)
-def test_lists_built_on_disk_are_those_of_an_index_built_afresh(
-    tmp_path: Path, pool: Any, factory: str, old_on_disk: bool
-) -> None:
-    trained, rng = Trained(factory, pool, tmp_path), np.random.default_rng(7)
-    old = trained.holding(pool[:500], "old.faiss")
-    flags = faiss.IO_FLAG_MMAP_IFC
-    if old_on_disk:
-        (tmp_path / "published").mkdir()
-        index = faiss.read_index(str(trained.holding(pool[:0], "empty.faiss")))
-        with OnDiskLists(inner_of(index), tmp_path / "published", most=2_000) as writer:
-            writer.add(pool[:500])
-            writer.join()
-        index.ntotal = 500
-        old = tmp_path / "published" / INDEX
-        write_index(index, old)
-        flags = faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY
-    for name in ("changed", "none new", "all new", "one"):
-        old_rows = CHANGES[name](rng)
-        rows, fresh = as_built(pool, old_rows)
-        expected = trained.holding(rows, "expected.faiss").read_bytes()
-        for keep in (True, False):
-            source, new = (faiss.read_index(str(old), flags) for _ in range(2))
-            remove_rows(new)
-            assert lists_on_disk(inner_of(new))
-            (folder := tmp_path / f"{name} {keep}").mkdir()
-            with OnDiskLists(inner_of(new), folder, most=2_000) as writer:
-                reuse_codes(source, new, old_rows, in_blocks(fresh), on_disk=writer)
-                writer.join(keep=keep)
-            assert [path.name for path in folder.iterdir()] == [IVF_DATA] * keep
-            assert new.ntotal == len(old_rows)
-            if not keep:
-                assert file_of(new) == file_of(faiss.read_index(str(tmp_path / "expected.faiss")))
-                continue
-            made = faiss.deserialize_index(np.frombuffer(expected, dtype=np.uint8))
-            both = [each.search(pool[:50], 5) for each in (new, made)]
-            np.testing.assert_array_equal(both[0][1], both[1][1])
 
 
 @pytest.mark.parametrize(

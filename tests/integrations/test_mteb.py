@@ -168,24 +168,6 @@ def index(tmp_path_factory: pytest.TempPathFactory, folder: Path, retrieval: Ret
     return root / "index"
 
 
-def test_results_of_another_fit_are_never_taken_from_the_cache(
-    tasks: Any, ours: Any, folder: Path, tmp_path: Path
-) -> None:
-    import mteb
-
-    first, second = sentences(13, 40), sentences(14, 40)
-    task = tasks.sts(first, second, np.arange(40.0))
-    one, other = (
-        ours.WhitenedEncoder.fitted(str(folder), on=on, config=WhiteningConfig(k=4))
-        for on in (first, sentences(15, 40))
-    )
-    assert one.mteb_model_meta.name == other.mteb_model_meta.name
-    cache = mteb.ResultCache(tmp_path)
-    kept = [run(model, task, cache=cache)["main_score"] for model in (one, other)]
-    assert kept == [run(model, task)["main_score"] for model in (one, other)]
-    assert kept[0] != kept[1]
-
-
 def options(folder: Path, **more: Any) -> dict[str, Any]:
     return {
         "model": str(folder), "whiten": "whitening", "k": K, "store_dtype": "float32",

@@ -16,7 +16,6 @@ import pytest
 
 from tests.helpers.builds import build, random_rows, write_rows
 from whiten_index import open_index
-from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.errors import WhitenIndexError
 from whiten_index.pipeline.update import UpdateReport, update_index
 from whiten_index.pipeline.update_config import UpdateConfig
@@ -93,81 +92,6 @@ def report_store(out: Path) -> Any:
 @pytest.fixture
 def night(tmp_path: Path) -> Night:
     return Night(tmp_path)
-
-
-def meanwhile(monkeypatch: pytest.MonkeyPatch, where: str, what: Callable[[], Any]) -> None:
-    """Let something happen once, when the corpus was listed, or when it was read."""
-    happened = []
-
-    def once() -> None:
-        if not happened:
-            happened.append(what())
-
-    if where == "listed":
-        opened = ParquetCorpus.check_ids
-
-        def check_ids(corpus: ParquetCorpus) -> None:
-            once()
-            opened(corpus)
-
-        monkeypatch.setattr(ParquetCorpus, "check_ids", check_ids)
-    elif where == "ids checked":
-        read = ParquetCorpus.read
-
-        def reading(corpus: ParquetCorpus, shard: Any) -> Any:
-            once()
-            return read(corpus, shard)
-
-        monkeypatch.setattr(ParquetCorpus, "read", reading)
-    else:
-        looked = ParquetCorpus.require_unchanged
-
-        def look(corpus: ParquetCorpus) -> None:
-            once()
-            looked(corpus)
-
-        monkeypatch.setattr(ParquetCorpus, "require_unchanged", look)
-
-
-MOMENTS = ["listed", "ids checked", "read"]
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_file_that_vanishes(night: Night, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
-    path = night.corpus / "b.parquet"
-    with monkeypatch.context() as patched:
-        meanwhile(patched, moment, path.unlink)
-        night.assert_refused(r"b\.parquet (is damaged|vanished)")
-    night.write("b")
-    night.assert_done(night.update())
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("how", ["appended", "replaced", "rewritten in place"])
-def test_a_file_that_is_written_while_it_is_read(
-    night: Night, monkeypatch: pytest.MonkeyPatch, moment: str, how: str
-) -> None:
-    path = night.corpus / "b.parquet"
-
-    def write() -> None:
-        if how == "appended":
-            with path.open("ab") as file:
-                file.write(path.read_bytes())
-            return
-        night.ids["b"] = np.r_[105:200, 310:318]
-        if how == "replaced":
-            night.write("other").replace(path)
-            return
-        other = night.write("other")
-        path.write_bytes(other.read_bytes())
-        other.unlink()
-
-    night.ids["other"] = np.r_[105:200, 310:318]
-    with monkeypatch.context() as patched:
-        meanwhile(patched, moment, write)
-        night.assert_refused(r"b\.parquet (is damaged|changed while it was read)")
-    night.write("b")
-    night.assert_done(night.update())
 
 
 @pytest.mark.parametrize("what", ["empty", "gone", "of no rows"])

@@ -9,7 +9,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from whiten_index.errors import ConfigError
 from whiten_index.training.group_whitening import (
     ShuffledGroupWhitening,
     group_map,
@@ -114,26 +113,6 @@ def test_evaluation_is_the_affine_map_of_the_running_moments() -> None:
         block = (vectors / np.sqrt(values)) @ vectors.T
         np.testing.assert_allclose(weight[np.ix_(group, group)], block, atol=1e-4)
     assert weight.count_nonzero() <= DIM * 4
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "either the number of groups or the channels"),
-        ({"groups": 2, "group_size": 12}, "either the number of groups or the channels"),
-        ({"groups": 5}, "5 groups do not divide 24 channels; give one of 1, 2, 3, 4, 6, 8, 12, 24"),
-        ({"group_size": 48}, "48 channels a group do not divide 24 channels"),
-        ({"groups": 0}, "0 groups cannot be; give 1 or more"),
-        ({"groups": -4}, "-4 groups cannot be; give 1 or more"),
-        ({"groups": 6, "momentum": 1.5}, "momentum is 1.5"),
-        ({"groups": 6, "shrinkage": -0.1}, "shrinkage is -0.1"),
-        ({"groups": 6, "epsilon": -1e-5}, "epsilon is -1e-05"),
-        ({"groups": 6, "epsilon": float("nan")}, "epsilon is nan"),
-    ],
-)
-def test_parameters_that_cannot_be_are_told(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ShuffledGroupWhitening(DIM, **options)
 
 
 def test_a_gradient_of_pca_is_that_of_its_zca_turned() -> None:

@@ -394,33 +394,6 @@ def test_rows_under_way_while_another_push_takes_over(
         assert_holds(two, theirs if does == "begin" else rows)
 
 
-@pytest.mark.parametrize("does", ["begin", "resume"])
-def test_a_swap_under_way_while_another_push_takes_over(
-    address: str, monkeypatch: pytest.MonkeyPatch, does: str
-) -> None:
-    old, rows, theirs = (Rows.make(300, seed=seed) for seed in range(3))
-    with open_writer(address, "docs") as one, open_writer(address, "docs") as two:
-        fill(one, old)
-        one.begin(rows.pushed, rows.layout)
-        for batch in rows.batches():
-            one.append(batch)
-
-        def take() -> None:
-            if does == "begin":
-                two.begin(theirs.pushed, theirs.layout)
-            else:
-                two.resume(rows.layout)
-
-        before(monkeypatch, lance_writer, "read_slices", take)
-        with pytest.raises(DatabaseError, match=TAKEN):
-            end(one, rows, [])
-        assert_holds(two, old)
-        # What the other one holds is left to it.
-        one.discard()
-        end(two, theirs, theirs.batches()) if does == "begin" else end(two, rows, [])
-        assert_holds(one, theirs if does == "begin" else rows)
-
-
 @pytest.mark.parametrize("does", ["change", "fill"])
 def test_a_change_under_way_while_another_push_publishes(
     address: str, monkeypatch: pytest.MonkeyPatch, does: str

@@ -160,16 +160,6 @@ def test_two_nights_are_made_up_at_once_and_a_rollback_too(world: World) -> None
     world.assert_same()
 
 
-def test_a_new_transform_makes_a_new_table(world: World) -> None:
-    world.push()
-    world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
-    world.update(refit="always")
-    report = world.push()
-    assert report.mode == "all"
-    assert report.why == "the transform or the encoder is another one"
-    world.assert_same()
-
-
 @pytest.mark.parametrize("options", [{"k": 4}, {"dtype": "float16"}, {"metric": "ip"}])
 def test_another_form_makes_a_new_table(world: World, options: dict[str, Any]) -> None:
     first = world.push()
@@ -471,25 +461,6 @@ def test_damaged_embeddings_are_not_pushed(world: World, changed: bool) -> None:
     assert (world.server.published is not None) == changed
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"to": ""}, "--to is empty"),
-        ({"to": "qdrant:///a\0b"}, "--to is empty, or no text"),
-        ({"to": "a\0b.parquet", "table": None}, "--to is empty, or no text"),
-        ({"to": "postgresql://hunter2\udcff@h/d"}, "--to is empty, or no text"),
-        ({"table": "t\udcff"}, "--table is empty, or no text"),
-        ({"table": "t\0"}, "--table is empty, or no text"),
-        ({"options": {"schema": "s\udcff"}}, "--option schema is empty, or no text"),
-    ],
-)
-def test_what_is_no_text(world: World, options: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told) as caught:
-        world.push(**options)
-    assert "hunter2" not in str(caught.value)
-    assert world.server.calls == []
-
-
 @pytest.mark.parametrize("name", ["documents.arrow", "whitening.safetensors", "corpus.json"])
 def test_what_is_read_is_checked(world: World, name: str) -> None:
     (path,) = world.root.glob(f"index/versions/*/{name}")
@@ -514,18 +485,6 @@ def test_far_fewer_rows_are_not_pushed_over_many(world: World) -> None:
     report = world.push(max_shrink=0.25)
     assert (report.rows_before, report.rows) == (300, 230)
     world.assert_same()
-
-
-def test_a_few_deleted_rows_are_no_shrinking(world: World) -> None:
-    world.push()
-    for i in range(60):
-        del world.rows[f"d{i}"]
-    world.build()
-    assert world.push().rows == 240
-    del world.rows["d60"]
-    world.build()
-    with pytest.raises(GateError, match="--max-shrink is 0:"):
-        world.push(max_shrink=0)
 
 
 def test_rows_that_no_push_sent_are_not_lost(world: World) -> None:

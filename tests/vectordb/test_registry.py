@@ -110,23 +110,6 @@ def test_a_default_makes_the_same_table_given_or_not(
     assert shaping[0] == shaping[1] == shaping[2] != shaping[3]
 
 
-@pytest.mark.parametrize(
-    ("address", "index", "more"),
-    [
-        ("postgresql://h/db", "none", {}),
-        ("postgresql://h/db", "ivfflat", {"lists": "7"}),
-        ("lancedb:///data", "ivf_pq", {"num_bits": "8"}),
-        ("milvus://h", "ivf_flat", {"nlist": "7"}),
-        ("milvus://h", "flat", {}),
-    ],
-)
-def test_defaults_of_another_index_are_none_of_a_table(
-    address: str, index: str, more: dict[str, str]
-) -> None:
-    given = {"index": index, **more}
-    assert require_database(address, given).shaping() == given
-
-
 def test_options_that_a_database_does_not_have() -> None:
     for address, _ in CLIENTS.values():
         with pytest.raises(ConfigError, match=r"--option odd is unknown to"):

@@ -179,39 +179,6 @@ def test_an_id_that_no_index_takes(address: str) -> None:
         fill(writer, rows)
 
 
-@pytest.mark.parametrize(
-    "order",
-    [
-        "UPDATE docs SET d = 'infinity'",
-        "UPDATE docs SET t = '-infinity'",
-        "ALTER TABLE docs ALTER d TYPE text",
-        "ALTER TABLE docs ALTER n TYPE text",
-        "ALTER TABLE docs ALTER t TYPE text",
-        "ALTER TABLE docs ALTER s TYPE jsonb USING '{}'",
-        "ALTER TABLE docs ALTER tags TYPE int USING 3",
-        "ALTER TABLE docs ALTER vector TYPE text",
-        "UPDATE docs SET deep = '3'",
-    ],
-)
-def test_what_users_put_in_place_of_values(address: str, run: Run, order: str) -> None:
-    rows = Rows.make(
-        2,
-        d=pa.array([1, 2], pa.date32()),
-        t=pa.array([1000, 2000], pa.timestamp("ns")),
-        n=pa.array([1, 2]),
-        s=pa.array(["a", "b"]),
-        tags=pa.array([["a"], []], pa.list_(pa.string())),
-        deep=pa.array([{"a": 1}, None], pa.struct([("a", pa.int8())])),
-    )
-    push_all(address, rows)
-    run("DROP INDEX docs_vector_idx")
-    with open_writer(address, "docs") as writer:
-        assert_holds(writer, rows)
-        run(order)
-        with pytest.raises(DatabaseError, match=r"--full|no push made it"):
-            writer.fetch(rows.ids, rows.layout)
-
-
 def test_many_ids_are_fetched_in_several_statements(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
