@@ -57,9 +57,6 @@ def enter(folder):
         pass
 
 
-# Identity
-
-
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -76,9 +73,6 @@ def test_a_fingerprint_knows_neither_key_order_nor_a_trip_through_json(identity)
     assert found == manifest.fingerprint(json.loads(json.dumps(identity)))
     assert len(found) == 32
     assert set(found) <= set("0123456789abcdef")
-
-
-# Publishing a folder
 
 
 def test_a_published_folder_is_whole_when_it_is_first_seen(tmp_path):
@@ -150,9 +144,6 @@ def test_of_many_writers_one_publishes_and_all_are_content(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["thing"]
 
 
-# Replacing a file
-
-
 def test_a_reader_never_sees_half_a_file(tmp_path):
     path, done, seen = tmp_path / "file", threading.Event(), set()
     versions = [bytes([65 + i]) * (200_000 + 1000 * i) for i in range(26)]
@@ -191,8 +182,6 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, old):
     assert [p.read_bytes() for p in tmp_path.iterdir()] == ([] if old is None else [old])
 
 
-# Leftovers
-
 HALF_WAY = """
 import socket, sys
 if len(sys.argv) > 2:
@@ -222,9 +211,6 @@ def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path):
         assert len(list(tmp_path.iterdir())) == 4
         assert remove_leftovers(tmp_path) == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "notes.txt"]
-
-
-# Reading
 
 
 @with_config({"extra": "allow"})

@@ -69,9 +69,6 @@ def test_sources_without_parquet_are_refused(tmp_path, source, message):
         open_corpus(tmp_path / source)
 
 
-# --------------------------------------------------------------------------- damage
-
-
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
 def test_a_flipped_page_with_checksums_is_named(tmp_path, write_parquet, compression):
     texts = [f"text number {i}" for i in range(2000)]

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from tests.helpers.corpora import IN_TMP_PATH, open_corpus, read_all
 from whiten_index.errors import CorpusError
 
-# --------------------------------------------------------------------------- columns
-
 
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -33,8 +31,6 @@ def test_a_column_of_the_wrong_type_is_refused_with_those_that_fit(
     with pytest.raises(CorpusError, match=message):
         open_corpus(path, **options)
 
-
-# --------------------------------------------------------------------------- texts
 
 BLANKS = st.sampled_from([None, "", " ", "\t\n", "\u00a0", "\u3000 "])
 PART = BLANKS | st.text("ab é中\n ", max_size=6)
@@ -70,8 +66,6 @@ def test_texts_are_joined_and_blank_rows_counted(
     blank = len(rows) - len(wanted)
     assert skipped == ({"blank_text": blank} if blank else {})
 
-
-# --------------------------------------------------------------------------- ids
 
 WORDS = ["10", "20", "30"]
 

@@ -35,7 +35,6 @@ LISTS_OF_BLOCKS = ["IVF8,PQ8x4fs", "IVF8,PQ8x4fsr", "IVF8,RaBitQfs", "IVF8,PRQ2x
 REFINED = [
     "SQ8,RFlat", "PQ8x4fs,RFlat", "IVF8,PQ8x4fs,RFlat", "IVF8,PQ8,Refine(SQfp16)", "RaBitQfs,RFlat",
 ]  # fmt: skip
-# Coding the same vector again gives another code, by chance.
 SAME_AS_NEW = [*CODES, *BLOCKS, *LISTS, *LISTS_OF_BLOCKS, "HNSW16", *REFINED]
 
 

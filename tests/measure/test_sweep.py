@@ -64,7 +64,6 @@ def points_of(out: Path) -> dict[str, dict]:
     return {line["key"]: line for line in lines_of(out) if line["type"] == "point"}
 
 
-# One point.
 FEW = {"widths": "8", "transforms": "pca", "codecs": "fp32", "indexes": "flat", "baselines": False}
 
 

@@ -37,9 +37,6 @@ ROWS, DIM = 260, tiny_models.DIM
 OPTIONS = 2
 
 
-# --------------------------------------------------------------------------- a corpus of topics
-
-
 def sentence(rng: np.random.Generator, topic: NDArray[np.str_]) -> str:
     return " ".join(rng.choice(topic, size=rng.integers(6, 9))) + "."
 
@@ -205,9 +202,6 @@ def assert_scored_by_pieces(
         sentences, others, windows, whole = vectors_of(fitted_on, row, *matrices, around, **options)
         each = (2 * reciprocal_ranks(sentences, others) + reciprocal_ranks(windows, whole)) / 3
         assert row["score"] == pytest.approx(each.mean(), abs=1e-3), row
-
-
-# --------------------------------------------------------------------------- embeddings and labels
 
 
 def embedded(path: Path, rows: int = 150) -> dict[str, Any]:

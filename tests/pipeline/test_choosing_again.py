@@ -19,9 +19,6 @@ from whiten_index.pipeline.build import BuildReport
 place = choosing.place
 
 
-# --------------------------------------------------------------------------- found again
-
-
 def test_a_second_build_finds_the_choice_in_the_store(
     place: Place, chosen: tuple[Place, BuildReport]
 ) -> None:

@@ -32,9 +32,6 @@ from whiten_index.whitening.moments import Moments
 place = choosing.place
 
 
-# --------------------------------------------------------------------------- by judged queries
-
-
 def ndcg(ranked: list[str], grades: dict[str, int]) -> float:
     """nDCG@10 by its definition, with the gain trec_eval takes: the grade itself."""
     discount = 1 / np.log2(np.arange(2, 12))
@@ -79,9 +76,6 @@ def test_judged_queries_choose_the_best_by_ndcg(place: Place) -> None:
     top = max(row["score"] for row in leaders)
     near = min(row["k"] for row in leaders if row["score"] >= 0.97 * top)
     assert found["chosen"]["k"] == near
-
-
-# --------------------------------------------------------------------------- by pairs
 
 
 def embedded_pairs(path: str, model: Path) -> tuple[Array, Array]:

@@ -65,6 +65,3 @@ def test_what_is_settled_is_not_chosen(place: Place, wishes: dict[str, Any]) -> 
         values = Whitening.load(folder / "whitening.safetensors").eigenvalues
         # Directions below the floor would be nought in every vector.
         assert values[whitening["k"] - 1] > wishes["floor"] * values[0]
-
-
-# --------------------------------------------------------------------------- a limit of tokens

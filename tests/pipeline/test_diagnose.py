@@ -58,9 +58,6 @@ def dims_in_use(rows: Array) -> tuple[float, float]:
     return (participation - 1) / (len(values) - 1), float(np.exp(-shares @ np.log(shares)))
 
 
-# --------------------------------------------------------------------------- geometry
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -101,6 +98,3 @@ def test_too_few_rows_have_no_geometry_and_the_index_is_built(tmp_path: Path, ro
     result = CliRunner().invoke(cli, ["inspect", str(report.out)])
     assert result.exit_code == 0, result.stderr
     assert "geometry" not in result.stdout
-
-
-# --------------------------------------------------------------------------- the draw

@@ -78,9 +78,6 @@ def run(*arguments: Any) -> tuple[int, str]:
     return result.exit_code, result.stderr
 
 
-# --------------------------------------------------------------------------- weights
-
-
 @pytest.mark.parametrize("weighting", ["zipfian", "inverse-frequency"])
 def test_the_whitening_is_the_closed_form_of_the_weighted_rows(
     tmp_path: Path, weighting: str
@@ -109,8 +106,6 @@ def test_unit_input_is_fitted_on_rows_of_length_one(tmp_path: Path, weighted: bo
     assert_same_but_for_scale(fitted(report).matrix(), matrix)
 
 
-# --------------------------------------------------------------------------- refused weights
-
 BAD = {
     "negative": ([1.0, -2.0] + [1.0] * 88, "not negative"),
     "a little negative": ([-1e-300] + [1.0] * 89, "not negative"),
@@ -137,6 +132,3 @@ def test_what_is_no_frequency_is_refused(tmp_path: Path, name: str, whiten: str)
     assert last.startswith("Error: ")
     assert re.search(f"column f .*{told}", last), last
     assert not (tmp_path / "out" / "CURRENT").exists()
-
-
-# --------------------------------------------------------------------------- shrinkage

@@ -110,9 +110,6 @@ def test_a_folder_that_is_empty_one_night(night: Night, what: str) -> None:
     night.assert_done(night.update())
 
 
-# Clocks
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Put all of Python's clocks but the monotonic ones so many days ahead, or back."""

@@ -96,9 +96,6 @@ def test_what_the_encoder_would_not_see_is_left_out(seed, most_words):
     assert pieces_of(f"{PROSE} And more of it, in the end.", seed, most_words) == found
 
 
-# --------------------------------------------------------------------------- sentences
-
-
 @quick
 @given(st.text(st.sampled_from('ab .!?\n\t。！”")…'), max_size=40))
 def test_sentences_are_in_order_without_blank_ends_and_leave_nothing_out(text):

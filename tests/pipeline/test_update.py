@@ -33,9 +33,6 @@ from whiten_index.pipeline.update_config import UpdateConfig
 indexed, place = updates.indexed, updates.place
 
 
-# Refit: as a fresh build
-
-
 BUILDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "auto factory": {"factory": "auto", "exponent": 0.5},
@@ -77,9 +74,6 @@ def test_an_update_that_refits_equals_a_fresh_build(tmp_path: Path, name: str) -
     again = place.build()
     assert again.up_to_date
     assert again.version == report.version
-
-
-# Keep: what was there stays as it is, to the byte
 
 
 KEPT = ["Flat", "SQ8", "SQfp16", "PQ4", "IVF4,Flat", "IVF4,SQ8", "HNSW8", "auto"]
@@ -159,9 +153,6 @@ def test_an_index_of_another_kind_is_made_where_so_many_rows_need_it(tmp_path: P
         before / "whitening.safetensors"
     ).read_bytes()
     assert ids_of(place.out) == list(place.rows)
-
-
-# Foretold
 
 
 def nightly(root: Path, files: list[np.ndarray[Any, Any]], **options: Any) -> UpdateConfig:

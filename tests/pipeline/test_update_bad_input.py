@@ -40,9 +40,6 @@ def plan(place: Place, **options: Any) -> Any:
     return plan_update(UpdateConfig(index=str(place.out), threads=1, **options))
 
 
-# Paths
-
-
 def test_another_store_is_refused_before_anything_is_written_there(
     place: Place, tmp_path: Path
 ) -> None:
@@ -61,9 +58,6 @@ def test_another_store_is_refused_before_anything_is_written_there(
             plan(place, store=str(there))
     assert tree(there) == before
     assert not place.update().up_to_date
-
-
-# Corpora
 
 
 def links(corpus: Path) -> dict[str, Callable[[], Any]]:
@@ -148,9 +142,3 @@ def test_a_file_of_the_same_name_size_and_time_elsewhere_is_read(tmp_path: Path)
     place.files = {**place.files, name: rows}
     assert_holds(place)
     assert place.update().to_json()["files"] == {"read": 0, "skipped": 2}
-
-
-# Dry runs and canaries
-
-
-# What is published

@@ -19,9 +19,6 @@ def update(place: Place, *options: Any) -> tuple[int, str, str]:
     return run("update", "--index", place.out, *options)
 
 
-# Log lines
-
-
 def lines(stdout: str, form: str) -> list[dict[str, str]]:
     if form == "json":
         return [json.loads(line) for line in stdout.splitlines()]
@@ -42,6 +39,3 @@ def test_events_are_lines_and_the_last_is_the_report(place: Place, form: str) ->
         assert [event["event"] for event in events].count("stage_finished") > 0
         new = events[-1]["rows"]["new"] if form == "json" else events[-1]["rows.new"]  # type: ignore[index]
         assert int(new) == (0 if ending == "up_to_date" else 4)
-
-
-# Exit statuses

@@ -22,9 +22,6 @@ from whiten_index.pipeline.update_config import UpdateConfig
 indexed, place = updates.indexed, updates.place
 
 
-# Files that are as they were
-
-
 def skipped(place: Place, **options: Any) -> int:
     """Return how many files an update does not read, the dry run saying the same."""
     foretold = plan_update(UpdateConfig(index=str(place.out), threads=1, **options)).to_json()
@@ -98,6 +95,3 @@ def test_other_content_that_size_time_and_footer_hide_is_seen(place: Place, how:
     assert path.read_bytes() != data
     assert skipped(place) == 1
     assert_holds(place)
-
-
-# Where things are

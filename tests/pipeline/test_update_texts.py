@@ -109,9 +109,6 @@ def codes_by_passage(out: Path) -> dict[tuple[str, str], bytes]:
     return {name: codes[row] for row, name in enumerate(names)}
 
 
-# A transform that was chosen
-
-
 def change_corpus(place: Any) -> None:
     texts = [*choosing.documents(6, seed=3), *place.texts[4:]]
     ids = [*(f"n{i}" for i in range(6)), *(f"d{i}" for i in range(4, len(place.texts)))]
@@ -149,6 +146,3 @@ def assert_equals_fresh_but_chosen(place: Any, report: UpdateReport, first: Any)
     settled = {name: choice(first)["chosen"][name] for name in ("k", "exponent", "center")}
     place.build("named", whiten="whitening", **settled)
     assert_equals_fresh(report.out, place.root / "named", within=ROUNDED)
-
-
-# The encoder

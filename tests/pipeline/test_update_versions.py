@@ -28,9 +28,6 @@ from whiten_index.versions.retention import rollback
 indexed, place = updates.indexed, updates.place
 
 
-# Versions
-
-
 def test_a_corpus_that_became_again_what_it_was_is_a_version_of_its_own(place: Place) -> None:
     first, old = version_of(place.out).name, dict(place.files)
     place.change()
@@ -58,9 +55,6 @@ def test_rows_of_a_version_that_a_gate_kept_back_are_not_encoded_again(place: Pl
     place.files["c.parquet"] = some_rows([*range(900, 1200), *range(1400, 1405)])
     place.write()
     assert place.update(max_growth=9).encoded.counts.encoded == 5
-
-
-# What cannot be updated
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,6 @@ def pca(rows, **options):
     return fit_rows(rows, kind=Kind.PCA, k="full", **options)
 
 
-# --------------------------------------------------------------------------- scores
-
-
 @quick
 @given(seed=seeds, q=st.integers(1, 8), n=st.integers(1, 12))
 def test_an_answer_scores_one_over_its_rank_and_ties_share_theirs(seed, q, n):
@@ -92,9 +89,6 @@ def test_settings_are_scored_as_the_whitening_they_name_would_do(seed, normalize
         ]
         # Two cosines may differ by less than float32 tells apart.
         assert np.mean(np.abs(row - np.mean(expected, axis=0))) < 2e-3
-
-
-# --------------------------------------------------------------------------- the rule
 
 
 @pytest.mark.parametrize(
@@ -157,9 +151,6 @@ def test_nothing_gentler_is_as_good_and_nothing_chosen_is_worse(drawn):
     assert all(leaders[k].score < 0.97 * top for k in leaders if k < chosen.k)
 
 
-# --------------------------------------------------------------------------- known answers
-
-
 def problem(noise, *, mean=0.0, seed=0, count=600):
     """Documents of a falling spectrum, and of each a query: itself with noise, and a fit of more.
 
@@ -190,9 +181,6 @@ def test_noise_as_wide_as_the_data_asks_for_whitening(seed):
     """Σ_noise ∝ Σ: the nearest by Mahalanobis' distance is the likeliest, which is γ = 1."""
     chosen = chosen_for(*problem(lambda spread: 0.6 * spread, seed=seed), center=True)
     assert chosen.exponent >= 0.75
-
-
-# --------------------------------------------------------------------------- the spectrum alone
 
 
 def spectral(rows, **options) -> Setting:

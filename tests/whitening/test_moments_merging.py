@@ -20,8 +20,6 @@ from tests.helpers.moments import (
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.whitening.moments import Moments
 
-# Merging
-
 
 @quick
 @given(
@@ -56,9 +54,6 @@ def test_too_few_rows_have_no_covariance(rows, ddof):
         WhiteningError, match=rf"ddof={ddof} needs more than {ddof} rows.*are {rows};"
     ):
         moments.covariance(ddof=ddof)
-
-
-# Taking away
 
 
 @quick

@@ -27,9 +27,6 @@ def centred(rows):
     return rows - rows.mean(axis=0)
 
 
-# Closed forms
-
-
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("exponent", [1, 0.5])
 @pytest.mark.parametrize("size", [1, 3, 4, 6, 12])
@@ -60,9 +57,6 @@ def test_what_whitens_leaves_the_identity_as_covariance(kind, ratio):
     if kind is Kind.GROUP:
         found *= np.kron(np.eye(4), np.ones((3, 3)))  # within groups; between them it is free
     np.testing.assert_allclose(found, np.eye(12), atol=1e-8)
-
-
-# What holds for every kind
 
 
 @pytest.mark.parametrize("kind", SLICED)
@@ -106,9 +100,6 @@ def test_what_float16_costs_is_foretold(kind, condition, ratio):
     measured = 1 - (unit[0] * unit[1]).sum(axis=1).mean()
     foretold = 1 - whitening.rounding_cosine(relative_error=2e-4)
     assert 1 / 2 < measured / foretold < 2
-
-
-# Floor
 
 
 @pytest.mark.parametrize("kind", [Kind.PCA, Kind.WHITENING, Kind.ALL_BUT_THE_TOP, *ROTATED_BACK])

@@ -13,8 +13,6 @@ from whiten_index.whitening.affine import Affine
 from whiten_index.whitening.transform import Whitening
 from whiten_index.whitening.whitening_config import Kind
 
-# As one matrix and one bias
-
 
 @pytest.mark.parametrize("kind", Kind)
 @pytest.mark.parametrize("normalize_input", [False, True])
@@ -40,8 +38,6 @@ def test_a_row_of_another_width_is_refused_and_a_damaged_export_too(tmp_path):
     with pytest.raises(ArtifactError, match="does not match its digest; export it again"):
         Affine.load(path)
 
-
-# On disk
 
 CHOICES = [
     *({"kind": kind} for kind in Kind),

@@ -22,9 +22,6 @@ def closed_form(rows, k, *, exponent=1.0):
     return centred @ vt[:k].T * deviation**-exponent
 
 
-# What whitening is
-
-
 @pytest.mark.parametrize("wish", [0, 0.5, 0.8, 1, 1.5, 2, Kind.PCA])
 @pytest.mark.parametrize("k", [1, 5, 12])
 def test_vectors_are_those_of_the_closed_form(wish, k):
@@ -42,9 +39,6 @@ def test_signs_are_fixed_by_the_largest_entry_of_each_direction(seed):
     largest = np.abs(basis).argmax(axis=0)
     assert (np.take_along_axis(basis, largest[None], axis=0) > 0).all()
     assert "directions" not in fit(make_rows(seed)).describe()
-
-
-# Rank
 
 
 def deficient_rows():
@@ -127,9 +121,6 @@ def test_a_width_is_a_number_full_or_a_share_of_variance(texts, wish):
 def test_what_is_no_width_is_refused_with_what_would_be(text):
     with pytest.raises(ConfigError, match=r"--k .*not understood; give a whole number.*'full'"):
         WhiteningConfig(k=text)
-
-
-# Choices
 
 
 def test_unit_input_is_whitened_whatever_the_length():
