@@ -75,15 +75,6 @@ def config(folder: Path, **options: Any) -> BuildConfig:
     return BuildConfig(embedding_column="e", runner="ray", **options)
 
 
-def test_shared_folders_pass_the_check_and_nothing_is_left(tmp_path: Path) -> None:
-    (tmp_path / "c.parquet").write_bytes(b"")
-    corpus = (f"file://{tmp_path}/c.parquet", f"file://{tmp_path}/*.parquet", str(tmp_path))
-    with _shared_folders(config(tmp_path, corpus=corpus)) as check:
-        check()
-    for folder in (tmp_path / "out", tmp_path / "deep" / "store"):
-        assert list(folder.iterdir()) == []
-
-
 def test_a_folder_that_is_not_shared(tmp_path: Path) -> None:
     with _shared_folders(config(tmp_path)) as check:
         (probe,) = (tmp_path / "out").iterdir()

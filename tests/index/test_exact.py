@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from whiten_index.index import exact
-from whiten_index.index.exact import exact_neighbours, exact_search, largest
+from whiten_index.index.exact import exact_neighbours, exact_search
 
 
 def by_sorting(scores: np.ndarray, count: int) -> np.ndarray:
     return np.lexsort((np.arange(len(scores)), -scores))[:count]
-
-
-@settings(deadline=None, max_examples=60, derandomize=True)
-@given(
-    rows=st.integers(1, 9000),
-    count=st.integers(1, 9000),
-    values=st.sampled_from([1, 2, 5, 1_000_000]),
-    seed=st.integers(0, 9),
-)
-def test_the_largest_are_those_of_a_full_sort_ties_by_position(
-    rows: int, count: int, values: int, seed: int
-) -> None:
-    scores = np.random.default_rng(seed).integers(0, values, rows).astype(np.float32)
-    assert np.array_equal(largest(scores, count), by_sorting(scores, count))
 
 
 @pytest.fixture(scope="module")

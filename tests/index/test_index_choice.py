@@ -18,26 +18,11 @@ from whiten_index.index.choice import (
     FactoryChoice,
     choose_factory,
     parse_bytes,
-    structure_of,
 )
 from whiten_index.index.factory import inner_index
 from whiten_index.pipeline.build import BuildReport
 
 DIM, K, ROWS = 32, 16, 1_200
-
-
-@pytest.mark.parametrize(
-    ("rows", "target", "structure"),
-    [
-        (1, 0.95, "flat"),
-        (200_000, 0.999, "flat"),
-        (200_001, 0.95, "ivf"),
-        (200_001, 0.989, "ivf"),
-        (200_001, 0.99, "hnsw"),
-    ],
-)
-def test_the_table_of_structures(rows: int, target: float, structure: str) -> None:
-    assert structure_of(rows=rows, target_recall=target) == structure
 
 
 @pytest.mark.parametrize(("rows", "target"), [(50_000, 0.95), (500_000, 0.95), (500_000, 0.99)])

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.helpers.bad_input import OPTIONS, assert_one_error, run
+from tests.helpers.bad_input import run
 from whiten_index import Encoder, Moments, Whitening
 from whiten_index.evaluation.geometry_scores import Geometry, alignment
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
@@ -77,33 +77,3 @@ def test_transforms_are_shown_beside_the_raw_embeddings(pairs, columns, tiny_mod
     found = report["runs"][1]["datasets"]["STS-B"]
     assert found["isoscore"] == pytest.approx(Geometry.of(cloud).isoscore, rel=1e-3)
     assert found["isoscore"] > report["datasets"]["STS-B"]["isoscore"]
-
-
-@pytest.fixture
-def plain(tmp_path, columns):
-    """Pairs without scores, in two splits."""
-    path = tmp_path / "plain.parquet"
-    names = ("sentence1", "sentence2", "split")
-    pq.write_table(pa.table({name: columns[name] for name in names}), path)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("wanted", "message"),
-    [
-        ("plain=none", "plain.parquet has no pairs of plain in split 'none'; its splits are dev"),
-        ("bare=dev", "bare.tsv has no column split; do not ask for split 'dev' of bare"),
-        ("other=dev", "--split names other, and the sets are plain, bare"),
-    ],
-)
-def test_a_split_that_pairs_without_scores_lack_is_refused(
-    plain, columns, tiny_model, wanted, message
-):
-    bare = plain.parent / "bare.tsv"
-    lines = [f"{a}\t{b}" for a, b in zip(columns["sentence1"], columns["sentence2"], strict=True)]
-    bare.write_text("\n".join(["sentence1\tsentence2", *lines]) + "\n")
-    status, _, error = run(
-        "eval", "geometry", plain, bare, *MODEL, tiny_model, "--split", wanted
-    )  # fmt: skip
-    assert status == OPTIONS
-    assert_one_error(error, match=message)

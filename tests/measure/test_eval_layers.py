@@ -147,13 +147,3 @@ def test_the_first_token_ranks_where_texts_begin_with_their_own_word(folder, tin
         status, printed, complaints = run(folder, "--model", model, "--token", "cls", "--json")
         assert status == 0, complaints
         assert json.loads(printed)["runs"][0]["combinations"][0]["layers"] == first
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "instead"),
-    [("--layers", "1,2", "--most N"), ("--pooling", "cls", "--token")],
-)
-def test_options_of_one_embedding_are_refused(folder, tiny_model, option, value, instead):
-    status, _, complaints = run(folder, "--model", tiny_model, option, value)
-    assert status == 2
-    assert f"{option} has no meaning here, where every layer is tried; use {instead}" in complaints

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from whiten_index.errors import CorpusError
 from whiten_index.measure.evaluate_retrieval import drops_self, evaluate_run
 
 
@@ -33,26 +30,3 @@ def test_what_run_and_judgements_lack_is_counted():
         "hits_not_judged": 1,
         "hits_of_self": 0,
     }
-
-
-@pytest.mark.parametrize(
-    ("run", "message"),
-    [
-        (
-            {"Q1": {"d1": 1.0}, "Q2": {}},
-            r"no query of run.trec is in test.tsv: the run has ids such as 'Q1' and 'Q2', the "
-            r"judgements 'q1' and 'q2'; give files of one set, and check the split",
-        ),
-        (
-            {"q1": {"c.parquet:0:1": 1.0}, "q2": {}},
-            r"no document of run.trec is in test.tsv: the run has ids such as 'c.parquet:0:1', "
-            r"the judgements 'd1' and 'd2'; .* the id column of the corpus",
-        ),
-        ({"q1": {}}, r"no document of run.trec is in test.tsv: the run has ids such as none"),
-        ({"graded 0": {"d1": 1.0}}, "no query of run.trec is in test.tsv"),
-    ],
-)
-def test_a_run_whose_ids_match_nothing_is_refused(run, message):
-    qrels = {"q1": {"d1": 1}, "q2": {"d2": 1}, "graded 0": {"d1": 0}}
-    with pytest.raises(CorpusError, match=message):
-        evaluate_run(run, qrels, ["ndcg@10"], names=("run.trec", "test.tsv"))

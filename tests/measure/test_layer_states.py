@@ -14,7 +14,7 @@ from whiten_index import Encoder
 from whiten_index.encoding import transformer
 from whiten_index.encoding.encoder import StateEncoder
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.errors import ConfigError, EncoderError
+from whiten_index.errors import ConfigError
 from whiten_index.measure.evaluate_layers import LayerStates, encode_states
 from whiten_index.progress import Silent, Stages
 
@@ -81,15 +81,3 @@ def test_the_last_state_is_what_the_encoder_gives(states, tiny_model, texts):
 def test_a_layer_that_is_not_there(states, layer):
     with pytest.raises(ConfigError, match=rf"layer {layer} does not exist: .* 0 .* to 2"):
         states.embedder((1, layer))
-
-
-def test_what_cannot_be_encoded(tiny_model, texts):
-    for poolings in (("mean", "mean"), (), ("median",)):
-        with pytest.raises(ConfigError, match="cannot be used together"):
-            StateEncoder.load(str(tiny_model), poolings=poolings)
-    config, stages = EncoderConfig(model="no-such/model"), Stages(Silent())
-    with (
-        pytest.raises(EncoderError, match="no-such/model"),
-        encode_states(config, texts, "mean", stages),
-    ):
-        pass

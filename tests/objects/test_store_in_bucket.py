@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.helpers.builds import column_facts, random_rows
+from tests.helpers.builds import random_rows
 from tests.objects.helpers import OPTIONS, ROWS, SHARDS, build, corpus_file, hits, keys
 from whiten_index import BuildConfig
 from whiten_index.errors import ArtifactError
 from whiten_index.pipeline.encode import EncodeReport, encode_corpus
-from whiten_index.store.dtypes import StoreDtype
 from whiten_index.store.embedding_store import EmbeddingStore
 
 pytestmark = pytest.mark.service
@@ -124,19 +123,3 @@ def test_objects_that_are_cut_or_gone(
     assert encode(corpus, store).counts.encoded == ROWS
     machine("third")
     assert encode(corpus, store).counts.encoded == 0
-
-
-def test_two_machines_that_make_one_shard_agree_on_it(
-    s3: Any, bucket: str, store: str, machine: Any
-) -> None:
-    """An encoder gives other last bits elsewhere; derived shards know rows by their bytes."""
-    first = EmbeddingStore.create(store, column_facts(12), "f" * 32)
-    assert first.find("0" * 32) is None
-    machine("second")
-    second = EmbeddingStore.create(store, column_facts(12), "f" * 32)
-    digests = np.arange(320, dtype=np.uint8).reshape(20, 16)
-    rows = random_rows(1, rows=20)
-    second.write("0" * 32, digests, rows, dtype=StoreDtype.FLOAT32)
-    first.write("0" * 32, digests, np.nextafter(rows, 9), dtype=StoreDtype.FLOAT32)
-    np.testing.assert_array_equal(first.embeddings("0" * 32), rows)
-    assert len(shard_keys(s3, bucket, "manifest.json")) == 1

@@ -11,7 +11,6 @@ import pytest
 from tests.pipeline.choosing import choice, parquet, shards
 from whiten_index import BuildConfig, build_index
 from whiten_index.errors import ConfigError
-from whiten_index.pipeline.early_checks import possible_widths
 
 
 def column(path: Path, dim: int, *, rank: int | None = None, rows: int = 300) -> dict[str, Any]:
@@ -20,20 +19,6 @@ def column(path: Path, dim: int, *, rank: int | None = None, rows: int = 300) ->
     values[:, dim if rank is None else rank :] = 0
     corpus = parquet(path, id=list(range(rows)), e=list(values.astype(np.float32)))
     return {"corpus": (corpus,), "embedding_column": "e", "id_column": "id"}
-
-
-@pytest.mark.parametrize(
-    ("factory", "expected"),
-    [("PQ48", (96,)), ("PQ32", (32, 64, 96)), ("IVF64,PQ64", (64,)), ("auto", None)],
-)
-def test_widths_are_those_that_the_factory_can_be_built_over(
-    factory: str, expected: tuple[int, ...] | None
-) -> None:
-    assert possible_widths(wishing(factory), 96) == expected
-
-
-def wishing(factory: str, **options: Any) -> BuildConfig:
-    return BuildConfig(out="o", corpus=("c",), embedding_column="e", factory=factory, **options)
 
 
 def test_a_width_is_chosen_that_fits_the_budget(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -63,29 +62,6 @@ def test_pieces_are_in_the_text_and_the_others_are_what_is_left(text, seed):
     assert found.others
     assert 8 <= len(found.window.split()) <= 20
     assert 5 <= len(found.sentence.split()) <= 40
-
-
-@pytest.mark.parametrize(
-    ("lengths", "there"),
-    [
-        ((), False),
-        ((1,), False),
-        ((5, 5, 5), False),  # 15 words
-        ((5, 5, 6), True),  # 16, in three sentences
-        ((16,), False),
-        ((8, 8), False),
-        ((63,), False),
-        ((31, 32), False),
-        ((64,), True),
-        ((32, 32), True),
-        ((1,) * 16, True),
-    ],
-)
-def test_a_text_has_16_words_in_three_sentences_or_64_to_be_cut(lengths, there):
-    """The halves of one sentence say other things than it does."""
-    text = " ".join(f"{'word ' * (n - 1)}end{i}." for i, n in enumerate(lengths))
-    assert (cut(text) is not None) is there
-    assert (cut(f"  \n{text}\t ") is not None) is there
 
 
 @quick

@@ -136,23 +136,3 @@ def test_a_file_that_cannot_be_is_told(run: Any, tmp_path: Path, text: str, mess
     assert message in events(done)[-1]["message"]
     # Also what is wrong with the last row is told before the first is trained.
     assert len(events(done)) == 1
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("rows", None),
-        ("stsb_dev", "x"),
-        ("curves", 3),
-        ("rows", [{"name": 3}]),
-    ],
-)
-def test_a_file_of_results_that_nobody_wrote_is_told(
-    run: Any, tmp_path: Path, field: str, value: Any
-) -> None:
-    assert run("--only", "B", "--seed", "0").exit_code == 0
-    path = tmp_path / "out/results.jsonl"
-    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
-    done = run("--only", "B", "--seed", "0")
-    assert done.exit_code == 2
-    assert "is no file of results" in events(done)[-1]["message"]
