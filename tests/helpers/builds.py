@@ -59,26 +59,13 @@ def build(out: Path, *corpus: str, **options: Any) -> BuildReport:
 
 
 def closed_form(
-    rows: NDArray[Any],
-    *,
-    k: int,
-    exponent: float = 1.0,
-    center: bool = True,
-    normalize_input: bool = False,
-    fitted_on: NDArray[Any] | None = None,
+    rows: NDArray[Any], *, k: int, exponent: float = 1.0, fitted_on: NDArray[Any] | None = None
 ) -> Array:
     """Return (x − μ) U[:, :k] Λ[:k]^(−γ/2), from numpy's own covariance and eigh."""
-
-    def prepared(x: NDArray[Any]) -> Array:
-        x = np.asarray(x, dtype=np.float64)
-        return x / np.linalg.norm(x, axis=1, keepdims=True) if normalize_input else x
-
-    sample = prepared(rows if fitted_on is None else fitted_on)
+    sample = np.asarray(rows if fitted_on is None else fitted_on, dtype=np.float64)
     values, vectors = np.linalg.eigh(np.cov(sample.T))
     values, vectors = values[::-1][:k], vectors[:, ::-1][:, :k]
-    return (prepared(rows) - (sample.mean(axis=0) if center else 0)) @ (
-        vectors * values ** (-exponent / 2)
-    )
+    return (rows - sample.mean(axis=0)) @ (vectors * values ** (-exponent / 2))
 
 
 def cosines(queries: Array, documents: Array) -> Array:

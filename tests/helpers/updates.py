@@ -224,9 +224,7 @@ def codes_by_id(out: Path) -> dict[Any, bytes]:
     return {name: codes[row] for row, name in enumerate(ids_of(out))}
 
 
-def assert_equals_fresh(
-    out: Path, fresh: Path, *, exact_index: bool = True, within: float = 1e-9
-) -> None:
+def assert_equals_fresh(out: Path, fresh: Path, *, within: float = 1e-9) -> None:
     """Two indexes hold the same rows in the same order, mapped by the same transform.
 
     ``within`` bounds what moments differ by, relative: texts that are encoded beside others differ
@@ -243,11 +241,10 @@ def assert_equals_fresh(
         (moments[0].scatter, moments[1].scatter),
     ):
         assert np.linalg.norm(some - others) <= within * np.linalg.norm(others)
-    if exact_index:
-        some, others = vectors_of(out), vectors_of(fresh)
-        cosines = (some * others).sum(1) / np.linalg.norm(some, axis=1)
-        cosines /= np.linalg.norm(others, axis=1)
-        assert cosines.min() > 1 - 1e-4
+    some, others = vectors_of(out), vectors_of(fresh)
+    cosines = (some * others).sum(1) / np.linalg.norm(some, axis=1)
+    cosines /= np.linalg.norm(others, axis=1)
+    assert cosines.min() > 1 - 1e-4
     documents = [open_index(each).bundle.documents for each in (out, fresh)]
     assert [d.get(row) for d in documents[:1] for row in range(len(d))] == [
         d.get(row) for d in documents[1:] for row in range(len(d))
