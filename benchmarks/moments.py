@@ -25,8 +25,8 @@ from benchmarks.results_file import write
 from whiten_index.whitening.moments import Moments, Products
 
 DIM, RATIO_OF_MEAN = 768, 100.0
-OURS = {Products.FLOAT64: "ours, float64", Products.FLOAT32: "ours, float32"}
-GEMM = {Products.FLOAT64: "dgemm", Products.FLOAT32: "sgemm"}
+OURS: dict[Products, str] = {"float64": "ours, float64", "float32": "ours, float32"}
+GEMM: dict[Products, str] = {"float64": "dgemm", "float32": "sgemm"}
 # Five times the dims is what scikit-learn takes by itself. The longer the batch, the quicker, up to
 # one batch of all rows: that is the singular value decomposition of them, no longer incremental.
 # It computes in the type it is given: in float64 it is as exact as our default, in float32 not.
@@ -62,7 +62,7 @@ def contenders(rows: NDArray[np.float32]) -> dict[str, Callable[[], Any]]:
     for products, name in OURS.items():
         found[name] = partial(Moments.of, rows, products=products)
     for products, name in GEMM.items():
-        left, right = (rows.astype(products.value) for _ in range(2))
+        left, right = (rows.astype(products) for _ in range(2))
         for way, step in zip(_WAYS, (n, _GEMM_ROWS), strict=True):
             found[f"{name}, {way}"] = partial(_gemm, left, right, step)
     found[PEER] = partial(_peer, rows, 5 * d)
@@ -103,9 +103,9 @@ def results(spent: Rounds, shape: tuple[int, int]) -> Iterator[dict[str, Any]]:
     quickest = {
         name: _quicker(*(spent[f"{name}, {way}"] for way in _WAYS)) for name in GEMM.values()
     }
-    pairs = [(OURS[p], GEMM[p], quickest[GEMM[p]]) for p in Products]
+    pairs = [(OURS[p], GEMM[p], quickest[GEMM[p]]) for p in OURS]
     peers = (PEER_STREAM, PEER_FLOAT64, PEER, PEER_AT_ONCE)
-    pairs += [(OURS[p], peer, spent[peer]) for p in Products for peer in peers]
+    pairs += [(OURS[p], peer, spent[peer]) for p in OURS for peer in peers]
     for us, other, theirs in pairs:
         for clock in ("cpu", "wall"):
             taken = [[getattr(one, clock) for one in each] for each in (theirs, spent[us])]

@@ -19,7 +19,7 @@ from tests.helpers.moments import (
     two_pass,
 )
 from whiten_index.errors import ConfigError
-from whiten_index.whitening.moments import Moments, Products
+from whiten_index.whitening.moments import Moments
 
 # One pass against the definition
 
@@ -46,14 +46,14 @@ def test_higher_moments_are_those_of_the_definition_however_large_the_mean(ratio
 
 
 @pytest.mark.parametrize("every", [2, 16, 256, 4096])
-@pytest.mark.parametrize("products", Products)
+@pytest.mark.parametrize("products", ["float64", "float32"])
 def test_no_order_of_the_rows_spoils_the_covariance(every, products):
     rows = make_rows(3, 9000, 6)
     rows[::every] += 1e5  # to mislead whoever takes a few rows, or the first, for all
-    rows = rows if products is Products.FLOAT64 else np.sort(rows, axis=0).astype(np.float32)
+    rows = rows if products == "float64" else np.sort(rows, axis=0).astype(np.float32)
     count, _, scatter = two_pass(rows)
     covariance = Moments.of(rows, products=products).covariance()
-    limit = 1e-12 if products is Products.FLOAT64 else 1e-6
+    limit = 1e-12 if products == "float64" else 1e-6
     assert distance(covariance, scatter / (count - 1)) < limit
 
 
@@ -116,7 +116,7 @@ def test_float32_products_are_within_a_millionth(seed, n, d, ratio, dtype, scale
 def test_a_number_that_is_not_finite_is_an_error(bad, dtype, at):
     rows = np.ones((5000, 3), dtype)
     rows[at, 1] = bad
-    for products in Products:
+    for products in ("float64", "float32"):
         with pytest.raises(ConfigError, match="NaN or infinity"):
             Moments.of(rows, products=products)
 

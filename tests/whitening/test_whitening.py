@@ -8,7 +8,7 @@ import pytest
 from tests.helpers.transforms import covariance_of, fit, make_rows
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.whitening.moments import Moments
-from whiten_index.whitening.spectrum import WidthWish
+from whiten_index.whitening.spectrum import WidthSpec
 from whiten_index.whitening.transform import Whitening
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
@@ -102,13 +102,13 @@ def test_a_share_of_variance_gives_the_smallest_k_that_holds_it(share, k):
 @pytest.mark.parametrize(
     ("texts", "wish"),
     [
-        (["128", 128, 128.0, " 128 ", np.int64(128)], WidthWish(number=128)),
-        (["full", "FULL", " Full "], WidthWish(full=True)),
-        (["0.95", 0.95, ".95"], WidthWish(variance=0.95)),
+        (["128", 128, 128.0, " 128 ", np.int64(128)], WidthSpec(number=128)),
+        (["full", "FULL", " Full "], WidthSpec(full=True)),
+        (["0.95", 0.95, ".95"], WidthSpec(variance=0.95)),
     ],
 )
 def test_a_width_is_a_number_full_or_a_share_of_variance(texts, wish):
-    assert [WidthWish.parse(text) for text in texts] == [wish] * len(texts)
+    assert [WidthSpec.parse(text) for text in texts] == [wish] * len(texts)
 
 
 @pytest.mark.parametrize(

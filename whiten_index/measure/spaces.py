@@ -23,7 +23,7 @@ from whiten_index.progress import Stages
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.versions.published import WHITENING, read_published
 from whiten_index.whitening.moments import Moments
-from whiten_index.whitening.spectrum import WidthWish, unit_rows
+from whiten_index.whitening.spectrum import WidthSpec, unit_rows
 from whiten_index.whitening.transform import Whitening
 from whiten_index.whitening.whitening_config import Kind
 
@@ -146,6 +146,6 @@ def name_of(whitening: Whitening, wish: str | int | float | None = None) -> str:
     exponent = ""
     if whitening.kind is Kind.WHITENING and whitening.exponent != 1:
         exponent = f", γ = {whitening.exponent:g}"
-    asked = WidthWish.parse(wish)
+    asked = WidthSpec.parse(wish)
     width = whitening.k if asked.variance is None and not asked.full else wish
     return f"{whitening.kind.value}{exponent}, k = {width}"

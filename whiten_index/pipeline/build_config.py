@@ -21,7 +21,6 @@ from whiten_index.pipeline.build_options import BuildOptions
 from whiten_index.store.dtypes import StoreDtype, require_dtype
 from whiten_index.whitening.whitening_config import (
     WEIGHTINGS,
-    Estimator,
     Kind,
     WhiteningConfig,
     parse_shrinkage,
@@ -30,7 +29,7 @@ from whiten_index.whitening.whitening_config import (
 AUTO = "auto"
 # Options that belong to a named transform; ``auto`` does not take them.
 _NAMED_TRANSFORM_OPTIONS = ("groups", "group_size", "shuffle", "shrinkage", "remove_top")
-_ROW_COUNTING_ESTIMATORS = (Estimator.LEDOIT_WOLF, Estimator.OAS)
+_ROW_COUNTING_ESTIMATORS = ("ledoit-wolf", "oas")
 _SELECTION_OPTIONS = ("queries", "qrels", "qrels_split", "pairs")
 # Not recorded: the resources that did the work, and permissions, which are never read from a file.
 _NOT_RECORDED = ("runner", "address", "workers", "trust_remote_code", "local_files_only")

@@ -32,7 +32,7 @@ from whiten_index.whitening.selection import (
     settings,
     widths,
 )
-from whiten_index.whitening.spectrum import WidthWish, default_width, unit_rows
+from whiten_index.whitening.spectrum import WidthSpec, default_width, unit_rows
 from whiten_index.whitening.transform import Whitening
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
@@ -109,7 +109,7 @@ def _choose(
 ) -> Choice:
     fit = _pca(moments, config)
     width = None
-    if (wish := WidthWish.parse(config.k)) != WidthWish():
+    if (wish := WidthSpec.parse(config.k)) != WidthSpec():
         width = wish.resolve(fit.eigenvalues, count=moments.count, floor=config.floor or 0.0)
     if labels is not None:
         evidence = labelled_trials(encoded, labels, config.seed, stages)

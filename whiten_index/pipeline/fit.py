@@ -25,7 +25,7 @@ from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import Choice
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
-from whiten_index.whitening.whitening_config import Estimator, parse_shrinkage
+from whiten_index.whitening.whitening_config import parse_shrinkage
 
 if TYPE_CHECKING:
     from whiten_index.pipeline.build_config import BuildConfig
@@ -89,7 +89,7 @@ def fit_moments(
         if weights is None and not wanted.normalize_input:
             sums = encoded.executor.map(functools.partial(_stored_moments, store), groups)
             moments = Moments.total(chain([empty], sums))
-            needs_quartic = parse_shrinkage(wanted.shrinkage)[0] is Estimator.LEDOIT_WOLF
+            needs_quartic = parse_shrinkage(wanted.shrinkage)[0] == "ledoit-wolf"
             if moments.quartic is not None or not needs_quartic:
                 watcher.advance(rows)
                 return moments, None

@@ -31,7 +31,7 @@ from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.bundle import read_index
 from whiten_index.versions.published import WHITENING
 from whiten_index.whitening.drift import Drift, decide
-from whiten_index.whitening.spectrum import WidthWish
+from whiten_index.whitening.spectrum import WidthSpec
 from whiten_index.whitening.transform import Whitening
 
 # Lists trained for so many times fewer or more rows are still good ones.
@@ -88,7 +88,7 @@ def decide_update(
 def _named_config(config: BuildConfig, whitening: Whitening) -> BuildConfig:
     """Return the build that fits what was chosen, without choosing again."""
     if not config.chooses:
-        wish = WidthWish.parse(config.k)
+        wish = WidthSpec.parse(config.k)
         # Without a number or a share, k is the rank, which may change.
         stays = wish.number is not None or wish.variance is not None
         return replace(config, k=whitening.k) if stays else config

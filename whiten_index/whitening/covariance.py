@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from whiten_index.errors import WhiteningError
 from whiten_index.whitening.moments import Moments
-from whiten_index.whitening.whitening_config import Estimator, parse_shrinkage
+from whiten_index.whitening.whitening_config import parse_shrinkage
 
 
 def empirical_covariance(moments: Moments, *, ddof: int = 1) -> NDArray[np.float64]:
@@ -33,7 +33,7 @@ def shrink(covariance: NDArray[np.float64], coefficient: float) -> NDArray[np.fl
 def shrinkage_coefficient(moments: Moments, shrinkage: str | float | None = None) -> float:
     """Return ρ in 0 … 1; a weight counts as that many equal rows."""
     estimator, fixed = parse_shrinkage(shrinkage)
-    if estimator not in (Estimator.LEDOIT_WOLF, Estimator.OAS):
+    if estimator in ("empirical", "fixed"):
         return fixed
     if not empirical_covariance(moments, ddof=0).any():
         return 0.0
@@ -42,7 +42,7 @@ def shrinkage_coefficient(moments: Moments, shrinkage: str | float | None = None
     unit = float(np.trace(covariance)) / moments.dim
     scaled = covariance / unit
     distance = float(np.square(scaled - np.eye(moments.dim)).sum())
-    if estimator is Estimator.OAS:
+    if estimator == "oas":
         return _oas(moments, scaled, distance)
     return _ledoit_wolf(moments, scaled, distance, unit)
 

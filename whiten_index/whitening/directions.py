@@ -17,7 +17,7 @@ from whiten_index.whitening.covariance import (
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import (
     Spectrum,
-    WidthWish,
+    WidthSpec,
     least_share,
     numerical_rank,
     require_directions,
@@ -77,9 +77,9 @@ def find_directions(moments: Moments, config: WhiteningConfig) -> Directions:
 
 def _leading(found: Directions, config: WhiteningConfig) -> Directions:
     """PCA, whitening-k (Su et al. 2021), all-but-the-top (Mu and Viswanath 2018)."""
-    top, wish = config.removed(found.dim), WidthWish.parse(config.k)
+    top, wish = config.removed(found.dim), WidthSpec.parse(config.k)
     if config.kind is Kind.ALL_BUT_THE_TOP and config.k is None:
-        wish = WidthWish(full=True)
+        wish = WidthSpec(full=True)
     values, floor = found.spectrum.eigenvalues, config.floor or 0.0
     k = wish.resolve(values, count=found.count, floor=floor, remove_top=top)
     basis = np.ascontiguousarray(found.spectrum.eigenvectors[:, top : top + k])

@@ -12,9 +12,8 @@ import functools
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,17 +27,12 @@ _STRIP_ROWS, _BLOCK_ROWS = 256, 4096
 # Rows are shifted by the mean of every m-th of them, at most √m spreads from the mean of all (by
 # Jensen's inequality). That multiplies rounding errors by m + 1 at most: too much for float32 only.
 MEAN_OF_EVERY = 16
+# Precision of the products of coordinates; their sums are kept in float64.
+Products = Literal["float64", "float32"]
 # Mean squares that float32 holds with room for coordinates that vary far more or less.
 _FLOAT32_RANGE = (1e-24, 1e24)
 # Share of a count that adding up as many weights as there are may cost, pairwise as numpy does it.
 _COUNT_ROUNDING = 64 * float(np.finfo(np.float64).eps)
-
-
-class Products(Enum):
-    """The precision of the products of coordinates; their sums are kept in float64 either way."""
-
-    FLOAT64 = "float64"
-    FLOAT32 = "float32"
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +74,7 @@ class Moments:
         rows: ArrayLike,
         *,
         weights: ArrayLike | None = None,
-        products: Products | str = Products.FLOAT64,
+        products: Products = "float64",
     ) -> Moments:
         """Return the moments of ``rows``.
 
@@ -94,16 +88,16 @@ class Moments:
         Raises:
             ConfigError: wrong shapes, a negative weight, a NaN or an infinity.
         """
-        data, precision = np.asarray(rows), Products(products)
+        data = np.asarray(rows)
         if data.ndim != 2:
             raise ConfigError(f"moments take an (n, d) array; this one has shape {data.shape}")
         if data.dtype.kind != "f":
             data = data.astype(np.float64)
         weight = None if weights is None else _checked_weights(weights, len(data))
         with np.errstate(over="ignore", invalid="ignore"):
-            moments = _two_pass(data, weight, precision)
-            if precision is Products.FLOAT32 and not _fits_float32(moments, len(data)):
-                moments = _two_pass(data, weight, Products.FLOAT64)
+            moments = _two_pass(data, weight, products)
+            if products == "float32" and not _fits_float32(moments, len(data)):
+                moments = _two_pass(data, weight, "float64")
         if np.isfinite(moments.scatter).all():
             return moments
         if np.isfinite(data).all():
@@ -151,7 +145,7 @@ class Moments:
         rows: ArrayLike,
         *,
         weights: ArrayLike | None = None,
-        products: Products | str = Products.FLOAT64,
+        products: Products = "float64",
     ) -> Moments:
         """Return the moments of these rows and ``rows`` (n, d) together."""
         return self + Moments.of(rows, weights=weights, products=products)
@@ -304,8 +298,8 @@ def _two_pass(
 ) -> Moments:
     """Return the moments of rows (n, d). NaN and infinity pass on to the scatter."""
     n, d = rows.shape
-    dtype = np.dtype(products.value)
-    every = MEAN_OF_EVERY if products is Products.FLOAT64 else 1
+    dtype = np.dtype(products)
+    every = MEAN_OF_EVERY if products == "float64" else 1
     point = _point_near_mean(rows, weight, every).astype(dtype)
     space, product = np.empty((min(n, _BLOCK_ROWS), d), dtype), np.empty((d, d), dtype)
     first, second, third, fourth = np.zeros(d), np.zeros((d, d)), np.zeros(d), 0.0

@@ -93,7 +93,7 @@ def condition_number(eigenvalues: NDArray[np.float64]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class WidthWish:
+class WidthSpec:
     """Specification of k: a number, ``full``, a share of variance, or nothing.
 
     Attributes:
@@ -107,7 +107,7 @@ class WidthWish:
     full: bool = False
 
     @classmethod
-    def parse(cls, text: str | int | float | None) -> WidthWish:
+    def parse(cls, text: str | int | float | None) -> WidthSpec:
         """Read ``128``, ``full``, ``0.95`` or None."""
         if text is None:
             return cls()

@@ -32,7 +32,7 @@ from whiten_index.whitening.spectrum import (
     unit_rows,
 )
 from whiten_index.whitening.whitening_config import (
-    Estimator,
+    ESTIMATORS,
     Kind,
     WhiteningConfig,
     parse_shrinkage,
@@ -94,7 +94,7 @@ class Whitening:
     count: float
     basis_variances: NDArray[np.float64] | None = None
     coordinate_scale: NDArray[np.float64] | None = None
-    estimator: str = Estimator.EMPIRICAL.value
+    estimator: str = "empirical"
     shrinkage: float = 0.0
     floor: float = 0.0
     remove_top: int = 0
@@ -141,7 +141,7 @@ class Whitening:
             count=moments.count,
             basis_variances=found.variances,
             coordinate_scale=found.coordinate_scale,
-            estimator=parse_shrinkage(config.shrinkage)[0].value,
+            estimator=parse_shrinkage(config.shrinkage)[0],
             shrinkage=found.shrinkage,
             floor=config.floor or 0.0,
             remove_top=found.remove_top,
@@ -326,14 +326,14 @@ class Whitening:
 
     def choices(self) -> dict[str, Any]:
         """Return the options of the fit, which identify it, without results from the data."""
-        shrinks = self.estimator != Estimator.EMPIRICAL.value
+        shrinks = self.estimator != "empirical"
         optional = {
             "groups": self.groups,
             "group_size": self.groups and self.dim // self.groups,
             "shuffle": self.shuffle if self.groups else None,
             "seed": self.seed,
             "estimator": self.estimator if shrinks else None,
-            "shrinkage": self.shrinkage if self.estimator == Estimator.FIXED.value else None,
+            "shrinkage": self.shrinkage if self.estimator == "fixed" else None,
             "floor": self.floor or None,
             "remove_top": self.remove_top or None,
         }
@@ -375,7 +375,7 @@ class Whitening:
         if self.coordinate_scale is not None:
             total = np.count_nonzero(self.coordinate_scale)
         kept = min(float(self.variances.sum()) / float(total), 1.0) if total > 0 else 0.0
-        shrunk = self.estimator != Estimator.EMPIRICAL.value
+        shrunk = self.estimator != "empirical"
         return {
             **self.choices(),
             **({"shrinkage": self.shrinkage} if shrunk else {}),
@@ -407,7 +407,7 @@ class Whitening:
         fields: dict[str, Any] = dict(tensors)
         try:
             fields["kind"] = Kind(facts["transform"])
-            fields["estimator"] = Estimator(facts["estimator"]).value
+            fields["estimator"] = facts["estimator"]
             fields |= {name: {"true": True, "false": False}[facts[name]] for name in _FLAGS}
             fields |= {name: float(tensors[name][0]) for name in _NUMBERS}
             fields |= {name: int(tensors[name][0]) for name in _INTEGERS if name in tensors}
@@ -427,6 +427,8 @@ class Whitening:
         for name in _NEEDED.get(self.kind, ()):
             if getattr(self, name) is None:
                 return f"it has no {name}"
+        if self.estimator not in (*ESTIMATORS, "fixed"):
+            return f"estimator {self.estimator}"
         dim, kept = self.basis.shape
         if not 0 <= self.remove_top <= dim - kept:
             return f"remove_top {self.remove_top} and {kept} directions, of {dim}"

@@ -11,36 +11,28 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.errors import ConfigError
-from whiten_index.whitening.spectrum import WidthWish, default_width
+from whiten_index.whitening.spectrum import WidthSpec, default_width
+
+ESTIMATORS = ("empirical", "ledoit-wolf", "oas")
 
 
-class Estimator(Enum):
-    """Estimator of the shrinkage coefficient ρ."""
-
-    EMPIRICAL = "empirical"
-    LEDOIT_WOLF = "ledoit-wolf"
-    OAS = "oas"
-    FIXED = "fixed"
-
-
-def parse_shrinkage(text: str | float | None) -> tuple[Estimator, float]:
+def parse_shrinkage(text: str | float | None) -> tuple[str, float]:
     """Read ``empirical``, ``ledoit-wolf``, ``oas``, a coefficient 0 … 1, or None (empirical).
 
     Returns:
-        The estimator and, if it is fixed, its coefficient; a coefficient of 0 is empirical.
+        The estimator, ``fixed`` for a coefficient, and the coefficient; 0 is empirical.
     """
-    named = [each.value for each in Estimator if each is not Estimator.FIXED]
-    name = Estimator.EMPIRICAL.value if text is None else str(text).strip().lower()
-    if name in named:
-        return Estimator(name), 0.0
+    name = "empirical" if text is None else str(text).strip().lower()
+    if name in ESTIMATORS:
+        return name, 0.0
     try:
         coefficient = float(name)
     except ValueError:
         coefficient = math.nan
     if 0 <= coefficient <= 1:
-        return (Estimator.FIXED if coefficient else Estimator.EMPIRICAL), coefficient
+        return ("fixed" if coefficient else "empirical"), coefficient
     raise ConfigError(
-        f"--shrinkage {text} is not understood; give {', '.join(named)}, or a number 0 to 1"
+        f"--shrinkage {text} is not understood; give {', '.join(ESTIMATORS)}, or a number 0 to 1"
     )
 
 
@@ -182,7 +174,7 @@ class WhiteningConfig:
 
         The rank of the data may turn out less.
         """
-        wish = WidthWish.parse(self.k)
+        wish = WidthSpec.parse(self.k)
         if self.kind is Kind.NONE or self.kind.rotates_back:
             return dim
         if wish.variance is not None:
@@ -193,7 +185,7 @@ class WhiteningConfig:
 
     def require_dim(self, dim: int) -> None:
         """Refuse, before anything is encoded, what embeddings of ``dim`` can never give."""
-        number, left = WidthWish.parse(self.k).number, dim - self.removed(dim)
+        number, left = WidthSpec.parse(self.k).number, dim - self.removed(dim)
         if self.kind.rotates_back and number not in (None, dim):
             raise ConfigError(
                 f"--whiten {self.kind.value} keeps all {dim} coordinates, so --k {number} cannot "
@@ -217,7 +209,7 @@ class WhiteningConfig:
                 f"PCA has exponent 0; for exponent {self.exponent:g} use --whiten whitening"
             )
         takes, does = _KINDS[self.kind]
-        wish = WidthWish.parse(self.k)
+        wish = WidthSpec.parse(self.k)
         share = wish.variance is not None
         # Whether a number is the d that a kind keeps is checked when d is known.
         number = wish.number is not None and not self.kind.rotates_back
@@ -231,7 +223,7 @@ class WhiteningConfig:
             "--groups": self.groups is not None,
             "--group-size": self.group_size is not None,
             "--shuffle": self.shuffle,
-            "--shrinkage": parse_shrinkage(self.shrinkage)[0] is not Estimator.EMPIRICAL,
+            "--shrinkage": parse_shrinkage(self.shrinkage)[0] != "empirical",
             "--floor": self.floor is not None,
             "--remove-top": self.remove_top is not None,
         }
