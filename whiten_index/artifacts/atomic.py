@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import hashlib
 import os
@@ -193,6 +194,15 @@ def remove_folder(path: Path) -> None:
         path.rename(aside)
         fsync_path(path.parent)
         shutil.rmtree(aside)
+
+
+def rename_unless_taken(temporary: Path, final: Path) -> None:
+    """Rename a finished folder; that of a faster writer, which is as good, stays."""
+    try:
+        temporary.rename(final)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
 
 
 def _temporary_name(name: str) -> str:

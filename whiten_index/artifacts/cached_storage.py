@@ -16,7 +16,6 @@ single file is in ``.objects``. If the bucket lists others now, the objects are 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -30,7 +29,12 @@ from typing import Any
 
 from typing_extensions import override
 
-from whiten_index.artifacts.atomic import discard, make_folder, replace_file
+from whiten_index.artifacts.atomic import (
+    discard,
+    make_folder,
+    rename_unless_taken,
+    replace_file,
+)
 from whiten_index.artifacts.files import (
     exists,
     is_file,
@@ -107,7 +111,7 @@ class BucketStorage(Storage):
             if compare and self._is_known(key) and self._differs(key, path):
                 # Once is enough: it may be gigabytes.
                 self._again.add(key)
-                if not self._take(key, path):
+                if not self._get_artifact(key, path, replace=True):
                     raise ArtifactError(
                         f"{self.uri}/{key} is damaged: it changed since this machine uploaded or "
                         f"downloaded it; whiten-index verify {self.uri} names what is damaged, and "
@@ -139,7 +143,7 @@ class BucketStorage(Storage):
             return False
         self._again.add(key)
         if self._listed(key).is_artifact(key):
-            return self._take(key, path)
+            return self._get_artifact(key, path, replace=True)
         return self._get_file(key, path)
 
     @override
@@ -166,7 +170,11 @@ class BucketStorage(Storage):
         key = self._key(path)
         if not exists(path):
             self.fetch(path)
-        elif self._is_known(key) and self._differs(key, path) and not self._take(key, path):
+        elif (
+            self._is_known(key)
+            and self._differs(key, path)
+            and not self._get_artifact(key, path, replace=True)
+        ):
             self._dropped.add(key)
 
     @override
@@ -303,30 +311,28 @@ class BucketStorage(Storage):
         except FileNotFoundError:
             return True
 
-    def _take(self, key: str, path: Path) -> bool:
-        """Replace a copy from the bucket, if it is sound there; return whether it is."""
-        with self._downloading(path) as temporary:
-            if not self._get_artifact(key, temporary) or not _is_sound(temporary):
-                return False
-            self._remove_copy(path)
-            _rename(temporary, path)
-        return True
+    def _get_artifact(self, key: str, path: Path, *, replace: bool = False) -> bool:
+        """Download an artifact, whole or not at all; return whether the bucket has all of it.
 
-    def _get_artifact(self, key: str, path: Path) -> bool:
-        """Download an artifact whole or not at all; return whether the bucket has all of it."""
-        found = self._bucket.get(f"{key}/{MANIFEST}")
-        names = None if found is None else _files_in(found[0])
-        if found is None or names is None:
+        With ``replace``, it takes the place of a copy if it is sound.
+        """
+        data = self.manifest(path)
+        names = None if data is None else _files_in(data)
+        if data is None or names is None:
             return False
         with self._downloading(path) as temporary:
             temporary.mkdir()
             for name, size in names.items():
-                source = f"{key}/{stamp(found[0])}/{name}"
+                source = f"{key}/{stamp(data)}/{name}"
                 if not self._bucket.download(source, temporary / name, size):
                     return False
-            (temporary / MANIFEST).write_bytes(found[0])
-            (temporary / _NOTE).write_bytes(self._note(key, found[0]))
-            _rename(temporary, path)
+            (temporary / MANIFEST).write_bytes(data)
+            (temporary / _NOTE).write_bytes(self._note(key, data))
+            if replace:
+                if not _is_sound(temporary):
+                    return False
+                self._remove_copy(path)
+            rename_unless_taken(temporary, path)
         return True
 
     def _get_file(self, key: str, path: Path) -> bool:
@@ -374,15 +380,6 @@ class BucketStorage(Storage):
             return
         with self._downloading(path) as aside, contextlib.suppress(FileNotFoundError):
             path.rename(aside)
-
-
-def _rename(temporary: Path, path: Path) -> None:
-    try:
-        temporary.rename(path)
-    except OSError as error:
-        # Where another process was faster, its copy is as good.
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-            raise
 
 
 @contextlib.contextmanager

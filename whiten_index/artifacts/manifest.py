@@ -7,7 +7,6 @@ place, every file is fsynced, the manifest last, then the folder is renamed.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +22,7 @@ from whiten_index.artifacts.atomic import (
     leftovers_in,
     make_folder,
     remove_leftovers,
+    rename_unless_taken,
     replace_file,
     temporary_folder,
 )
@@ -83,11 +83,7 @@ def new_artifact(final: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             (temporary / MANIFEST).write_bytes(_pretty_json(manifest))
             fsync_path(temporary / MANIFEST)
             fsync_path(temporary)
-            try:
-                temporary.rename(final)
-            except OSError as error:
-                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                    raise
+            rename_unless_taken(temporary, final)
             fsync_path(final.parent)
 
 
