@@ -216,13 +216,7 @@ def _cut(name: str) -> str:
 
 
 def require_replaceable(path: Path, is_ours: Callable[[Path], bool], what: str) -> None:
-    """Refuse to replace a file of another kind.
-
-    Args:
-        path: the target.
-        is_ours: predicate, true for a file of the same kind.
-        what: name of the kind, for messages.
-    """
+    """Refuse to replace a file that is not ours, where ``what`` is the name of the kind."""
     fault = ""
     with writing(path, kept=""):
         if is_folder(path):
@@ -241,13 +235,7 @@ def require_replaceable(path: Path, is_ours: Callable[[Path], bool], what: str) 
 def require_free(
     path: Path | str, *, files: Callable[[Path], Collection[str] | None], what: str
 ) -> Path:
-    """Return the resolved path of a folder to write; refuse to lose something else there.
-
-    Args:
-        path: the target.
-        files: see ``replace_folder``.
-        what: likewise.
-    """
+    """Return the resolved path of a folder to write, if ``replace_folder`` would write it."""
     final = resolved(require_path(path))
     if exists(final) and not is_folder(final):
         raise ConfigError(f"{final} is no folder, and {what} is one; name another path")
@@ -281,13 +269,10 @@ def replace_folder(
 
     Args:
         path: the target; missing, an empty folder, or one of the same kind made before.
-        make: makes the folder at the path given, where nothing is yet.
-        files: names the files, by their paths in it, that belong to a folder of the same kind; None
-            for another.
+        make: makes the folder at a given path.
+        files: returns the files that a folder of the kind has, by their paths in it, or None for
+            another kind.
         what: name of the kind, for messages.
-
-    Returns:
-        The path.
     """
     final = require_free(path, files=files, what=what)
     with writing(final, kept=""):
