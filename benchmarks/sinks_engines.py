@@ -15,9 +15,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.corpus.batches import ID
-from whiten_index.vectordb.database_writer import VECTOR, Layout, PushedTable, VectorDtype
+from whiten_index.vectordb.database_writer import (
+    VECTOR,
+    Layout,
+    PushedTable,
+    VectorDtype,
+    vectors_of,
+)
 from whiten_index.vectordb.lance_table import as_stored, stored_schema
-from whiten_index.vectordb.row_checks import vectors_of
 
 TABLE, TOP_K = "docs", 10
 _OWN = "own"
@@ -443,12 +448,9 @@ def size_of(path: Path) -> int:
 
 @contextmanager
 def _milvus(address: str) -> Iterator[Any]:
-    made = importlib.import_module("whiten_index.vectordb.milvus_connection")
-    connection = made.MilvusConnection(made.MilvusAddress.parse(address, ""), make=True)
-    try:
-        yield connection.client
-    finally:
-        connection.close()
+    made = importlib.import_module("whiten_index.vectordb.milvus_writer")
+    with made.MilvusWriter(address, "rows", {}) as writer:
+        yield writer._milvus
 
 
 def _index_exactly(client: Any, collection: str) -> None:

@@ -98,7 +98,7 @@ class Rows:
         return PushedTable(
             self.version, self.transform, self.layout.k, dtype, len(self.table),
             options=self.options, query_digest=self.query_digest,
-            columns=tuple(self.layout.schema.names),
+            columns=tuple(self.layout.schema.names), metric=self.layout.metric.value,
         )  # fmt: skip
 
     def batches(self, size: int = 128) -> list[pa.RecordBatch]:
@@ -120,7 +120,7 @@ def fill(writer: DatabaseWriter, rows: Rows, *, batch: int = 128) -> None:
     writer.begin(rows.pushed, rows.layout)
     for each in rows.batches(batch):
         writer.append(each)
-    writer.finish(rows.layout)
+    writer.finish()
     writer.swap()
 
 

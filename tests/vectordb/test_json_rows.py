@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 
@@ -10,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from whiten_index.errors import DatabaseError
+from whiten_index.vectordb.database_writer import RowsError
 from whiten_index.vectordb.json_rows import from_objects, to_objects
-from whiten_index.vectordb.row_checks import RowsError
 
 # Name -> type, the first and the last value that is kept, in its unit.
 EDGES = {
@@ -99,3 +100,16 @@ def test_what_no_push_wrote() -> None:
     for value in ("yesterday", 7.5, {}):
         with pytest.raises(DatabaseError, match=r"column 'x' .*no push wrote.*--full"):
             from_objects([{"x": value}], schema)
+
+
+def test_a_null_struct_that_holds_a_date_comes_back_null() -> None:
+    """It has no text, which could be read as a date."""
+    inside = pa.struct([("day", pa.date32()), ("at", pa.timestamp("us", "UTC"))])
+    for kind, values in (
+        (inside, [{"day": datetime.date(2024, 2, 29), "at": None}, None]),
+        (pa.struct([("inner", inside)]), [None, {"inner": None}]),
+        (pa.list_(inside), [[None, {"day": None, "at": None}], None, []]),
+    ):
+        rows = batch(pa.array(values, kind))
+        there = from_objects(json.loads(json.dumps(to_objects(rows, ["x"]))), rows.schema)
+        assert there["x"].to_pylist() == values

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +27,7 @@ from tests.vectordb.pushed_rows import (
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb import lance_writer
 from whiten_index.vectordb.database_writer import DatabaseWriter, Metric, VectorDtype
-from whiten_index.vectordb.lance_table import LanceChanges
+from whiten_index.vectordb.lance_writer import LanceChanges
 from whiten_index.vectordb.registry import open_writer
 
 pytestmark = pytest.mark.service
@@ -42,7 +40,7 @@ import sys, time
 from pathlib import Path
 from tests.vectordb.pushed_rows import Rows, fill
 from whiten_index.vectordb import lance_writer
-from whiten_index.vectordb.lance_table import LanceChanges
+from whiten_index.vectordb.lance_writer import LanceChanges
 from whiten_index.vectordb.registry import open_writer
 address, marker, where = sys.argv[1:]
 def stop(*_, **__):
@@ -53,8 +51,8 @@ slices, apply = lance_writer.read_slices, LanceChanges.apply
 def cut(table, rows, schema):
     yield next(slices(table, rows, schema)).slice(0, 100)
     stop()
-def applied(self, table):
-    apply(self, table)
+def applied(self):
+    apply(self)
     stop()
 if where == "overwriting":
     lance_writer.read_slices = cut
@@ -101,7 +99,7 @@ def kill(address: str, where: str, marker: Path) -> None:
 def end(writer: DatabaseWriter, rows: Rows, batches: list[pa.RecordBatch]) -> None:
     for batch in batches:
         writer.append(batch)
-    writer.finish(rows.layout)
+    writer.finish()
     writer.swap()
 
 
@@ -344,21 +342,6 @@ def test_changes_are_seen_within_and_taken_back(address: str) -> None:
             change()
         assert_holds(writer, old)
         assert_clean(writer, old)
-
-
-def test_a_full_temporary_folder(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = Rows.make(5000, k=64)
-    with open_writer(address, "docs") as writer:
-        fill(writer, rows)
-        full = functools.partial(Path("/dev/full").open, "r+b")
-        monkeypatch.setattr(tempfile, "TemporaryFile", full)
-        with (
-            pytest.raises(DatabaseError, match=r"No space left.*make room.*TMPDIR"),
-            writer.changing(replace(rows.pushed, version="2"), rows.layout) as changing,
-        ):
-            changing.upsert(rows.take(range(5000)))
-        assert_holds(writer, rows)
-        assert_clean(writer, rows)
 
 
 @pytest.mark.parametrize("does", ["resume", "begin", "resume and swap"])

@@ -25,9 +25,9 @@ from tests.vectordb.pushed_rows import (
 )
 from whiten_index.corpus.batches import PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb import milvus_connection, milvus_writer
+from whiten_index.vectordb import milvus_writer
 from whiten_index.vectordb.database_writer import DatabaseWriter, VectorDtype
-from whiten_index.vectordb.milvus_connection import MilvusAddress
+from whiten_index.vectordb.milvus_writer import MilvusAddress
 from whiten_index.vectordb.registry import open_writer
 
 pytestmark = pytest.mark.service
@@ -209,7 +209,7 @@ def test_lite_keeps_no_halves(writer: DatabaseWriter) -> None:
 
 
 def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(milvus_connection, "_CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(milvus_writer, "_CONNECT_SECONDS", 0.5)
     monkeypatch.setenv("MILVUS_TOKEN", f"root:{SECRET}")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

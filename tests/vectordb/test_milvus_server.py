@@ -366,7 +366,7 @@ def test_the_server_is_killed_in_mid_push(
         writer.resume(rows.layout)
         for batch in rows.batches(100)[pending.done // 100 :]:
             writer.append(batch)
-        writer.finish(rows.layout)
+        writer.finish()
         assert_holds(writer, rows, pending=True)
         writer.swap()
         assert_holds(writer, rows)

@@ -90,7 +90,7 @@ def test_how_it_ends(index: Path, server: Server, monkeypatch: pytest.MonkeyPatc
     assert (status, "the connection broke" in error) == (DATABASE, True)
     server.fails_after = None
 
-    def lossy(self: MemoryWriter, layout: Any) -> None:
+    def lossy(self: MemoryWriter) -> None:
         assert self.server.pending is not None
         self.server.pending.indexed = True
         self.server.pending.rows.popitem()

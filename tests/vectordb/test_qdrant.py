@@ -19,8 +19,7 @@ from qdrant_client import QdrantClient, models
 from tests.vectordb.pushed_rows import Rows, assert_clean, assert_holds, assert_no_secret, fill
 from whiten_index.corpus.batches import PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb.qdrant_connection import QdrantAddress
-from whiten_index.vectordb.qdrant_writer import row_uuid
+from whiten_index.vectordb.qdrant_writer import QdrantAddress, row_uuid
 from whiten_index.vectordb.registry import open_writer
 
 pytestmark = pytest.mark.service
@@ -143,7 +142,7 @@ def test_a_folder_that_cannot_be_written(address: str, monkeypatch: pytest.Monke
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted", address)
 
-    monkeypatch.setattr("whiten_index.vectordb.qdrant_connection.QdrantClient", refuse)
+    monkeypatch.setattr("whiten_index.vectordb.qdrant_writer.QdrantClient", refuse)
     with pytest.raises(DatabaseError, match="this user may not write there: change"):
         open_writer(address, "docs")
 

@@ -39,10 +39,9 @@ from tests.vectordb.pushed_rows import (
 )
 from whiten_index.corpus.batches import PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb.database_writer import DatabaseWriter, Metric, VectorDtype
+from whiten_index.vectordb.database_writer import DatabaseWriter, Metric, RowsError, VectorDtype
 from whiten_index.vectordb.push_check import differences
 from whiten_index.vectordb.registry import open_writer
-from whiten_index.vectordb.row_checks import RowsError
 
 ODD_NAME = 'a "quoted" 5% %s na\'me; DROP TABLE docs --'
 ODD_IDS = ["", " ", "'", '"', "\\", "\\'", "a;b", "x" * 1000, "é", "e\u0301", "\U0001f600", "0",
@@ -251,7 +250,7 @@ def test_rows_that_no_database_is_to_see(writer: DatabaseWriter, bad: str) -> No
     with pytest.raises(RowsError):
         writer.append(batch)
     taken([good, *rest], writer)
-    writer.finish(rows.layout)
+    writer.finish()
     writer.swap()
     assert_holds(writer, rows)
 
@@ -295,7 +294,7 @@ def test_users_see_the_old_rows_until_the_swap(writer: DatabaseWriter) -> None:
     for batch in new.batches():
         writer.append(batch)
         assert_holds(writer, old)
-    writer.finish(new.layout)
+    writer.finish()
     assert_holds(writer, old)
     assert_holds(writer, new, pending=True)
     found = writer.search(new.vectors[:2], 3, exact=True, pending=True)
@@ -313,7 +312,7 @@ def test_metadata_come_back(writer: DatabaseWriter) -> None:
     writer.begin(new.pushed, new.layout)
     taken(new.batches(), writer)
     writer.resume(new.layout)
-    writer.finish(new.layout)
+    writer.finish()
     pending = writer.pending()
     assert pending is not None
     assert replace(pending, name="", lease="") == replace(new.pushed, done=300)
@@ -356,7 +355,7 @@ def test_an_interrupted_push_is_resumed(backend: Backend) -> None:
             assert replace(pending, name="", lease="") == replace(rows.pushed, done=done)
             writer.resume(rows.layout)
             taken(rest, writer)
-            writer.finish(rows.layout)
+            writer.finish()
             if not rest:
                 writer.swap()
                 assert_holds(writer, rows)
@@ -471,7 +470,7 @@ def test_of_two_pushes_one_alone_goes_on(shared: Backend, step: str) -> None:
                 raise DatabaseError("left alone")
 
     def assert_shut_out(writer: DatabaseWriter) -> None:
-        for call in (lambda: writer.append(rest[0]), lambda: writer.finish(mine.layout),
+        for call in (lambda: writer.append(rest[0]), lambda: writer.finish(),
                      writer.swap):  # fmt: skip
             with pytest.raises(DatabaseError):
                 call()
@@ -484,14 +483,14 @@ def test_of_two_pushes_one_alone_goes_on(shared: Backend, step: str) -> None:
             take_over(two)
         except DatabaseError:
             taken(rest, one)
-            one.finish(mine.layout)
+            one.finish()
             one.swap()
             assert_holds(two, mine)
             return
         assert_shut_out(one)
         if step in ("resume", "begin"):
             taken(rest if step == "resume" else theirs.batches(100), two)
-            two.finish(theirs.layout)
+            two.finish()
             assert_shut_out(one)
             two.swap()
         now = old if step == "discard" else theirs
@@ -582,7 +581,7 @@ def test_the_pushing_process_is_killed(engine: Backend, tmp_path: Path, wanted: 
         assert min(wanted * 100, 2000) <= pending.done <= 2000
         writer.resume(rows.layout)
         taken(rows.batches(100)[pending.done // 100 :], writer)
-        writer.finish(rows.layout)
+        writer.finish()
         writer.swap()
         assert_holds(writer, rows)
         assert_clean(writer, rows)

@@ -35,7 +35,7 @@ def push(writer: DatabaseWriter, marker: Path) -> None:
         writer.append(batch)
         marker.write_text(str(number))
     marker.write_text(str(FINISHING))
-    writer.finish(rows.layout)
+    writer.finish()
     marker.write_text(str(SWAPPING))
     writer.swap()
     marker.write_text(str(SWAPPED))

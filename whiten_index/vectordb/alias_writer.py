@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import secrets
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,8 +31,11 @@ from whiten_index.vectordb.database_writer import (
     Neighbours,
     PushedTable,
     RowChanges,
+    new_lease,
+    not_begun,
+    require_rows,
+    taken_over,
 )
-from whiten_index.vectordb.row_checks import new_lease, not_begun, require_rows, taken_over
 
 # Bytes by which the name of a collection is longer than the alias.
 SUFFIX_BYTES = 10
@@ -59,8 +62,6 @@ class AliasWriter(DatabaseWriter):
     and ``published`` says so by ``PushedTable.changing``.
     """
 
-    explain: Callable[[Exception], tuple[str, str]]
-
     def __init__(self, name: str) -> None:
         self._name = name
         self._held: _Collection | None = None
@@ -69,6 +70,10 @@ class AliasWriter(DatabaseWriter):
         self._seen: PushedTable | None = None
 
     # The engine's part.
+
+    @abstractmethod
+    def explain(self, error: Exception) -> tuple[str, str]:
+        """Return the reason of an error of the client, without secrets, and what to do."""
 
     @abstractmethod
     def _collections(self) -> Sequence[str]:
@@ -124,11 +129,7 @@ class AliasWriter(DatabaseWriter):
     # The life of tables.
 
     def published(self) -> PushedTable | None:
-        """Return what the alias points to, None if there is nothing of that name.
-
-        Raises:
-            DatabaseError: something that no push made has the name.
-        """
+        """Return what the alias points to, None if there is nothing of that name."""
         found = self._published()
         self._seen = None if found is None else found.table
         return self._seen
@@ -165,9 +166,9 @@ class AliasWriter(DatabaseWriter):
             self._upsert(held.name, rows, layout)
         self._held = self._write(held, done=held.table.done + len(rows))
 
-    def finish(self, layout: Layout) -> None:
+    def finish(self) -> None:
         """Build the index of the staged table, and wait until it is ready."""
-        held, _ = self._require_held()
+        held, layout = self._require_held()
         with self._writing(held):
             self._build(held.table, layout)
 
@@ -181,11 +182,7 @@ class AliasWriter(DatabaseWriter):
             # The answer alone may be lost.
             if not self._has_lease(held, published=True):
                 raise
-        if not self._has_lease(held, published=True):
-            # Another push is dropping it at this moment.
-            if before is not None:
-                self._point_back(held, before)
-            raise taken_over(self.target)
+        self._require_lease(held, published=True)
         self._held = self._seen = None
         # A larger number belongs to a push that began meanwhile.
         self._drop_all(each for each in self._staged() if each.number <= held.number)
@@ -197,12 +194,7 @@ class AliasWriter(DatabaseWriter):
 
     @contextmanager
     def changing(self, after: PushedTable, layout: Layout) -> Iterator[_Changes]:
-        """Open the published table for changes; ``after`` is what it holds at the end.
-
-        Raises:
-            DatabaseError: nothing is published, or another push changed it since ``published``
-                was called.
-        """
+        """Open the published table for changes; ``after`` is what it holds at the end."""
         seen, self._seen = self._seen, None
         before = self._require_published()
         if seen not in (None, before.table):
@@ -317,21 +309,11 @@ class AliasWriter(DatabaseWriter):
                 if each.name in self._collections():
                     raise
 
-    def _point_back(self, held: _Collection, before: _Collection) -> None:
-        with suppress(DatabaseError):
-            target = self._alias_target()
-            if target in (None, held.name):
-                self._point_alias(before.name, replaces=target is not None)
-
     # Leases.
 
     @contextmanager
     def _writing(self, held: _Collection, *, published: bool = False) -> Iterator[None]:
-        """Write to a collection, whose lease must be ours before and after.
-
-        Raises:
-            DatabaseError: another push took over; that may also be why writing failed.
-        """
+        """Write to a collection, whose lease must be ours before and after."""
         self._require_lease(held, published=published)
         try:
             yield

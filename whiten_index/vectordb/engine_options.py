@@ -50,12 +50,7 @@ class EngineOptions(BaseModel):
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
-        """Return the options given as text.
-
-        Raises:
-            ConfigError: an option is unknown, its value is out of bounds, or it belongs to another
-                kind of index.
-        """
+        """Return the options given as text."""
         try:
             options = cls.model_validate(dict(given))
         except ValidationError as error:

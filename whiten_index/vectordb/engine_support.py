@@ -7,15 +7,14 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, TypeVar, cast
 
 from whiten_index.address import hide_secrets
 from whiten_index.artifacts.files import is_folder, list_folder
 from whiten_index.errors import ConfigError, DatabaseError, WhitenIndexError
 from whiten_index.paths import cut
 
-P = ParamSpec("P")
-T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 # The words of C's library, as Python and Rust report them, Rust's numbers, and SQLite's words.
 _NOT_WRITABLE = re.compile(
@@ -30,32 +29,16 @@ _SYSTEM_NAMES = ("lost+found",)
 _SHOWN = 500
 
 
-class _Explains(Protocol):
-    target: str
+def reports(doing: str) -> Callable[[Method], Method]:
+    """Let a writer's method raise ``DatabaseError`` in place of any error of its client."""
 
-    @property
-    def explain(self) -> Callable[[Exception], tuple[str, str]]: ...
-
-
-S = TypeVar("S", bound=_Explains)
-
-
-def reports(doing: str) -> Callable[
-    [Callable[Concatenate[S, P], T]], Callable[Concatenate[S, P], T]
-]:  # fmt: skip
-    """Let a method raise ``DatabaseError`` in place of any error of the engine's client.
-
-    Args:
-        doing: what fails, such as ``rows could not be added``.
-    """
-
-    def decorate(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    def decorate(method: Method) -> Method:
         @functools.wraps(method)
-        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             with reporting(self.target, doing, self.explain):
                 return method(self, *args, **kwargs)
 
-        return call
+        return cast(Method, call)
 
     return decorate
 
@@ -64,13 +47,7 @@ def reports(doing: str) -> Callable[
 def reporting(
     target: str, doing: str, explain: Callable[[Exception], tuple[str, str]]
 ) -> Iterator[None]:
-    """Raise ``DatabaseError`` in place of any error of the engine's client.
-
-    Args:
-        target: what was used, as may be shown.
-        doing: what fails.
-        explain: returns the reason, without secrets, and what to do.
-    """
+    """Raise ``DatabaseError`` in place of any error of the engine's client."""
     try:
         yield
     except (WhitenIndexError, MemoryError):
@@ -94,19 +71,7 @@ def disk_advice(reason: str) -> str:
 def require_engine_folder(
     folder: Path, *, engine: str, marks: Sequence[str], address: str, make: bool
 ) -> None:
-    """Refuse a folder of other files, and one that reading would have to make.
-
-    Args:
-        folder: of the tables.
-        engine: name of the engine.
-        marks: patterns of names, one of which is in every folder of the engine.
-        address: of the folder, as it may be shown.
-        make: whether the folder may be made.
-
-    Raises:
-        ConfigError: the folder has other files in it.
-        DatabaseError: nothing was pushed there yet, and it may not be made.
-    """
+    """Refuse a folder of other files, and one that reading would have to make."""
     # The engine itself refuses a file.
     inside = list_folder(folder) if is_folder(folder) else []
     others = [e.name for e in inside if not e.name.startswith(".") and e.name not in _SYSTEM_NAMES]
@@ -124,11 +89,7 @@ def require_engine_folder(
 
 
 def require_name(name: str, pattern: str, *, longest: int, engine: str, rule: str) -> None:
-    """Refuse a name that an engine gives no table.
-
-    Raises:
-        ConfigError: the name does not match the pattern, or has too many bytes.
-    """
+    """Refuse a name that an engine gives no table."""
     if not re.fullmatch(pattern, name) or len(name.encode()) > longest:
         raise ConfigError(
             f"{engine} cannot give a table the name {cut(name)!r}; use 1 to {longest} bytes, {rule}"

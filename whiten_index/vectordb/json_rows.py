@@ -12,9 +12,7 @@ import pyarrow.compute as pc
 
 from whiten_index.corpus.arrow_types import replaced_leaves, times_as_numbers
 from whiten_index.errors import DatabaseError
-from whiten_index.vectordb.row_checks import RowsError
-
-_Change = Callable[[Any], Any]
+from whiten_index.vectordb.database_writer import RowsError
 
 # The years 1 to 9999, which ISO 8601 writes in four digits, in days since 1970.
 _FIRST, _LAST = -719_162, 2_932_896
@@ -33,26 +31,19 @@ def to_objects(rows: pa.RecordBatch, names: Sequence[str]) -> list[dict[str, Any
     """
     columns = []
     for name in names:
-        kind = rows.schema.field(name).type
-        if any(map(_too_far, _leaves(rows.column(name)))):
-            raise RowsError(
-                f"column {name!r} ({kind}) holds a date outside the years 1 to 9999, which this "
-                "database cannot keep; leave it out of --keep, or mend the corpus"
-            )
-        if any(map(_infinite, _leaves(rows.column(name)))):
-            raise RowsError(
-                f"column {name!r} ({kind}) holds infinity, which this database cannot keep; leave "
-                "it out of --keep, or mend the corpus"
-            )
+        kind, column = rows.schema.field(name).type, rows.column(name)
         try:
-            values = rows.column(name).cast(_in_utc(kind)).cast(_plain(kind)).to_pylist()
+            for leaf in _leaves(column):
+                _require_expressible(leaf)
+            values = column.cast(_in_utc(kind)).cast(_plain(kind)).to_pylist()
         except (pa.ArrowException, ValueError) as error:
             raise RowsError(
-                f"column {name!r} ({kind}) holds what cannot be written as text "
-                f"({str(error).splitlines()[0]}); leave it out of --keep, or mend the corpus"
+                f"column {name!r} ({kind}) holds {str(error).splitlines()[0]}, which this database "
+                "cannot keep; leave it out of --keep, or mend the corpus"
             ) from error
-        change = _to_json(kind)
-        columns.append(values if change is None else [change(value) for value in values])
+        if _has_bytes_or_floats(kind):
+            values = [_changed(value, kind, _leaf_to_json, list) for value in values]
+        columns.append(values)
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
@@ -64,11 +55,10 @@ def from_objects(objects: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.
     """
     columns = []
     for field in schema:
-        change = _from_json(field.type)
         values = [each.get(field.name) for each in objects]
         try:
-            if change is not None:
-                values = [change(value) for value in values]
+            if _has_bytes_or_floats(field.type):
+                values = [_changed(each, field.type, _leaf_from_json, tuple) for each in values]
             columns.append(_cast(pa.array(values, _plain(field.type)), field.type))
         except (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError) as error:
             told = (str(error).splitlines() or [type(error).__name__])[0]
@@ -109,22 +99,17 @@ def _leaves(column: pa.Array) -> Iterator[pa.Array]:
         yield column
 
 
-def _too_far(leaf: pa.Array) -> bool:
-    """Tell whether a date or timestamp is outside the years 1 to 9999."""
+def _require_expressible(leaf: pa.Array) -> None:
+    """Refuse what ISO 8601 or JSON has no form for."""
     kind = leaf.type
-    if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
-        return False
-    day = 1 if pa.types.is_date32(kind) else _DAY * _UNITS[getattr(kind, "unit", "ms")]
-    found = pc.min_max(times_as_numbers(leaf)).as_py()
-    first, after = _FIRST * day, (_LAST + 1) * day
-    return found["min"] is not None and not first <= found["min"] <= found["max"] < after
-
-
-def _infinite(leaf: pa.Array) -> bool:
-    """Tell whether a number is infinite, which JSON cannot express."""
-    if not pa.types.is_floating(leaf.type):
-        return False
-    return bool(pc.any(pc.is_inf(leaf.cast(pa.float64()))).as_py())
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        day = 1 if pa.types.is_date32(kind) else _DAY * _UNITS[getattr(kind, "unit", "ms")]
+        found = pc.min_max(times_as_numbers(leaf)).as_py()
+        first, after = _FIRST * day, (_LAST + 1) * day
+        if found["min"] is not None and not first <= found["min"] <= found["max"] < after:
+            raise ValueError("a date outside the years 1 to 9999")
+    if pa.types.is_floating(kind) and pc.any(pc.is_inf(leaf.cast(pa.float64()))).as_py():
+        raise ValueError("infinity")
 
 
 def _in_utc(kind: pa.DataType) -> pa.DataType:
@@ -152,52 +137,43 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return replaced_leaves(kind, leaf)
 
 
-def _to_json(kind: pa.DataType) -> _Change | None:
-    """Return the conversion of a Python value to JSON, None if it needs none."""
-    if _is_bytes(kind):
-        return _unless_null(lambda value: base64.b64encode(value).decode())
-    if pa.types.is_floating(kind):
-        return lambda value: value if value is None or math.isfinite(value) else None
-    return _inside(kind, _to_json, from_json=False)
-
-
-def _from_json(kind: pa.DataType) -> _Change | None:
-    if _is_bytes(kind):
-        return _unless_null(base64.b64decode)
-    if pa.types.is_floating(kind):
-        # A database may write 1.0 as 1, and 1e300 as an integer of 301 digits.
-        return _unless_null(float)
-    return _inside(kind, _from_json, from_json=True)
-
-
-def _inside(
-    kind: pa.DataType, change: Callable[[pa.DataType], _Change | None], *, from_json: bool
-) -> _Change | None:
-    """Return the conversion of a list, struct or map, None if it needs none."""
+def _changed(
+    value: Any, kind: pa.DataType, leaf: Callable[[Any, pa.DataType], Any], pair: type
+) -> Any:
+    """Return a value with its leaves changed, at any depth; pairs of a map are of a type."""
+    if value is None:
+        return None
+    if pa.types.is_dictionary(kind):
+        return _changed(value, kind.value_type, leaf, pair)
     if pa.types.is_map(kind):
-        key, item = (change(each) or _same for each in (kind.key_type, kind.item_type))
-        pair = tuple if from_json else list
-        return _unless_null(lambda pairs: [pair((key(a), item(b))) for a, b in pairs])
+        kinds = (kind.key_type, kind.item_type)
+        return [
+            pair(_changed(one, of, leaf, pair) for one, of in zip(each, kinds, strict=True))
+            for each in value
+        ]
     if pa.types.is_struct(kind):
-        members = {field.name: change(field.type) or _same for field in kind}
-        return _unless_null(
-            lambda value: {name: each(value[name]) for name, each in members.items()}
-        )
-    if any(
-        test(kind)
-        for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    ):
-        each = change(kind.value_type)
-        return None if each is None else _unless_null(lambda values: [each(v) for v in values])
-    return None
+        return {each.name: _changed(value[each.name], each.type, leaf, pair) for each in kind}
+    if pa.types.is_nested(kind):
+        return [_changed(each, kind.value_type, leaf, pair) for each in value]
+    return leaf(value, kind)
 
 
-def _unless_null(change: _Change) -> _Change:
-    return lambda value: None if value is None else change(value)
+def _leaf_to_json(value: Any, kind: pa.DataType) -> Any:
+    if _is_bytes(kind):
+        return base64.b64encode(value).decode()
+    return None if pa.types.is_floating(kind) and not math.isfinite(value) else value
 
 
-def _same(value: Any) -> Any:
-    return value
+def _leaf_from_json(value: Any, kind: pa.DataType) -> Any:
+    if _is_bytes(kind):
+        return base64.b64decode(value)
+    # A database may write 1.0 as 1, and 1e300 as an integer of 301 digits.
+    return float(value) if pa.types.is_floating(kind) else value
+
+
+def _has_bytes_or_floats(kind: pa.DataType) -> bool:
+    """Tell whether values differ in JSON; maps are lists there."""
+    return pa.types.is_nested(kind) or pa.types.is_floating(kind) or _is_bytes(kind)
 
 
 def _is_bytes(kind: pa.DataType) -> bool:

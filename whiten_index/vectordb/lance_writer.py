@@ -8,9 +8,9 @@ drops indexes, so the index is built on the pending table, which is checked, and
 published one. Until then searches read all vectors. A swap that was cut off there is completed by
 the next push, in ``discard``.
 
-Changes wait in a temporary file. They are made in two commits, one that puts rows and one that
-deletes; an error restores the version before. The table is marked with the version to come first,
-so after a kill the next push sends what differs from either version.
+Each batch of changed rows is a commit, and deletions come last, so that no reader misses a row that
+stays; an error restores the version before. The table is marked with the version to come first, so
+after a kill the next push sends what differs from either version.
 
 The engine has no locks, but it makes no commit on top of a ``restore`` or an overwrite that its
 writer has not seen. A push that takes over a table writes its own lease and restores the version
@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -35,16 +36,20 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from whiten_index.corpus.batches import ID
+from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.database_writer import (
     VECTOR,
     DatabaseWriter,
     Layout,
-    Metric,
     Neighbours,
     PushedTable,
     RowChanges,
+    new_lease,
+    not_begun,
+    padded_scores,
+    require_rows,
+    taken_over,
 )
 from whiten_index.vectordb.engine_options import LanceOptions
 from whiten_index.vectordb.engine_support import (
@@ -56,25 +61,19 @@ from whiten_index.vectordb.engine_support import (
     require_name,
 )
 from whiten_index.vectordb.lance_table import (
-    LanceChanges,
-    TableMetadata,
     as_stored,
     from_stored,
-    is_readable,
+    read_metadata,
     read_slices,
     stored_schema,
+    take_over,
     with_ids,
-)
-from whiten_index.vectordb.row_checks import (
-    new_lease,
-    not_begun,
-    padded_scores,
-    require_rows,
-    taken_over,
+    with_metadata,
+    write_metadata,
 )
 
 _PENDING = "__pending"
-_DISTANCES = {Metric.COSINE: "cosine", Metric.INNER_PRODUCT: "dot"}
+_DISTANCES = {"cosine": "cosine", "ip": "dot"}
 _INDEXES = {
     "ivf_flat": "IvfFlat", "ivf_sq": "IvfSq", "ivf_pq": "IvfPq", "ivf_hnsw_sq": "HnswSq",
 }  # fmt: skip
@@ -93,13 +92,45 @@ class _Held:
     """
 
     handle: Any
-    metadata: TableMetadata
+    table: PushedTable
     layout: Layout
-    rows: int
 
-    @property
-    def lease(self) -> str:
-        return self.metadata.table.lease
+
+class LanceChanges(RowChanges):
+    """Changes of a table: rows are put at once, and ids deleted at the end or before a look."""
+
+    def __init__(self, writer: LanceWriter, handle: Any, layout: Layout) -> None:
+        self._writer, self.handle, self._layout = writer, handle, layout
+        self._deleted = set[str | int]()
+        # Id -> number of its rows that were put, which have the numbers from 0 on.
+        self._put = Counter[str | int]()
+
+    def upsert(self, rows: pa.RecordBatch) -> None:
+        """Add rows, or replace those with the same keys."""
+        require_rows(rows, self._layout)
+        with self._writer.reporting("cannot be changed"):
+            merge = self.handle.merge_insert(list(self._layout.key))
+            merge.when_matched_update_all().when_not_matched_insert_all().execute(
+                pa.Table.from_batches([as_stored(rows, self._layout)])
+            )
+        self._put.update(rows[ID].to_pylist())
+
+    def delete(self, ids: Sequence[str | int]) -> None:
+        """Delete all rows with these ids but those that are put; missing ones are ignored."""
+        self._deleted.update(ids)
+
+    def apply(self) -> None:
+        """Delete what is to be deleted."""
+        ids_by_rows = defaultdict[int, list[str | int]](list)
+        for name in self._deleted:
+            ids_by_rows[self._put[name]].append(name)
+        self._deleted.clear()
+        for rows, ids in ids_by_rows.items():
+            if rows and PASSAGE not in self._layout.key:
+                continue
+            kept = f" AND {PASSAGE} >= {rows}" if rows else ""
+            for condition in with_ids(ids):
+                self.handle.delete(condition + kept)
 
 
 class LanceWriter(DatabaseWriter):
@@ -122,12 +153,12 @@ class LanceWriter(DatabaseWriter):
             require_engine_folder(
                 Path(folder), engine="LanceDB", marks=("*.lance",), address=shown, make=make
             )
-        with reporting(self.target, "cannot be opened", self.explain):
+        with self.reporting("cannot be opened"):
             self._database = lancedb.connect(
                 folder, storage_options=dict(self._options.storage) or None
             )
         self._held: _Held | None = None
-        self._changes: tuple[Any, LanceChanges] | None = None
+        self._changes: LanceChanges | None = None
         # Returned by ``published``: a push decides by it what to change.
         self._seen: PushedTable | None = None
 
@@ -143,23 +174,23 @@ class LanceWriter(DatabaseWriter):
         advice = disk_advice(reason) if self._local else ""
         return reason, advice or "push again to resume when that is mended"
 
-    def published(self) -> PushedTable | None:
-        """Return what the table of the name holds, else None.
+    def reporting(self, doing: str) -> AbstractContextManager[None]:
+        """Raise ``DatabaseError`` in place of any error of the engine."""
+        return reporting(self.target, doing, self.explain)
 
-        Raises:
-            DatabaseError: no push made that table.
-        """
+    def published(self) -> PushedTable | None:
+        """Return what the table of the name holds, else None."""
         found = self._open(self._name)
-        self._seen = None if found is None else found[1].table
+        self._seen = None if found is None else found[1]
         return self._seen
 
     @reports("cannot be read")
     def pending(self) -> PushedTable | None:
         """Return the pending table of an earlier push, else None."""
         found = self._open(self._pending_name)
-        if found is None or not found[1].table.lease or not is_readable(found[0]):
+        if found is None or not found[1].lease:
             return None
-        return replace(found[1].table, done=int(found[0].count_rows()))
+        return replace(found[1], done=int(found[0].count_rows()))
 
     @reports("cannot be filled")
     def begin(self, pushed: PushedTable, layout: Layout) -> None:
@@ -167,16 +198,15 @@ class LanceWriter(DatabaseWriter):
         self._open(self._name)
         there = self._open(self._pending_name)
         made = replace(pushed, name=self._pending_name, done=0, changing="", lease=new_lease())
-        metadata = TableMetadata(made, layout.metric)
         # If it were dropped first, what another push has under way could end up in the new one.
         handle = self._database.create_table(
             self._pending_name,
-            schema=metadata.in_schema(stored_schema(layout)),
+            schema=with_metadata(stored_schema(layout), made),
             mode="create" if there is None else "overwrite",
         )
         if there is not None:
             handle.optimize(cleanup_older_than=_NO_AGE)
-        self._held = _Held(handle, metadata, layout, 0)
+        self._held = _Held(handle, made, layout)
 
     @reports("cannot be filled")
     def resume(self, layout: Layout) -> None:
@@ -184,9 +214,10 @@ class LanceWriter(DatabaseWriter):
         found = self._open(self._pending_name)
         if found is None:
             raise not_begun(self.target)
-        handle, metadata = found
+        handle, there = found
         self._require_layout(handle, layout)
-        self._held = _Held(handle, metadata.take(handle), layout, int(handle.count_rows()))
+        taken = replace(take_over(handle, there), done=int(handle.count_rows()))
+        self._held = _Held(handle, taken, layout)
 
     def append(self, rows: pa.RecordBatch) -> None:
         """Add rows to the pending table, in one commit."""
@@ -195,22 +226,23 @@ class LanceWriter(DatabaseWriter):
         with self._writing(held, "refuses rows"):
             if len(rows):
                 held.handle.add(as_stored(rows, held.layout))
-        self._held = replace(held, rows=held.rows + len(rows))
+        counted = replace(held.table, done=held.table.done + len(rows))
+        self._held = replace(held, table=counted)
 
-    def finish(self, layout: Layout) -> None:
+    def finish(self) -> None:
         """Build the index of the pending table."""
         held = self._require_held()
         with self._writing(held, "cannot be indexed"):
-            self._index(held.handle, layout.metric)
+            self._index(held.handle, held.table)
 
     def swap(self) -> None:
         """Overwrite the table of the name with the pending rows in one commit, and index it."""
         held, published = self._require_held(), self._open(self._name)
-        metadata = held.metadata.changed(name=self._name, done=held.rows)
-        schema = metadata.in_schema(held.handle.schema)
+        made = replace(held.table, name=self._name)
+        schema = with_metadata(held.handle.schema, made)
 
         def rows() -> Iterator[pa.RecordBatch]:
-            yield from read_slices(held.handle, held.rows, schema)
+            yield from read_slices(held.handle, made.done, schema)
             # The commit comes next.
             self._require_lease(held)
 
@@ -220,9 +252,9 @@ class LanceWriter(DatabaseWriter):
                 data=pa.RecordBatchReader.from_batches(schema, rows()),
                 mode="create" if published is None else "overwrite",
             )
-        self._held, self._seen = None, metadata.table
-        self._complete_swap(metadata.metric)
-        self._drop_pending(held.lease)
+        self._held, self._seen = None, made
+        self._complete_swap(made)
+        self._drop_pending(made.lease)
 
     def discard(self) -> None:
         """Drop the pending table; complete a swap that was cut off.
@@ -233,49 +265,42 @@ class LanceWriter(DatabaseWriter):
         pending, published = self._open(self._pending_name), self._open(self._name)
         if pending is None:
             return
-        if published is not None and pending[1].same_rows(published[1]):
-            self._complete_swap(published[1].metric)
-        self._drop_pending(None if held is None else held.lease)
+        if published is not None:
+            self._complete_swap(published[1])
+        self._drop_pending(None if held is None else held.table.lease)
 
     @contextmanager
     def changing(self, after: PushedTable, layout: Layout) -> Iterator[RowChanges]:
-        """Open the published table for changes, which are made together at the end or when read.
-
-        Raises:
-            DatabaseError: nothing is published, or another push changed it since ``published``
-                was called.
-        """
+        """Open the published table for changes; an error restores the version before."""
         found = self._open(self._name)
         if found is None:
             raise DatabaseError(f"{self.target} is not there; push all rows to it first")
         handle, before = found
-        if self._seen not in (None, before.table):
+        if self._seen not in (None, before):
             raise taken_over(self.target)
         self._require_layout(handle, layout)
-        with reporting(self.target, "cannot be changed", self.explain):
+        with self.reporting("cannot be changed"):
             version = handle.version
-            marked = replace(before, table=before.table.changing_to(after)).take(handle)
-        changes = LanceChanges(layout)
-        self._changes = handle, changes
+            marked = take_over(handle, before.changing_to(after))
+        self._changes = changes = LanceChanges(self, handle, layout)
         try:
             yield changes
-            with reporting(self.target, "cannot be changed", self.explain):
-                changes.apply(handle)
+            with self.reporting("cannot be changed"):
+                changes.apply()
                 now = replace(
-                    after, done=after.rows, name=self._name, changing="", lease=marked.table.lease
+                    after, done=after.rows, name=self._name, changing="", lease=marked.lease
                 )
-                TableMetadata(now, layout.metric).write(handle)
+                write_metadata(handle, now)
         except BaseException:
             self._restore(handle, version, marked)
             raise
         finally:
             self._changes = None
-            changes.close()
         self._seen = now
         if handle.stats()["fragment_stats"]["num_small_fragments"] > _SMALL_FILES:
             self._tidy(handle)
 
-    def _restore(self, handle: Any, version: int, marked: TableMetadata) -> None:
+    def _restore(self, handle: Any, version: int, marked: PushedTable) -> None:
         with suppress(Exception):
             found = self._open(self._name)
             # Another push may have changed the table since.
@@ -305,18 +330,15 @@ class LanceWriter(DatabaseWriter):
         exact: bool = False,
         pending: bool = False,
     ) -> Neighbours:
-        """Return the nearest rows of queries (q, k): exactly, or by the index.
-
-        By cosines a vector of zeros finds nothing and is never found.
-        """
+        """Return the nearest rows of queries (q, k): exactly, or by the index."""
         table = self._readable(pending=pending)
-        metadata = TableMetadata.read(table)
-        metric = Metric.COSINE if metadata is None else metadata.metric
+        pushed = read_metadata(table)
+        distance = _DISTANCES[pushed.metric if pushed else "cosine"]
         tuning = {} if exact else self._options.search_params(int(table.count_rows()))
         scores, ids = list[list[float]](), list[list[str | int]]()
         for vector in vectors:
             query = table.search(vector, vector_column_name=VECTOR)
-            query = query.distance_type(_DISTANCES[metric]).select([ID, "_distance"])
+            query = query.distance_type(distance).select([ID, "_distance"])
             query = query.bypass_vector_index() if exact else query
             for name, value in tuning.items():
                 query = getattr(query, name)(value)
@@ -326,32 +348,27 @@ class LanceWriter(DatabaseWriter):
         return Neighbours(ids, padded_scores(scores, top_k))
 
     @reports("cannot be opened")
-    def _open(self, name: str) -> tuple[Any, TableMetadata] | None:
-        """Return a new handle of a table and its metadata, None if there is no such table.
-
-        Raises:
-            DatabaseError: no push made it.
-        """
+    def _open(self, name: str) -> tuple[Any, PushedTable] | None:
+        """Return a new handle of a table and what it holds, None if there is no such table."""
         try:
             table = self._database.open_table(name)
         except ValueError as error:
             if "not found" in str(error):
                 return None
             raise
-        metadata = TableMetadata.read(table)
-        if metadata is None:
+        pushed = read_metadata(table)
+        if pushed is None:
             raise DatabaseError(
                 f"{self.target}: there is a table {name} that no push made; give another name "
                 "with --table, or drop it yourself"
             )
-        return table, metadata
+        return table, pushed
 
     def _readable(self, *, pending: bool) -> Any:
         """Return a table as it is now; within changes, as it will be."""
         if self._changes is not None and not pending:
-            handle, changes = self._changes
-            changes.apply(handle)
-            return handle
+            self._changes.apply()
+            return self._changes.handle
         found = self._open(self._pending_name if pending else self._name)
         if found is None:
             raise not_begun(self.target)
@@ -364,14 +381,10 @@ class LanceWriter(DatabaseWriter):
 
     @contextmanager
     def _writing(self, held: _Held, doing: str) -> Iterator[None]:
-        """Write to the pending table.
-
-        Raises:
-            DatabaseError: another push took it over; that may also be why writing failed.
-        """
+        """Write to the pending table."""
         self._require_lease(held)
         try:
-            with reporting(self.target, doing, self.explain):
+            with self.reporting(doing):
                 yield
         except DatabaseError:
             self._require_lease(held)
@@ -380,7 +393,7 @@ class LanceWriter(DatabaseWriter):
     def _require_lease(self, held: _Held) -> None:
         # A new handle: one that is brought up to date misses a table that was made again.
         found = self._open(self._pending_name)
-        if found is None or found[1].table.lease != held.lease:
+        if found is None or found[1].lease != held.table.lease:
             raise taken_over(self.target)
 
     def _require_layout(self, handle: Any, layout: Layout) -> None:
@@ -393,7 +406,7 @@ class LanceWriter(DatabaseWriter):
                 f"{self.target} has rows of another layout; push all rows with --full"
             )
 
-    def _index(self, handle: Any, metric: Metric) -> None:
+    def _index(self, handle: Any, pushed: PushedTable) -> None:
         """Build the index of a table that has none."""
         rows = int(handle.count_rows())
         kind = self._options.index_kind(rows)
@@ -401,7 +414,7 @@ class LanceWriter(DatabaseWriter):
             return
         made = getattr(importlib.import_module("lancedb.index"), _INDEXES[kind])
         params = self._options.index_params(rows)
-        handle.create_index(VECTOR, config=made(distance_type=_DISTANCES[metric], **params))
+        handle.create_index(VECTOR, config=made(distance_type=_DISTANCES[pushed.metric], **params))
 
     @reports("cannot be tidied")
     def _tidy(self, handle: Any) -> None:
@@ -410,28 +423,24 @@ class LanceWriter(DatabaseWriter):
         handle.optimize(cleanup_older_than=age)
 
     @reports("cannot be indexed")
-    def _complete_swap(self, metric: Metric) -> None:
+    def _complete_swap(self, pushed: PushedTable) -> None:
         handle = self._readable(pending=False)
         # Before there is an index: tidying would divide it by the engine's own measure.
         self._tidy(handle)
-        self._index(handle, metric)
+        self._index(handle, pushed)
 
     @reports("cannot be dropped")
     def _drop_pending(self, lease: str | None) -> None:
         """Drop the pending table if its lease is the one given; None for any lease."""
         found = self._open(self._pending_name)
-        if found is not None and lease in (None, "", found[1].table.lease):
+        if found is not None and lease in (None, "", found[1].lease):
             # Cut off midway, it is not taken for a whole one.
-            found[1].changed(lease="").write(found[0])
+            write_metadata(found[0], replace(found[1], lease=""))
             self._database.drop_table(self._pending_name)
 
 
 def _folder_of(address: str) -> str:
-    """Return the folder, or the URL of an object store, that an address names.
-
-    Raises:
-        ConfigError: it names no folder or bucket.
-    """
+    """Return the folder, or the URL of an object store, that an address names."""
     parts = urlsplit(address)
     scheme = parts.scheme.partition("+")[2]
     if scheme and not parts.netloc:

@@ -7,17 +7,25 @@ gets underscores at its end.
 
 from __future__ import annotations
 
+import importlib
 import json
+import logging
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pymilvus import DataType, MilvusClient
 
+from whiten_index.artifacts.files import is_file, is_folder
 from whiten_index.corpus.batches import ID, PASSAGE
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.alias_writer import METADATA_KEY, SUFFIX_BYTES, AliasWriter
 from whiten_index.vectordb.database_writer import (
     VECTOR,
@@ -26,12 +34,21 @@ from whiten_index.vectordb.database_writer import (
     Neighbours,
     PushedTable,
     VectorDtype,
+    blocks,
+    padded_scores,
+    vectors_array,
+    vectors_of,
 )
 from whiten_index.vectordb.engine_options import MilvusOptions
-from whiten_index.vectordb.engine_support import reports, require_name
+from whiten_index.vectordb.engine_support import (
+    disk_advice,
+    first_line,
+    reporting,
+    reports,
+    require_engine_folder,
+    require_name,
+)
 from whiten_index.vectordb.json_rows import from_objects, to_objects
-from whiten_index.vectordb.milvus_connection import MilvusAddress, MilvusConnection
-from whiten_index.vectordb.row_checks import blocks, padded_scores, vectors_array, vectors_of
 
 _PRIMARY = "pk"
 # Names that the client or Milvus Lite keep for themselves.
@@ -60,23 +77,64 @@ class MilvusWriter(AliasWriter):
             rule="letters, digits and underscores, no digit first",
         )  # fmt: skip
         place = MilvusAddress.parse(address, self._options.db)
-        self.explain, self.target = place.explain, f"{place.shown}, collection {name}"
-        self._connection = MilvusConnection(place, make=make)
-        self._milvus, self.engine = self._connection.client, self._connection.engine
+        self.target = f"{place.shown}, collection {name}"
         self._loaded: set[str] = set()
+        self._lite = None if place.file is None else _Lite(place.file, make=make)
+        try:
+            with reporting(place.shown, "it could not be reached", self.explain):
+                self._milvus: Any = MilvusClient(
+                    uri=place.uri if self._lite is None else self._lite.uri,
+                    token=os.environ.get(_TOKEN, ""), db_name=place.database, dedicated=True,
+                    timeout=_CONNECT_SECONDS, **place.tls,
+                )  # fmt: skip
+                release = str(self._milvus.get_server_version())
+        except BaseException:
+            if self._lite is not None:
+                self._lite.stop()
+            raise
+        # A server may be Lite as well.
+        self._is_lite = release.startswith("milvus_lite")
+        number = release.removeprefix("milvus_lite").lstrip("-")
+        self.engine = f"Milvus Lite {number}" if self._is_lite else f"Milvus {release}"
+        found = re.search(r"(\d+)\.(\d+)", number)
+        self._before_2_4 = (
+            not self._is_lite and found is not None and ((int(found[1]), int(found[2])) < (2, 4))
+        )
+        if place.database not in ("", "default") and self._before_2_4:
+            self.close()
+            raise ConfigError(
+                f"{place.shown}: {self.engine} finds no aliases in the database "
+                f"{place.database!r}, which a push needs; use the database 'default', or Milvus "
+                "2.4 or later"
+            )
 
     def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
+        """End the connection, and the server of Milvus Lite if it was started here."""
+        self._milvus.close()
+        if self._lite is not None:
+            self._lite.stop()
+
+    def explain(self, error: Exception) -> tuple[str, str]:
+        """Return the reason of an error of the client, and what to do."""
+        # A client that cannot connect has the server's word in the cause alone.
+        below = error.__cause__ if callable(getattr(error.__cause__, "details", None)) else error
+        details = getattr(below, "details", None)
+        text = getattr(below, "message", "") or (details() if callable(details) else error)
+        reason = first_line(text or error)
+        lower = reason.lower()
+        if "auth" in lower or "privilege" in lower or "permission" in lower:
+            return reason, f"give user:password, or the token, in {_TOKEN}"
+        if "json" in lower and "length" in lower:
+            return reason, (
+                "leave the longest column out of --keep, or raise the server's common.JSONMaxLength"
+            )
+        if "connect" in lower or "unavailable" in lower or "timeout" in lower:
+            return reason, "check that the server runs and that the address is right"
+        return reason, disk_advice(reason) or "push again to resume when that is mended"
 
     def begin(self, pushed: PushedTable, layout: Layout) -> None:
-        """Make an empty staged collection.
-
-        Raises:
-            ConfigError: this Milvus keeps no float16.
-        """
-        lacking = self._connection.lite or not self._connection.has_2_4
-        if lacking and layout.dtype is VectorDtype.FLOAT16:
+        """Make an empty staged collection."""
+        if (self._is_lite or self._before_2_4) and layout.dtype is VectorDtype.FLOAT16:
             # A server before 2.4 takes such rows, and finds wrong ones.
             raise ConfigError(
                 f"{self.engine} keeps no float16, as a Milvus server from 2.4 does; leave --dtype "
@@ -106,7 +164,7 @@ class MilvusWriter(AliasWriter):
     @reports("its metadata could not be written")
     def _write_metadata(self, collection: str, metadata: Mapping[str, Any]) -> None:
         # A server of 2.3.5 loses what was written last when it is started again.
-        for _ in range(1 if self._connection.has_2_4 else 2):
+        for _ in range(2 if self._before_2_4 else 1):
             self._milvus.alter_collection_properties(collection, _properties(metadata))
 
     @reports("the collection could not be made")
@@ -145,7 +203,7 @@ class MilvusWriter(AliasWriter):
                 field_name=VECTOR, index_type=self._options.index.upper(), index_name=VECTOR,
                 metric_type=_METRICS[layout.metric],
                 # The client sends each by itself; Milvus Lite sees them only as one object.
-                params={"params": chosen} if self._connection.lite else chosen,
+                params={"params": chosen} if self._is_lite else chosen,
             )  # fmt: skip
             self._milvus.create_index(pushed.name, params)
         self._load(pushed.name)
@@ -323,3 +381,98 @@ def _among(ids: Sequence[str | int]) -> str:
 
 def _quoted(value: str | int) -> str:
     return f'"{value.translate(_ESCAPES)}"' if isinstance(value, str) else str(value)
+
+
+_TOKEN = "MILVUS_TOKEN"
+_PORT = 19530
+_FORMS = (
+    f"the address of Milvus is one of milvus://host:{_PORT}, milvus+https://host and "
+    f"milvus:///folder/file.db; give the token, or user:password, in {_TOKEN}"
+)
+_CONNECT_SECONDS = 10.0
+
+# What the client and Milvus Lite log as errors, they raise too.
+for _name in ("pymilvus", "milvus_lite", "grpc"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
+
+
+@dataclass(frozen=True)
+class MilvusAddress:
+    """A server or a file."""
+
+    shown: str
+    uri: str = ""
+    file: Path | None = None
+    database: str = ""
+    tls: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, address: str, database: str) -> MilvusAddress:
+        """Return what an address and the option ``db`` name."""
+        parts = urlsplit(address)
+        path = unquote(parts.path)
+        if not parts.netloc:
+            if not path.endswith(".db"):
+                raise ConfigError(
+                    f"milvus://{path}: Milvus Lite takes a file that ends in .db, in its full path"
+                )
+            return cls(f"milvus://{path}", file=Path(path).absolute())
+        secure = parts.scheme == "milvus+https"
+        try:
+            host, port = parts.hostname or "", parts.port or (443 if secure else _PORT)
+        except ValueError:
+            raise ConfigError(_FORMS) from None
+        if not host or host.endswith(".db"):
+            raise ConfigError(f"milvus://{host}: {_FORMS}")
+        inside = path.strip("/")
+        if inside and database and inside != database:
+            raise ConfigError(
+                f"the address names the database {inside!r} and --option db {database!r}"
+            )
+        at = f"{f'[{host}]' if ':' in host else host}:{port}"
+        named = "/".join(filter(None, (at, inside or database)))
+        return cls(
+            f"{parts.scheme}://{named}",
+            f"http{'s' if secure else ''}://{at}",
+            database=inside or database,
+            tls=dict(parse_qsl(parts.query)),
+        )
+
+
+class _Lite:
+    """Milvus Lite: a server of a file, in threads of this process.
+
+    A server that another client of this process started is shared and left running.
+    """
+
+    def __init__(self, file: Path, *, make: bool) -> None:
+        shown = f"milvus://{file}"
+        try:
+            module = importlib.import_module("milvus_lite.server_manager")
+        except ImportError as error:
+            raise ConfigError(
+                f"a file needs Milvus Lite, which is not installed ({error}); run pip install "
+                "'milvus-lite>=3.2.2'"
+            ) from error
+        if is_file(file) or not is_folder(file.parent):
+            raise ConfigError(
+                f"{shown}: Milvus Lite makes a folder of that name inside a folder that is there; "
+                f"name another that ends in .db, or make {file.parent}"
+            )
+        require_engine_folder(
+            file, engine="Milvus Lite", marks=("collections", "LOCK", "databases"), address=shown,
+            make=make,
+        )  # fmt: skip
+        self._file, self._manager = str(file), module.server_manager_instance
+        self._shared = self._file in self._manager._servers
+        self.uri = self._manager.start_and_get_uri(self._file)
+        if self.uri is None:
+            raise DatabaseError(
+                f"Milvus Lite does not open {file}, which it locks for one process at a time and "
+                "must be able to write; close the other process or change the permissions of the "
+                "folder, or use a server"
+            )
+
+    def stop(self) -> None:
+        if not self._shared:
+            self._manager.release_server(self._file)

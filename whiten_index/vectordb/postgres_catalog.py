@@ -11,14 +11,13 @@ from typing import Any
 from psycopg import sql
 
 from whiten_index.errors import DatabaseError
-from whiten_index.vectordb.database_writer import (
-    VECTOR,
-    Layout,
-    Metric,
-    PushedTable,
-    VectorDtype,
+from whiten_index.vectordb.database_writer import VECTOR, Layout, PushedTable, VectorDtype
+from whiten_index.vectordb.postgres_connection import (
+    find_extension,
+    find_schema,
+    shown_address,
+    translated_errors,
 )
-from whiten_index.vectordb.postgres_connection import Server
 from whiten_index.vectordb.postgres_copy import VECTOR_TYPES
 
 _TABLES = """
@@ -69,33 +68,19 @@ _COMMENTS = """
 
 @dataclass(frozen=True)
 class StoredTable:
-    """A table that a push wrote.
-
-    Attributes:
-        pushed: its description; ``name`` is that of the physical table.
-        metric: that its index ranks by.
-        oid: by which the catalog knows it.
-        key: name of its primary key, None before it is built.
-        owner: its role.
-        owned: whether the role of this connection is, or is a member of, the owner.
-    """
+    """A table that a push wrote."""
 
     pushed: PushedTable
-    metric: Metric
     oid: int = 0
     key: str | None = None
     owner: str = ""
     owned: bool = True
 
     def require_layout(self, layout: Layout, target: str) -> None:
-        """Refuse rows of another layout.
-
-        Raises:
-            DatabaseError: with the layout of the table.
-        """
+        """Refuse rows of another layout."""
         made = self.pushed
-        mine = tuple(layout.schema.names), layout.k, layout.dtype.value, layout.metric
-        if (made.columns, made.k, made.dtype, self.metric) != mine:
+        mine = tuple(layout.schema.names), layout.k, layout.dtype.value, layout.metric.value
+        if (made.columns, made.k, made.dtype, made.metric) != mine:
             raise DatabaseError(
                 f"{target} has rows of another layout (k = {made.k}, {made.dtype}, columns "
                 f"{', '.join(made.columns)[:200]}); push all rows with --full"
@@ -103,38 +88,42 @@ class StoredTable:
 
 
 class Catalog:
-    """The published and the pending table of one name.
+    """The published and the pending table of one name, in a schema of a server.
 
-    Args:
-        server: that has them.
-        name: that users query.
+    Attributes:
+        connection: of psycopg.
+        schema: of the tables.
+        extension: schema that pgvector is installed in, "" if it is not.
+        pgvector: its release.
         target: address and name, for errors.
     """
 
-    def __init__(self, server: Server, name: str, target: str) -> None:
-        self._server, self._name, self._target = server, name, target
+    def __init__(self, connection: Any, name: str, schema: str | None, *, make: bool) -> None:
+        self.connection, self._name = connection, name
+        shown = shown_address(connection)
+        with translated_errors(shown):
+            self.schema = find_schema(connection, schema)
+            self.extension, self.pgvector = find_extension(connection, make=make)
+        qualified = sql.Identifier(self.schema, name).as_string(connection)
+        self.target = f"{shown}, table {qualified}"
 
     def place(self, table: str) -> sql.Identifier:
         """Return the qualified name of a table or an index."""
-        return sql.Identifier(self._server.schema, table)
+        return sql.Identifier(self.schema, table)
 
     def execute(self, order: str, *parts: sql.Composable) -> Any:
         """Execute a statement in which each ``{}`` is a part."""
-        return self._server.connection.execute(sql.SQL(order).format(*parts))
+        return self.connection.execute(sql.SQL(order).format(*parts))
 
     def published(self) -> StoredTable | None:
-        """Return the table of the name, None if there is none.
-
-        Raises:
-            DatabaseError: something that no push made has the name.
-        """
+        """Return the table of the name, None if there is none."""
         for row in self._rows():
             if row[0] == self._name:
                 # A copy by CREATE TABLE … LIKE has the comments of columns, not that of the key.
                 found = self._stored(row, row[8])
                 if found is None:
                     raise DatabaseError(
-                        f"{self._target} is there, and no push made it as it is; choose another "
+                        f"{self.target} is there, and no push made it as it is; choose another "
                         "--table, or drop it"
                     )
                 return found
@@ -148,7 +137,7 @@ class Catalog:
 
     def describe(self, table: StoredTable) -> None:
         """Write the description of a table: to its primary key, or before that to its vectors."""
-        told = {"table": self._name, **table.pushed.to_json(), "metric": table.metric.value}
+        told = {"table": self._name, **table.pushed.to_json()}
         place, text = self.place(table.pushed.name), sql.Literal(json.dumps(told))
         if table.key is None:
             self.execute("COMMENT ON COLUMN {}.{} IS {}", place, sql.Identifier(VECTOR), text)
@@ -157,38 +146,29 @@ class Catalog:
             self.execute("COMMENT ON CONSTRAINT {} ON {} IS {}", key, place, text)
 
     def require_replaceable(self, old: StoredTable | None) -> None:
-        """Refuse to replace a table, before any row is sent.
-
-        Raises:
-            DatabaseError: users added something to the table that would be lost, or the role may
-                not replace it.
-        """
-        found = self._server.connection.execute(
+        """Refuse to replace a table, before any row is sent."""
+        found = self.connection.execute(
             "SELECT format('GRANT %%s ON SCHEMA %%I TO %%I', r, %(schema)s::text, current_user) "
             "FROM unnest('{USAGE,CREATE}'::text[]) AS r "
             "WHERE NOT has_schema_privilege(%(schema)s, r)",
-            {"schema": self._server.schema},
+            {"schema": self.schema},
         )
         lacking = [order for (order,) in found.fetchall()]
         if old is not None and not old.owned:
             lacking.append(self._ownership(old))
         if lacking:
-            raise DatabaseError(f"{self._target}: {lack_of_rights(lacking)}")
+            raise DatabaseError(f"{self.target}: {lack_of_rights(lacking)}")
         added = [] if old is None else self._additions(old)
         if added:
             raise DatabaseError(
-                f"{self._target} has what its users added, or what depends on it, and a new table "
+                f"{self.target} has what its users added, or what depends on it, and a new table "
                 f"would lack: {', '.join(added)[:400]}; drop that, push, and create it again"
             )
 
     def require_owned(self, table: StoredTable) -> None:
-        """Refuse to change rows of a table of another role.
-
-        Raises:
-            DatabaseError: with the statement that changes its owner.
-        """
+        """Refuse to change rows of a table of another role."""
         if not table.owned:
-            raise DatabaseError(f"{self._target}: {lack_of_rights([self._ownership(table)])}")
+            raise DatabaseError(f"{self.target}: {lack_of_rights([self._ownership(table)])}")
 
     def carry_access(self, old: StoredTable, new: StoredTable) -> None:
         """Give the new table the owner, the grants and the comments of the old one."""
@@ -215,7 +195,7 @@ class Catalog:
 
     def has_vector_index(self, table: StoredTable) -> bool:
         """Tell whether a table has a valid index of vectors, or of an expression of them."""
-        found = self._server.connection.execute(
+        found = self.connection.execute(
             "SELECT FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid "
             "JOIN pg_am m ON m.oid = c.relam WHERE i.indrelid = %s AND i.indisvalid "
             "AND m.amname <> ALL('{btree,hash,gin,gist,brin,spgist}')",
@@ -224,8 +204,8 @@ class Catalog:
         return found.fetchone() is not None
 
     def _rows(self) -> list[tuple[Any, ...]]:
-        given = {"schema": self._server.schema, "name": self._name, "vector": VECTOR}
-        rows: list[tuple[Any, ...]] = self._server.connection.execute(_TABLES, given).fetchall()
+        given = {"schema": self.schema, "name": self._name, "vector": VECTOR}
+        rows: list[tuple[Any, ...]] = self.connection.execute(_TABLES, given).fetchall()
         return rows
 
     def _stored(self, row: Sequence[Any], description: str | None) -> StoredTable | None:
@@ -233,32 +213,30 @@ class Catalog:
         name, is_table, oid, owner, owned, type_, width, key, *_ = row
         try:
             told = json.loads(description or "")
-            pushed, metric = PushedTable.from_json(told), Metric(told["metric"])
+            pushed = PushedTable.from_json(told)
             made = VECTOR_TYPES[VectorDtype(pushed.dtype)], pushed.k
         except (KeyError, TypeError, ValueError):
             return None
         if not is_table or told.get("table") != self._name or made != (type_, width):
             return None
-        return StoredTable(replace(pushed, name=name), metric, oid, key, owner, owned)
+        return StoredTable(replace(pushed, name=name), oid, key, owner, owned)
 
     def _ownership(self, table: StoredTable) -> str:
-        (order,) = self._server.connection.execute(
+        (order,) = self.connection.execute(
             "SELECT format('ALTER TABLE %%I.%%I OWNER TO %%I (or push as %%I, who owns it, or as a "
             "member of that role)', %s::text, %s::text, current_user, %s::text)",
-            [self._server.schema, table.pushed.name, table.owner],
+            [self.schema, table.pushed.name, table.owner],
         ).fetchone()
         return str(order)
 
     def _additions(self, table: StoredTable) -> list[str]:
         columns, index = list(table.pushed.columns), f"{self._name}_vector_idx"
         given = {"oid": table.oid, "columns": columns, "index": index}
-        found = self._server.connection.execute(_ADDITIONS, given)
+        found = self.connection.execute(_ADDITIONS, given)
         return [told for (told,) in found.fetchall()]
 
     def _of(self, table: StoredTable, query: str) -> list[tuple[Any, ...]]:
-        found: list[tuple[Any, ...]] = self._server.connection.execute(
-            query, {"oid": table.oid}
-        ).fetchall()
+        found: list[tuple[Any, ...]] = self.connection.execute(query, {"oid": table.oid}).fetchall()
         return found
 
 

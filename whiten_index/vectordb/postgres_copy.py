@@ -25,10 +25,17 @@ from psycopg.pq import Format
 from whiten_index.corpus.arrow_types import replaced_leaves
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb.database_writer import VECTOR, Layout, VectorDtype
+from whiten_index.vectordb.database_writer import (
+    VECTOR,
+    Layout,
+    RowsError,
+    VectorDtype,
+    blocks,
+    vectors_array,
+    vectors_of,
+)
 from whiten_index.vectordb.engine_support import first_line
 from whiten_index.vectordb.json_rows import from_objects, to_objects
-from whiten_index.vectordb.row_checks import RowsError, blocks, vectors_array, vectors_of
 
 VECTOR_TYPES = {VectorDtype.FLOAT32: "vector", VectorDtype.FLOAT16: "halfvec"}
 # Ids handed over in one statement.
@@ -52,13 +59,7 @@ _NUMBERS = {
 
 @dataclass(frozen=True)
 class ColumnType:
-    """Type of a column in PostgreSQL.
-
-    Attributes:
-        sql: its name.
-        oid: by which the client knows it, 0 for jsonb.
-        arrow: type whose Python values the client reads and writes.
-    """
+    """Type of a column in PostgreSQL."""
 
     sql: str
     oid: int
@@ -66,11 +67,7 @@ class ColumnType:
 
 
 def column_type(name: str, type_: pa.DataType) -> ColumnType:
-    """Return the type of a column: an array for a list of plain values, jsonb for other nesting.
-
-    Raises:
-        RowsError: PostgreSQL has no such type.
-    """
+    """Return the type of a column: an array for a list of plain values, jsonb for other nesting."""
     tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     is_list = any(test(type_) for test in tests)
     leaf = _leaf_type(type_.value_type if is_list else type_)
@@ -122,24 +119,14 @@ def _leaf_type(type_: pa.DataType) -> tuple[str, pa.DataType] | None:
 
 @dataclass(frozen=True)
 class RowFormat:
-    """Rows of a layout as a table of PostgreSQL has them.
-
-    Attributes:
-        layout: of the rows.
-        extension: schema that pgvector is installed in.
-    """
+    """Rows of a layout as a table of PostgreSQL has them."""
 
     layout: Layout
     extension: str
 
     @cached_property
     def types(self) -> dict[str, ColumnType]:
-        """Type of each column other than the vectors.
-
-        Raises:
-            ConfigError: PostgreSQL cannot name a column so.
-            RowsError: PostgreSQL has no type for a column.
-        """
+        """Type of each column other than the vectors."""
         for name in self.layout.schema.names:
             if name in _SYSTEM_COLUMNS:
                 raise ConfigError(
@@ -179,11 +166,7 @@ class RowFormat:
         return sql.SQL(", ").join(map(sql.Identifier, self.layout.schema.names))
 
     def copy(self, cursor: Any, table: sql.Composable, rows: pa.RecordBatch) -> None:
-        """Add rows to a table.
-
-        Raises:
-            RowsError: PostgreSQL cannot keep a value as it is.
-        """
+        """Add rows to a table."""
         order = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(table, self.names())
         # A thread sends while the next block is built.
         with cursor.copy(order, writer=QueuedLibpqWriter(cursor)) as copy:
@@ -198,11 +181,7 @@ class RowFormat:
             yield self._block(rows.slice(first, _BLOCK_ROWS))
 
     def fetch(self, connection: Any, table: sql.Composable, ids: Sequence[str | int]) -> pa.Table:
-        """Return the rows with some ids.
-
-        Raises:
-            DatabaseError: a column has values that no push wrote.
-        """
+        """Return the rows with some ids."""
         order = sql.SQL("SELECT {} FROM {} WHERE {} = ANY({}::{}[])")
         found = list[tuple[Any, ...]]()
         with connection.cursor(binary=True) as cursor:
@@ -258,11 +237,7 @@ class RowFormat:
         return [(">i2", self.layout.k), (">i2", 0), (_VECTOR_CODES[self.layout.dtype], vectors)]
 
     def _encoded(self, name: str, column: pa.Array) -> pa.Array:
-        """Return the values of a column as an array of bytes, null where the value is.
-
-        Raises:
-            RowsError: a value cannot be kept as it is.
-        """
+        """Return the values of a column as an array of bytes, null where the value is."""
         type_ = self.types[name]
         try:
             if type_.sql == "jsonb":

@@ -37,19 +37,17 @@ from whiten_index.vectordb.database_writer import (
     Neighbours,
     PushedTable,
     VectorDtype,
-)
-from whiten_index.vectordb.engine_options import PostgresOptions
-from whiten_index.vectordb.engine_support import require_name
-from whiten_index.vectordb.postgres_catalog import Catalog, StoredTable
-from whiten_index.vectordb.postgres_connection import Server, translated_errors
-from whiten_index.vectordb.postgres_copy import IDS_AT_ONCE, VECTOR_TYPES, RowFormat
-from whiten_index.vectordb.row_checks import (
     blocks,
     not_begun,
     padded_scores,
     require_rows,
     taken_over,
 )
+from whiten_index.vectordb.engine_options import PostgresOptions
+from whiten_index.vectordb.engine_support import require_name
+from whiten_index.vectordb.postgres_catalog import Catalog, StoredTable
+from whiten_index.vectordb.postgres_connection import connect, translated_errors
+from whiten_index.vectordb.postgres_copy import IDS_AT_ONCE, VECTOR_TYPES, RowFormat
 
 # The widest vectors that pgvector keeps, and that its indexes take.
 _MOST_KEPT = 16_000
@@ -91,11 +89,16 @@ class PostgresWriter(DatabaseWriter):
             name, r"[^.\x00\s]([^.\x00]*[^.\x00\s])?", engine="PostgreSQL", longest=_LONGEST_NAME,
             rule="no dot, and no blank at either end; --option schema=NAME names the schema",
         )  # fmt: skip
-        server = Server.connect(address, self._options, make=make)
-        self._server, self._name, self._connection = server, name, server.connection
-        qualified = sql.Identifier(server.schema, name).as_string(self._connection)
-        self.engine, self.target = server.engine, f"{server.shown}, table {qualified}"
-        self._catalog = Catalog(server, name, self.target)
+        self._connection, self._name = connect(address, self._options, make=make), name
+        try:
+            self._catalog = Catalog(self._connection, name, self._options.schema_name, make=make)
+        except BaseException:
+            self.close()
+            raise
+        release = str(self._connection.info.parameter_status("server_version")).split()[0]
+        pgvector = self._catalog.pgvector
+        extension = f", pgvector {pgvector}" if pgvector else " without pgvector"
+        self.engine, self.target = f"PostgreSQL {release}{extension}", self._catalog.target
         self._place, self._execute = self._catalog.place, self._catalog.execute
         self._locked = False
         self._filling: tuple[StoredTable, RowFormat] | None = None
@@ -127,19 +130,19 @@ class PostgresWriter(DatabaseWriter):
     def begin(self, pushed: PushedTable, layout: Layout) -> None:
         """Create an empty pending table, if the published one can be replaced."""
         self._require_width(layout)
-        halves = [int(each) for each in self._server.pgvector.split(".")[:2] if each.isdigit()]
+        halves = [int(each) for each in self._catalog.pgvector.split(".")[:2] if each.isdigit()]
         if layout.dtype is VectorDtype.FLOAT16 and halves < [0, 7]:
             raise ConfigError(
-                f"pgvector {self._server.pgvector} has no float16; run ALTER EXTENSION vector "
+                f"pgvector {self._catalog.pgvector} has no float16; run ALTER EXTENSION vector "
                 "UPDATE to 0.7 or later, or push with --dtype float32"
             )
-        rows = RowFormat(layout, self._server.extension)
+        rows = RowFormat(layout, self._catalog.extension)
         columns = rows.definition()
         self._lock()
         self._catalog.require_replaceable(self._catalog.published())
         name = f"{self._name}__{secrets.token_hex(4)}"
         names = tuple(layout.schema.names)
-        table = StoredTable(replace(pushed, done=0, name=name, columns=names), layout.metric)
+        table = StoredTable(replace(pushed, done=0, name=name, columns=names))
         with self._connection.transaction():
             self._drop_pending()
             # A vacuum would hold up each batch, which is counted under the same lock.
@@ -155,14 +158,12 @@ class PostgresWriter(DatabaseWriter):
         table = self._pending(layout)
         # Users may have added something since it was begun.
         self._catalog.require_replaceable(self._catalog.published())
-        self._filling = table, RowFormat(layout, self._server.extension)
+        self._filling = table, RowFormat(layout, self._catalog.extension)
 
     @_translated
     def append(self, rows: pa.RecordBatch) -> None:
         """Add rows to the pending table and count them as done, in one transaction."""
-        if self._filling is None:
-            raise not_begun(self.target)
-        table, form = self._filling
+        table, form = self._require_filling()
         require_rows(rows, form.layout)
         if not len(rows):
             return
@@ -181,9 +182,10 @@ class PostgresWriter(DatabaseWriter):
         self._filling = table, form
 
     @_translated
-    def finish(self, layout: Layout) -> None:
+    def finish(self) -> None:
         """Build the indexes of the pending table that are not there yet."""
         self._lock()
+        layout = self._require_filling()[1].layout
         table = self._pending(layout)
         place = self._place(table.pushed.name)
         if table.key is None:
@@ -254,7 +256,7 @@ class PostgresWriter(DatabaseWriter):
                         raise DatabaseError(
                             f"another push changed {self.target} meanwhile; push again"
                         )
-                    form = RowFormat(layout, self._server.extension)
+                    form = RowFormat(layout, self._catalog.extension)
                     yield PostgresChanges(self._connection, self._place(self._name), form)
                     now = replace(
                         after, done=after.rows, name=self._name, columns=table.pushed.columns
@@ -292,7 +294,7 @@ class PostgresWriter(DatabaseWriter):
         """Return the rows with these ids, in any order, with the schema of the layout."""
         table = self._table(pending=pending)
         table.require_layout(layout, self.target)
-        form = RowFormat(layout, self._server.extension)
+        form = RowFormat(layout, self._catalog.extension)
         return form.fetch(self._connection, self._place(table.pushed.name), ids)
 
     @_translated
@@ -310,8 +312,8 @@ class PostgresWriter(DatabaseWriter):
         if not exact:
             params = self._options.search_params(table.pushed.rows, top_k)
             settings = {} if self._options.index == "none" else {"enable_seqscan": "off", **params}
-        _, operator, most = _OPERATORS[table.metric]
-        extension = self._server.extension
+        _, operator, most = _OPERATORS[Metric(table.pushed.metric)]
+        extension = self._catalog.extension
         type_ = sql.Identifier(extension, VECTOR_TYPES[VectorDtype(table.pushed.dtype)])
         ids, scores = list[list[str | int]](), list[list[float]]()
         # Rolled back, so that no setting outlives the searches.
@@ -347,7 +349,7 @@ class PostgresWriter(DatabaseWriter):
                 "CREATE INDEX IF NOT EXISTS {} ON {} USING {} ({} {}) WITH ({})",
                 sql.Identifier(f"{table.pushed.name}v"), self._place(table.pushed.name),
                 sql.SQL(self._options.index), sql.Identifier(VECTOR),
-                sql.Identifier(self._server.extension, operators), sql.SQL(", ").join(settings),
+                sql.Identifier(self._catalog.extension, operators), sql.SQL(", ").join(settings),
             )  # fmt: skip
 
     def _require_width(self, layout: Layout) -> None:
@@ -406,11 +408,7 @@ class PostgresWriter(DatabaseWriter):
         self._connection.execute("SELECT set_config('lock_timeout', %s, true)", [milliseconds])
 
     def _lock(self, seconds: float | None = None) -> None:
-        """Keep other pushes from the name until ``_unlock`` or the end of the session.
-
-        Raises:
-            DatabaseError: another push holds the lock for so long, by default ``lock_timeout``.
-        """
+        """Keep other pushes from the name until ``_unlock`` or the end of the session."""
         if self._locked:
             return
         try:
@@ -433,7 +431,7 @@ class PostgresWriter(DatabaseWriter):
 
     @property
     def _lock_name(self) -> list[str]:
-        return [f"whiten-index {self._server.schema} {self._name}"]
+        return [f"whiten-index {self._catalog.schema} {self._name}"]
 
     def _table(self, *, pending: bool) -> StoredTable:
         if pending:
@@ -450,6 +448,11 @@ class PostgresWriter(DatabaseWriter):
         if layout is not None:
             table.require_layout(layout, self.target)
         return table
+
+    def _require_filling(self) -> tuple[StoredTable, RowFormat]:
+        if self._filling is None:
+            raise not_begun(self.target)
+        return self._filling
 
     def _drop_pending(self) -> None:
         while (table := self._catalog.pending()) is not None:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.files import exists, resolved
+from whiten_index.artifacts.files import resolved
 from whiten_index.artifacts.prefetch import ahead
 from whiten_index.errors import DatabaseError, GateError
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.vectordb.database_writer import DatabaseWriter, PushedTable
+from whiten_index.vectordb.database_writer import DatabaseWriter, PushedTable, RowsError
 from whiten_index.vectordb.push_check import check_rows
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_delta import Delta, delta_since
 from whiten_index.vectordb.push_source import PushSource
 from whiten_index.vectordb.registry import open_writer
-from whiten_index.vectordb.row_checks import RowsError
 from whiten_index.vectordb.vector_files import (
     ending,
     require_file,
@@ -83,11 +82,7 @@ class PushReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        found = {
-            name: dict(value) if isinstance(value, Mapping) else value
-            for name, value in vars(self).items()
-        }
-        return found | {"notes": list(self.notes), "columns": list(self.columns)}
+        return {**asdict(self), "notes": list(self.notes), "columns": list(self.columns)}
 
 
 def push_index(config: PushConfig, *, progress: Progress | None = None) -> PushReport:
@@ -184,33 +179,21 @@ def _write_file(config: PushConfig, stages: Stages) -> PushReport:
 
 def _report(source: PushSource, stages: Stages, **found: Any) -> PushReport:
     after = source.pushed()
-    same = {
-        name: getattr(after, name)
-        for name in ("version", "rows", "k", "dtype", "query_digest", "columns")
-    }
-    seconds, rows = dict(stages.seconds), dict(stages.rows)
-    return PushReport(**same, seconds=seconds, stage_rows=rows, **found)
+    names = ("version", "rows", "k", "dtype", "query_digest", "columns")
+    found |= {name: getattr(after, name) for name in names}
+    return PushReport(seconds=dict(stages.seconds), stage_rows=dict(stages.rows), **found)
 
 
-@dataclass(frozen=True, eq=False)
 class _TablePush:
-    """Push to one table or collection.
+    """Push to one table or collection."""
 
-    Attributes:
-        config: of the push.
-        source: rows that the table is to have.
-        writer: of the table.
-        stages: receives progress.
-        notes: remarks for the report.
-        was: version and rows before, as in the report.
-    """
-
-    config: PushConfig
-    source: PushSource
-    writer: DatabaseWriter
-    stages: Stages
-    notes: list[str] = field(default_factory=list)
-    was: dict[str, Any] = field(default_factory=dict)
+    def __init__(
+        self, config: PushConfig, source: PushSource, writer: DatabaseWriter, stages: Stages
+    ) -> None:
+        self.config, self.source, self.writer, self.stages = config, source, writer, stages
+        self.notes = list[str]()
+        # Version and rows before, as in the report.
+        self.was: dict[str, Any] = {}
 
     def run(self) -> PushReport:
         """Change the rows that changed, fill a new table, or do nothing."""
@@ -225,7 +208,7 @@ class _TablePush:
             return self._fill(before, after, "--full")
         if not before.same_vectors(after):
             _require_form(target, before, after)
-            return self._fill(before, after, _difference(self.source, before, after))
+            return self._fill(before, after, _difference(before, after))
         if not before.changing and there != before.rows:
             why = f"it counts {there:,} rows and should have {before.rows:,}"
             return self._fill(before, after, why)
@@ -262,7 +245,7 @@ class _TablePush:
                         self.writer.append(batch)
                         watcher.advance(batch.num_rows)
             with self.stages.stage("index", len(self.source)):
-                self.writer.finish(self.source.layout)
+                self.writer.finish()
         except RowsError:
             # To resume with these rows would fail again.
             self._drop()
@@ -290,8 +273,8 @@ class _TablePush:
         self.stages.watcher.note(f"an interrupted push had sent {pending.done:,} rows; resuming")
         if pending.options != after.options:
             self._note(
-                f"the table was begun with other options ({_other_options(pending, after)}), and "
-                "may keep them; push with --full after this to rebuild it"
+                f"the table was begun with other options ({pending.options}), and may keep them; "
+                "push with --full after this to rebuild it"
             )
         return pending.done
 
@@ -318,11 +301,7 @@ class _TablePush:
         )
 
     def _checked(self, *, pending: bool, among: NDArray[np.int64] | None = None) -> dict[str, Any]:
-        """Compare the rows in the database with those sent.
-
-        Raises:
-            GateError: they differ. A pending table is dropped, since resuming would fail again.
-        """
+        """Compare the rows in the database with those sent; drop a pending table that differs."""
         with self.stages.stage("check", self.config.check):
             found, faults = check_rows(
                 self.source, self.writer, self.config, pending=pending, among=among
@@ -346,8 +325,8 @@ class _TablePush:
     def _note_options(self, before: PushedTable, after: PushedTable) -> None:
         if before.options != after.options:
             self._note(
-                f"the table was made with other options ({_other_options(before, after)}), and "
-                "keeps them; push with --full to rebuild it"
+                f"the table was made with other options ({before.options}), and keeps them; push "
+                "with --full to rebuild it"
             )
 
     def _note(self, text: str) -> None:
@@ -371,12 +350,7 @@ class _TablePush:
 def _require_rows(
     config: PushConfig, target: str, source: PushSource, before: PushedTable, *, there: int
 ) -> None:
-    """Refuse to delete rows that users search, or that others inserted.
-
-    Raises:
-        GateError: the table would lose more than ``max_shrink`` of its rows, or rows that no push
-            sent.
-    """
+    """Refuse to delete many rows that users search, or rows that no push sent."""
     if there > before.rows and not before.changing and not config.full:
         raise GateError(
             f"{target} has {there:,} rows, and {there - before.rows:,} of them were put there by "
@@ -392,11 +366,7 @@ def _require_rows(
 
 
 def _require_form(target: str, before: PushedTable, after: PushedTable) -> None:
-    """Refuse rows that would break programs that query the table.
-
-    Raises:
-        GateError: they have another width or type, or lack a column.
-    """
+    """Refuse rows of another width or type, or that lack a column."""
     broken = list[str]()
     if before.k != after.k:
         broken.append(
@@ -408,27 +378,18 @@ def _require_form(target: str, before: PushedTable, after: PushedTable) -> None:
         broken.append(f"{lost} would be gone (build the index with --keep for each)")
     if broken:
         raise GateError(
-            f"{target} is in use, and programs that query it would trip over this push: "
-            f"{'; '.join(broken)}: {_IF_SO} --full"
+            f"{target} is in use, and programs that query it would break: {'; '.join(broken)}: "
+            f"{_IF_SO} --full"
         )
 
 
-def _difference(source: PushSource, before: PushedTable, after: PushedTable) -> str:
+def _difference(before: PushedTable, after: PushedTable) -> str:
     """Return why rows of one table cannot be changed into those of the other."""
-    reasons = [
-        f"{name} is {new} and was {old}"
-        for name, old, new in (("k", before.k, after.k), ("dtype", before.dtype, after.dtype))
-        if new != old
-    ]
-    if lost := _only_in(before, after):
-        reasons.append(f"without {lost}")
     if new := _only_in(after, before):
-        reasons.append(f"with {new}")
-    if before.k == after.k and before.query_digest != after.query_digest:
-        reasons.append("the transform or the encoder is another one")
-        if not exists(source.folder.with_name(before.version)):
-            reasons.append(f"and {source.root} has no version {before.version}, which is there")
-    return ", ".join(reasons) or "the metric, or the type of a column, is another one"
+        return f"with {new}"
+    if before.query_digest != after.query_digest:
+        return "the transform or the encoder is another one"
+    return "the metric, or the type of a column, is another one"
 
 
 def _only_in(one: PushedTable, other: PushedTable) -> str:
@@ -444,16 +405,3 @@ def _new_queries_note(before: PushedTable | None, after: PushedTable) -> list[st
         f"queries must be reduced anew: the query digest was {before.query_digest}; open query "
         "halves again, and export again what was exported (folders, models, SQL functions)"
     ]
-
-
-def _other_options(before: PushedTable, after: PushedTable) -> str:
-    """Return the options that differ between two tables."""
-    old, new = (
-        {name: value for name, _, value in (one.partition("=") for one in each.options.split())}
-        for each in (before, after)
-    )
-    names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
-    return ", ".join(
-        f"{name} is {old.get(name, 'not set')} there and {new.get(name, 'nothing')} was given"
-        for name in names
-    )

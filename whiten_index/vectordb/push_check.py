@@ -13,10 +13,15 @@ from whiten_index.corpus.arrow_types import times_as_numbers
 from whiten_index.corpus.batches import ID
 from whiten_index.index.exact import exact_neighbours
 from whiten_index.paths import cut
-from whiten_index.vectordb.database_writer import VECTOR, DatabaseWriter, Layout, VectorDtype
+from whiten_index.vectordb.database_writer import (
+    VECTOR,
+    DatabaseWriter,
+    Layout,
+    VectorDtype,
+    vectors_of,
+)
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
-from whiten_index.vectordb.row_checks import vectors_of
 
 TOP_K, QUERIES = 10, 20
 # Rounding of a coordinate of a unit vector.
@@ -63,9 +68,14 @@ def check_rows(
     found["compared"] = len(rows)
     faults += differences(sent, there, source.layout)
     if pending:
-        measured, wrong = _searched(source, writer, _queries(sent, rng))
-        found |= measured
-        faults += wrong
+        vectors = np.concatenate([vectors_of(batch) for batch in sent.to_batches()])
+        # Vectors of zeros have no neighbours.
+        queries = vectors[rng.permutation(np.flatnonzero(vectors.any(axis=1)))[:QUERIES]]
+        found |= _searched(source, writer, queries)
+        if found.get("exact_recall", 1) < 1:
+            faults.append(
+                f"exact search finds {found['exact_recall']:.0%} of the nearest rows of brute force"
+            )
     return found, faults
 
 
@@ -133,17 +143,9 @@ def _keys(rows: pa.Table, layout: Layout) -> Iterator[Any]:
     return iter(columns[0]) if len(columns) == 1 else zip(*columns, strict=True)
 
 
-def _queries(sent: pa.Table, rng: np.random.Generator) -> NDArray[np.float32]:
-    """Return up to ``QUERIES`` vectors that are not all zeros: these have no neighbours."""
-    vectors = np.concatenate([vectors_of(batch) for batch in sent.to_batches()])
-    some = np.flatnonzero(vectors.any(axis=1))
-    chosen: NDArray[np.float32] = vectors[rng.permutation(some)[:QUERIES]]
-    return chosen
-
-
 def _searched(
     source: PushSource, writer: DatabaseWriter, queries: NDArray[np.float32]
-) -> tuple[dict[str, Any], list[str]]:
+) -> dict[str, Any]:
     """Compare exact and approximate search with brute force over all vectors."""
     zeros = 0
 
@@ -161,7 +163,7 @@ def _searched(
     if zeros:
         found["zero_vectors"] = zeros
     if not len(queries):
-        return found, []
+        return found
     top_k = min(TOP_K, len(source) - zeros)
     least = best[:, top_k - 1 : top_k] - _TIED[source.layout.dtype]
 
@@ -169,10 +171,4 @@ def _searched(
         scores = writer.search(queries, top_k, exact=exact, pending=True).scores
         return float(np.mean(scores >= least))
 
-    found |= {"exact_recall": recall(exact=True), "recall": recall(exact=False)}
-    if found["exact_recall"] < 1:
-        return found, [
-            f"exact search finds {found['exact_recall']:.0%} of the {top_k} nearest rows of brute "
-            "force"
-        ]
-    return found, []
+    return found | {"exact_recall": recall(exact=True), "recall": recall(exact=False)}

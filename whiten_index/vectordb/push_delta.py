@@ -51,22 +51,19 @@ class _Update:
 def delta_since(
     source: PushSource, before: PushedTable, after: PushedTable
 ) -> tuple[Delta | None, str]:
-    """Return the changes to make, None for all rows, and the reason.
-
-    Raises:
-        ArtifactError: the change list of an update is damaged.
-    """
+    """Return the changes to make, None for all rows, and the reason."""
     total, most = len(source), int(_MOST_CHANGED * len(source))
     interrupted = before.changing.split()
     updates = _updates_between(source.root, before.version, [after.version, *interrupted])
     if updates is None:
         return None, f"what changed since version {before.version} is not known"
     many = f"more than a tenth of the {total:,} rows changed since version {before.version}"
-    ids = pa.array([], pa.large_string())
-    # Each list names a document once: if one is too long, none has to be read.
-    for update in [] if any(len(each.ids) > most for each in updates) else updates:
-        ids = pc.unique(pa.chunked_array([ids, *update.ids.cast(pa.large_string()).chunks]))
-    if any(len(each.ids) > most for each in updates) or len(ids) > most:
+    # Each list names a document once.
+    if max((len(each.ids) for each in updates), default=0) > most:
+        return None, many
+    lists = [chunk for each in updates for chunk in each.ids.cast(pa.large_string()).chunks]
+    ids = pc.unique(pa.chunked_array(lists, pa.large_string()))
+    if len(ids) > most:
         return None, many
     rows, there = source.rows_of(ids)
     gone = ids if PASSAGE in source.layout.schema.names else ids.filter(pa.array(~there))
@@ -81,25 +78,18 @@ def delta_since(
 
 
 def _updates_between(root: Path, was: str, others: Iterable[str]) -> list[_Update] | None:
-    """Return the updates between a version and some others, earlier or later.
-
-    Returns:
-        None if a build or a new transform lies between two of them, or a version was pruned.
-    """
-    one, needed = _history(root, was), dict[str, _Update]()
+    """Return the updates between a version and some others, earlier or later."""
+    one, needed = _history(root, was), dict[str, _Update | None]()
     for now in others:
         other = _history(root, now)
         common = next((name for name in other if name in one), None)
         if common is None:
             return None
         for history in (one, other):
-            for name, update in history.items():
-                if name == common:
-                    break
-                if update is None or not update.keeps:
-                    return None
-                needed[name] = update
-    return list(needed.values())
+            names = list(history)
+            needed |= {name: history[name] for name in names[: names.index(common)]}
+    found = [update for update in needed.values() if update is not None and update.keeps]
+    return found if len(found) == len(needed) else None
 
 
 def _history(root: Path, version: str) -> dict[str, _Update | None]:

@@ -24,9 +24,15 @@ from whiten_index.store.digest_index import HashTable, string_keys
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings
-from whiten_index.vectordb.database_writer import VECTOR, Layout, Metric, PushedTable, VectorDtype
+from whiten_index.vectordb.database_writer import (
+    VECTOR,
+    Layout,
+    Metric,
+    PushedTable,
+    VectorDtype,
+    vectors_array,
+)
 from whiten_index.vectordb.push_config import PushConfig
-from whiten_index.vectordb.row_checks import vectors_array
 from whiten_index.versions.documents import Documents
 from whiten_index.versions.provenance import corpus_record, open_store
 from whiten_index.versions.published import (
@@ -51,16 +57,7 @@ _REMEDY = "name the store it was built from with --store DIR, or build the index
 class PushSource:
     """Published version of an index, and the embeddings it was built from.
 
-    Attributes:
-        root: index folder.
-        folder: of the version.
-        fields: manifest of the version.
-        documents: row -> id and kept columns.
-        whitening: transform, as wide as the vectors to push.
-        store: raw embeddings.
-        record: corpus of the version, row by row.
-        layout: of the rows.
-        rows_at_once: number of rows sent, or read back, at once.
+    ``whitening`` is as wide as the vectors to push; ``rows_at_once`` are sent, or read back.
     """
 
     root: Path
@@ -75,13 +72,7 @@ class PushSource:
 
     @classmethod
     def open(cls, config: PushConfig) -> PushSource:
-        """Open the published version, checking the checksums of all files that a push reads.
-
-        Raises:
-            ArtifactError: nothing is published, or it or its store is damaged or missing.
-            ConfigError: the width is more than the vectors have, or a kept column has the name
-                that the vectors take.
-        """
+        """Open the published version, checking the checksums of all files that a push reads."""
         root = Path(config.index)
         return with_published(root, lambda version: cls._opened(root, version, config))
 
@@ -124,15 +115,15 @@ class PushSource:
             transform=self.transform,
             k=self.whitening.k,
             dtype=self.layout.dtype.value,
+            metric=self.layout.metric.value,
             rows=len(self),
-            query_digest=self._query_digest,
+            query_digest=digest_of(
+                self.fields["encoder_fingerprint"],
+                self.whitening,
+                recorded_spec(self.fields["encoder"]),
+            ),
             columns=tuple(self.layout.schema.names),
         )
-
-    @cached_property
-    def _query_digest(self) -> str:
-        queries = recorded_spec(self.fields["encoder"])
-        return digest_of(self.fields["encoder_fingerprint"], self.whitening, queries)
 
     @cached_property
     def transform(self) -> str:
@@ -153,11 +144,7 @@ class PushSource:
             yield np.arange(first, min(first + self.rows_at_once, len(self)))
 
     def at(self, rows: NDArray[np.int64]) -> list[pa.RecordBatch]:
-        """Return rows by their numbers, in that order, as few batches as can hold their texts.
-
-        Raises:
-            ArtifactError: an embedding cannot be read, or is no number.
-        """
+        """Return rows by their numbers, in that order, as few batches as can hold their texts."""
         try:
             table = self.documents.take(rows)
         except pa.ArrowInvalid as error:
@@ -174,10 +161,7 @@ class PushSource:
             vectors if field.name == VECTOR else table[field.name].cast(field.type)
             for field in schema
         ]
-        batches: list[pa.RecordBatch] = (
-            pa.table(columns, schema=schema).combine_chunks().to_batches()
-        )
-        return batches
+        return list(pa.table(columns, schema=schema).combine_chunks().to_batches())
 
     def batches_of(self, wanted: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
         """Yield rows by their numbers, in that order, in batches."""
@@ -190,11 +174,7 @@ class PushSource:
             yield self._vectors(block)
 
     def rows_of(self, ids: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the rows of documents, in order, and a mask of the ids that have any.
-
-        Args:
-            ids: integers or strings; an integer is the document of the same digits.
-        """
+        """Return the rows of documents, in order, and a mask of the ids that have any."""
         table = HashTable([string_keys(ids)])
         there = np.zeros(len(ids), dtype=np.bool_)
         found = list[NDArray[np.int64]]()

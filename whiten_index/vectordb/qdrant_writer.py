@@ -5,18 +5,24 @@ A point's id is a UUID made of its row's key. Its payload is the row as JSON: id
 
 from __future__ import annotations
 
+import os
+import re
+import ssl
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from qdrant_client import models
+from qdrant_client import QdrantClient, models
 
 from whiten_index.corpus.batches import ID, PASSAGE
-from whiten_index.errors import DatabaseError
+from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.alias_writer import METADATA_KEY, SUFFIX_BYTES, AliasWriter
 from whiten_index.vectordb.database_writer import (
     VECTOR,
@@ -25,12 +31,21 @@ from whiten_index.vectordb.database_writer import (
     Neighbours,
     PushedTable,
     VectorDtype,
+    blocks,
+    padded_scores,
+    vectors_array,
+    vectors_of,
 )
 from whiten_index.vectordb.engine_options import QdrantOptions
-from whiten_index.vectordb.engine_support import reports, require_name
+from whiten_index.vectordb.engine_support import (
+    disk_advice,
+    first_line,
+    reporting,
+    reports,
+    require_engine_folder,
+    require_name,
+)
 from whiten_index.vectordb.json_rows import from_objects, to_objects
-from whiten_index.vectordb.qdrant_connection import QdrantAddress, open_client
-from whiten_index.vectordb.row_checks import blocks, padded_scores, vectors_array, vectors_of
 
 # Namespace of the UUIDs of rows. Never changed: earlier rows are found by it.
 _NAMESPACE = uuid.UUID("9d621fcd-1abb-43aa-ac44-d636e07596b2")
@@ -58,8 +73,12 @@ class QdrantWriter(AliasWriter):
             rule='no control characters and none of < > : " / \\ | ? *',
         )  # fmt: skip
         self._client, self.engine = open_client(place, self._options, make=make)
-        self._local, self.explain = place.folder is not None, place.explain
+        self._local, self._place = place.folder is not None, place
         self.target = f"{place.shown}, collection {name}"
+
+    def explain(self, error: Exception) -> tuple[str, str]:
+        """Return the reason of an error of the client, and what to do."""
+        return self._place.explain(error)
 
     def close(self) -> None:
         """Close the connection."""
@@ -278,3 +297,127 @@ def _quantization(kind: str) -> Any:
         type=models.ScalarType.INT8, quantile=0.99, always_ram=True
     )
     return models.ScalarQuantization(scalar=scalar)
+
+
+# Collections keep metadata, in which a push writes what they hold, from this release on.
+_LEAST_RELEASE = (1, 16)
+_PORT = 6333
+_FORMS = f"qdrant://host:{_PORT}, qdrant+https://host:{_PORT} and qdrant:///folder"
+
+
+@dataclass(frozen=True)
+class QdrantAddress:
+    """A server or a folder."""
+
+    shown: str
+    url: str = ""
+    folder: Path | None = None
+
+    @classmethod
+    def parse(cls, address: str) -> QdrantAddress:
+        """Return what an address names."""
+        parts = urlsplit(address)
+        https, path = parts.scheme == "qdrant+https", unquote(parts.path).rstrip("/")
+        if not parts.netloc and path and not https:
+            return cls(f"qdrant://{path}", folder=Path(path))
+        try:
+            host, port = parts.hostname or "", parts.port or _PORT
+        except ValueError:
+            host, port = "", 0
+        if not host:
+            raise ConfigError(f"the address of Qdrant is one of {_FORMS}")
+        place = f"{f'[{host}]' if ':' in host else host}:{port}{path}"
+        return cls(f"{parts.scheme}://{place}", f"http{'s' if https else ''}://{place}")
+
+    def explain(self, error: Exception) -> tuple[str, str]:
+        """Return the reason of an error of the client, and what to do."""
+        # REST and gRPC have their own errors, and wrap those of their transports.
+        cause = getattr(error, "source", error)
+        status, code = getattr(error, "status_code", None), getattr(error, "code", None)
+        why: object = cause
+        if status is not None:
+            why = f"{status}: {_answer(error)}"
+        elif callable(code):
+            status = code().name
+            why = f"{status}: {getattr(error, 'details', str)()}"
+        elif type(cause).__module__.startswith(("httpx", "httpcore")):
+            status = "UNAVAILABLE"
+        reason = first_line(why)
+        return reason, self._advice(status, reason)
+
+    def _advice(self, status: Any, reason: str) -> str:
+        if "CERTIFICATE_VERIFY_FAILED" in reason:
+            return "name a file of the certificates to trust with --option tls_ca=FILE"
+        if status in (401, 403, "UNAUTHENTICATED", "PERMISSION_DENIED"):
+            return "give a key that may write in QDRANT_API_KEY"
+        if status in ("UNAVAILABLE", "DEADLINE_EXCEEDED", 502, 503, 504):
+            return (
+                "check that a Qdrant server answers there, or give it more seconds with "
+                "--option timeout=N; push again to resume"
+            )
+        if "already accessed" in reason:
+            return "another connection has this folder, and it takes one at a time; close that one"
+        if self.folder is not None:
+            return disk_advice(reason) or "push again when that is mended"
+        return "see the log of the server, and push again"
+
+
+def open_client(
+    address: QdrantAddress, options: QdrantOptions, *, make: bool
+) -> tuple[QdrantClient, str]:
+    """Return a connected client, and the name and release of the engine."""
+    if address.folder is not None:
+        return _open_folder(address, address.folder, options, make=make)
+    with reporting(address.shown, "it could not be reached", address.explain):
+        client = QdrantClient(
+            url=address.url, api_key=os.environ.get("QDRANT_API_KEY") or None,
+            timeout=options.timeout, prefer_grpc=options.prefer_grpc,
+            grpc_port=options.grpc_port, check_compatibility=False,
+            **_trusting(address, options.tls_ca),
+        )  # fmt: skip
+        release = str(client.info().version)
+    numbers = re.match(r"v?(\d+)\.(\d+)", release)
+    if numbers and tuple(map(int, numbers.groups())) < _LEAST_RELEASE:
+        raise DatabaseError(
+            f"{address.shown} is Qdrant {release}, whose collections keep no metadata; a push "
+            f"needs {'.'.join(map(str, _LEAST_RELEASE))} or later"
+        )
+    return client, f"Qdrant {release}"
+
+
+def _open_folder(
+    address: QdrantAddress, folder: Path, options: QdrantOptions, *, make: bool
+) -> tuple[QdrantClient, str]:
+    if options.model_fields_set:
+        raise ConfigError(
+            f"{address.shown} is Qdrant's local mode, which searches exactly and has no options; "
+            f"leave out --option {min(options.model_fields_set)}"
+        )
+    marks = ("meta.json", "collection")
+    require_engine_folder(folder, engine="Qdrant", marks=marks, address=address.shown, make=make)
+    with reporting(address.shown, "it could not be opened", address.explain):
+        client = QdrantClient(path=str(folder))
+        return client, f"Qdrant's local mode {client.info().version}, which searches exactly"
+
+
+def _trusting(address: QdrantAddress, path: str | None) -> dict[str, Any]:
+    """Return the arguments by which a client trusts the certificates in a file."""
+    if path is None:
+        return {}
+    if not address.url.startswith("https:"):
+        raise ConfigError("--option tls_ca is for an address that begins with qdrant+https://")
+    try:
+        context, certificates = ssl.create_default_context(cafile=path), Path(path).read_bytes()
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"--option tls_ca: {path} holds no certificates that can be read ({error})"
+        ) from error
+    return {"verify": context, "grpc_options": {"root_certificates": certificates}}
+
+
+def _answer(error: Any) -> str:
+    """Return the answer of a server by REST."""
+    try:
+        return str(error.structured()["status"]["error"])
+    except (ValueError, LookupError, TypeError):
+        return str(error.reason_phrase or "no reason given")

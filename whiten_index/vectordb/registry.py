@@ -80,12 +80,7 @@ def open_writer(
 
 
 def require_database(address: str, options: Mapping[str, str]) -> EngineOptions:
-    """Return the options of the database of an address; its client need not be installed.
-
-    Raises:
-        ConfigError: the address names no known database, address or options may hold a secret, or
-            an option is unknown or out of its bounds.
-    """
+    """Return the options of the database of an address; its client need not be installed."""
     engine = _engine(address)
     _require_plain_address(address, engine.parameters)
     for name, value in options.items():
@@ -96,12 +91,7 @@ def require_database(address: str, options: Mapping[str, str]) -> EngineOptions:
 
 
 def require_client(address: str) -> Any:
-    """Return the class of the writer of a database.
-
-    Raises:
-        ConfigError: its client is not installed, or cannot be loaded: with the command that
-            installs it.
-    """
+    """Return the class of the writer of a database."""
     engine = _engine(address)
     module, _, name = engine.writer.partition(":")
     try:
@@ -129,11 +119,7 @@ def _engine(address: str) -> type[EngineOptions]:
 
 
 def _require_plain_address(address: str, parameters: frozenset[str]) -> None:
-    """Refuse names and parameters that are not known to be no secrets.
-
-    Raises:
-        ConfigError: with the variables to use, without the secret.
-    """
+    """Refuse names and parameters that are not known to be no secrets."""
     scheme, _, rest = address.partition("://")
     place, _, query = rest.partition("?")
     # A folder or a prefix of an object store may have any name.

@@ -17,9 +17,15 @@ from whiten_index.artifacts.files import exists, is_link, reading, resolved, wri
 from whiten_index.artifacts.limits import load_json
 from whiten_index.artifacts.manifest import sealed_json, unsealed
 from whiten_index.errors import ConfigError
-from whiten_index.vectordb.database_writer import VECTOR, Layout, PushedTable, VectorDtype
+from whiten_index.vectordb.database_writer import (
+    VECTOR,
+    Layout,
+    PushedTable,
+    VectorDtype,
+    vectors_array,
+    vectors_of,
+)
 from whiten_index.vectordb.push_config import NPY, PARQUET
-from whiten_index.vectordb.row_checks import vectors_array, vectors_of
 
 # Metadata of the documents of an .npy file: BLAKE2b of the bytes of its vectors, in hexadecimal.
 DIGEST = "vectors_blake2b"
@@ -33,11 +39,7 @@ _Write = Callable[[pa.RecordBatch], None]
 
 
 def require_file(address: str) -> Path:
-    """Return the path of a file that is new or that a push wrote.
-
-    Raises:
-        ConfigError: another file would be overwritten.
-    """
+    """Return the path of a file that is new or that a push wrote."""
     path = Path(address)
     # A link stays one: its target is replaced.
     path = resolved(path) if is_link(path) else path
@@ -48,11 +50,7 @@ def require_file(address: str) -> Path:
 
 
 def written_version(path: Path) -> PushedTable | None:
-    """Return the description of the rows of a file, None if there is none.
-
-    Raises:
-        ConfigError: no push wrote it.
-    """
+    """Return the description of the rows of a file, None if there is none."""
     described = written_files(path)[-1]
     if not exists(described):
         return None
@@ -95,53 +93,40 @@ def written_files(path: Path) -> tuple[Path, ...]:
 
 @contextlib.contextmanager
 def write_rows(path: Path, layout: Layout, pushed: PushedTable) -> Iterator[_Write]:
-    """Open a file for rows of a layout; it is replaced as a whole at the end.
-
-    Args:
-        path: ends in .parquet, .arrow or .npy. Next to ``x.npy``, (n, k), ``x.documents.parquet``
-            has the ids and kept columns in the same order. Two files cannot be replaced in one
-            step, so its metadata ``vectors_blake2b`` identifies the vectors.
-        layout: of the rows.
-        pushed: description of the rows.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
-    """
-    half = layout.dtype is VectorDtype.FLOAT16
+    """Open a file for rows of a layout; it is replaced as a whole at the end."""
+    kind = pa.float16() if layout.dtype is VectorDtype.FLOAT16 else pa.float32()
     facts = {name: value for name, value in pushed.to_json().items() if name in _DESCRIBED}
     marked = {_METADATA: sealed_json(facts).decode()}
     with contextlib.ExitStack() as open_files:
         open_files.enter_context(writing(path, kept=""))
         places = [open_files.enter_context(replacing(each)) for each in written_files(path)]
         if ending(path) == NPY:
-            yield open_files.enter_context(
-                _npy(places[0], places[1], layout, pushed.rows, marked, half=half)
-            )
-        else:
-            schema = _narrow(layout.schema) if half else layout.schema
-            make = pq.ParquetWriter if ending(path) == PARQUET else pa.ipc.new_file
-            # Arrow takes some paths for the addresses of file systems.
-            file = open_files.enter_context(places[0].open("wb"))
-            writer = open_files.enter_context(make(file, schema.with_metadata(marked)))
-            yield lambda batch: writer.write_batch(
-                _cast(batch, schema).replace_schema_metadata(marked)
-            )
+            yield open_files.enter_context(_npy(places[0], places[1], layout, pushed.rows, marked))
+            return
+        at = layout.schema.get_field_index(VECTOR)
+        field = pa.field(VECTOR, pa.list_(kind, layout.k))
+        schema = layout.schema.set(at, field).with_metadata(marked)
+        make = pq.ParquetWriter if ending(path) == PARQUET else pa.ipc.new_file
+        # Arrow takes some paths for the addresses of file systems.
+        file = open_files.enter_context(places[0].open("wb"))
+        writer = open_files.enter_context(make(file, schema))
+
+        def write(batch: pa.RecordBatch) -> None:
+            vectors = vectors_of(batch).astype(kind.to_pandas_dtype(), copy=False)
+            batch = batch.set_column(at, field, vectors_array(vectors, layout.k))
+            writer.write_batch(batch.replace_schema_metadata(marked))
+
+        yield write
 
 
 @contextlib.contextmanager
 def _npy(
-    vectors: Path,
-    documents: Path,
-    layout: Layout,
-    rows: int,
-    marked: Mapping[str, str],
-    *,
-    half: bool,
+    vectors: Path, documents: Path, layout: Layout, rows: int, marked: Mapping[str, str]
 ) -> Iterator[_Write]:
     names = [name for name in layout.schema.names if name != VECTOR]
     schema = pa.schema([layout.schema.field(name) for name in names])
-    dtype: Any = np.dtype("<f2" if half else "<f4")
-    header = {"descr": dtype.str, "fortran_order": False, "shape": (rows, layout.k)}
+    dtype = np.dtype("<f2" if layout.dtype is VectorDtype.FLOAT16 else "<f4")
+    header: Any = {"descr": dtype.str, "fortran_order": False, "shape": (rows, layout.k)}
     with (
         vectors.open("wb") as file,
         documents.open("wb") as beside,
@@ -158,18 +143,3 @@ def _npy(
 
         yield write
         writer.add_key_value_metadata({DIGEST: digest.hexdigest()})
-
-
-def _narrow(schema: pa.Schema) -> pa.Schema:
-    place = schema.get_field_index(VECTOR)
-    kind = pa.list_(pa.float16(), schema.field(place).type.list_size)
-    return schema.set(place, pa.field(VECTOR, kind))
-
-
-def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    place = schema.get_field_index(VECTOR)
-    kind = schema.field(place).type
-    if batch.schema.field(place).type == kind:
-        return batch
-    column = vectors_array(vectors_of(batch).astype(np.float16), kind.list_size)
-    return batch.set_column(place, schema.field(place), column)

@@ -139,7 +139,7 @@ def test_timeouts_of_the_server_end_no_push(address: str, run: Run) -> None:
         writer.append(rows.batches()[0])
         time.sleep(0.5)
         writer.append(rows.batches()[1])
-        writer.finish(rows.layout)
+        writer.finish()
         writer.swap()
         with writer.changing(rows.pushed, rows.layout) as changing:
             changing.upsert(rows.take([1]))

@@ -117,7 +117,7 @@ def test_what_users_added_or_made_to_depend_on_the_table_is_not_lost(
                 attempt()
         assert_holds(writer, old)
         run(back)
-        writer.finish(new.layout)
+        writer.finish()
         writer.swap()
         assert_holds(writer, new)
 
@@ -158,7 +158,7 @@ def test_new_readers_do_not_wait_behind_a_swap_that_waits(address: str) -> None:
         writer.begin(new.pushed, new.layout)
         for batch in new.batches():
             writer.append(batch)
-        writer.finish(new.layout)
+        writer.finish()
         holder.execute("SELECT count(*) FROM docs").fetchone()
 
         def swap() -> None:

@@ -135,7 +135,7 @@ def test_values_that_cannot_be_kept(address: str, column: pa.Array, why: str) ->
         with pytest.raises(DatabaseError, match=why):
             writer.append(bad.batches()[0])
         assert writer.count(pending=True) == 3
-        writer.finish(good.layout)
+        writer.finish()
         writer.swap()
         with (
             pytest.raises(DatabaseError, match=why),
@@ -221,4 +221,4 @@ def test_an_id_that_comes_twice_is_named(address: str) -> None:
         for batch in rows.batches(100):
             writer.append(batch)
         with pytest.raises(DatabaseError, match=r"\(id\)=\(5\).*an id of its own"):
-            writer.finish(rows.layout)
+            writer.finish()

@@ -38,7 +38,7 @@ def test_discard_leaves_what_another_push_is_filling(address: str) -> None:
         assert time.monotonic() - begun < 5
         for batch in rows.batches()[1:]:
             one.append(batch)
-        one.finish(rows.layout)
+        one.finish()
         one.swap()
         assert_holds(two, rows)
         # What nobody is filling goes.
@@ -59,7 +59,7 @@ def test_two_pushes_at_once(address: str) -> None:
                 attempt()
         for batch in rows.batches(100)[1:]:
             one.append(batch)
-        one.finish(rows.layout)
+        one.finish()
         one.swap()
         assert two.published() is not None
         after = replace(rows, version="000002-def").pushed
@@ -125,7 +125,7 @@ def test_the_server_is_stopped_in_mid_push(server: Any, address: str) -> None:
         writer.resume(rows.layout)
         for batch in batches[pending.done // 100 :]:
             writer.append(batch)
-        writer.finish(rows.layout)
+        writer.finish()
         assert_holds(writer, rows, pending=True)
         writer.swap()
         assert_holds(writer, rows)
@@ -168,7 +168,7 @@ def test_half_a_batch_leaves_nothing(address: str, monkeypatch: pytest.MonkeyPat
         assert (pending.done, writer.count(pending=True)) == (5000, 5000)
         writer.resume(rows.layout)
         writer.append(rows.batches(5000)[1])
-        writer.finish(rows.layout)
+        writer.finish()
         writer.swap()
         assert_holds(writer, rows)
 
