@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from whiten_index.vectordb.row_checks import RowsError
 
 from tests.vectordb.memory_writer import MemoryWriter, Server
 from whiten_index import BuildConfig, build_index
