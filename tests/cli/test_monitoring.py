@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from whiten_index.cli.monitoring import METRICS, Outcome, write_metrics
+from whiten_index.cli.monitoring import Outcome, write_metrics
 
 REPORT: dict[str, Any] = {
     "version": "000012-0123456789ab",
@@ -129,18 +128,3 @@ def test_a_failed_run_keeps_the_last_success_and_says_nothing_of_rows(
         assert not [key for key in found if key[0].startswith("update_")]
     write_metrics(path, **FAILED, index=index.parent / "other")
     assert ("last_success_timestamp_seconds",) not in read(path)
-
-
-def test_names_keep_prometheus_rules() -> None:
-    """The rules of ``promtool check metrics``, as far as they can touch gauges."""
-    units = {"milliseconds", "minutes", "hours", "days", "kilobytes", "megabytes", "percent", "ms"}
-    for name, what in METRICS.items():
-        words = name.split("_")
-        assert re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name)
-        assert not name.endswith(("_total", "_count", "_sum", "_bucket"))
-        assert not {"gauge", "counter", "histogram", "summary", "metric"} & set(words)
-        assert not units & set(words)
-        for unit in ("seconds", "bytes"):
-            assert unit not in words or words[-1] == unit
-        assert what.endswith(".")
-        assert "\n" not in what

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -109,18 +105,3 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch
     monkeypatch.setattr(charts, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs matplotlib; pip install 'whiten-index\[plot"):
         draw_spectrum(tmp_path / "a.png", SMALL, EIGENVALUES)
-
-
-def test_matplotlib_loads_when_it_draws_and_pyplot_never(tmp_path):
-    script = (
-        "import sys; "
-        "from whiten_index.measure.spectrum_plot import draw_spectrum, check_plot_path; "
-        f"check_plot_path(__import__('pathlib').Path({str(tmp_path / 'a.png')!r})); "
-        "assert 'matplotlib' not in sys.modules; "
-        "from test_spectrum_plot import SMALL, EIGENVALUES; "
-        f"draw_spectrum({str(tmp_path / 'a.png')!r}, SMALL, EIGENVALUES); "
-        "assert 'matplotlib.pyplot' not in sys.modules"
-    )
-    here = Path(__file__).parent
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=here)
-    assert done.returncode == 0, done.stderr

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import whiten_index
@@ -63,35 +61,6 @@ def test_k_is_a_number_a_share_of_variance_full_or_a_default(tmp_path: Path, k: 
     assert report.manifest["whitening"]["variance_kept"] == pytest.approx(shares[kept - 1])
     condition = report.manifest["whitening"]["condition_number"]
     assert condition == pytest.approx(eigenvalues[0] / eigenvalues[-1])
-
-
-def test_counts_add_up(tmp_path: Path) -> None:
-    random = np.random.default_rng(19)
-    embeddings: list[Any] = list(random.standard_normal((50, 4)))
-    embeddings[3] = None
-    embeddings[4] = [1.0, np.nan, 0.0, 0.0]
-    embeddings[5] = [1.0, 2.0]
-    embeddings[6] = []
-    ids = pa.array([None if i == 9 else i for i in range(50)])
-    table = pa.table({"id": ids, "embedding": embeddings, "lang": ["en", "de"] * 25})
-    pq.write_table(table, tmp_path / "c.parquet", row_group_size=20)
-    options = {"k": 2, "on_bad_row": "skip", "row_filter": "lang == 'en'", "shard_rows": 10}
-    report = build(tmp_path / "out", str(tmp_path / "c.parquet"), **options)
-    counts = report.encoded.counts
-    assert dict(counts.skipped) == {"filtered": 25, "not_finite": 1, "null_embedding": 1}
-    assert counts.read == 50 == counts.encoded + counts.reused + sum(counts.skipped.values())
-    assert len(open_index(tmp_path / "out")) == counts.encoded
-    everything = build(
-        tmp_path / "all", str(tmp_path / "c.parquet"), **options | {"row_filter": None}
-    )
-    skipped = everything.encoded.counts.skipped
-    assert dict(skipped) == {
-        "null_id": 1,
-        "not_finite": 1,
-        "null_embedding": 2,
-        "wrong_width": 1,
-    }
-    assert everything.encoded.counts.encoded == 50 - 5
 
 
 @pytest.mark.parametrize("factor", [1e30, 1e-30])

@@ -6,16 +6,14 @@ noise alike in all directions for PCA.
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import rankdata, sem
 
-from tests.helpers.transforms import few, make_rows, quick, seeds
 from tests.helpers.transforms import fit as fit_rows
+from tests.helpers.transforms import make_rows, quick, seeds
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import (
     Setting,
@@ -39,11 +37,6 @@ def one_over_mean_ranks(cosines, answers):
     return np.array([1 / rank[answer] for rank, answer in zip(ranks, answers, strict=True)])
 
 
-def cosines_of(a, b):
-    a, b = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (a, b))
-    return a @ b.T
-
-
 def pca(rows, **options):
     return fit_rows(rows, kind=Kind.PCA, k="full", **options)
 
@@ -57,38 +50,6 @@ def test_an_answer_scores_one_over_its_rank_and_ties_share_theirs(seed, q, n):
     answers = rng.integers(0, n, q)
     found = reciprocal_ranks(answers)(queries, candidates)
     assert found == pytest.approx(one_over_mean_ranks(queries @ candidates.T, answers))
-
-
-@pytest.mark.parametrize("normalize", [False, True])
-@few
-@given(seed=seeds)
-def test_settings_are_scored_as_the_whitening_they_name_would_do(seed, normalize):
-    rows = make_rows(seed, 150, DIM, ratio=2.0)
-    fitted_on = rows / np.linalg.norm(rows, axis=1, keepdims=True) if normalize else rows
-    rng = np.random.default_rng(seed)
-    queries, others = (rows[:40] + 0.3 * rng.normal(size=(40, DIM)) for _ in range(2))
-    own = np.arange(40)
-    trials = [
-        Trial(queries, rows, reciprocal_ranks(own)),
-        Trial(others, rows[:40], reciprocal_ranks(own)),
-    ]
-    grid = [Setting(*each) for each in product((3, 11, DIM), (0.0, 0.3, 1.0), (True, False))]
-    found = score_settings(pca(fitted_on, normalize_input=normalize), trials, grid)
-    assert found.shape == (len(grid), 40)
-    for row, setting in zip(found, grid, strict=True):
-        transform = fit_rows(
-            fitted_on,
-            k=setting.k,
-            exponent=setting.exponent,
-            center=setting.center,
-            normalize_input=normalize,
-        )
-        expected = [
-            one_over_mean_ranks(cosines_of(*map(transform.apply, pair)), own)
-            for pair in ((queries, rows), (others, rows[:40]))
-        ]
-        # Two cosines may differ by less than float32 tells apart.
-        assert np.mean(np.abs(row - np.mean(expected, axis=0))) < 2e-3
 
 
 @pytest.mark.parametrize(
