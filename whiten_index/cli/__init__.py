@@ -26,13 +26,10 @@ from whiten_index.cli import (
     eval_commands,
     export_command,
     maintenance_commands,
-    nightly_command,
+    measure_commands,
     push_command,
     search_command,
-    sweep_commands,
     terminal,
-    train_command,
-    update_command,
 )
 from whiten_index.cli.signals import INTERRUPTED, stop_on_signals
 from whiten_index.cli.streams import cell, guarded, open_closed_descriptors
@@ -49,16 +46,16 @@ _SECTIONS: dict[str, tuple[click.Command, ...]] = {
         push_command.push,
     ),
     "Keep up to date": (
-        update_command.update,
-        nightly_command.nightly,
+        commands.update,
+        maintenance_commands.nightly,
         maintenance_commands.versions,
         maintenance_commands.rollback,
     ),
     "Measure": (
-        sweep_commands.sweep,
-        sweep_commands.report,
+        measure_commands.sweep,
+        measure_commands.report,
         eval_commands.evaluate,
-        train_command.train,
+        measure_commands.train,
     ),
     "Maintain": (
         maintenance_commands.prune,

@@ -1,10 +1,10 @@
-"""The commands: parse, call one function, print."""
+"""Commands that make, update and show an index."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -19,11 +19,9 @@ from whiten_index.cli.schema_options import (
     schema_options,
     verify_option,
 )
-from whiten_index.cli.update_command import update_lines
+from whiten_index.errors import GateError
 from whiten_index.pipeline.build_options import BuildOptions, EncodeOptions
-
-if TYPE_CHECKING:
-    from whiten_index.pipeline.build_config import BuildConfig
+from whiten_index.pipeline.update_config import UpdateConfig
 
 corpus_argument = click.argument("corpus", nargs=-1)
 
@@ -46,42 +44,24 @@ def build(plan: bool, log: str | None, as_json: bool, **options: Any) -> None:
     if log is not None and (plan or as_json):
         raise click.UsageError("--log prints the report as its last line; leave out --plan, --json")
     if plan:
-        _print_plan(options, as_json=as_json)
+        _show_plan(options, as_json=as_json)
         return
     from whiten_index.pipeline.build import build_index
     from whiten_index.pipeline.build_config import BuildConfig
 
     config = BuildConfig(**options)
     if log is not None:
-        _build_logged(config, log)
-        return
+        from whiten_index.cli.log_lines import Ending, log_job
+
+        def work(progress: Any) -> Ending:
+            report = build_index(config, progress=progress)
+            return Ending("up_to_date" if report.up_to_date else "published", report.to_json())
+
+        log_job(log, work)
     if not as_json:
         click.echo(f"raw embeddings: {config.store_place}")
     report = build_index(config, progress=terminal.Bars(facts=not as_json)).to_json()
-    if as_json:
-        terminal.print_json(report)
-        return
-    already = "published"
-    if report["up_to_date"]:
-        already = f"already published, {terminal.done_anyhow(report['counts'])}"
-    click.echo(f"{report['out']}: version {report['version']} {already}")
-    _print_counts(report)
-    _print_whitening(report)
-    click.echo(f"index\n  {_faiss_facts(report)}")
-    _print_bytes(report["bytes"])
-
-
-def _build_logged(config: BuildConfig, form: str) -> None:
-    from whiten_index.cli.log_lines import Ending, LogLines, run_job
-    from whiten_index.pipeline.build import build_index
-
-    lines = LogLines(form)
-
-    def work() -> Ending:
-        report = build_index(config, progress=lines)
-        return Ending("up_to_date" if report.up_to_date else "published", report.to_json())
-
-    click.get_current_context().exit(run_job(work, kept="shards", lines=lines))
+    terminal.show(report, _version_lines(report), as_json=as_json)
 
 
 @click.command(cls=GroupedCommand)
@@ -98,18 +78,77 @@ def encode(plan: bool, as_json: bool, **options: Any) -> None:
     if "store" not in options:
         raise click.UsageError("say where the embeddings go: --store DIR")
     if plan:
-        _print_plan(options, as_json=as_json)
+        _show_plan(options, as_json=as_json)
         return
     from whiten_index.pipeline.build_config import BuildConfig
     from whiten_index.pipeline.encode import encode_corpus
 
     report = encode_corpus(BuildConfig(**options), progress=terminal.Bars()).to_json()
-    if as_json:
-        terminal.print_json(report)
-        return
-    click.echo(f"{report['store']}: {report['rows']:,} embeddings of this corpus")
-    _print_counts(report)
-    _print_bytes(report["bytes"])
+    terminal.show(report, terminal.describe(report), as_json=as_json)
+
+
+def _show_plan(options: Mapping[str, Any], *, as_json: bool) -> None:
+    from whiten_index.pipeline.build_config import BuildConfig
+    from whiten_index.pipeline.plan import plan_build
+
+    plan = plan_build(BuildConfig(**options), progress=terminal.Bars()).to_json()
+    lines = ("plan (nothing was written)", *terminal.describe(plan))
+    terminal.show(plan, lines, as_json=as_json)
+
+
+@click.command(cls=GroupedCommand)
+@corpus_argument
+@schema_options(UpdateConfig)
+@log_option
+@click.option("--dry-run", is_flag=True, help="Only say what would be done, and how long it takes.")
+@json_option
+def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> None:
+    """Bring --index up to date with its CORPUS; left out, the one that it was built from.
+
+    Rows are identified by id and text; known texts are not encoded again. The new version is
+    published only where every gate passes, else kept aside (exit status 9). --dry-run ends with 9
+    too where a gate would keep it back for its rows or bytes, or the corpus is that of a version
+    which was rolled back. With --json what is refused says why in "refused".
+    """
+    if log is not None and as_json:
+        raise click.UsageError("--log prints the report as its last line; leave --json out")
+    from whiten_index.pipeline.changes import ids_lines
+    from whiten_index.pipeline.update import update_index
+    from whiten_index.pipeline.update_plan import plan_update
+
+    options = given(options)
+    if "index" not in options:
+        raise click.UsageError("name the index to bring up to date: --index DIR")
+    config = UpdateConfig(**options)
+    do = plan_update if dry_run else update_index
+    if log is not None:
+        from whiten_index.cli.log_lines import Ending, log_job
+
+        def work(progress: Any) -> Ending:
+            said = do(config, progress=progress).to_json()
+            for line in ids_lines(said):
+                progress.note(line)
+            done = "up_to_date" if said["up_to_date"] else "published"
+            status = GateError.exit_code if said.get("refused") else 0
+            return Ending("planned" if dry_run else done, said, status)
+
+        log_job(log, work)
+    try:
+        bars = terminal.Bars(facts=not (as_json or dry_run))
+        said = do(config, progress=bars).to_json()
+    except GateError as error:
+        found = {"candidate": error.candidate, "gates": error.gates} if error.gates else {}
+        lines = terminal.describe({"gates": error.gates})
+        terminal.show({"refused": str(error), **found}, lines, as_json=as_json)
+        raise
+    if dry_run:
+        title = f"plan (nothing was written), from version {said['base']}"
+        lines = iter((title, *terminal.describe(said)))
+    else:
+        lines = _version_lines(said)
+    terminal.show(said, lines, as_json=as_json)
+    if said.get("refused"):
+        raise GateError(f"nothing would be published: {said['refused']}")
 
 
 @click.command()
@@ -132,108 +171,18 @@ def inspect(index: str, plot: str | None, verify: str, as_json: bool) -> None:
     fields = describe_index(index, verify=verify)
     if plot is not None:
         draw_spectrum(Path(plot), fields, eigenvalues_of(fields))
-    if as_json:
-        terminal.print_json(fields)
-        return
-    encoder = fields["encoder"]
-    click.echo(f"{index}: version {fields['version']}, {fields['rows']:,} rows")
-    click.echo(
-        f"  made {fields['created']} from {', '.join(fields['corpus']['source']['sources'])}"
-    )
-    click.echo(f"  encoder {encoder.get('model') or encoder['column']} {_encoder_facts(encoder)}")
-    for each in fields["runtimes"]:
-        versions = ", ".join(f"{n} {each[n]}" for n in ("torch", "transformers", "tokenizers"))
-        click.echo(f"  encoded by {versions}, inputs {each['inputs']}")
-    click.echo(f"  {_faiss_facts(fields)}")
-    _print_counts(fields)
-    _print_whitening(fields)
-    for line in update_lines(fields):
-        click.echo(line)
-    if fields.get("geometry"):
-        click.echo("geometry")
-        click.echo(terminal.table(terminal.geometry_rows(fields["geometry"])))
-    spectrum = [
-        (row["k"], f"{row['eigenvalue']:.3e}", f"{row['variance_kept']:.2%}")
-        for row in fields["spectrum"]
-    ]
-    click.echo("spectrum")
-    click.echo(terminal.table([("k", "eigenvalue", "variance kept"), *spectrum]))
-    _print_bytes(fields["bytes"])
-    chosen = {key: value for key, value in fields["config"].items() if value not in (None, [], "")}
-    click.echo("config")
-    click.echo(
-        terminal.table((key, "", terminal.one_line(str(value))) for key, value in chosen.items())
-    )
+    terminal.show(fields, _version_lines(fields), as_json=as_json)
 
 
-def _print_plan(options: dict[str, Any], *, as_json: bool) -> None:
-    from whiten_index.pipeline.build_config import BuildConfig
-    from whiten_index.pipeline.plan import plan_build
-
-    plan = plan_build(BuildConfig(**options), progress=terminal.Bars()).to_json()
-    if as_json:
-        terminal.print_json(plan)
-        return
-    rate = plan["rows_per_second"]
-    settled = "=" if plan["k_settled"] else "≤"
-    click.echo("plan (nothing was written)")
-    rows = [
-        ("shards", f"{plan['shards']:,}"),
-        ("rows to read", f"{plan['read']:,}"),
-        ("rows reused", f"{plan['reused']:,}"),
-        ("rows to encode", f"{plan['to_encode']:,}"),
-        ("encoding", "-" if rate is None else f"{terminal.duration(plan['seconds'])}"),
-        ("  measured on a sample", "-" if rate is None else f"{rate:,.0f} rows/s"),
-        ("raw embeddings", terminal.in_words(plan["raw_bytes"])),
-        (f"reduced vectors, k {settled} {plan['k']}", terminal.in_words(plan["vector_bytes"])),
-        ("index, as expected", terminal.in_words(plan["index_bytes"]["total"])),
-        *terminal.index_rows(plan["index_bytes"]),
-        ("FAISS", plan["factory"]),
-        ("store", plan["store"]),
-    ]
-    click.echo(terminal.table(rows))
-    click.echo(f"  {plan['factory']}: {plan['why']}")
-
-
-def _print_counts(report: Mapping[str, Any]) -> None:
-    click.echo("rows")
-    click.echo(terminal.table(terminal.count_rows(report["counts"])))
-    click.echo("time")
-    click.echo(terminal.table(terminal.stage_rows(report["seconds"], report["stage_rows"])))
-
-
-def _print_whitening(fields: Mapping[str, Any]) -> None:
-    click.echo(f"whitening\n  {terminal.whitening_line(fields['whitening'])}")
-    for line in terminal.choice_lines(fields.get("choice")):
-        click.echo(line)
-
-
-def _print_bytes(sizes: Mapping[str, Any]) -> None:
-    names = {
-        "raw": "raw embeddings, as stored",
-        "vectors": "reduced vectors",
-        "index_file": "index.faiss",
-        "documents_file": "documents",
-    }
-    click.echo("bytes")
-    shown = [(name, terminal.in_words(sizes[key])) for key, name in names.items() if key in sizes]
-    split = terminal.index_rows(sizes["index"]) if "index" in sizes else []
-    place = [name for name, _ in shown].index("index.faiss") + 1 if split else 0
-    click.echo(terminal.table([*shown[:place], *split, *shown[place:]]))
-
-
-def _encoder_facts(encoder: Mapping[str, Any]) -> str:
-    if encoder["kind"] == "column":
-        return f"(embedding column, {encoder['dim']} dims)"
-    layers = ",".join(map(str, encoder["layers"]))
-    return (
-        f"({encoder['dim']} dims, {encoder['pooling']} of layer {layers}, "
-        f"{encoder['max_length']} tokens, {encoder['dtype']})"
-    )
-
-
-def _faiss_facts(fields: Mapping[str, Any]) -> str:
-    made_by, factory = fields["made_by"]["faiss"], fields["factory"]
-    facts = [f"release {made_by['version']}", str(made_by["variant"])]
-    where = "; read from its file as it is searched" if factory.get("mapped") else ""
-    return f"FAISS {factory['built']} ({', '.join(facts)}){terminal.tuned_words(factory)}{where}"
+def _version_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a report or a manifest says of a version."""
+    done = {True: " is up to date", False: " published"}.get(report.get("up_to_date"), "")
+    yield f"{report.get('out') or report['path']}: version {report['version']}{done}"
+    if choice := report.get("choice"):
+        best = [row for row in choice["candidates"] if row["leads"]]
+        report = {**report, "choice": {**choice, "candidates": best}}
+    yield from terminal.describe(
+        report, "base", "created", "rows", "ids", "files", "counts", "corpus", "encoder",
+        "runtimes", "whitening", "choice", "drift", "decision", "update", "gates", "factory",
+        "geometry", "spectrum", "seconds", "bytes", "config",
+    )  # fmt: skip

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 from whiten_index.address import hide_secrets
 from whiten_index.cli.signals import INTERRUPTED, raise_if_interrupted
@@ -89,13 +89,7 @@ def log(event: str, /, **fields: Any) -> None:
 
 @dataclass(frozen=True)
 class Ending:
-    """End of a job.
-
-    Attributes:
-        event: of its last line.
-        fields: of that line.
-        exit_code: status with which the process ends.
-    """
+    """End of a job: the event and fields of its last line, and its exit status."""
 
     event: str
     fields: Mapping[str, Any]
@@ -111,29 +105,32 @@ def run_job(work: Callable[[], Ending], *, kept: str, lines: LogLines | None = N
         lines: log of the job, by default JSON lines.
     """
     with guarded() as streams:
-        return streams.end(_ended(work, kept=kept, lines=lines or LogLines()))
+        ending = _ended(work, kept)
+        (lines or LogLines()).log(ending.event, **ending.fields)
+        return streams.end(ending.exit_code)
 
 
-def _ended(work: Callable[[], Ending], *, kept: str, lines: LogLines) -> int:
+def _ended(work: Callable[[], Ending], kept: str) -> Ending:
     try:
-        ending = work()
-    except GateError as error:
-        more = {"candidate": error.candidate, "gates": list(error.gates)}
-        lines.log("gate_failed", **failure(error), **more, exit_code=error.exit_code)
-        return error.exit_code
-    except WhitenIndexError as error:
-        lines.log("failed", **failure(error), exit_code=error.exit_code)
-        return error.exit_code
+        return work()
     except KeyboardInterrupt:
-        lines.log("interrupted", message=f"finished {kept} are kept; run the same job to go on")
-        return INTERRUPTED
+        message = f"finished {kept} are kept; run the same job to go on"
+        return Ending("interrupted", {"message": message}, INTERRUPTED)
     except Exception as error:
-        # Readers of the log must see an end in any case; the rest is for people.
-        lines.log("failed", **failure(error), exit_code=1)
-        print(hide_secrets(traceback.format_exc()), end="", file=sys.stderr)
-        return 1
-    lines.log(ending.event, **ending.fields)
-    return ending.exit_code
+        status = error.exit_code if isinstance(error, WhitenIndexError) else 1
+        if status == 1:
+            # Readers of the log must see an end in any case; the rest is for people.
+            print(hide_secrets(traceback.format_exc()), end="", file=sys.stderr)
+        fields = {**failure(error), "exit_code": status}
+        if isinstance(error, GateError):
+            fields |= {"candidate": error.candidate, "gates": list(error.gates)}
+        return Ending("gate_failed" if isinstance(error, GateError) else "failed", fields, status)
+
+
+def log_job(form: str, work: Callable[[LogLines], Ending]) -> NoReturn:
+    """Run the work of a command as a job, and end the process with its status."""
+    lines = LogLines(form)
+    sys.exit(run_job(lambda: work(lines), kept="shards", lines=lines))
 
 
 def failure(error: BaseException) -> dict[str, str]:

@@ -1,8 +1,10 @@
-"""Commands that list, roll back, prune, clean, compact and verify."""
+"""Commands that list, roll back, prune, clean, compact and verify, and the nightly job."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -12,10 +14,33 @@ from whiten_index.cli.schema_options import json_option
 from whiten_index.errors import ArtifactError, StorageError
 
 if TYPE_CHECKING:
-    from whiten_index.versions.retention import VersionFacts
     from whiten_index.versions.verify_store import VerifyReport
 
 index_argument = click.argument("index", type=click.Path(readable=False))
+store_argument = click.argument("store", type=click.Path(readable=False))
+
+
+@click.command()
+@click.argument("job", type=click.Path(dir_okay=False, readable=False, path_type=Path))
+@click.option("--dry-run", is_flag=True, help="Only say what would be done, and how long it takes.")
+@click.option(
+    "--log",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Form of the log lines: key=value pairs, or JSON objects.",
+)
+@click.pass_context
+def nightly(context: click.Context, job: Path, dry_run: bool, form: str) -> None:
+    """Run the nightly JOB (TOML) of an index: update, push, prune, compact, gc, metrics.
+
+    JOB has the options of update, keep-versions, gc, compact, metrics, and a [[push]] for each
+    database. Steps after the update cannot undo it; the last line names those that failed.
+    """
+    from whiten_index.cli.nightly_job import run_nightly
+
+    context.exit(run_nightly(job, dry_run=dry_run, form=form))
 
 
 @click.command()
@@ -33,15 +58,17 @@ def versions(index: str, verify: str, as_json: bool) -> None:
     from whiten_index.versions.retention import list_versions
 
     found = list_versions(index, verify=verify)
-    if as_json:
-        terminal.print_json({"versions": [facts.to_json() for facts in found]})
-        return
-    header = ("version", "rows", "bytes", "whitening", "created", "")
-    click.echo(terminal.table([header, *map(_row, found)]))
+    rows = []
     for facts in found:
-        if told := facts.sound or facts.unread:
-            click.echo(f"  {facts.name}: {told}")
-    if not any(facts.published for facts in found):
+        states = [name for name in ("published", "withdrawn", "candidate") if getattr(facts, name)]
+        states += ["damaged"] * bool(facts.sound) + ["cannot be read"] * bool(facts.unread)
+        size, state = terminal.in_words(facts.bytes), ", ".join(states)
+        row = (facts.rows, size, facts.decision, facts.created, state)
+        rows.append((facts.name, *("-" if each is None else each for each in row)))
+    lines = [terminal.table([("version", "rows", "bytes", "whitening", "created", ""), *rows])]
+    lines += [f"  {each.name}: {each.sound or each.unread}" for each in found if each.sound or each.unread]
+    terminal.show({"versions": [each.to_json() for each in found]}, lines, as_json=as_json)
+    if not as_json and not any(each.published for each in found):
         click.echo(
             "note: none of them is published; to publish one: whiten-index rollback "
             f"{index} --to VERSION",
@@ -62,15 +89,9 @@ def rollback(index: str, to: str | None, without_store: bool, as_json: bool) -> 
     """Publish an earlier version of INDEX again; the one left is kept, as withdrawn."""
     from whiten_index.versions.retention import rollback as roll
 
-    rolled = roll(index, to=to, without_store=without_store)
-    if as_json:
-        terminal.print_json(asdict(rolled))
-        return
-    click.echo(f"{index}: version {rolled.to} published, instead of {rolled.left or 'none'}")
-    for name, why in rolled.skipped.items():
-        click.echo(f"note: {name} was skipped: {why}", err=True)
-    if rolled.note:
-        click.echo(f"note: {rolled.note}", err=True)
+    rolled = asdict(roll(index, to=to, without_store=without_store))
+    lines = (f"{index}: version {rolled['to']} published", *terminal.describe(rolled))
+    terminal.show(rolled, lines, as_json=as_json)
 
 
 @click.command()
@@ -93,59 +114,15 @@ def prune(index: str, keep: int, verify: str, as_json: bool) -> None:
     """Remove versions of INDEX but the published one and the newest sound ones before it."""
     from whiten_index.versions.retention import prune as remove
 
-    pruned = remove(index, keep=keep, verify=verify)
-    if as_json:
-        terminal.print_json(asdict(pruned))
-        return
-    freed = terminal.in_words(pruned.bytes)
-    click.echo(
-        f"{index}: {terminal.counted(len(pruned.removed), 'version')} removed, {freed}; kept "
-        f"{', '.join(pruned.kept)}"
-    )
-    for name in pruned.removed:
-        click.echo(f"  {name} removed")
-    for path in pruned.strange:
+    pruned = asdict(remove(index, keep=keep, verify=verify))
+    freed = f"{len(pruned['removed'])} versions removed, {terminal.in_words(pruned['bytes'])}"
+    lines = (f"{index}: {freed}", *terminal.describe(pruned, "removed", "kept"))
+    terminal.show(pruned, lines, as_json=as_json)
+    for path in () if as_json else pruned["strange"]:
         click.echo(
             f"note: {path} is a link, no folder, or has the name of no version, and was left alone",
             err=True,
         )
-
-
-def _row(facts: VersionFacts) -> tuple[str, ...]:
-    states = {
-        "published": facts.published,
-        "withdrawn": facts.withdrawn,
-        "candidate": facts.candidate,
-        "damaged": bool(facts.sound),
-        "cannot be read": bool(facts.unread),
-    }
-    return (
-        facts.name,
-        "-" if facts.rows is None else f"{facts.rows:,}",
-        terminal.in_words(facts.bytes),
-        facts.decision or "-",
-        facts.created or "-",
-        ", ".join(state for state, holds in states.items() if holds),
-    )
-
-
-# What a verification looks at, how one of it is called, and several.
-_CHECKED = {
-    "CURRENT": ("CURRENT", "CURRENT"),
-    "versions": ("version", "versions"),
-    "candidates": ("candidate", "candidates"),
-    "manifests": ("manifest", "manifests"),
-    "corpora": ("corpus", "corpora"),
-    "registered indexes": ("registered index", "registered indexes"),
-    "shards": ("shard", "shards"),
-    "packs": ("pack", "packs"),
-    "row_files": ("file of ids and columns", "files of ids and columns"),
-    "choices": ("choice", "choices"),
-    "samples": ("sample", "samples"),
-    "runtimes": ("runtime", "runtimes"),
-}
-
-store_argument = click.argument("store", type=click.Path(readable=False))
 
 
 @click.command()
@@ -188,21 +165,13 @@ def gc(
     report = gc_store(
         store, dry_run=dry_run, forget=forget, indexes=indexes, keep_days=keep_days
     ).to_json()
-    if as_json:
-        terminal.print_json(report)
-        return
-    freed = terminal.in_words(report["bytes"])
-    click.echo(f"{store}: {freed} {'would be freed' if dry_run else 'freed'}")
-    kept = report["kept"]
-    names = {"shards": "shards", "packs": "packs", "rows": "files of ids and columns"}
-    rows = [(shown, f"{report[key]:,}", f"{kept[key]:,}") for key, shown in names.items()]
-    click.echo(terminal.table([("", "removed", "kept"), *rows]))
-    if kept["recent"]:
-        click.echo(
-            f"  {kept['recent']:,} of these {'is' if kept['recent'] == 1 else 'are'} needed by "
-            "nothing, and younger than "
-            f"{keep_days:g} days; --keep-days 0 removes them too"
-        )
+    freed = "would be freed" if dry_run else "freed"
+    lines = (
+        f"{store}: {terminal.in_words(report['bytes'])} {freed}; what nothing needs and is younger "
+        f"than {keep_days:g} days is kept",
+        *terminal.describe(report),
+    )
+    terminal.show(report, lines, as_json=as_json)
 
 
 @click.command()
@@ -213,23 +182,10 @@ def compact(store: str, as_json: bool) -> None:
     from whiten_index.versions.compaction import compact_store
 
     report = compact_store(store).to_json()
-    if as_json:
-        terminal.print_json(report)
-        return
-    click.echo(
-        f"{store}: {terminal.counted(report['packed'], 'shard')} joined in "
-        f"{terminal.counted(report['packs'], 'pack')}, {terminal.counted(report['rows'], 'row')}"
-    )
-    rooms = [
-        (name, f"{room['shards']:,}", f"{room['packs']:,}", terminal.in_words(room["bytes"]))
-        for name, room in (("before", report["before"]), ("after", report["after"]))
-    ]
-    click.echo(terminal.table([("", "shard folders", "packs", "bytes"), *rooms]))
-    if report["derived"] or report["alone"]:
-        click.echo(_left(report["derived"], report["alone"]))
-    if report["damaged"]:
+    terminal.show(report, terminal.describe(report), as_json=as_json)
+    if report["damaged"] and not as_json:
         click.echo(
-            f"note: {_shards_are(report['damaged'])} damaged or missing; whiten-index verify "
+            f"note: {report['damaged']:,} shards are damaged or missing; whiten-index verify "
             f"{store} says more",
             err=True,
         )
@@ -246,62 +202,33 @@ def verify(paths: tuple[str, ...], no_store: bool, as_json: bool) -> None:
     from whiten_index.versions.verify import verify_paths
 
     reports = verify_paths(paths, with_stores=not no_store)
-    damages, unread = (
-        sum(len(getattr(report, name)) for report in reports) for name in ("damages", "unread")
-    )
-    if as_json:
-        sound = all(report.sound for report in reports)
-        terminal.print_json({"sound": sound, "reports": [report.to_json() for report in reports]})
-    else:
-        for report in reports:
-            _print_report(report)
+    sound = all(report.sound for report in reports)
+    found = {"sound": sound, "reports": [report.to_json() for report in reports]}
+    lines = (line for report in reports for line in _verify_lines(report))
+    terminal.show(found, lines, as_json=as_json)
     where = " and ".join(report.path for report in reports if not report.sound)
-    if damages:
+    if damages := sum(len(report.damages) for report in reports):
         raise ArtifactError(
-            f"{damages:,} {'thing is' if damages == 1 else 'things are'} damaged in {where}; "
-            "each is named above with what mends it"
+            f"damage was found in {damages:,} places of {where}; each is named above with what "
+            "mends it"
         )
-    if unread:
+    if unread := sum(len(report.unread) for report in reports):
         raise StorageError(
-            f"{unread:,} {'thing' if unread == 1 else 'things'} could not be read in {where}, and "
-            "may be sound; each is named above: mend the disk or the permissions, and verify again"
+            f"{unread:,} files of {where} could not be read, and may be sound; each is named "
+            "above: mend the disk or the permissions, and verify again"
         )
 
 
-def _left(derived: int, alone: int) -> str:
-    """Return which small shards a compaction left as they are, and why."""
-    from whiten_index.versions.compaction import WORTH_WRITING
-
-    reasons, total = [], derived + alone
-    if derived:
-        one = derived == 1
-        pick, them = ("picks most of its", "it") if one else ("pick most of their", "these")
-        reasons.append(
-            f"{derived:,} {pick} rows from others, and to write {them} whole would cost more than "
-            f"{1 / WORTH_WRITING:g} times what it frees"
-        )
-    if alone:
-        reasons.append(f"{alone:,} {'has' if alone == 1 else 'have'} nothing to be joined with yet")
-    which = "shard was left as it is" if total == 1 else "shards were left as they are"
-    return f"{total:,} small {which}: {'; '.join(reasons)}"
-
-
-def _shards_are(number: int) -> str:
-    return f"{terminal.counted(number, 'shard')} {'is' if number == 1 else 'are'}"
-
-
-def _print_report(report: VerifyReport) -> None:
-    looked = ", ".join(
-        terminal.counted(n, *_CHECKED[kind]) for kind, n in report.checked.items() if n
-    )
-    size = terminal.in_words(report.bytes)
+def _verify_lines(report: VerifyReport) -> Iterator[str]:
+    checked = ", ".join(f"{n:,} {kind.replace('_', ' ')}" for kind, n in report.checked.items() if n)
     counts = (("damaged", report.damages), ("not read", report.unread))
     found = ", ".join(f"{len(each):,} {how}" for how, each in counts if each) or "sound"
-    click.echo(f"{report.kind} {report.path}: {found} ({looked}; {size})")
+    size = terminal.in_words(report.bytes)
+    yield f"{report.kind} {report.path}: {found} ({checked}; {size})"
     for note in report.notes:
-        click.echo(f"  note: {note}")
+        yield f"  note: {note}"
     for damage in (*report.damages, *report.unread):
-        click.echo(f"  {damage.path}\n    {damage.why}")
+        yield f"  {damage.path}\n    {damage.why}"
         if damage.touches:
-            click.echo(f"    needed by {'; '.join(damage.touches)}")
-        click.echo(f"    {damage.remedy}")
+            yield f"    needed by {'; '.join(damage.touches)}"
+        yield f"    {damage.remedy}"

@@ -1,10 +1,10 @@
-"""Terminal output: progress bars, tables, sizes in words."""
+"""Output on a terminal: progress bars, tables, and reports as JSON or for people."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -12,13 +12,11 @@ import click
 from whiten_index.cli.signals import raise_if_interrupted
 from whiten_index.cli.streams import cell, plain_json
 
-_INDEX_PARTS = ("codes", "ids", "lists", "graph", "matrix", "codebooks", "centroids")
-_RARE_COUNTS = {
-    "passages": "passages",
-    "out_of_memory": "batches halved for want of memory",
-    "remade_shards": "damaged shards rebuilt",
-    "float32_shards": "shards kept in float32",
-}
+# Only JSON shows these.
+_FOR_MACHINES = frozenset({
+    "expected_bytes", "kept_files", "memory_budget", "normalize_input", "padded_tokens",
+    "stage_rows", "tokens",
+})  # fmt: skip
 
 
 class Bars:
@@ -54,6 +52,101 @@ class Bars:
             click.echo(cell(message), err=warning)
 
 
+def show(report: Mapping[str, Any], lines: Iterable[str], *, as_json: bool) -> None:
+    """Print a report as one JSON object, or its lines for people."""
+    if as_json:
+        print_json(report)
+        return
+    for line in lines:
+        click.echo(line)
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """Print one JSON object on standard output; NaN and infinity, which JSON lacks, are null."""
+    import json
+
+    # Made as a whole first: half an object would be worse than none.
+    text = json.dumps(_finite(value), ensure_ascii=False, default=str, allow_nan=False)
+    sys.stdout.write(plain_json(text).encode(errors="replace").decode() + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def describe(report: Mapping[str, Any], *names: str) -> Iterator[str]:
+    """Yield the fields of a report as lines, nested ones under headings and in tables.
+
+    Fields without a value and counts of zero are left out. Units come from the names: ``bytes``
+    and ``seconds``.
+
+    Args:
+        report: JSON values.
+        names: fields to show; all by default.
+    """
+    shown = (*names, "stage_rows") if names else report
+    return _described({name: report.get(name) for name in shown})
+
+
+def _described(values: Mapping[str, Any], indent: str = "  ", unit: str = "") -> Iterator[str]:
+    shown = {
+        name: value
+        for name, value in values.items()
+        if name not in _FOR_MACHINES and value not in (None, "", [], (), {})
+        if value != 0 or not type(value) is int
+    }
+    nested = {name: value for name, value in shown.items() if _is_nested(value)}
+    plain = {name: value for name, value in shown.items() if name not in nested}
+    if plain:
+        rows = [(_words(name), _text(value, unit or name)) for name, value in plain.items()]
+        numbers = all(isinstance(value, int | float) for value in plain.values())
+        yield (table if numbers else facts)(rows, indent=indent)
+    for name, value in nested.items():
+        yield f"{indent[2:]}{_words(name)}"
+        if name == "seconds":
+            yield table(stage_rows(value, values.get("stage_rows") or {}), indent=indent)
+        elif not isinstance(value, Mapping):
+            yield _records(value, indent)
+        elif all(isinstance(each, Mapping) for each in value.values()) and len(value) > 1:
+            yield _records([{"": _words(key), **each} for key, each in value.items()], indent)
+        else:
+            yield from _described(value, f"{indent}  ", unit or name)
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, Mapping) or (
+        isinstance(value, list | tuple) and all(isinstance(each, Mapping) for each in value)
+    )
+
+
+def _records(rows: Sequence[Mapping[str, Any]], indent: str) -> str:
+    names = [name for name, value in rows[0].items() if not _is_nested(value)]
+    texts = [[_text(row.get(name), name) for name in names] for row in rows]
+    return table([list(map(_words, names)), *texts], indent=indent)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _text(value: Any, unit: str) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "-", True: "yes", False: "no"}[value]
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    if isinstance(value, str):
+        return one_line(value, 500)
+    if "bytes" in unit or unit == "free":
+        return in_words(value)
+    if "seconds" in unit:
+        return duration(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
 def in_words(size: float) -> str:
     """Return bytes as a short text, such as 1.5 MB (powers of 1000)."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
@@ -61,11 +154,6 @@ def in_words(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     raise AssertionError(size)
-
-
-def counted(number: int, one: str, many: str = "") -> str:
-    """Return a number and its noun, such as 1 pack or 2 packs; the plural is by default with s."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def duration(seconds: float) -> str:
@@ -86,17 +174,14 @@ def one_line(text: str, width: int = 100) -> str:
 def table(rows: Iterable[Sequence[object]], *, indent: str = "  ") -> str:
     """Return rows as aligned columns: the first to the left, the others to the right."""
     cells = [[cell(each) for each in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    first, *others = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join(
-        indent
-        + "  ".join(
-            [
-                row[0].ljust(widths[0]),
-                *(each.rjust(w) for each, w in zip(row[1:], widths[1:], strict=True)),
-            ]
-        ).rstrip()
+        "  ".join([
+            indent + row[0].ljust(first),
+            *(each.rjust(width) for each, width in zip(row[1:], others, strict=True)),
+        ]).rstrip()
         for row in cells
-    )
+    )  # fmt: skip
 
 
 def facts(rows: Sequence[tuple[str, str]], *, indent: str = "  ") -> str:
@@ -105,166 +190,15 @@ def facts(rows: Sequence[tuple[str, str]], *, indent: str = "  ") -> str:
     return "\n".join(f"{indent}{name.ljust(width)}  {cell(value)}" for name, value in rows)
 
 
-def count_rows(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the counts of an encode as table rows."""
-    skipped = counts["skipped"]
-    rows = [(name, f"{counts[name]:,}") for name in ("read", "encoded")]
-    if repeated := counts.get("duplicates"):
-        # Of rows cut into passages, the passages are the texts.
-        texts = ("  different texts", counts["encoded"] - repeated)
-        passages = ("  passages that repeat a text", repeated)
-        shown, number = passages if counts.get("passages") else texts
-        rows.append((shown, f"{number:,}"))
-    rows += [(name, f"{counts[name]:,}") for name in ("reused", "truncated")]
-    rows += [("skipped", f"{sum(skipped.values()):,}")]
-    rows += [(f"  {reason}", f"{n:,}") for reason, n in skipped.items()]
-    for name, shown in _RARE_COUNTS.items():
-        if counts.get(name):
-            rows.append((shown, f"{counts[name]:,}"))
-    return rows
-
-
-def done_anyhow(counts: Mapping[str, Any]) -> str:
-    """Return the repairs of the store, when nothing was published."""
-    lost = counted(counts["encoded"], "row") + " that the store had lost encoded again"
-    remade = counted(counts.get("remade_shards", 0), "damaged shard") + " rebuilt"
-    done = [lost] * bool(counts["encoded"]) + [remade] * bool(counts.get("remade_shards"))
-    return " and ".join(done) or "nothing to do"
-
-
 def stage_rows(seconds: Mapping[str, float], rows: Mapping[str, int]) -> list[tuple[str, str, str]]:
-    """Return seconds and rows/s by stage as table rows; parts of a stage are indented.
+    """Return seconds and rows/s by stage as table rows; parts of a stage are indented below it.
 
     The parts run side by side, so that they sum up to more than their stage.
     """
-    shown = []
     order = list(dict.fromkeys(stage.partition("/")[0] for stage in seconds))
-    # A stage comes before its parts.
-    for stage in sorted(
-        seconds, key=lambda name: (order.index(name.partition("/")[0]), "/" in name)
-    ):
-        spent = seconds[stage]
-        _, _, part = stage.rpartition("/")
-        rate = f"{rows[stage] / spent:,.0f} rows/s" if rows.get(stage) and spent > 0 else ""
-        shown.append((f"  {part}" if "/" in stage else stage, duration(spent), rate))
+    shown = []
+    for name in sorted(seconds, key=lambda each: (order.index(each.partition("/")[0]), "/" in each)):
+        rate = f"{rows[name] / seconds[name]:,.0f} rows/s" if rows.get(name) and seconds[name] else ""
+        stage, _, part = name.partition("/")
+        shown.append((f"  {part}" if part else stage, duration(seconds[name]), rate))
     return shown
-
-
-def whitening_line(whitening: Mapping[str, Any]) -> str:
-    """Return one line on the transform, with the options that only some kinds have."""
-    condition = whitening["condition_number"]
-    options = [
-        f"{name.replace('_', ' ')} {whitening[name]}"
-        for name in ("groups", "group_size", "seed", "estimator", "floor", "remove_top")
-        if name in whitening
-    ]
-    if "shrinkage" in whitening:
-        options.append(f"shrinkage {whitening['shrinkage']:.3g}")
-    return ", ".join(
-        [
-            f"{whitening['kind']}, {whitening['dim']} -> {whitening['k']} dims",
-            f"exponent {whitening['exponent']:g}",
-            "centred" if whitening["center"] else "not centred",
-            *options,
-            f"rank {whitening['rank']}",
-            f"condition number {'-' if condition is None else format(condition, '.3g')}",
-            f"variance kept {whitening['variance_kept']:.1%}",
-        ]
-    )
-
-
-def choice_lines(choice: Mapping[str, Any] | None) -> list[str]:
-    """Return the choice of the transform and its reason; nothing if the user named it.
-
-    The alternatives shown are those that the rule takes at each width, and PCA.
-    """
-    if choice is None:
-        return []
-    lines = [f"  chosen by {choice['rule']}: {choice['why']}"]
-    shown = [
-        row
-        for row in choice["candidates"]
-        if row["leads"] or (row["exponent"] == 0 and row["center"])
-    ]
-    if not shown:
-        return lines
-    header = ("", "k", "exponent", "centred", "score", "±")
-    rows = [
-        (
-            "  *" if row["leads"] and _is_chosen(row, choice) else "",
-            row["k"],
-            f"{row['exponent']:g}",
-            "yes" if row["center"] else "no",
-            f"{row['score']:.3f}",
-            f"{row['error']:.3f}",
-        )
-        for row in shown
-    ]
-    return [
-        *lines,
-        f"  scores: {choice['measure']}",
-        "  ±: standard error of the difference to the best of that width; * chosen; all: --json",
-        table([header, *rows]),
-    ]
-
-
-def geometry_rows(geometry: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the geometry of embeddings and vectors as table rows."""
-    names = {
-        "mean_cosine": "mean cosine of two rows",
-        "isoscore": "IsoScore (1 is isotropic)",
-        "effective_rank": "effective rank",
-        "uniformity": "uniformity (lower is more even)",
-        "hubness": "hubness (skew of 10-occurrence)",
-    }
-    rows = [
-        (shown, f"{geometry['raw'][key]:.3f}", f"{geometry['vectors'][key]:.3f}")
-        for key, shown in names.items()
-    ]
-    return [(f"on {geometry['raw']['rows']:,} rows", "embeddings", "vectors"), *rows]
-
-
-def _is_chosen(row: Mapping[str, Any], choice: Mapping[str, Any]) -> bool:
-    return all(row[key] == value for key, value in choice["chosen"].items())
-
-
-def index_rows(parts: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return the bytes of the parts of an index as table rows, without empty parts."""
-    return [(f"  {name}", in_words(parts[name])) for name in _INDEX_PARTS if parts[name]]
-
-
-def tuned_words(factory: Mapping[str, Any]) -> str:
-    """Return the search settings of an index and its recall with them, if there are any."""
-    tuned = factory.get("tuned") or {"parameters": {}, "recall": None}
-    said = [f"{name} {value}" for name, value in tuned["parameters"].items()]
-    if tuned["recall"] is not None:
-        said.append(f"index recall {tuned['recall']:.3f} on {tuned['queries']:,} rows held out")
-    if factory.get("rerank"):
-        said.append(f"with the best {factory['rerank']} scored again")
-    return "".join(f", {part}" for part in said)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def print_json(value: Mapping[str, Any]) -> None:
-    """Print one JSON object on standard output; NaN and infinity, which JSON lacks, are null."""
-    import json
-
-    # Made as a whole first: half an object would be worse than none.
-    text = json.dumps(_finite(value), ensure_ascii=False, default=str, allow_nan=False)
-    sys.stdout.write(plain_json(text).encode(errors="replace").decode() + "\n")
-
-
-def show(report: Mapping[str, Any], lines: Iterable[str], *, as_json: bool) -> None:
-    """Print a report as one JSON object, or its lines for people."""
-    if as_json:
-        print_json(report)
-        return
-    for line in lines:
-        click.echo(line)
