@@ -143,9 +143,9 @@ def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> Non
         raise
     if dry_run:
         title = f"plan (nothing was written), from version {said['base']}"
-        lines = iter((title, *terminal.describe(said)))
+        lines = iter((title, *terminal.describe({**said, "ids": None}), *ids_lines(said)))
     else:
-        lines = _version_lines(said)
+        lines = iter((*_version_lines(said), *ids_lines(said)))
     terminal.show(said, lines, as_json=as_json)
     if said.get("refused"):
         raise GateError(f"nothing would be published: {said['refused']}")
@@ -177,12 +177,12 @@ def inspect(index: str, plot: str | None, verify: str, as_json: bool) -> None:
 def _version_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a report or a manifest says of a version."""
     done = {True: " is up to date", False: " published"}.get(report.get("up_to_date"), "")
-    yield f"{report.get('out') or report['path']}: version {report['version']}{done}"
+    yield f"{report.get('out', 'index')}: version {report['version']}{done}"
     if choice := report.get("choice"):
         best = [row for row in choice["candidates"] if row["leads"]]
         report = {**report, "choice": {**choice, "candidates": best}}
     yield from terminal.describe(
-        report, "base", "created", "rows", "ids", "files", "counts", "corpus", "encoder",
+        report, "base", "created", "rows", "files", "counts", "corpus", "encoder",
         "runtimes", "whitening", "choice", "drift", "decision", "update", "gates", "factory",
         "geometry", "spectrum", "seconds", "bytes", "config",
     )  # fmt: skip

@@ -66,14 +66,13 @@ def versions(index: str, verify: str, as_json: bool) -> None:
         row = (facts.rows, size, facts.decision, facts.created, state)
         rows.append((facts.name, *("-" if each is None else each for each in row)))
     lines = [terminal.table([("version", "rows", "bytes", "whitening", "created", ""), *rows])]
-    lines += [f"  {each.name}: {each.sound or each.unread}" for each in found if each.sound or each.unread]
-    terminal.show({"versions": [each.to_json() for each in found]}, lines, as_json=as_json)
-    if not as_json and not any(each.published for each in found):
-        click.echo(
-            "note: none of them is published; to publish one: whiten-index rollback "
-            f"{index} --to VERSION",
-            err=True,
-        )
+    lines += [
+        f"  {each.name}: {each.sound or each.unread}" for each in found if each.sound or each.unread
+    ]
+    none = "none of them is published; to publish one: whiten-index rollback {} --to VERSION"
+    notes = [none.format(index)] * (not any(each.published for each in found))
+    report = {"versions": [each.to_json() for each in found]}
+    terminal.show(report, lines, as_json=as_json, notes=notes)
 
 
 @click.command()
@@ -90,8 +89,10 @@ def rollback(index: str, to: str | None, without_store: bool, as_json: bool) -> 
     from whiten_index.versions.retention import rollback as roll
 
     rolled = asdict(roll(index, to=to, without_store=without_store))
-    lines = (f"{index}: version {rolled['to']} published", *terminal.describe(rolled))
-    terminal.show(rolled, lines, as_json=as_json)
+    lines = [f"{index}: version {rolled['to']} published, instead of {rolled['left'] or 'none'}"]
+    notes = [f"{name} was skipped: {why}" for name, why in rolled["skipped"].items()]
+    notes += [rolled["note"]] * bool(rolled["note"])
+    terminal.show(rolled, lines, as_json=as_json, notes=notes)
 
 
 @click.command()
@@ -117,12 +118,9 @@ def prune(index: str, keep: int, verify: str, as_json: bool) -> None:
     pruned = asdict(remove(index, keep=keep, verify=verify))
     freed = f"{len(pruned['removed'])} versions removed, {terminal.in_words(pruned['bytes'])}"
     lines = (f"{index}: {freed}", *terminal.describe(pruned, "removed", "kept"))
-    terminal.show(pruned, lines, as_json=as_json)
-    for path in () if as_json else pruned["strange"]:
-        click.echo(
-            f"note: {path} is a link, no folder, or has the name of no version, and was left alone",
-            err=True,
-        )
+    odd = "is a link, no folder, or has the name of no version, and was left alone"
+    notes = [f"{path} {odd}" for path in pruned["strange"]]
+    terminal.show(pruned, lines, as_json=as_json, notes=notes)
 
 
 @click.command()
@@ -169,7 +167,7 @@ def gc(
     lines = (
         f"{store}: {terminal.in_words(report['bytes'])} {freed}; what nothing needs and is younger "
         f"than {keep_days:g} days is kept",
-        *terminal.describe(report),
+        *terminal.describe({**report, "store": None, "dry_run": None}),
     )
     terminal.show(report, lines, as_json=as_json)
 
@@ -182,13 +180,9 @@ def compact(store: str, as_json: bool) -> None:
     from whiten_index.versions.compaction import compact_store
 
     report = compact_store(store).to_json()
-    terminal.show(report, terminal.describe(report), as_json=as_json)
-    if report["damaged"] and not as_json:
-        click.echo(
-            f"note: {report['damaged']:,} shards are damaged or missing; whiten-index verify "
-            f"{store} says more",
-            err=True,
-        )
+    more = f"damaged or missing shards: {report['damaged']}; whiten-index verify {store} says more"
+    notes = [more] * bool(report["damaged"])
+    terminal.show(report, terminal.describe(report), as_json=as_json, notes=notes)
 
 
 @click.command()
@@ -220,11 +214,11 @@ def verify(paths: tuple[str, ...], no_store: bool, as_json: bool) -> None:
 
 
 def _verify_lines(report: VerifyReport) -> Iterator[str]:
-    checked = ", ".join(f"{n:,} {kind.replace('_', ' ')}" for kind, n in report.checked.items() if n)
+    looked = ", ".join(f"{n:,} {kind.replace('_', ' ')}" for kind, n in report.checked.items() if n)
     counts = (("damaged", report.damages), ("not read", report.unread))
     found = ", ".join(f"{len(each):,} {how}" for how, each in counts if each) or "sound"
     size = terminal.in_words(report.bytes)
-    yield f"{report.kind} {report.path}: {found} ({checked}; {size})"
+    yield f"{report.kind} {report.path}: {found} ({looked}; {size})"
     for note in report.notes:
         yield f"  note: {note}"
     for damage in (*report.damages, *report.unread):

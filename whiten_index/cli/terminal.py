@@ -15,7 +15,7 @@ from whiten_index.cli.streams import cell, plain_json
 # Only JSON shows these.
 _FOR_MACHINES = frozenset({
     "expected_bytes", "kept_files", "memory_budget", "normalize_input", "padded_tokens",
-    "stage_rows", "tokens",
+    "sha256", "stage_rows", "tokens",
 })  # fmt: skip
 
 
@@ -52,13 +52,17 @@ class Bars:
             click.echo(cell(message), err=warning)
 
 
-def show(report: Mapping[str, Any], lines: Iterable[str], *, as_json: bool) -> None:
-    """Print a report as one JSON object, or its lines for people."""
+def show(
+    report: Mapping[str, Any], lines: Iterable[str], *, as_json: bool, notes: Iterable[str] = ()
+) -> None:
+    """Print a report as one JSON object, or its lines for people and notes on standard error."""
     if as_json:
         print_json(report)
         return
     for line in lines:
         click.echo(line)
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -92,29 +96,32 @@ def describe(report: Mapping[str, Any], *names: str) -> Iterator[str]:
     return _described({name: report.get(name) for name in shown})
 
 
-def _described(values: Mapping[str, Any], indent: str = "  ", unit: str = "") -> Iterator[str]:
+def _described(values: Mapping[str, Any], indent: str = "", above: str = "") -> Iterator[str]:
     shown = {
         name: value
         for name, value in values.items()
         if name not in _FOR_MACHINES and value not in (None, "", [], (), {})
-        if value != 0 or not type(value) is int
+        if value != 0 or type(value) is not int
     }
     nested = {name: value for name, value in shown.items() if _is_nested(value)}
     plain = {name: value for name, value in shown.items() if name not in nested}
     if plain:
-        rows = [(_words(name), _text(value, unit or name)) for name, value in plain.items()]
+        rows = [(_words(name), _text(value, f"{above} {name}")) for name, value in plain.items()]
         numbers = all(isinstance(value, int | float) for value in plain.values())
-        yield (table if numbers else facts)(rows, indent=indent)
+        yield (table if numbers else facts)(rows, indent=indent or "  ")
     for name, value in nested.items():
-        yield f"{indent[2:]}{_words(name)}"
+        inner = f"{indent}  "
         if name == "seconds":
-            yield table(stage_rows(value, values.get("stage_rows") or {}), indent=indent)
+            lines = [table(stage_rows(value, values.get("stage_rows") or {}), indent=inner)]
         elif not isinstance(value, Mapping):
-            yield _records(value, indent)
+            lines = [_records(value, inner)]
         elif all(isinstance(each, Mapping) for each in value.values()) and len(value) > 1:
-            yield _records([{"": _words(key), **each} for key, each in value.items()], indent)
+            lines = [_records([{"": _words(key), **each} for key, each in value.items()], inner)]
         else:
-            yield from _described(value, f"{indent}  ", unit or name)
+            lines = list(_described(value, inner, f"{above} {name}"))
+        if lines:
+            yield f"{indent}{_words(name)}"
+            yield from lines
 
 
 def _is_nested(value: Any) -> bool:
@@ -124,7 +131,8 @@ def _is_nested(value: Any) -> bool:
 
 
 def _records(rows: Sequence[Mapping[str, Any]], indent: str) -> str:
-    names = [name for name, value in rows[0].items() if not _is_nested(value)]
+    shown = {name: value for name, value in rows[0].items() if name not in _FOR_MACHINES}
+    names = [name for name, value in shown.items() if not _is_nested(value)]
     texts = [[_text(row.get(name), name) for name in names] for row in rows]
     return table([list(map(_words, names)), *texts], indent=indent)
 
@@ -133,16 +141,16 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _text(value: Any, unit: str) -> str:
+def _text(value: Any, names: str) -> str:
     if value is None or isinstance(value, bool):
         return {None: "-", True: "yes", False: "no"}[value]
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
     if isinstance(value, str):
         return one_line(value, 500)
-    if "bytes" in unit or unit == "free":
+    if "bytes" in names or "free" in names.split():
         return in_words(value)
-    if "seconds" in unit:
+    if "seconds" in names:
         return duration(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
@@ -195,10 +203,11 @@ def stage_rows(seconds: Mapping[str, float], rows: Mapping[str, int]) -> list[tu
 
     The parts run side by side, so that they sum up to more than their stage.
     """
-    order = list(dict.fromkeys(stage.partition("/")[0] for stage in seconds))
+    stages = list(dict.fromkeys(name.partition("/")[0] for name in seconds))
+    order = sorted(seconds, key=lambda name: (stages.index(name.partition("/")[0]), "/" in name))
     shown = []
-    for name in sorted(seconds, key=lambda each: (order.index(each.partition("/")[0]), "/" in each)):
-        rate = f"{rows[name] / seconds[name]:,.0f} rows/s" if rows.get(name) and seconds[name] else ""
-        stage, _, part = name.partition("/")
-        shown.append((f"  {part}" if part else stage, duration(seconds[name]), rate))
+    for name in order:
+        spent, (stage, _, part) = seconds[name], name.partition("/")
+        rate = f"{rows[name] / spent:,.0f} rows/s" if rows.get(name) and spent else ""
+        shown.append((f"  {part}" if part else stage, duration(spent), rate))
     return shown
