@@ -356,7 +356,7 @@ def test_what_is_said_of_where_a_push_is_to(no_index: World) -> None:
             local, local.replace("one", "two"), f'{DOCS}\noptions = {{schema = "s"}}',
             'to = "milvus://h"\ntable = "d"\noptions = {db = "b"}', 'to = "v.npy"',
         )
-    ).pushes  # fmt: skip
+    ).push  # fmt: skip
     assert [target(config) for config in pushes] == [
         "postgresql://me@/db?host=/run/one docs", "postgresql://me@/db?host=/run/two docs",
         "postgresql://me@h/db s.docs", "milvus://h b.d", "v.npy",
@@ -438,4 +438,4 @@ def test_two_pushes_of_one_place(no_index: World) -> None:
         DOCS, f'{DOCS}\noptions = {{schema = "other"}}', DOCS.replace('"docs"', '"other"'),
         DOCS.replace("h/db", "g/db"), file, vectors,
     )  # fmt: skip
-    assert len(NightlyJob.read(no_index.job(*apart)).pushes) == 6
+    assert len(NightlyJob.read(no_index.job(*apart)).push) == 6

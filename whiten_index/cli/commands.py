@@ -112,9 +112,8 @@ def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> Non
     """
     if log is not None and as_json:
         raise click.UsageError("--log prints the report as its last line; leave --json out")
-    from whiten_index.pipeline.changes import ids_lines
+    from whiten_index.pipeline.plan import plan_update
     from whiten_index.pipeline.update import update_index
-    from whiten_index.pipeline.update_plan import plan_update
 
     options = given(options)
     if "index" not in options:
@@ -126,8 +125,6 @@ def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> Non
 
         def work(progress: Any) -> Ending:
             said = do(config, progress=progress).to_json()
-            for line in ids_lines(said):
-                progress.note(line)
             done = "up_to_date" if said["up_to_date"] else "published"
             status = GateError.exit_code if said.get("refused") else 0
             return Ending("planned" if dry_run else done, said, status)
@@ -143,9 +140,9 @@ def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> Non
         raise
     if dry_run:
         title = f"plan (nothing was written), from version {said['base']}"
-        lines = iter((title, *terminal.describe({**said, "ids": None}), *ids_lines(said)))
+        lines = iter((title, *terminal.describe(said)))
     else:
-        lines = iter((*_version_lines(said), *ids_lines(said)))
+        lines = _version_lines(said)
     terminal.show(said, lines, as_json=as_json)
     if said.get("refused"):
         raise GateError(f"nothing would be published: {said['refused']}")
@@ -176,7 +173,9 @@ def inspect(index: str, plot: str | None, verify: str, as_json: bool) -> None:
 
 def _version_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a report or a manifest says of a version."""
-    done = {True: " is up to date", False: " published"}.get(report.get("up_to_date"), "")
+    done = ""
+    if "up_to_date" in report:
+        done = " is up to date" if report["up_to_date"] else " published"
     yield f"{report.get('out', 'index')}: version {report['version']}{done}"
     if choice := report.get("choice"):
         best = [row for row in choice["candidates"] if row["leads"]]

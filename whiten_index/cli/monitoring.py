@@ -6,7 +6,6 @@ import datetime
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -69,27 +68,15 @@ def check_metrics(path: Path) -> None:
     """
     _client()
     require_path(str(path), what="metrics")
-    if not path.name:
-        raise ConfigError(f"metrics file {path} is a folder; name a file in it")
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except OSError as error:
-        raise ConfigError(
-            f"metrics file {cut(str(path))} cannot be used ({error.strerror}); name another"
-        ) from error
-    if is_folder(path):
-        raise ConfigError(f"metrics file {path} is a folder; name a file in it, or remove it")
     if path.suffix != ".prom":
         raise ConfigError(
-            f"metrics file {path} does not end in .prom, and node_exporter reads no others; "
-            "rename it"
+            f"metrics file {cut(str(path))} does not end in .prom, and node_exporter reads no "
+            "others; rename it"
         )
-    if not is_folder(path.parent):
+    if is_folder(path) or not is_folder(path.parent):
         raise ConfigError(
-            f"metrics file {path} belongs in a folder that is not there; name one that "
-            "node_exporter reads (--collector.textfile.directory)"
+            f"metrics file {cut(str(path))} must be a file in a folder that exists; name one in "
+            "the folder that node_exporter reads (--collector.textfile.directory)"
         )
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise StorageError(
@@ -131,10 +118,17 @@ def write_metrics(
     samples += _of_report(report or {})
     for gate in gates:
         samples.append(("update_gate_passed", {"gate": gate["name"]}, float(gate["passed"])))
-    text: bytes = _client().generate_latest(_Collector(samples, label))
+    registry = _client().CollectorRegistry()
+    for name, text in METRICS.items():
+        found = [(labels, value) for given, labels, value in samples if given == name]
+        if found:
+            names = ["index", *found[0][0]]
+            gauge = _client().Gauge(_PREFIX + name, text, names, registry=registry)
+            for labels, value in found:
+                gauge.labels(label, *map(_shown, labels.values())).set(value)
     # node_exporter reads no folders, so that it never sees half of the file.
     with writing(path, kept=""):
-        replace_file(path, text)
+        replace_file(path, _client().generate_latest(registry))
 
 
 def _client() -> Any:
@@ -145,28 +139,6 @@ def _client() -> Any:
             "metrics need prometheus-client; pip install 'whiten-index[metrics]'"
         ) from error
     return prometheus_client
-
-
-@dataclass(frozen=True)
-class _Collector:
-    """Samples for the library's writer, in the order of ``METRICS``."""
-
-    samples: Sequence[_Sample]
-    index: str
-
-    def collect(self) -> Iterator[Any]:
-        """Return one family a metric that has samples."""
-        _client()
-        from prometheus_client.core import GaugeMetricFamily
-
-        for name, text in METRICS.items():
-            found = [(labels, value) for given, labels, value in self.samples if given == name]
-            if not found:
-                continue
-            gauge = GaugeMetricFamily(_PREFIX + name, text, labels=["index", *found[0][0]])
-            for labels, value in found:
-                gauge.add_metric([self.index, *map(_shown, labels.values())], value)
-            yield gauge
 
 
 def _published(index: Path) -> Iterator[_Sample]:

@@ -39,20 +39,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import parse_qs
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from whiten_index.artifacts.job_file import read_toml
+from whiten_index.artifacts.job_file import read_job
 from whiten_index.cli.log_lines import Ending, LogForm, LogLines, failure, run_job
 from whiten_index.cli.monitoring import Outcome, check_metrics, write_metrics
 from whiten_index.cli.signals import INTERRUPTED
 from whiten_index.errors import BusyError, ConfigError, DatabaseError, GateError, WhitenIndexError
+from whiten_index.options import job_keys, schema
 from whiten_index.paths import require_path
+from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.vectordb.push_config import PushConfig
 
-# Events of their own, logged before the last line.
+# Logged apart, before the last line.
 _LOGGED_APART = ("drift", "decision", "gates")
 # Left out of text lines: the manifest or the lines of the stages have them.
 _FOR_MACHINES = ("whitening", "factory", "bytes", "seconds", "stage_rows")
@@ -60,39 +62,23 @@ _FOR_MACHINES = ("whitening", "factory", "bytes", "seconds", "stage_rows")
 _PLACES = ("schema", "db")
 
 
-class _Afterwards(BaseModel):
-    """Keys of a job file for the steps after the update."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    keep_versions: int | None = Field(None, ge=1)
-    gc: bool = True
-    compact: bool = False
-    metrics: str | None = None
-    push: list[dict[str, Any]] = []
-
-
-@dataclass(frozen=True, kw_only=True)
-class NightlyJob:
-    """A job file.
+@schema
+class NightlyJob(UpdateConfig):
+    """A job file: the options of an update, and the steps after it.
 
     Attributes:
-        index: folder of the index.
-        update: options of the update, by the names of ``UpdateConfig``, ``index`` included.
         keep_versions: number of sound versions to keep, None for all.
         gc: remove shards that no kept version needs, after versions were removed.
         compact: join small shards of the store.
         metrics: file for node_exporter, None for none.
-        pushes: databases and files to bring to the published version.
+        push: databases and files to bring to the published version.
     """
 
-    index: Path
-    update: Mapping[str, Any]
-    keep_versions: int | None = None
+    keep_versions: Annotated[int | None, Field(ge=1)] = None
     gc: bool = True
     compact: bool = False
-    metrics: Path | None = None
-    pushes: tuple[PushConfig, ...] = ()
+    metrics: str | None = None
+    push: tuple[PushConfig, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> NightlyJob:
@@ -101,34 +87,33 @@ class NightlyJob:
         Raises:
             ConfigError: it cannot be read, is not TOML, or has a key or value that is not valid.
         """
-        from whiten_index.pipeline.update_config import UpdateConfig
-
         where = f"job file {path}"
-        update = read_toml(path)
-        own = {name: update.pop(name) for name in _Afterwards.model_fields if name in update}
-        after = _afterwards(own, where)
-        known = {*UpdateConfig.__dataclass_fields__, *_Afterwards.model_fields}
-        _require_known(update, known, where)
-        index = update.get("index")
-        if not isinstance(index, str) or not index:
-            raise ConfigError(f'{where} does not say which index: index = "DIR"')
-        if update.get("corpus") == []:
+        values = read_job(path, job_keys(cls))
+        if values.get("corpus") == []:
             raise ConfigError(
                 f"{where} names an empty corpus; leave the line out to take the corpus that the "
                 "index was built from"
             )
-        if after.metrics is not None:
-            require_path(after.metrics, what="metrics")
+        tables = values.pop("push", [])
+        if not isinstance(tables, list):
+            raise ConfigError(f"{where}: push is a table; write [[push]] above each")
+        try:
+            job = cls(**values)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        if job.metrics is not None:
+            require_path(job.metrics, what="metrics")
         pushes = [
-            _read_push(f"{where}, push {n}", index, each) for n, each in enumerate(after.push, 1)
+            _read_push(f"{where}, push {n}", job.index, each) for n, each in enumerate(tables, 1)
         ]
         _require_apart(where, pushes)
-        return cls(
-            index=Path(index),
-            update=update,
-            metrics=None if after.metrics is None else Path(after.metrics),
-            pushes=tuple(pushes),
-            **after.model_dump(exclude={"metrics", "push"}),
+        return replace(job, push=tuple(pushes))
+
+    @property
+    def update(self) -> UpdateConfig:
+        """Options of the update alone."""
+        return UpdateConfig(
+            **{name: getattr(self, name) for name in UpdateConfig.__dataclass_fields__}
         )
 
 
@@ -145,39 +130,28 @@ def run_nightly(path: Path, *, dry_run: bool = False, form: str | LogForm = LogF
 
 def _planned(job: NightlyJob, lines: LogLines) -> Ending:
     from whiten_index.pipeline.plan import plan_update
-    from whiten_index.pipeline.update_config import UpdateConfig
     from whiten_index.vectordb.registry import require_client
     from whiten_index.vectordb.vector_files import require_file
 
     if job.metrics is not None:
-        check_metrics(job.metrics)
+        check_metrics(Path(job.metrics))
     status = 0
-    for config in job.pushes:
+    for config in job.push:
         try:
             require_file(config.to) if config.to_file else require_client(config.to)
         except ConfigError as error:
             status = DatabaseError.exit_code
             _PushLines(config, lines.form).log("push_failed", **failure(error), exit_code=status)
-    plan = plan_update(UpdateConfig(**job.update), progress=lines).to_json()
+    plan = plan_update(job.update, progress=lines).to_json()
     status = GateError.exit_code if plan.get("refused") else status
-    pushes = [target(config) for config in job.pushes]
+    pushes = [target(config) for config in job.push]
     steps = {"keep_versions": job.keep_versions, "gc": job.gc, "compact": job.compact}
     return Ending("planned", {**plan, **steps, "push": pushes}, status)
 
 
 @dataclass
 class _Night:
-    """One run of a job.
-
-    Attributes:
-        job: the job.
-        lines: its log.
-        started: start, by the monotonic clock.
-        failed: step after the update that failed -> exit status.
-        step: the step after the update that is running.
-        report: of the update, once it succeeded.
-        gates: findings of the gates.
-    """
+    """One run of a job; ``failed`` has the exit status of each step that failed."""
 
     job: NightlyJob
     lines: LogLines
@@ -191,7 +165,7 @@ class _Night:
         """Run every step; metrics are written whatever happens, unless another job is running."""
         if self.job.metrics is not None:
             # A refused path is another file's and must not be overwritten.
-            check_metrics(self.job.metrics)
+            check_metrics(Path(self.job.metrics))
         try:
             ending = self._update()
         except BusyError:
@@ -223,11 +197,9 @@ class _Night:
     def _update(self) -> Ending:
         """Update the index and return the ending; unknown errors and BusyError are raised."""
         from whiten_index.pipeline.update import update_index
-        from whiten_index.pipeline.update_config import UpdateConfig
 
         try:
-            config = UpdateConfig(**self.job.update)
-            report = update_index(config, progress=self.lines).to_json()
+            report = update_index(self.job.update, progress=self.lines).to_json()
         except BusyError:
             raise
         except GateError as error:
@@ -242,12 +214,11 @@ class _Night:
                 self.lines.log(name, **report[name])
         self._log_gates()
         outcome = Outcome.UP_TO_DATE if report["up_to_date"] else Outcome.PUBLISHED
-        hidden = {*_LOGGED_APART, *(_FOR_MACHINES if self.lines.form is LogForm.TEXT else ())}
-        return Ending(outcome.value, {k: v for k, v in report.items() if k not in hidden})
+        return Ending(outcome.value, _shown(report, self.lines))
 
     def _not_updated(self, outcome: Outcome, error: WhitenIndexError, **more: Any) -> Ending:
         fields = {**failure(error), **more, "exit_code": error.exit_code}
-        if self.job.pushes:
+        if self.job.push:
             # Pushes may take hours, or end the process.
             self.lines.log("update_failed", **fields)
         return Ending(outcome.value, fields, error.exit_code)
@@ -263,8 +234,8 @@ class _Night:
         """
         from whiten_index.vectordb.push import push_index
 
-        store = self.job.update.get("store") if self.report is None else self.report["store"]
-        for config in self.job.pushes:
+        store = self.job.store if self.report is None else self.report["store"]
+        for config in self.job.push:
             lines = _PushLines(config, self.lines.form)
             lines.log("push_started")
             # Of a push every failure has one status: a gate of it is not the update's.
@@ -273,13 +244,12 @@ class _Night:
                 report = push_index(config, progress=lines).to_json()
                 for note in report.pop("notes"):
                     lines.note(note)
-                hidden = _FOR_MACHINES if lines.form is LogForm.TEXT else ()
-                lines.log("push_finished", **{k: v for k, v in report.items() if k not in hidden})
+                lines.log("push_finished", **_shown(report, lines))
 
     def _tidy(self, store: Path) -> None:
         """Remove old versions, join small shards and remove shards that are no longer needed."""
         job = self.job
-        tables = [f"push {target(config)}" for config in job.pushes if config.table is not None]
+        tables = [f"push {target(config)}" for config in job.push if config.table is not None]
         if job.keep_versions is not None and self.failed.keys() & set(tables):
             why = "a database is behind, and what changed since is known from the versions between"
             self.lines.log("prune_left_out", why=why)
@@ -330,14 +300,19 @@ class _Night:
             return
         with self._step("metrics"):
             write_metrics(
-                self.job.metrics,
-                index=self.job.index,
+                Path(self.job.metrics),
+                index=Path(self.job.index),
                 outcome=outcome,
                 exit_code=status,
                 seconds=time.monotonic() - self.started,
                 report=self.report,
                 gates=self.gates,
             )
+
+
+def _shown(report: Mapping[str, Any], lines: LogLines) -> dict[str, Any]:
+    hidden = {*_LOGGED_APART, *(_FOR_MACHINES if lines.form is LogForm.TEXT else ())}
+    return {name: value for name, value in report.items() if name not in hidden}
 
 
 def _outcome(error: BaseException) -> tuple[Outcome, int]:
@@ -392,27 +367,13 @@ def _read_push(where: str, index: str, table: Mapping[str, Any]) -> PushConfig:
     named = {key.replace("-", "_"): value for key, value in table.items()}
     if len(named) < len(table):
         raise ConfigError(f"{where} sets a key twice, with - and with _; leave one out")
-    _require_known(named, {*PushConfig.__dataclass_fields__} - {"index"}, where)
+    known = job_keys(PushConfig).keys() - {"index"}
+    if odd := ", ".join(sorted(named.keys() - known)):
+        raise ConfigError(f"{where} sets {odd}, which is unknown; known are {sorted(known)}")
     try:
         return PushConfig(index=index, **named)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-
-
-def _afterwards(values: Mapping[str, Any], where: str) -> _Afterwards:
-    try:
-        return _Afterwards.model_validate(values)
-    except ValidationError as error:
-        # The value is not shown: it may hold a password.
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        name = str(first["loc"][0]).replace("_", "-")
-        raise ConfigError(f"{where}: {name}: {first['msg']}") from None
-
-
-def _require_known(values: Mapping[str, Any], known: set[str], where: str) -> None:
-    if odd := [name for name in values if name not in known]:
-        dashed = (", ".join(names).replace("_", "-") for names in (odd, sorted(known)))
-        raise ConfigError("{} sets {}, which is unknown; known are {}".format(where, *dashed))
 
 
 def _require_apart(where: str, pushes: Sequence[PushConfig]) -> None:
