@@ -270,8 +270,14 @@ def test_lines_are_text_unless_json_is_asked_for(news: News) -> None:
         ("", "--index is missing"),
         ("index = 3", "--index takes text"),
         ("index = [", "is not TOML"),
-        ('index = "a"\nkepp-versions = 3', "sets 'kepp_versions', which is unknown; .*keep_versions"),
-        ('index = "a"\nkeep-versions = 0', "--keep-versions takes a value greater than or equal to 1"),
+        (
+            'index = "a"\nkepp-versions = 3',
+            "sets 'kepp_versions', which is unknown; .*keep_versions",
+        ),
+        (
+            'index = "a"\nkeep-versions = 0',
+            "--keep-versions takes a value greater than or equal to 1",
+        ),
         ('index = "a"\nkeep-versions = true', "--keep-versions takes a whole number"),
         ('index = "a"\ncompact = "yes"', "--compact takes true or false"),
         ('index = "a"\nmetrics = 1', "--metrics takes text"),
