@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -81,18 +80,16 @@ def export(
     elif form == QUERY:
         facts = transform.export_folder(target)
     elif form == SQL:
-        from whiten_index.integrations.sql import export_sql
+        from whiten_index.integrations.sql import RUN, export_sql
 
         facts = export_sql(transform, target, **options)
+        facts["run"] = f"{RUN} {shlex.quote(target)}"
     else:
         from whiten_index.integrations.sentence_transformers import export_model
 
         facts = export_model(transform, target)
-    facts = {**facts, "query_digest": transform.query_digest}
-    if as_json:
-        terminal.print_json(facts)
-    else:
-        _print_facts(form, target, facts)
+    facts = {"form": form, **facts, "query_digest": transform.query_digest}
+    terminal.show(facts, terminal.describe(facts), as_json=as_json)
 
 
 def _form_of(target: str) -> str:
@@ -138,33 +135,3 @@ def _require_options(form: str, of_sql: Mapping[str, str], model: str | None) ->
         raise ConfigError(
             f"--model is for --as {MODEL} only, and this exports {form}; leave it out"
         )
-
-
-def _print_facts(form: str, target: str, facts: Mapping[str, Any]) -> None:
-    shape = f"{facts['dim']} x {facts['k']}"
-    if form == MATRIX:
-        unit = "embeddings of unit length" if facts["normalize_input"] else "raw embeddings"
-        click.echo(f"{target}: matrix {shape} and bias, for {unit}")
-    elif form == QUERY:
-        click.echo(f"{target}: transform {shape}, for {facts['encoder']}")
-    elif form == SQL:
-        _print_function(target, shape, facts)
-    else:
-        click.echo(f"{target}: {' > '.join(facts['modules'])}, {shape}")
-        if facts["encoder_dtype"] != facts["computes_in"]:
-            click.echo(
-                f"  computes in {facts['computes_in']}, where the index's encoder computed in "
-                f"{facts['encoder_dtype']}: vectors differ by the rounding of that"
-            )
-    if "error" in facts:
-        dtype = facts.get("dtype", "float32")
-        click.echo(f"  relative error of vectors in {dtype} at most about {facts['error']:.1e}")
-    click.echo(f"  query digest {facts['query_digest']}")
-
-
-def _print_function(target: str, shape: str, facts: Mapping[str, Any]) -> None:
-    from whiten_index.integrations.sql import RUN
-
-    click.echo(f"{target}: function {shape}, {terminal.in_words(facts['bytes'])}")
-    click.echo(f"  make it: {RUN} {shlex.quote(target)}")
-    click.echo(f"  call it: ORDER BY {terminal.one_line(facts['order_by'], 500)}")

@@ -6,11 +6,10 @@ A pipeline that was written down is read with ``Pipeline.loads(text, allowed_mod
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tqdm import tqdm
 
@@ -18,7 +17,7 @@ from whiten_index.errors import ConfigError
 from whiten_index.integrations.lazy import Found, LazyIndex, QueryEmbedder, plain_options
 
 try:
-    from haystack import Document, component, default_from_dict, default_to_dict
+    from haystack import Document, component, default_to_dict
 except ImportError as error:
     raise ConfigError(
         f"whiten_index's classes for Haystack need the package haystack-ai ({error}); "
@@ -28,7 +27,18 @@ except ImportError as error:
 __all__ = ["WhitenedDocumentEmbedder", "WhitenedIndexRetriever", "WhitenedTextEmbedder"]
 
 
-class _Embedder:
+class _Settings:
+    """Settings of a component as Haystack writes them down; it reads them as arguments."""
+
+    _settings: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as JSON values."""
+        written: dict[str, Any] = default_to_dict(self, **self._settings)
+        return written
+
+
+class _Embedder(_Settings):
     """Settings of both embedders, and the encoder of queries that they open."""
 
     def __init__(
@@ -44,20 +54,9 @@ class _Embedder:
         Raises:
             ConfigError: the path can name nothing.
         """
-        self._settings: dict[str, Any] = {"source": str(source), **options}
+        self._settings = {"source": str(source), **options}
         # Not written down: a file gives no permission.
         self._embedder = QueryEmbedder(**self._settings, trust_remote_code=trust_remote_code)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON values."""
-        written: dict[str, Any] = default_to_dict(self, **self._settings)
-        return written
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Return the component that ``to_dict`` wrote down."""
-        made: Self = default_from_dict(cls, data)
-        return made
 
     def warm_up(self) -> None:
         """Read the transform and load the encoder, once.
@@ -86,11 +85,6 @@ class WhitenedTextEmbedder(_Embedder):
             ConfigError: the text is blank.
         """
         return {"embedding": self._embedder.query(text)}
-
-    @component.output_types(embedding=list[float])
-    async def run_async(self, text: str) -> dict[str, list[float]]:
-        """Do as ``run``, in a thread."""
-        return await asyncio.to_thread(self.run, text)
 
 
 @component
@@ -149,11 +143,6 @@ class WhitenedDocumentEmbedder(_Embedder):
         pairs = zip(documents, vectors, strict=True)
         return {"documents": [replace(document, embedding=vector) for document, vector in pairs]}
 
-    @component.output_types(documents=list[Document])
-    async def run_async(self, documents: list[Document]) -> dict[str, list[Document]]:
-        """Do as ``run``, in a thread."""
-        return await asyncio.to_thread(self.run, documents)
-
     def _text(self, document: Document) -> str:
         fields = (document.meta.get(name) for name in self._settings["meta_fields_to_embed"])
         parts = [str(each) for each in (*fields, document.content) if each not in (None, "")]
@@ -167,7 +156,7 @@ class WhitenedDocumentEmbedder(_Embedder):
 
 
 @component
-class WhitenedIndexRetriever:
+class WhitenedIndexRetriever(_Settings):
     """A published index as a retriever of documents by query, with no document store.
 
     A document's content is the text column, its id the index's as a text, and its meta are the
@@ -199,22 +188,11 @@ class WhitenedIndexRetriever:
         Raises:
             ConfigError: the path can name nothing, or an option is a permission.
         """
-        self._settings: dict[str, Any] = {
+        self._settings = {
             "index": str(index), "top_k": top_k, "text_column": text_column,
             "row_filter": row_filter, "options": plain_options(options or {}),
         }  # fmt: skip
         self._lazy = LazyIndex(index, options, trust_remote_code)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON values."""
-        written: dict[str, Any] = default_to_dict(self, **self._settings)
-        return written
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> WhitenedIndexRetriever:
-        """Return the component that ``to_dict`` wrote down."""
-        made: WhitenedIndexRetriever = default_from_dict(cls, data)
-        return made
 
     def warm_up(self) -> None:
         """Open the index and load the encoder of queries, once.
@@ -258,13 +236,6 @@ class WhitenedIndexRetriever:
             row_filter=self._settings["row_filter"] if row_filter is None else row_filter,
         )
         return {"documents": [_document(each) for each in found]}
-
-    @component.output_types(documents=list[Document])
-    async def run_async(
-        self, query: str, top_k: int | None = None, row_filter: str | None = None
-    ) -> dict[str, list[Document]]:
-        """Do as ``run``, in a thread."""
-        return await asyncio.to_thread(self.run, query, top_k, row_filter)
 
 
 def _document(found: Found) -> Document:

@@ -148,12 +148,6 @@ class LazyIndex:
         """Pickle how the index is opened."""
         return {name: value for name, value in self.__dict__.items() if name != "index"}
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, LazyIndex) and self.__getstate__() == other.__getstate__()
-
-    def __hash__(self) -> int:
-        return hash(self.folder)
-
     @cached_property
     def index(self) -> SearchIndex:
         """The opened index.

@@ -7,12 +7,10 @@ corpus, its embeddings rounded as the store keeps them, its kind of search.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
-from enum import Enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +23,6 @@ import whiten_index
 from whiten_index.artifacts.atomic import replacing
 from whiten_index.artifacts.files import writing
 from whiten_index.artifacts.manifest import fingerprint
-from whiten_index.corpus.batches import TextBatch
-from whiten_index.corpus.corpus_config import CorpusConfig
-from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
@@ -35,7 +30,6 @@ from whiten_index.errors import ConfigError
 from whiten_index.pipeline.build import build_index
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.search.search_index import SearchIndex, open_index
-from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
 from whiten_index.whitening.whitening_config import WhiteningConfig
@@ -75,27 +69,14 @@ class WhitenedEncoder:
     Attributes:
         encoder: of texts.
         whitening: applied to its embeddings; None for none.
-        normalize: whether vectors are scaled to unit length, as in an index. It does not change
-            cosines, but matters to classifiers and clusterings.
         symmetric: ``document`` or ``query``: prompt of texts in tasks without queries, such as STS;
             models of the E5 family want ``query`` there.
     """
 
     def __init__(
-        self,
-        encoder: Encoder,
-        whitening: Whitening | None = None,
-        *,
-        normalize: bool = True,
-        symmetric: str = "document",
+        self, encoder: Encoder, whitening: Whitening | None = None, *, symmetric: str = "document"
     ) -> None:
-        """Join an encoder and a transform.
-
-        Args:
-            encoder: of texts.
-            whitening: fitted on embeddings of the same encoder; None for none.
-            normalize: see ``WhitenedEncoder``.
-            symmetric: see ``WhitenedEncoder``.
+        """Join an encoder and a transform that was fitted on its embeddings.
 
         Raises:
             ConfigError: the whitening is for embeddings of another width, or ``symmetric`` is
@@ -108,8 +89,7 @@ class WhitenedEncoder:
             )
         if symmetric not in _SIDES:
             raise ConfigError(f"symmetric {symmetric!r} is unknown; use {' or '.join(_SIDES)}")
-        self.encoder, self.whitening = encoder, whitening
-        self.normalize, self.symmetric = normalize, symmetric
+        self.encoder, self.whitening, self.symmetric = encoder, whitening, symmetric
 
     @classmethod
     def load(
@@ -117,7 +97,6 @@ class WhitenedEncoder:
         model: str | None = None,
         *,
         whitening: Whitening | Path | str | None = None,
-        normalize: bool = True,
         symmetric: str = "document",
         **options: Any,
     ) -> WhitenedEncoder:
@@ -127,7 +106,6 @@ class WhitenedEncoder:
             model: hub name or local folder; None for the embedded one.
             whitening: a fitted one, or the ``whitening.safetensors`` of an index, in its
                 ``versions/<version>/``.
-            normalize: see ``WhitenedEncoder``.
             symmetric: see ``WhitenedEncoder``.
             options: the other fields of ``EncoderConfig``.
 
@@ -138,23 +116,16 @@ class WhitenedEncoder:
         """
         if isinstance(whitening, Path | str):
             whitening = Whitening.load(Path(whitening))
-        encoder = Encoder.load(model, **options)
-        return cls(encoder, whitening, normalize=normalize, symmetric=symmetric)
+        return cls(Encoder.load(model, **options), whitening, symmetric=symmetric)
 
     @classmethod
     def of_index(
-        cls,
-        folder: Path | str,
-        *,
-        normalize: bool = True,
-        symmetric: str = "document",
-        **options: Any,
+        cls, folder: Path | str, *, symmetric: str = "document", **options: Any
     ) -> WhitenedEncoder:
         """Take encoder and transform of a published index.
 
         Args:
             folder: of the index.
-            normalize: see ``WhitenedEncoder``.
             symmetric: see ``WhitenedEncoder``.
             options: those of ``open_index``, such as ``model`` and ``device``.
 
@@ -164,18 +135,15 @@ class WhitenedEncoder:
             ConfigError: the index knows no model.
         """
         index = open_index(folder, **options)
-        whitening = index.bundle.whitening
-        return cls(index.encoder, whitening, normalize=normalize, symmetric=symmetric)
+        return cls(index.encoder, index.bundle.whitening, symmetric=symmetric)
 
     @classmethod
     def fitted(
         cls,
         model: str | None = None,
         *,
-        on: Sequence[str] | Path,
+        on: Sequence[str],
         config: WhiteningConfig | None = None,
-        text_columns: Sequence[str] = ("text",),
-        normalize: bool = True,
         symmetric: str = "document",
         **options: Any,
     ) -> WhitenedEncoder:
@@ -186,26 +154,18 @@ class WhitenedEncoder:
 
         Args:
             model: hub name or local folder; None for the embedded one.
-            on: a list of texts, or the path of a Parquet file, folder or glob.
+            on: the texts.
             config: of the transform; whitening of the default width by default.
-            text_columns: of the Parquet file, joined by a space.
-            normalize: see ``WhitenedEncoder``.
             symmetric: see ``WhitenedEncoder``.
             options: the other fields of ``EncoderConfig``.
 
         Raises:
             EncoderError: the model cannot be found or loaded.
-            CorpusError: the file cannot be used.
             WhiteningError: the embeddings do not allow the whitening.
         """
-        config, encoder = config or WhiteningConfig(), Encoder.load(model, **options)
-        config.require_dim(encoder.dim)
-        moments = Moments.empty(encoder.dim)
-        for block in encoder.stream(_texts(on, text_columns)):
-            rows = unit_rows(block.astype(np.float64)) if config.normalize_input else block
-            moments = moments.update(rows)
-        whitening = Whitening.fit(moments, config)
-        return cls(encoder, whitening, normalize=normalize, symmetric=symmetric)
+        encoder = Encoder.load(model, **options)
+        whitening = Whitening.fit(encoder.encode(on), config or WhiteningConfig())
+        return cls(encoder, whitening, symmetric=symmetric)
 
     def encode(
         self, inputs: Iterable[Batch], *, prompt_type: PromptType | None = None, **given: Any
@@ -241,8 +201,7 @@ class WhitenedEncoder:
         whitening = self.whitening
         kind = "none" if whitening is None else whitening.kind.value
         identity = {
-            "whitening": None if whitening is None else _identity(whitening),
-            "normalize": self.normalize,
+            "whitening": None if whitening is None else whitening.digest,
             "symmetric": self.symmetric,
         }
         return _model_meta(self.encoder.spec, f"{kind}-k{self._k}", identity, k=self._k)
@@ -258,7 +217,7 @@ class WhitenedEncoder:
             rows = embeddings[start : start + _ROWS].astype(np.float64)
             if self.whitening is not None:
                 rows = self.whitening.apply(rows)
-            vectors[start : start + _ROWS] = unit_rows(rows) if self.normalize else rows
+            vectors[start : start + _ROWS] = unit_rows(rows)
         return vectors
 
 
@@ -314,7 +273,7 @@ class IndexedSearch:
             task_metadata: of the task.
             hf_split: of the task.
             hf_subset: of the task.
-            given: what else mteb passes: ``encode_kwargs``, ``num_proc``.
+            given: other arguments of mteb.
 
         Raises:
             WhitenIndexError: see ``build_index``.
@@ -392,24 +351,16 @@ class IndexedSearch:
         identity = {name: value for name, value in config.to_json().items() if name not in left_out}
         # Another release may choose another transform.
         identity["release"] = whiten_index.__version__
-        width = None if config.chooses else config.whitening_config().width(self._spec.dim)
-        k = config.k if config.chooses and isinstance(config.k, int) else width
+        width = "" if config.k is None else f"-k{config.k}"
         factory = "" if config.factory == "auto" else f"-{config.factory}"
-        shown = "" if config.k is None and config.chooses else f"-k{k or config.k}"
-        return _model_meta(self._spec, f"{config.whiten}{shown}{factory}-index", identity, k=k)
+        k = config.k if isinstance(config.k, int) else None
+        return _model_meta(self._spec, f"{config.whiten}{width}{factory}-index", identity, k=k)
 
 
 def _model_meta(
     spec: EncoderSpec, setting: str, identity: Mapping[str, Any], *, k: int | None
 ) -> ModelMeta:
-    """Return the metadata under which MTEB files results.
-
-    Args:
-        spec: of the encoder.
-        setting: of the transform, a part of the name.
-        identity: all else that changes a score, for the revision.
-        k: width of the vectors, None if the corpus decides.
-    """
+    """Return the metadata under which MTEB files results; ``identity`` is in the revision."""
     whole = {"encoder": spec.fingerprint, "query_encoder": spec.query_fingerprint, **identity}
     on_hub = spec.revision is not None and "/" in spec.model
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"{Path(spec.model).name}-{setting}")
@@ -428,28 +379,6 @@ def _model_meta(
         use_instructions=bool(spec.query_prompt or spec.document_prompt),
         adapted_from=spec.model if on_hub else None,
     )
-
-
-def _identity(whitening: Whitening) -> dict[str, Any]:
-    """Return the fields of a transform, arrays by the digest of their bytes."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            return hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
-        return value.value if isinstance(value, Enum) else value
-
-    return {each.name: plain(getattr(whitening, each.name)) for each in fields(whitening)}
-
-
-def _texts(on: Sequence[str] | Path, text_columns: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield the texts to fit on, in lists."""
-    if not isinstance(on, str | Path):
-        yield on
-        return
-    corpus = ParquetCorpus.open(CorpusConfig(sources=(str(on),), text_columns=tuple(text_columns)))
-    for batch in corpus.batches():
-        assert isinstance(batch, TextBatch)
-        yield batch.texts
 
 
 def _batches(

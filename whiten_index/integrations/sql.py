@@ -161,15 +161,7 @@ def export_sql(
     vector_schema: str = SCHEMA,
     dtype: str = "float32",
 ) -> dict[str, Any]:
-    """Write the script of ``sql_function`` to a file, whole or not at all.
-
-    Args:
-        transform: of an index.
-        file: the path of it.
-        name: of the function; see ``sql_function`` for this and the others.
-        schema: that the function goes in.
-        vector_schema: that pgvector is in.
-        dtype: of the vectors that it returns.
+    """Write the script of ``sql_function``, see there, to a file, whole or not at all.
 
     Returns:
         ``file``; as SQL with the place of a raw embedding as drivers of Python write it, the
