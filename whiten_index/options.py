@@ -48,10 +48,10 @@ class Option:
 
     Attributes:
         help: text of ``--help``.
-        group: heading that it is listed under.
-        flag: name on the command line, by default the field's with dashes.
-        default: description of the default, where the value itself says nothing.
-        commas: the values of a list are given as one text, separated by commas.
+        group: heading in it.
+        flag: by default the field's name with dashes.
+        default: description of the default, if the value does not show it.
+        commas: values of a list are separated by commas.
     """
 
     help: str
@@ -63,16 +63,7 @@ class Option:
 
 @dataclass(frozen=True)
 class OptionField:
-    """A field of a schema with its option.
-
-    Attributes:
-        name: of the field.
-        kind: its type without ``None`` and annotations: ``bool``, ``int``, ``float``, ``str`` or
-            ``tuple``.
-        choices: the values allowed, where the type is a ``Literal``.
-        default: value where none is given; None where one must be given.
-        option: its face on the command line.
-    """
+    """A field of a schema with its option: type without ``None``, allowed values and default."""
 
     name: str
     kind: type

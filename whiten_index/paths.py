@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -22,14 +21,9 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def require_no_secret(given: object, *, what: str) -> None:
-    """Refuse an address with a secret in it, which would be stored and printed.
+    """Refuse an address with a secret in it, also inside of lists and mappings.
 
-    Args:
-        given: what a user gave, of any type. Lists and mappings are searched.
-        what: the option or key, for the error.
-
-    Raises:
-        ConfigError: it names the variable or file for the secret, and not the secret.
+    It would be stored and printed. The error names ``what`` has it, and the proper place for it.
     """
     if isinstance(given, Mapping):
         for name, each in given.items():
@@ -45,25 +39,13 @@ def require_no_secret(given: object, *, what: str) -> None:
 
 
 def require_plain_environment() -> None:
-    """Refuse an address with a secret in the environment's variables.
-
-    Raises:
-        ConfigError: it names the variable.
-    """
+    """Refuse an address with a secret in the environment's variables."""
     for name in _ADDRESS_VARIABLES:
         require_no_secret(os.environ.get(name), what=name)
 
 
 def require_path(path: str, *, what: str) -> None:
-    """Refuse what can name nothing, whatever there is.
-
-    Args:
-        path: a path or URI.
-        what: how to call it in the error.
-
-    Raises:
-        ConfigError: it is empty, has a NUL character, or holds a secret.
-    """
+    """Refuse a path or URI that is empty, has a NUL character, or holds a secret."""
     require_no_secret(path, what=what)
     if not path:
         raise ConfigError(f"an empty path was given for {what}; name a folder or file")
@@ -79,16 +61,9 @@ def is_uri(place: Path | str) -> bool:
 
 
 def as_place(given: str, *, what: str) -> str:
-    """Return where a store or an index is: a path, or a URI of an object store as it was given.
+    """Return the path or the object store's URI of a store or an index.
 
-    A ``file://`` URI is the path that it stands for.
-
-    Args:
-        given: a path or URI.
-        what: how to call it in the error.
-
-    Raises:
-        ConfigError: it can name nothing, or its scheme is not supported.
+    A ``file://`` URI is the path that it stands for; other schemes are refused.
     """
     require_path(given, what=what)
     match = _SCHEME.match(given)
@@ -110,11 +85,7 @@ def as_place(given: str, *, what: str) -> str:
 
 
 def absolute(place: Path | str) -> Path | str:
-    """Return a place that stays the same wherever the process goes: an absolute path, or a URI.
-
-    Raises:
-        ConfigError: it can name nothing.
-    """
+    """Return a place that does not depend on the working folder: an absolute path, or a URI."""
     require_no_secret(place, what="the place")
     if not is_uri(place):
         return Path(place).absolute()
@@ -123,29 +94,13 @@ def absolute(place: Path | str) -> Path | str:
 
 
 def require_folder(place: Path | str, *, what: str) -> None:
-    """Refuse a URI where only folders are worked in.
-
-    Args:
-        place: a path or URI.
-        what: who works in it, for the error.
-
-    Raises:
-        ConfigError: it is a URI, or holds a secret.
-    """
+    """Refuse a URI for ``what`` works in folders only."""
     require_no_secret(place, what="the path")
     if is_uri(place):
         raise ConfigError(
             f"{what} works in folders, not at {place}; copy what is there to a folder, or leave it "
             "to build, encode and search, which work in object stores"
         )
-
-
-def is_finite(value: float) -> bool:
-    """Return whether a float can hold a number: no NaN, no infinity, no huge integer."""
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
 
 
 def shown(value: object) -> str:

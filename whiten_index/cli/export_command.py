@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -62,19 +61,17 @@ def export(
     The query digest that is printed is the same for all forms, stands in each, and changes with the
     transform: after an update that fitted it again, export again.
     """
-    form = form or _form_of(target)
-    _require_ending(form, target)
+    form = _form_of(target, form)
     options = {name: value for name, value in of_sql.items() if value is not None}
-    _require_options(form, options, model)
+    useless = [f"--{name.replace('_', '-')}" for name in options if form != SQL]
+    useless += ["--model"] * (model is not None and form != MODEL)
+    if useless:
+        raise ConfigError(f"an export as {form} takes no {', '.join(useless)}; leave it out")
     from whiten_index.search.query_transform import QueryTransform
 
     transform = QueryTransform.of(
-        index, verify=verify, model=model, trust_remote_code=bool(trust_remote_code)
+        index, k=k, verify=verify, model=model, trust_remote_code=bool(trust_remote_code)
     )
-    if k is not None:
-        if k > transform.k:
-            raise _too_wide(index, transform.k, transform.dim, k)
-        transform = transform.truncate(k)
     if form == MATRIX:
         facts = transform.export_matrix(target)
     elif form == QUERY:
@@ -92,46 +89,22 @@ def export(
     terminal.show(facts, terminal.describe(facts), as_json=as_json)
 
 
-def _form_of(target: str) -> str:
-    form = _ENDINGS.get(Path(target).suffix)
-    if form is None:
+def _form_of(target: str, form: str | None) -> str:
+    """Return the form asked for, or that of the target's ending; both must agree."""
+    name, ending = Path(target).name, Path(target).suffix.lower()
+    by_ending = _ENDINGS.get(ending, form)
+    if by_ending is None:
         raise ConfigError(
-            f"{Path(target).name} does not tell what to export: end it in .safetensors for a "
-            f"matrix or in .sql, or say --as {QUERY} or --as {MODEL} for a folder"
+            f"{name} does not tell what to export: end it in .safetensors for a matrix or in .sql, "
+            f"or say --as {QUERY} or --as {MODEL} for a folder"
         )
-    return form
-
-
-def _require_ending(form: str, target: str) -> None:
-    """Refuse a name whose ending belongs to another form."""
-    ending = Path(target).suffix.lower()
-    told = _ENDINGS.get(ending, form)
-    if told == form:
-        return
-    files = {name: suffix for suffix, name in _ENDINGS.items()}
-    makes, instead = (
-        ("another one", f"end the name in {files[form]}")
-        if form in files
-        else ("a folder", f"give a name without {ending}")
-    )
+    if form in (None, by_ending):
+        return by_ending
+    files = {of: suffix for suffix, of in _ENDINGS.items()}
+    makes = f"a folder; give a name without {ending}"
+    if form in files:
+        makes = f"another one; end the name in {files[form]}"
     raise ConfigError(
-        f"{Path(target).name} is the name of a {told} file, and --as {form} makes {makes}; "
-        f"{instead}, or leave out --as {form} for {told}"
+        f"{name} is the name of a {by_ending} file, and --as {form} makes {makes}, or leave out "
+        f"--as {form} for {by_ending}"
     )
-
-
-def _too_wide(index: str, width: int, dim: int, k: int) -> ConfigError:
-    remedy = "build the index with a larger --k" if width < dim else "leave out --k"
-    return ConfigError(
-        f"the vectors of {index} have {width} numbers and cannot be cut to {k}; {remedy}"
-    )
-
-
-def _require_options(form: str, of_sql: Mapping[str, str], model: str | None) -> None:
-    if of_sql and form != SQL:
-        given = ", ".join(f"--{name.replace('_', '-')}" for name in of_sql)
-        raise ConfigError(f"{given} is for --as {SQL} only, and this exports {form}; leave it out")
-    if model is not None and form != MODEL:
-        raise ConfigError(
-            f"--model is for --as {MODEL} only, and this exports {form}; leave it out"
-        )

@@ -72,13 +72,7 @@ class QueryEmbedder:
 
     @cached_property
     def transform(self) -> QueryTransform:
-        """The transform.
-
-        Raises:
-            ArtifactError: the transform is missing or damaged.
-            ConfigError: an option cannot be used, no encoder of texts is known, or this was
-                pickled with another transform.
-        """
+        """The transform, opened on first use."""
         source = self._source
         saved = exists(source / MANIFEST) and not exists(source / CURRENT)
         made = (QueryTransform.load if saved else QueryTransform.of)(source, **self._options)
@@ -135,11 +129,7 @@ class LazyIndex:
         options: Mapping[str, Any] | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        """Take the arguments of ``open_index``; no file is read yet.
-
-        Raises:
-            ConfigError: the path can name nothing, or an option is a permission.
-        """
+        """Take the arguments of ``open_index``; no file is read yet."""
         require_path(str(folder), what="the index")
         self.folder, self.options = str(absolute(folder)), plain_options(options or {})
         self._trusted = trust_remote_code
@@ -150,12 +140,7 @@ class LazyIndex:
 
     @cached_property
     def index(self) -> SearchIndex:
-        """The opened index.
-
-        Raises:
-            ArtifactError: nothing is published there, or it is damaged.
-            ConfigError: an option cannot be used, or the index knows no encoder of queries.
-        """
+        """The opened index."""
         opened = open_index(self.folder, trust_remote_code=self._trusted, **self.options)
         if opened.encoder_config is None:
             raise _no_encoder(self.folder, "a retriever")
@@ -175,18 +160,7 @@ class LazyIndex:
         text_column: str | None = None,
         row_filter: str | None = None,
     ) -> list[Found]:
-        """Return hits, best first.
-
-        Args:
-            queries: one; several are searched for by the mean of their embeddings.
-            top_k: hits at most.
-            text_column: kept column with the text of hits; None for ``passage_text`` if the index
-                holds passages, else ``text``.
-            row_filter: condition on kept columns that hits must pass.
-
-        Raises:
-            ConfigError: a query is blank, an option cannot be used, or the column is not kept.
-        """
+        """Return hits, best first; several queries are searched for by their mean embedding."""
         index = self.index
         if len(queries) == 1:
             (hits,) = index.search(queries, top_k=top_k, row_filter=row_filter)
@@ -212,11 +186,7 @@ class LazyIndex:
 
 
 def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of ``open_index`` as JSON values, which frameworks write down.
-
-    Raises:
-        ConfigError: one is a permission, which is never written down.
-    """
+    """Return options of ``open_index`` as JSON values; a permission is never written down."""
     if "trust_remote_code" in options:
         raise ConfigError(
             "trust_remote_code is an argument, not one of the options, which frameworks write "

@@ -46,7 +46,6 @@ from whiten_index.search.query_transform import QueryTransform
 from whiten_index.whitening.affine import Affine
 
 KIND, FORMAT_VERSION = "sentence-transformers model", 1
-_WHAT = "an exported sentence-transformers model"
 # Of encoder-decoder models, sentence-transformers takes the encoder of these.
 _ENCODERS_TAKEN = ("t5", "mt5")
 
@@ -77,12 +76,10 @@ def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any
     _require_expressible(spec, model)
     affine = transform.whitening.export()
     modules = _modules(spec, model, affine)
-    names = ["Transformer", *(module.kind for module in modules)]
     facts = {
-        "file": str(folder),
         "dim": transform.dim,
         "k": transform.k,
-        "modules": names,
+        "modules": ["Transformer", *(module.kind for module in modules)],
         "computes_in": "float32",
         "encoder_dtype": spec.dtype,
         "error": affine.error,
@@ -94,25 +91,18 @@ def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any
         write_transformer(path, spec, model)
         write_modules(path, modules)
         write_settings(path, spec)
-        shown = {key: value for key, value in facts.items() if key not in ("file", "query_digest")}
-        made = {
-            "encoder_fingerprint": transform.fingerprint,
-            "query_digest": transform.query_digest,
-            "version": transform.version,
-        }
-        contents = [each.relative_to(path).as_posix() for each in _leaves(path)]
         identity = {
             "kind": KIND,
             "format_version": FORMAT_VERSION,
-            "contents": contents,
-            **made,
-            **shown,
+            "contents": [each.relative_to(path).as_posix() for each in _leaves(path)],
+            "encoder_fingerprint": transform.fingerprint,
+            "version": transform.version,
         }
-        write_manifest(path / MARK, identity)
+        write_manifest(path / MARK, identity | facts)
         flush(path)
 
-    replace_folder(folder, make, files=_files, what=_WHAT)
-    return facts
+    replace_folder(folder, make, files=_files, what="an exported sentence-transformers model")
+    return {"file": str(folder), **facts}
 
 
 def _require_expressible(spec: EncoderSpec, model: ModelFolder) -> None:

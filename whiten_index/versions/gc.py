@@ -15,7 +15,7 @@ from whiten_index.artifacts.files import is_folder, reading, require_path, writi
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ArtifactError, ConfigError
-from whiten_index.paths import is_finite, shown
+from whiten_index.paths import shown
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.versions.live_set import Inventory, LiveSet, Removed, open_stores, remove
 from whiten_index.versions.published import read_index_id
@@ -134,7 +134,7 @@ def gc_store(
 
 def _require_days(days: float) -> None:
     number = isinstance(days, int | float) and not isinstance(days, bool)
-    if not number or not is_finite(days) or days < 0:
+    if not number or not 0 <= days < 1e9:
         raise ConfigError(
             f"--keep-days takes a number of days, 0 or more (0 keeps nothing for its age alone); "
             f"{shown(days)} was given"
