@@ -28,7 +28,6 @@ from whiten_index.pipeline.choose_transform import choose_setting, piece_trials
 from whiten_index.pipeline.encode import EncodeReport, encode_corpus
 from whiten_index.pipeline.pseudo_queries import Sample, sample_pieces
 from whiten_index.progress import Silent, Stages
-from whiten_index.store.embedding_store import total_moments
 from whiten_index.store.sampling import embeddings_of
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import (
@@ -85,7 +84,7 @@ class Case:
         """Moments of the whole corpus."""
         store, record = self.encoded.store, self.encoded.record
         shards = [part.shard for part in record.parts if part.rows]
-        return total_moments(store, shards, int(store.encoder["dim"]))
+        return store.total_moments(shards, int(store.encoder["dim"]))
 
     @cached_property
     def documents(self) -> NDArray[np.float64]:

@@ -27,7 +27,7 @@ from benchmarks.results_file import write
 from whiten_index.index.factory import inner_index
 from whiten_index.index.library import set_threads
 from whiten_index.index.transforms import wrap
-from whiten_index.store.embedding_store import EmbeddingStore, total_moments
+from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
@@ -172,7 +172,7 @@ def measure(folder: str) -> Iterator[dict[str, Any]]:
     store = EmbeddingStore.open(folder)
     record = store.corpus()
     shards = [part.shard for part in record.parts if part.rows]
-    moments = total_moments(store, shards, int(store.encoder["dim"]))
+    moments = store.total_moments(shards, int(store.encoder["dim"]))
     whitening = Whitening.fit(moments, WhiteningConfig(k=K, exponent=0.0))
     raw = np.concatenate(list(CorpusEmbeddings(store, record).blocks())).astype(np.float32)
     held_out = np.random.default_rng(_SEED).permutation(len(raw))[:_HELD_OUT]

@@ -15,7 +15,6 @@ from typing import Any
 
 from benchmarks.results_file import write
 from whiten_index import BuildConfig, Whitening, encode_corpus
-from whiten_index.store.embedding_store import total_moments
 
 
 def encode_and_fit(corpus: str, column: str, store: str, rows: int) -> dict[str, Any]:
@@ -23,7 +22,7 @@ def encode_and_fit(corpus: str, column: str, store: str, rows: int) -> dict[str,
     config = BuildConfig(corpus=(corpus,), text_columns=(column,), store=store, limit=rows)
     report = encode_corpus(config)
     shards = [part.shard for part in report.record.parts if part.rows]
-    Whitening.fit(total_moments(report.store, shards, report.store.encoder["dim"]))
+    Whitening.fit(report.store.total_moments(shards, report.store.encoder["dim"]))
     return {
         "benchmark": "memory",
         "corpus": Path(corpus).name,

@@ -64,7 +64,7 @@ def derived_shard(place: Place) -> tuple[EmbeddingStore, str, str]:
     place.update()
     store = EmbeddingStore.open(place.out / "store")
     for name in store.corpus().shards:
-        picks = store.shards.picks(name)
+        picks = store.picks(name)
         if picks is not None:
             (source,) = (each for each, _ in picks.sources if each)
             return EmbeddingStore.open(store.root), name, source
@@ -74,7 +74,7 @@ def derived_shard(place: Place) -> tuple[EmbeddingStore, str, str]:
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
 def test_a_shard_that_lost_what_it_picks_from_names_that(place: Place, damage: object) -> None:
     store, name, source = derived_shard(place)
-    path = store.shards.folder / source / "embeddings.safetensors"
+    path = store.shards_folder / source / "embeddings.safetensors"
     damage(path)  # type: ignore[operator]
     with pytest.raises(ArtifactError, match=f"shard {name} .*: {path} is missing or damaged"):
         store.require(name)
@@ -93,11 +93,11 @@ def test_a_shard_whose_pack_is_damaged_names_the_pack(
     root = place.out / "store"
     compact_store(root)
     store = EmbeddingStore.open(root)
-    (pack,) = store.shards.packs.folder.iterdir()
-    name = next(shard for shard in store.corpus().shards if store.shards.packs.find(
+    (pack,) = store.packs.folder.iterdir()
+    name = next(shard for shard in store.corpus().shards if store.packs.find(
         shard, verify=False
     ))  # fmt: skip
-    shutil.rmtree(store.shards.folder / name, ignore_errors=True)
+    shutil.rmtree(store.shards_folder / name, ignore_errors=True)
     damage(pack / file)  # type: ignore[operator]
     again = EmbeddingStore.open(root)
     for use in (again.require, again.embeddings, again.moments):

@@ -30,11 +30,10 @@ DIM = 384  # 60,000 rows more are 92 MB more
 def child(config_json: str) -> None:
     """Encode and fit, and print the peak resident size."""
     from whiten_index import BuildConfig, Whitening, encode_corpus
-    from whiten_index.store.embedding_store import total_moments
 
     report = encode_corpus(BuildConfig(**json.loads(config_json)))
     shards = [part.shard for part in report.record.parts if part.rows]
-    Whitening.fit(total_moments(report.store, shards, report.store.encoder["dim"]))
+    Whitening.fit(report.store.total_moments(shards, report.store.encoder["dim"]))
     print(json.dumps({"rows": report.record.rows, "peak_mb": own_peak_mb()}))
 
 

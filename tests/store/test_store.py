@@ -119,7 +119,7 @@ def test_a_damaged_shard_is_not_found_and_writing_it_again_mends_it(store, file,
     shard = write(store, embeddings)
     damage(shard_files(store, shard)[file])
     assert store.find(shard.fingerprint) is None
-    assert store.shards.resolver.is_there(shard.fingerprint)
+    assert store.holds(shard.fingerprint)
     with pytest.raises(ArtifactError, match=r"is missing or damaged; run the same encode"):
         store.require(shard.fingerprint)
     assert write(store, embeddings) == shard

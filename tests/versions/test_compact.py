@@ -43,8 +43,8 @@ def reads(world: World):
         name: (
             store.require(name),
             store.embeddings(name).tobytes(),
-            store.shards.digests(name).tobytes(),
-            store.shards.truncated(name).tolist(),
+            store.digests(name).tobytes(),
+            store.truncated(name).tolist(),
             store.moments(name),
         )
         for name in record.shards
@@ -64,7 +64,7 @@ def assert_reads_the_same(before, after):
 @pytest.fixture
 def large_rows(monkeypatch):
     """Let folders count for nothing beside the rows, as if these were thousands of bytes each."""
-    monkeypatch.setattr("whiten_index.versions.compaction.WORTH_WRITING", math.inf)
+    monkeypatch.setattr("whiten_index.store.compaction_plan.WORTH_WRITING", math.inf)
 
 
 @pytest.mark.parametrize("spread", [True, False])
@@ -170,7 +170,7 @@ def test_a_full_disk_leaves_everything_as_it_was(tmp_path, monkeypatch):
 def test_what_is_damaged_is_left_alone(tmp_path):
     world = new_world(tmp_path, *[8] * 5)
     name = sorted(shard_folders(world))[0]
-    path = world.store.shards.folder / name / "embeddings.safetensors"
+    path = world.store.shards_folder / name / "embeddings.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     report = compact(world)
     assert (report.packed, report.damaged) == (4, 1)

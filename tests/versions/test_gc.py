@@ -77,7 +77,7 @@ def test_a_needed_shard_whose_sources_cannot_be_told_stops_it(tmp_path):
     world = new_world(tmp_path, 40)
     world.corpora["news"][0][3] = world.numbers(1)[0]
     shard = world.encode().record.parts[0].shard
-    (world.store.shards.folder / shard / "manifest.json").write_text("{}")
+    (world.store.shards_folder / shard / "manifest.json").write_text("{}")
     with pytest.raises(ArtifactError, match=f"{shard} is damaged.*whiten-index verify"):
         gc_store(world.place, keep_days=0)
     assert len(shard_folders(world)) == 2

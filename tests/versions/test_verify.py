@@ -52,7 +52,7 @@ def mend(world: World) -> None:
 
 def the_shard(world: World, kind: str) -> Path:
     """Return the folder of a shard: derived, the one it picks from, or a whole one of its own."""
-    folder, (other, news) = world.store.shards.folder, [each for each, _ in world.records[-2:]]
+    folder, (other, news) = world.store.shards_folder, [each for each, _ in world.records[-2:]]
     derived = other.parts[0].shard
     if kind == "source":
         sources = json.loads((folder / derived / "manifest.json").read_text())["sources"]
@@ -149,7 +149,7 @@ def test_files_that_are_sound_and_do_not_belong_together(out):
 def lose_shards(out: Path, version: Path) -> None:
     store = EmbeddingStore.open(out / "store")
     for shard in CorpusRecord.load(version / "corpus.json").shards:
-        shutil.rmtree(store.shards.folder / shard)
+        shutil.rmtree(store.shards_folder / shard)
 
 
 def test_the_published_version_lacks_shards_and_encoding_mends_it(out):

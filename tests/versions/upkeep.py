@@ -121,7 +121,7 @@ def assert_reads(store: EmbeddingStore, record: CorpusRecord, truth: np.ndarray[
         np.testing.assert_array_equal(store.embeddings(part.shard), expected)
         mapped = store.mapped_embeddings(part.shard)
         np.testing.assert_array_equal(mapped[np.arange(part.rows)[::-1]], expected[::-1])
-        assert len(store.shards.digests(part.shard)) == part.rows
+        assert len(store.digests(part.shard)) == part.rows
         moments, exact = store.moments(part.shard), expected.astype(np.float64)
         centred = exact - exact.mean(axis=0)
         assert moments.count == part.rows

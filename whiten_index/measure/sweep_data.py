@@ -20,7 +20,7 @@ from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.pipeline.fit import fit_whitening
 from whiten_index.progress import Stages
 from whiten_index.search.query_encoder import query_embeddings
-from whiten_index.store.embedding_store import EmbeddingStore, total_moments
+from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.whitening.moments import Moments
@@ -119,7 +119,7 @@ def prepare_dataset(
             f"{_LEAST_ROWS} or more"
         )
     dim, parts = int(store.encoder["dim"]), [part for part in record.parts if part.rows]
-    moments = total_moments(store, [part.shard for part in parts], dim)
+    moments = store.total_moments([part.shard for part in parts], dim)
     documents = numbers = subset = None
     missing = 0
     if judged is None:

@@ -133,7 +133,7 @@ def digests_of(store: EmbeddingStore, part: CorpusPart) -> NDArray[np.uint8]:
     Random ones equal no others, so that each of its documents counts as changed.
     """
     try:
-        return store.shards.digests(part.shard)
+        return store.digests(part.shard)
     except FormatError:
         # A later release wrote the shard.
         raise

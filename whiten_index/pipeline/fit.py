@@ -18,7 +18,7 @@ from whiten_index.distributed.remote_call import remote_call
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.pipeline.choose_transform import choose_setting
 from whiten_index.pipeline.labels import Labels
-from whiten_index.store.embedding_store import EmbeddingStore, total_moments
+from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart
 from whiten_index.store.sampling import mapped_part
 from whiten_index.whitening.moments import Moments
@@ -105,7 +105,7 @@ def fit_moments(
 
 
 def _stored_moments(store: EmbeddingStore, group: Group) -> Moments:
-    return total_moments(store, [part.shard for part in group], int(store.encoder["dim"]))
+    return store.total_moments([part.shard for part in group], int(store.encoder["dim"]))
 
 
 def _read_moments(

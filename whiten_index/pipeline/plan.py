@@ -215,7 +215,7 @@ def _plan_update(config: UpdateConfig, stages: Stages) -> UpdatePlan:
                 continue
             for shard in shards:
                 found = work.look(shard)
-                documents = work.store.document_files.name_of(found.batch.documents)
+                documents = work.store.name_documents(found.batch.documents)
                 size = len(found.batch), found.batch.read
                 parts.append(CorpusPart(found.fingerprint, documents, *size, 0))
                 read[id(parts[-1])] = shard

@@ -35,7 +35,7 @@ from whiten_index.store.digest_index import Lookup
 from whiten_index.store.dtypes import StoreDtype, type_of
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart, CorpusRecord
-from whiten_index.store.shard_resolver import StoredShard
+from whiten_index.store.packs import StoredShard
 
 if TYPE_CHECKING:
     from whiten_index.encoding.batching import PreparedWindow
@@ -295,7 +295,7 @@ class ShardWork:
         # A shard that occurs twice is kept once: by the time of the second the first is there.
         there = name in (self._under_way or ())
         there = there or self.store.find(name, verify=verify) is not None
-        remade = not there and self.store.shards.resolver.is_there(name)
+        remade = not there and self.store.holds(name)
         if self._under_way is not None:
             self._under_way.add(name)
         found = None
@@ -352,7 +352,7 @@ class ShardWork:
             return self.store.write(
                 name, digests, refers.whole, dtype=self.dtype, truncated=truncated
             )
-        return self.store.shards.derive(
+        return self.store.derive(
             name,
             digests,
             refers.picks,
@@ -370,7 +370,7 @@ class ShardWork:
         cut = np.zeros(len(found.shard), dtype=np.bool_)
         for number in np.unique(found.shard[rows]):
             inside = rows[found.shard[rows] == number]
-            flags = self.store.shards.truncated(known.shards[number])
+            flags = self.store.truncated(known.shards[number])
             cut[inside] = flags[found.row[inside]]
         return cut[rows]
 

@@ -197,4 +197,4 @@ def _returning(
 def _digests(
     store: EmbeddingStore, parts: Iterable[CorpusPart]
 ) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-    return ((part.shard, store.shards.digests(part.shard)) for part in parts if part.rows)
+    return ((part.shard, store.digests(part.shard)) for part in parts if part.rows)

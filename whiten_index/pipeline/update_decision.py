@@ -128,7 +128,7 @@ def _carried_rows(
             start = places[part.shard, part.documents].pop(0)
             found.append(np.arange(start, start + part.rows, dtype=np.int64))
             continue
-        at = known.find(store.shards.digests(part.shard))
+        at = known.find(store.digests(part.shard))
         rows = np.full(part.rows, -1, dtype=np.int64)
         rows[at.known] = begins[at.shard[at.known]] + at.row[at.known]
         found.append(rows)

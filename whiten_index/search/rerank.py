@@ -199,16 +199,17 @@ def _record(bundle: Bundle, store: EmbeddingStore) -> CorpusRecord:
     Raises:
         ArtifactError: the store does not hold them.
     """
+    reason = None
     try:
         record = corpus_record(bundle.source)
-        for shard in record.shards:
-            store.shards.require_there(shard)
+        if all(map(store.holds, record.shards)):
+            return record
     except ArtifactError as error:
-        raise ArtifactError(
-            f"the store {store.place} does not hold the corpus of the index, whose rows re-ranking "
-            f"reads; {_REMEDY}"
-        ) from error
-    return record
+        reason = error
+    raise ArtifactError(
+        f"the store {store.place} does not hold the corpus of the index, whose rows re-ranking "
+        f"reads; {_REMEDY}"
+    ) from reason
 
 
 _REMEDY = "name the store it was built from with --store DIR, or search with --rerank 0"

@@ -21,7 +21,7 @@ column they are read with.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -41,13 +41,9 @@ from whiten_index.artifacts.storage import Place
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.store.dtypes import StoreDtype
 from whiten_index.store.index_registry import IndexRegistry, owner_of
-from whiten_index.store.packs import Packs
-from whiten_index.store.records import REMEDY, CorpusPart, CorpusRecord, DocumentFiles, EncoderFacts
+from whiten_index.store.records import CorpusPart, CorpusRecord, DocumentFiles, EncoderFacts
 from whiten_index.store.result_cache import ResultCache
-from whiten_index.store.row_refs import EmbeddingRows
-from whiten_index.store.shard_resolver import StoredShard
 from whiten_index.store.shards import Shards
-from whiten_index.whitening.moments import Moments
 
 FORMAT_VERSION = 1
 KIND = "store"
@@ -63,17 +59,16 @@ class StoreManifest(Sealed):
 SCHEMA = Schema(KIND, FORMAT_VERSION, StoreManifest)
 
 
-class EmbeddingStore:
+class EmbeddingStore(Shards):
     """The embeddings of one encoder below a root folder.
 
     Attributes:
         root: the store's folder, which may hold other encoders too; of a store in a bucket, that
             of the copies on this machine.
-        mirror: the bucket that counts, if there is one.
+        mirror: the bucket, if there is one.
         encoder: the encoder as JSON values.
-        folder: this encoder's own folder.
-        shards: in it.
-        document_files: their ids and kept columns.
+        folder: this encoder's folder.
+        document_files: ids and kept columns of the shards.
         results: choices, samples and runtimes that are remembered.
         indexes: registry of the indexes built from here.
         verify: whether a shard's content is compared with its checksums before its first row is
@@ -93,12 +88,9 @@ class EmbeddingStore:
         verify: bool = True,
     ) -> None:
         """Take a folder, or a bucket's prefix."""
-        self.root, self.mirror = place_of(root)
-        self.verify = verify
+        self.root, mirror = place_of(root)
+        super().__init__(self.root / fingerprint, mirror, verify=verify)
         self.encoder = dict(encoder)
-        self.folder = self.root / fingerprint
-        packs = Packs(self.folder / "packs", self.mirror)
-        self.shards = Shards(self.folder / "shards", packs, self.mirror, verify=verify)
         self.document_files = DocumentFiles(self.folder / "rows", self.mirror)
         self.results = ResultCache(self.folder, self.mirror)
         self.indexes = IndexRegistry(self.folder / "indexes", self.mirror)
@@ -134,13 +126,8 @@ class EmbeddingStore:
             "fingerprint": fingerprint,
         }
         with writing(store.folder):
-            for folder in (
-                store.shards.folder,
-                store.document_files.folder,
-                store._corpora,
-                store.indexes.folder,
-            ):
-                make_folder(folder)
+            for name in ("shards", "rows", "corpora", "indexes"):
+                make_folder(store.folder / name)
             if store._recorded_encoder() != store.encoder:
                 manifest.write_manifest(store.folder / manifest.MANIFEST, fields)
                 store.mirror.push(store.folder / manifest.MANIFEST)
@@ -186,74 +173,6 @@ class EmbeddingStore:
         rows = hashlib.blake2b(np.ascontiguousarray(digests).data, digest_size=32).hexdigest()
         return manifest.fingerprint({"rows": rows, "dtype": dtype.value})
 
-    def find(self, fingerprint: str, *, verify: bool = True) -> StoredShard | None:
-        """Return a finished shard, or None where it is missing, unfinished or damaged.
-
-        Args:
-            fingerprint: of the shard.
-            verify: check the content against its checksums, not only the sizes.
-
-        Raises:
-            FormatError: a later release wrote it.
-        """
-        return self.shards.find(fingerprint, verify=verify)
-
-    def seems_there(self, fingerprint: str) -> bool:
-        """Tell by sizes, and of a store in a bucket by names, whether a shard is there."""
-        if self.mirror.uri:
-            # Its sizes would be told by a download.
-            return self.shards.resolver.is_there(fingerprint)
-        return self.find(fingerprint, verify=False) is not None
-
-    def write(
-        self,
-        fingerprint: str,
-        digests: NDArray[np.uint8],
-        embeddings: NDArray[np.floating],
-        *,
-        dtype: StoreDtype,
-        truncated: NDArray[np.bool_] | None = None,
-        moments_of: Callable[[str], Moments] | None = None,
-    ) -> StoredShard:
-        """Keep a shard, whole or not at all; its moments are those of the rows as kept.
-
-        Args:
-            fingerprint: of the shard.
-            digests: (n, 16) uint8, of the rows it was made from.
-            embeddings: (n, d).
-            dtype: how to keep them; float16 gives way to float32 where it cannot hold them.
-            truncated: (n,) whether a text was cut to the encoder's limit; by default none was.
-            moments_of: gives the moments of the rows as kept in a type, where that is quicker
-                done elsewhere than here.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
-        """
-        flags = np.zeros(len(embeddings), dtype=np.bool_) if truncated is None else truncated
-        return self.shards.write(
-            fingerprint, digests, embeddings, dtype=dtype, truncated=flags, moments_of=moments_of
-        )
-
-    def embeddings(self, fingerprint: str) -> NDArray[np.floating]:
-        """Return the embeddings of a shard, (n, d), as kept.
-
-        Raises:
-            ArtifactError: they cannot be read.
-        """
-        return self.shards.embeddings(fingerprint)
-
-    def mapped_embeddings(self, fingerprint: str) -> EmbeddingRows:
-        """Return the embeddings of a shard, (n, d), of which only rows that are touched are read.
-
-        Raises:
-            ArtifactError: a file is missing or damaged.
-        """
-        return self.shards.mapped(fingerprint)
-
-    def moments(self, fingerprint: str) -> Moments:
-        """Return the moments of a shard's embeddings as kept."""
-        return self.shards.moments(fingerprint)
-
     def corpus_shards(self) -> tuple[str, ...]:
         """Return the shards of all the corpora that were encoded to their end, each once.
 
@@ -272,6 +191,10 @@ class EmbeddingStore:
     def write_documents(self, documents: pa.Table) -> str:
         """Keep the ids and metadata of a shard; return the digest that names them."""
         return self.document_files.write(documents)
+
+    def name_documents(self, documents: pa.Table) -> str:
+        """Return the digest that ``write_documents`` would return."""
+        return self.document_files.name_of(documents)
 
     def documents(self, part: CorpusPart) -> pa.Table:
         """Return the ids and kept columns of a part, n rows.
@@ -294,9 +217,13 @@ class EmbeddingStore:
         for name in self.mirror.names(self._corpora):
             with suppress(ArtifactError):
                 parts = self.record(name).parts if only in (None, name) else ()
-                shards = (self.shards.folder / part.shard for part in parts if part.rows)
+                shards = (self.shards_folder / part.shard for part in parts if part.rows)
                 rows = (self.document_files.path(p.documents) for p in parts if p.rows)
                 self.mirror.fetch_all(chain(shards, rows))
+
+    def fetch_shards(self, fingerprints: Iterable[str]) -> None:
+        """Download shards, many at a time, from the bucket of the store, if it is in one."""
+        self.mirror.fetch_all(self.shards_folder / name for name in fingerprints)
 
     def save_corpus(self, record: CorpusRecord, *, index: Place | None = None) -> None:
         """Remember which shards make up a corpus, replacing what was known of it."""
@@ -345,18 +272,6 @@ class EmbeddingStore:
             )
         return records[0]
 
-    def require(self, fingerprint: str, *, verify: bool = True) -> StoredShard:
-        """Return a finished shard, with ``verify`` checked against its checksums."""
-        found = self.find(fingerprint, verify=verify)
-        if found is None and self.mirror.look_again():
-            found = self.find(fingerprint, verify=verify)
-        if found is None:
-            raise ArtifactError(
-                f"shard {fingerprint} of the store {self.place} cannot be read: "
-                f"{self.shards.resolver.culprit(fingerprint)} is missing or damaged; {REMEDY}"
-            )
-        return found
-
     def _recorded_encoder(self) -> Any:
         """Return the encoder as last written; its name or query prompt may have changed since."""
         self.mirror.latest(self.folder / manifest.MANIFEST)
@@ -396,12 +311,6 @@ def read_encoder(folder: Path) -> EncoderFacts:
             f"{found['fingerprint']}; {manifest.REMEDY}"
         )
     return found["encoder"]
-
-
-def total_moments(store: EmbeddingStore, shards: Sequence[str], dim: int) -> Moments:
-    """Return the sum of the moments of shards."""
-    parts = store.shards.parts_of_moments(shards)
-    return Moments.total(chain([Moments.empty(dim)], parts))
 
 
 def _encoder_name(folder: Path) -> str:

@@ -31,19 +31,13 @@ _MomentsFile = Annotated[str, StringConstraints(pattern=r"^(moments-[0-9]{5,}\.s
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A shard in a pack.
+    """A shard in a pack, as the manifest of the pack lists it.
 
     Attributes:
         pack: name of the pack.
-        fingerprint: of the shard.
-        start: its first row in the pack.
-        rows: n.
-        dtype: numpy name of the embeddings' type.
-        truncated: texts that were longer than the encoder's limit.
-        bytes: size of its embeddings.
-        moments: name of the file of its moments, empty where its rows are so few that these are
-            taken anew.
-        held_as: what derived shards that pick from it know its rows by.
+        start: first row of the shard in the pack.
+        moments: file of its moments, empty where it keeps none; see ``keeps_moments``.
+        held_as: the name by which derived shards that pick from it know its rows.
     """
 
     pack: str
@@ -56,15 +50,55 @@ class Member:
     moments: _MomentsFile
     held_as: str
 
-    @property
-    def keeps_moments(self) -> bool:
-        """Whether its moments are in a file; else its rows are so few that they are taken anew."""
-        return bool(self.moments)
 
-    def facts(self) -> dict[str, Any]:
-        """Return what is known of the shard itself."""
-        names = ("fingerprint", "rows", "dtype", "truncated", "bytes")
-        return {name: getattr(self, name) for name in names}
+@dataclass(frozen=True, slots=True)
+class StoredShard:
+    """A finished shard.
+
+    Attributes:
+        fingerprint: of its texts and of how they are kept.
+        rows: n.
+        dtype: numpy name of the embeddings' type.
+        truncated: texts that were longer than the encoder's limit.
+        bytes: size of the embeddings.
+    """
+
+    fingerprint: Digest
+    rows: Positive
+    dtype: EmbeddingsType
+    truncated: Count
+    bytes: Count
+
+
+@dataclass(frozen=True)
+class InPack:
+    """A shard in the folder of a pack."""
+
+    path: Path
+    member: Member
+
+    @property
+    def shard(self) -> StoredShard:
+        """Facts of the shard."""
+        of = self.member
+        return StoredShard(of.fingerprint, of.rows, of.dtype, of.truncated, of.bytes)
+
+    @property
+    def held_as(self) -> str:
+        """Name by which others know its rows."""
+        return self.member.held_as
+
+    def tensor(self, name: str) -> NDArray[Any]:
+        """Return an array of the shard, mapped."""
+        whole = map_tensor(self.path / EMBEDDINGS, name, remedy=REMEDY)
+        return whole[self.member.start : self.member.start + self.member.rows]
+
+    def moments(self) -> Moments | None:
+        """Return the moments of the shard, None where it keeps none."""
+        return Moments.load(self.path / self.member.moments) if self.member.moments else None
+
+    def picks(self) -> None:
+        """Return None: a pack holds all the rows of its shards."""
 
 
 class PackManifest(Described):
@@ -92,16 +126,7 @@ def read_pack(folder: Path) -> PackManifest:
 
 @dataclass(frozen=True, eq=False)
 class ToPack:
-    """A shard that goes into a pack.
-
-    Attributes:
-        fingerprint: of the shard.
-        embeddings: (n, d) as kept.
-        digests: (n, 16) of its texts.
-        truncated: (n,) whether a text was cut.
-        moments: of its rows, None where these are so few that they are taken anew when needed.
-        held_as: what derived shards that pick from it know its rows by, empty where none can yet.
-    """
+    """A shard of n rows that goes into a pack; ``held_as`` is empty where nothing picks from it."""
 
     fingerprint: str
     embeddings: NDArray[np.floating]
@@ -117,33 +142,30 @@ class Packs:
     def __init__(self, folder: Path, mirror: Storage = LOCAL) -> None:
         self.folder, self.mirror = folder, mirror
         # Of a shard that was packed anew, the latest place last.
-        self._members: dict[str, tuple[Member, ...]] = {}
-        # None where nothing was looked at so far.
+        self._places: dict[str, list[InPack]] = {}
+        # None before the first look.
         self._read: frozenset[str] | None = None
         self._sound: dict[str, bool] = {}
 
     def names(self) -> list[str]:
-        """Return the names of the packs, whole or damaged, the latest last; of nothing else."""
+        """Return the names of the packs, sound or damaged, the latest last."""
         found = self.mirror.names(self.folder)
         found |= {path.name for path in list_folder(self.folder) if is_folder(path)}
         return sorted(filter(_NAME.fullmatch, found))
 
     def next_name(self) -> str:
-        """Return a name for a new pack, later than all that are there, that never was another's."""
+        """Return an unused name that sorts after those of all packs."""
         numbers = [int(name.partition("-")[0]) for name in self.names()]
         return f"{max(numbers, default=0) + 1:08d}-{uuid.uuid4().hex[:12]}"
 
-    def find(self, fingerprint: str, *, verify: bool, held_as: str | None = None) -> Member | None:
-        """Return where a shard is packed, the latest place; None where it is in no sound pack.
-
-        Packs that came since are seen after ``look_again``.
-        """
+    def find(self, fingerprint: str, *, verify: bool, held_as: str | None = None) -> InPack | None:
+        """Return the latest sound place of a shard; later packs are seen after ``look_again``."""
         if self._read is None:
             self.look_again()
-        for member in reversed(self._members.get(fingerprint, ())):
-            wanted = held_as in (None, member.held_as) and self.is_there(member)
-            if wanted and (not verify or self._is_sound(member.pack)):
-                return member
+        for place in reversed(self._places.get(fingerprint, [])):
+            wanted = held_as in (None, place.held_as) and exists(place.path)
+            if wanted and (not verify or self.is_sound(place.path.name)):
+                return place
         return None
 
     def fields(self, name: str, *, verify: bool) -> PackManifest | None:
@@ -165,91 +187,68 @@ class Packs:
         members: list[Member] = []
         start = 0
         for number, shard in enumerate(shards):
-            rows = len(shard.embeddings)
-            moments = "" if shard.moments is None else f"moments-{number:05d}.safetensors"
-            dtype, truncated = type_of(shard.embeddings.dtype), int(shard.truncated.sum())
-            size = shard.embeddings.nbytes
-            held_as = shard.held_as or f"{name}:{start}"
-            known = (shard.fingerprint, start, rows, dtype, truncated, size, moments, held_as)
-            members.append(Member(name, *known))
-            start += rows
-
-        def fill(folder: Path) -> dict[str, Any]:
-            tensors = {
-                "embeddings": np.concatenate([shard.embeddings for shard in shards]),
-                "digests": np.concatenate([shard.digests for shard in shards]),
-                "truncated": np.concatenate([shard.truncated for shard in shards]).astype(np.uint8),
-            }
+            rows = shard.embeddings
+            member = Member(
+                pack=name,
+                fingerprint=shard.fingerprint,
+                start=start,
+                rows=len(rows),
+                dtype=type_of(rows.dtype),
+                truncated=int(shard.truncated.sum()),
+                bytes=rows.nbytes,
+                moments="" if shard.moments is None else f"moments-{number:05d}.safetensors",
+                held_as=shard.held_as or f"{name}:{start}",
+            )
+            members.append(member)
+            start += len(rows)
+        tensors = {
+            "embeddings": np.concatenate([shard.embeddings for shard in shards]),
+            "digests": np.concatenate([shard.digests for shard in shards]),
+            "truncated": np.concatenate([shard.truncated for shard in shards]).astype(np.uint8),
+        }
+        with manifest.new_artifact(self.folder / name) as (folder, fields):
             write_tensors(folder / EMBEDDINGS, tensors, kind=KIND, version=FORMAT_VERSION)
             for shard, member in zip(shards, members, strict=True):
                 if shard.moments is not None:
                     shard.moments.save(folder / member.moments)
             listed = [asdict(member) for member in members]
-            return {"kind": KIND, "format_version": FORMAT_VERSION, "members": listed}
-
-        manifest.publish_folder(self.folder / name, fill)
+            fields |= {"kind": KIND, "format_version": FORMAT_VERSION, "members": listed}
         self.mirror.push(self.folder / name)
         self.look_again()
         return members
-
-    def embeddings(self, member: Member) -> NDArray[np.floating]:
-        """Return the embeddings (n, d) of a shard, of which only rows that are touched are read."""
-        return self._map(member, "embeddings")
-
-    def tensor(self, member: Member, name: str) -> NDArray[Any]:
-        """Return the ``digests`` or the flags ``truncated`` of a shard's rows."""
-        return np.array(self._map(member, name))
-
-    def moments(self, member: Member) -> Moments:
-        """Return the moments of a shard's embeddings as kept, of one that keeps them."""
-        return Moments.load(self.folder / member.pack / member.moments)
-
-    def _map(self, member: Member, name: str) -> NDArray[Any]:
-        whole = map_tensor(self.folder / member.pack / EMBEDDINGS, name, remedy=REMEDY)
-        return whole[member.start : member.start + member.rows]
-
-    def is_there(self, member: Member) -> bool:
-        """Tell whether the pack of a member is still there."""
-        return exists(self.folder / member.pack)
 
     def damaged(self, fingerprint: str) -> Path | None:
         """Return the damaged file of a pack that a shard is in, or may be; None where none is."""
         unknown = None
         for name in reversed(self.names()):
             folder = self.folder / name
-            fields = self._listed(folder)
-            if fields is None:
+            try:
+                members = read_pack(folder)["members"]
+            except FormatError:
+                raise
+            except ArtifactError:
                 unknown = unknown or folder / manifest.MANIFEST
-            elif any(each.fingerprint == fingerprint for each in fields["members"]):
-                found = manifest.first_damaged(folder, SCHEMA)
-                if found is not None:
-                    return found
+                continue
+            if fingerprint in {each.fingerprint for each in members} and (
+                found := manifest.first_damaged(folder, SCHEMA)
+            ):
+                return found
         return unknown
 
-    def _listed(self, folder: Path) -> PackManifest | None:
-        """Return the manifest of a pack, whose files may be damaged; None where it is itself."""
-        try:
-            return read_pack(folder)
-        except FormatError:
-            raise
-        except ArtifactError:
-            return None
-
     def look_again(self) -> None:
-        """Take note of packs that came since; ``find`` knows of no others."""
+        """Take note of packs that were written since."""
         names, known = self.names(), self._read or frozenset()
-        for name in names:
-            if name in known:
-                continue
+        for name in sorted(set(names) - known):
             fields = self.fields(name, verify=False)
             for member in [] if fields is None else fields["members"]:
-                self._members[member.fingerprint] = (
-                    *self._members.get(member.fingerprint, ()),
-                    member,
-                )
+                place = InPack(self.folder / name, member)
+                # Another thread may read the list of before.
+                before = self._places.get(member.fingerprint, [])
+                self._places[member.fingerprint] = [*before, place]
         self._read = frozenset(names)
 
-    def _is_sound(self, name: str) -> bool:
+    def is_sound(self, name: str) -> bool:
+        """Tell whether a pack matches its checksums, which are compared once."""
         if name not in self._sound:
             self._sound[name] = self.fields(name, verify=True) is not None
         return self._sound[name]

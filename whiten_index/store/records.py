@@ -248,11 +248,6 @@ class DocumentFiles:
         """Return the digest that would name rows."""
         return digest(rows_as_bytes(documents))
 
-    def bytes_of(self, name: str, documents: pa.Table) -> int:
-        """Return the bytes that rows of that name would take, 0 if they are there."""
-        there = self.mirror.has(self.path(name))
-        return 0 if there else len(compressed(rows_as_bytes(documents)))
-
     def _content(self, path: Path) -> bytes | None:
         """Return what a file of rows holds, None where it is missing or damaged."""
         self.mirror.fetch(path)

@@ -1,8 +1,7 @@
-"""The one place that a shard, or rows that others pick, are verified in and read from.
+"""The place that a shard, or rows that others pick, are verified in and read from.
 
-The same shard may lie in several: in packs, the latest of which was written last, and in a folder
-of its own. That is so where a process died between writing one and removing another, where others
-pick rows that the folder alone holds, and where one is damaged and another was written for it.
+A shard may be in several packs and in a folder at once: a process died between writing one and
+removing another, others pick rows from the folder, or one is damaged and another replaces it.
 """
 
 from __future__ import annotations
@@ -17,43 +16,23 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import exists
-from whiten_index.artifacts.manifest import Count, Described, Digest, Positive, Schema
+from whiten_index.artifacts.manifest import Described, Schema
 from whiten_index.artifacts.storage import LOCAL, Storage
 from whiten_index.artifacts.tensors import map_tensor
 from whiten_index.errors import ArtifactError, FormatError
-from whiten_index.store.dtypes import EmbeddingsType
-from whiten_index.store.packs import Member, Packs
+from whiten_index.store.packs import InPack, Packs, StoredShard
 from whiten_index.store.records import REMEDY
 from whiten_index.store.row_refs import SELF, RowRefs, Source, other_sources
+from whiten_index.whitening.moments import Moments
 
-# 1 is of whole shards, 2 of derived ones; 3 is of either, without a file of moments.
-KIND, FORMAT_VERSION = "shard", 3
+KIND, FORMAT_VERSION = "shard", 1
 EMBEDDINGS, MOMENTS = "embeddings.safetensors", "moments.safetensors"
 T = TypeVar("T")
 _MOVES = 2
 
 
 class _NowhereError(ArtifactError):
-    """Rows are nowhere, or a moment ago were moved; to say what is damaged costs many reads."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredShard:
-    """A shard that is done.
-
-    Attributes:
-        fingerprint: of its texts and of how they are kept.
-        rows: n.
-        dtype: numpy name of the embeddings' type.
-        truncated: texts that were longer than the encoder's limit.
-        bytes: size of the embeddings, wherever they lie.
-    """
-
-    fingerprint: Digest
-    rows: Positive
-    dtype: EmbeddingsType
-    truncated: Count
-    bytes: Count
+    """Rows are missing, or were moved a moment ago."""
 
 
 class ShardManifest(Described):
@@ -78,7 +57,7 @@ def read_shard(folder: Path) -> ShardManifest:
 
 @dataclass(frozen=True, eq=False)
 class InFolder:
-    """A shard in a folder of its own, or the rows which that holds."""
+    """A shard in a folder, or the rows that the folder itself holds."""
 
     path: Path
     fields: ShardManifest
@@ -90,50 +69,38 @@ class InFolder:
 
     @property
     def held_as(self) -> str:
-        """Digest that the rows in the folder are known by."""
-        return held_by_folder(self.fields)
+        """Name by which others know the rows in the folder."""
+        return self.fields["files"][EMBEDDINGS]["sha256"]
 
     @property
     def sources(self) -> tuple[Source, ...]:
         """Sources of the rows, the shard itself among them; none where it is whole."""
         return self.fields["sources"]
 
-    @property
-    def keeps_moments(self) -> bool:
-        """Whether its moments are in a file; else its rows are so few that they are taken anew."""
-        return MOMENTS in self.fields["files"]
-
     def tensor(self, name: str) -> NDArray[Any]:
         """Return an array of the folder, mapped."""
         return map_tensor(self.path / EMBEDDINGS, name, remedy=REMEDY)
 
+    def moments(self) -> Moments | None:
+        """Return the moments of the shard, None where it keeps none."""
+        return Moments.load(self.path / MOMENTS) if MOMENTS in self.fields["files"] else None
+
     def picks(self) -> RowRefs | None:
-        """Return where the rows of a derived shard lie, None where the folder holds all of them."""
+        """Return the places of the rows of a derived shard, None for a whole one."""
         if not self.sources:
             return None
         source, row = (np.array(self.tensor(name), dtype=np.int32) for name in ("source", "row"))
         return RowRefs(self.sources, source, row)
 
 
-# A member of a pack, or a folder.
-Place = Member | InFolder
-
-
-def shard_at(place: Place) -> StoredShard:
-    """Return what is known of a shard where it lies."""
-    return place.shard if isinstance(place, InFolder) else StoredShard(**place.facts())
-
-
-def held_by_folder(fields: ShardManifest) -> str:
-    """Return what the rows that a shard's folder holds are known by, from its manifest."""
-    return fields["files"][EMBEDDINGS]["sha256"]
+Place = InPack | InFolder
 
 
 class ShardResolver:
-    """Chooses where shards are read from, the latest pack before others and these before a folder.
+    """Chooses where shards are read from: the latest sound pack, else a folder.
 
-    Content is hashed once, before anything of it is read; what does not match its checksum is
-    passed over, and the place chosen then is what everything is read from until that is gone.
+    Content is hashed once, before anything of it is read. The place chosen then serves until it
+    is gone.
     """
 
     def __init__(
@@ -146,22 +113,21 @@ class ShardResolver:
         self._chosen: dict[str, dict[str | None, Place]] = {}
 
     def find(self, name: str, *, verify: bool, held_as: str | None = None) -> Place | None:
-        """Return where a shard is read from, None where it is nowhere, unfinished or damaged."""
+        """Return the place that a shard is read from, None where it is missing or damaged."""
         chosen = self._chosen.get(name, {}).get(held_as)
         if chosen is not None and self._stands(chosen, held_as):
             return chosen
-        # Who asked once to verify does not get unverified rows because something was moved.
+        # Rows that were verified once stay so when something is moved.
         verify = verify or chosen is not None
         found = self._first(name, verify=verify, held_as=held_as)
         if verify and found is not None:
             places = self._chosen.setdefault(name, {})
             places[held_as] = found
-            # Who picks its rows reads them from there too.
             places.setdefault(found.held_as, found)
         return found
 
     def forget(self, name: str) -> None:
-        """Look at a shard's folder, and at the packs it may be in, as if for the first time."""
+        """Look at a shard again as if for the first time."""
         self._hashed.pop(name, None)
         self._chosen.pop(name, None)
         self.packs.look_again()
@@ -169,7 +135,7 @@ class ShardResolver:
     def read(self, name: str, read: Callable[[Place], T]) -> T:
         """Return what is read from the place of a shard."""
         for left in reversed(range(_MOVES + 1)):
-            # It may be moved into a pack, or into another, between the look and the reading.
+            # It may be moved into a pack between the look and the reading.
             try:
                 return read(self._require(name))
             except _NowhereError:
@@ -182,7 +148,7 @@ class ShardResolver:
         )
 
     def held_by(self, source: Source) -> NDArray[np.floating]:
-        """Return the embeddings (m, d) that a source holds itself, mapped."""
+        """Return the embeddings (m, d) of a source, mapped."""
         name, held_as = source
         place = self.find(name, verify=self.verify, held_as=held_as)
         if place is None:
@@ -190,14 +156,10 @@ class ShardResolver:
                 f"shard {name} in {self.folder}, which others pick rows from, is missing or "
                 f"damaged; {REMEDY}"
             )
-        return (
-            place.tensor("embeddings")
-            if isinstance(place, InFolder)
-            else self.packs.embeddings(place)
-        )
+        return place.tensor("embeddings")
 
     def in_folder(self, name: str, *, verify: bool, held_as: str | None = None) -> InFolder | None:
-        """Return the folder of a shard with all that it picks from, or of rows; see ``find``."""
+        """Return the folder of a shard whose sources are there too, or of rows; see ``find``."""
         fields = self.fields(name, verify=verify)
         found = None if fields is None else InFolder(self.folder / name, fields)
         if found is None or held_as not in (None, found.held_as):
@@ -205,10 +167,7 @@ class ShardResolver:
         return found if held_as is not None or self._has_sources(found, verify=verify) else None
 
     def fields(self, name: str, *, verify: bool) -> ShardManifest | None:
-        """Return the manifest of a folder of a shard, None where it is missing or damaged.
-
-        What it picks from is not looked at.
-        """
+        """Return the manifest of a shard's folder, None where the folder is missing or damaged."""
         folder = self.folder / name
         self.mirror.fetch(folder)
         try:
@@ -227,11 +186,11 @@ class ShardResolver:
         return found
 
     def is_there(self, name: str) -> bool:
-        """Tell whether a shard is there, sound or not."""
+        """Tell whether a shard is there, sound or damaged."""
         return self.mirror.has(self.folder / name) or bool(self.packs.find(name, verify=False))
 
     def culprit(self, name: str) -> Path:
-        """Return the file or folder that keeps a shard from being read, its own or another's."""
+        """Return the file or folder, of a shard or its sources, that is damaged or missing."""
         fields = self.fields(name, verify=True)
         for source, held_as in [] if fields is None else other_sources(fields):
             if self.find(source, verify=True, held_as=held_as) is None:
@@ -239,7 +198,6 @@ class ShardResolver:
         return self._damaged_at(name)
 
     def _damaged_at(self, name: str) -> Path:
-        """Return what is damaged or missing of a shard, but for what it picks from."""
         folder = self.folder / name
         own = manifest.first_damaged(folder, SCHEMA)
         return own or self.packs.damaged(name) or folder
@@ -254,9 +212,9 @@ class ShardResolver:
         return self.packs.find(name, verify=verify, held_as=held_as)
 
     def _stands(self, place: Place, held_as: str | None) -> bool:
-        """Tell whether a place is still what was found sound, as far as sizes tell."""
-        if isinstance(place, Member):
-            return self.packs.is_there(place)
+        """Tell by sizes whether a place is still as it was found."""
+        if isinstance(place, InPack):
+            return exists(place.path)
         if self.fields(place.path.name, verify=False) != place.fields:
             return False
         return held_as is not None or self._has_sources(place, verify=False)
@@ -274,10 +232,10 @@ class ShardResolver:
         # Another machine may have put it into the bucket since that was listed.
         if self.mirror.look_again() and (found := self.find(name, verify=self.verify)):
             return found
-        # Reading what is left of it says best what is wrong.
         folder = self.folder / name
         if not exists(folder):
             raise _NowhereError(f"shard {name} is in no place in {self.folder}; {REMEDY}")
+        # Reading it again names the damage.
         fields = read_shard(folder)
         manifest.check_files(folder, fields, content=self.verify, remedy=REMEDY)
         return InFolder(folder, fields)

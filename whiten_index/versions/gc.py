@@ -1,4 +1,4 @@
-"""Drops from a store what no corpus, and no version of an index, needs any longer."""
+"""Garbage collection: removes shards that no corpus and no version of an index needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.paths import shown
 from whiten_index.store.embedding_store import EmbeddingStore
-from whiten_index.versions.live_set import Inventory, LiveSet, Removed, open_stores, remove
+from whiten_index.store.live_set import Inventory, LiveSet, open_stores
+from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.published import read_index_id
 from whiten_index.versions.references import (
-    Reference,
     corpus_references,
     files_naming,
     index_references,
@@ -36,7 +36,7 @@ _DAY = 86400.0
 
 @dataclass(frozen=True)
 class GcReport:
-    """What a gc did, or would do.
+    """Result of a gc, or what it would do.
 
     Attributes:
         store: the root folder.
@@ -44,13 +44,13 @@ class GcReport:
         shards: folders of shards removed.
         packs: folders of packs removed.
         rows: files of ids and kept columns removed.
-        leftovers: what writers that died had left, removed.
+        leftovers: unfinished files of writers that died, removed.
         bytes: freed, those of leftovers not counted.
         kept: kind -> how many of it stay; ``recent`` of them stay for their age alone.
-        indexes: that were asked what they need.
+        indexes: those built from the store.
         references: corpora and versions that need something.
-        forgotten: indexes that are not asked any more.
-        registered: indexes that were named, which are asked from now on.
+        forgotten: indexes that were registered and are no more.
+        registered: indexes that are registered from now on.
     """
 
     store: str
@@ -107,22 +107,26 @@ def gc_store(
     named = [real_place(require_path(index)) for index in indexes]
     users = {index: stores_of(index, place, stores) for index in named}
     files = files_naming(place, stores, list(map(require_path, forget)), named)
+    removed, kept, leftovers = Counter[str](), Counter[str](), 0
     with contextlib.ExitStack() as locks:
         if dry_run:
-            asked = _asked(place, stores, files, named)
+            asked = list(dict.fromkeys([*indexes_of(place, stores, but=files), *named]))
         else:
-            asked = _hold_all(locks, place, stores, files, users)
-        references = list(_references(place, stores, asked))
-        leftovers = 0 if dry_run else sum(store.tidy() for store in stores)
-        done = [_collect(store, references, dry_run, keep_days) for store in stores]
-    removed, kept = Removed(), Counter[str]()
-    for each, counts in done:
-        removed += each
-        kept.update(counts)
+            asked = _lock_all(locks, place, stores, files, users)
+        references = [each for store in stores for each in corpus_references(store)]
+        for index in asked:
+            references += index_references(index, place, stores)
+        if not dry_run:
+            leftovers = sum(store.tidy() for store in stores)
+        for store in stores:
+            records = [each.record for each in references if each.is_of(store)]
+            one, counts = _collect(store, records, dry_run, keep_days)
+            removed.update(one)
+            kept.update(counts)
     return GcReport(
         store=str(place),
         dry_run=dry_run,
-        **asdict(removed),
+        **removed,
         leftovers=leftovers,
         kept=dict(kept),
         indexes=tuple(map(str, asked)),
@@ -141,36 +145,21 @@ def _require_days(days: float) -> None:
         )
 
 
-def _asked(
-    root: Path,
-    stores: Sequence[EmbeddingStore],
-    forget: Collection[Path],
-    named: Iterable[Path] = (),
-) -> list[Path]:
-    """Return the indexes to be asked, those named among them, without those that files name."""
-    return list(dict.fromkeys([*indexes_of(root, stores, but=forget), *named]))
-
-
-def _hold_all(
+def _lock_all(
     locks: contextlib.ExitStack,
     root: Path,
     stores: Sequence[EmbeddingStore],
-    forget: Sequence[Path],
+    forget: Collection[Path],
     named: Mapping[Path, Sequence[EmbeddingStore]],
 ) -> list[Path]:
     """Become the one writer of the store and of all indexes built from it; return these.
 
-    Those named are registered with the stores given for each, and then files of others removed.
+    Registers the indexes named, then removes the files of those to forget.
     """
-    indexes = list[Path]()
-
-    def hold(found: Iterable[Path]) -> None:
-        for index in found:
-            locks.enter_context(only_writer(index, what="index"))
-            indexes.append(index)
-
-    # In the order that a build takes them.
-    hold(_asked(root, stores, forget, named))
+    # In the order that a build takes the locks.
+    indexes = list(dict.fromkeys([*indexes_of(root, stores, but=forget), *named]))
+    for index in indexes:
+        locks.enter_context(only_writer(index, what="index"))
     for store in stores:
         locks.enter_context(only_writer(store.folder, what="store"))
     for index, users in named.items():
@@ -179,70 +168,48 @@ def _hold_all(
     for file in forget:
         with writing(file):
             file.unlink(missing_ok=True)
-    # Another may have been built from it before the store was ours.
-    hold(index for index in _asked(root, stores, forget) if index not in indexes)
-    return indexes
-
-
-def _references(
-    root: Path, stores: Sequence[EmbeddingStore], indexes: Sequence[Path]
-) -> Iterable[Reference]:
-    for store in stores:
-        yield from corpus_references(store)
-    for index in indexes:
-        yield from index_references(index, root, stores)
+    # Another may have been built from the store before it was locked.
+    late = [index for index in indexes_of(root, stores, but=forget) if index not in indexes]
+    for index in late:
+        locks.enter_context(only_writer(index, what="index"))
+    return [*indexes, *late]
 
 
 def _collect(
-    store: EmbeddingStore,
-    references: Sequence[Reference],
-    dry_run: bool,
-    keep_days: float,
-) -> tuple[Removed, dict[str, int]]:
+    store: EmbeddingStore, records: Sequence[CorpusRecord], dry_run: bool, keep_days: float
+) -> tuple[Counter[str], Counter[str]]:
+    """Remove what these corpora do not need; count what was removed, and what stays."""
     inventory = Inventory.take(store)
-    records = [reference.record for reference in references if reference.is_of(store)]
-    kept = LiveSet(inventory)
-    kept.keep(dict.fromkeys(shard for record in records for shard in record.shards))
-    _require_known(store, kept)
-    folders, packs = set(kept.folders), set(kept.packs)
-    documents = {part.documents for record in records for part in record.parts if part.rows}
-    is_recent = _Recent(store, keep_days, dry_run=dry_run)
-    recent = {name for name in inventory.folders if is_recent(inventory.shard_path(name))}
-    recent |= {
-        member.fingerprint
-        for name, members in inventory.packs.items()
-        if is_recent(inventory.pack_path(name))
-        for member in members
-    }
-    kept.keep(recent)
-    documents |= {name for name, path in inventory.documents.items() if is_recent(path)}
-
-    there = set(inventory.folders) | inventory.damaged_folders
-    all_packs = set(inventory.packs) | inventory.damaged_packs
-    removed = remove(
-        inventory,
-        folders=there - kept.folders,
-        packs=all_packs - kept.packs,
-        documents=set(inventory.documents) - documents,
-        dry_run=dry_run,
-    )
-    return removed, {
-        "shards": len(there & kept.folders),
-        "packs": len(all_packs & kept.packs),
-        "rows": len(set(inventory.documents) & documents),
-        "recent": len(kept.folders - folders) + len(kept.packs - packs),
-    }
-
-
-def _require_known(store: EmbeddingStore, kept: LiveSet) -> None:
-    """Refuse where it is not known what a needed shard picks its rows from."""
-    unknown = kept.damaged | kept.missing
-    if unknown:
+    live = LiveSet(inventory)
+    live.keep(dict.fromkeys(shard for record in records for shard in record.shards))
+    if unknown := live.damaged | live.missing:
         raise ArtifactError(
-            f"{store.shards.folder / min(unknown)} is damaged or missing, so that it is not known "
+            f"{inventory.shard_path(min(unknown))} is damaged or missing, so that it is not known "
             f"which others it needs ({len(unknown)} such); mount its disk, or see how to mend it "
             f"with whiten-index verify {store.root}"
         )
+    needed = len(live.folders) + len(live.packs)
+    documents = {part.documents for record in records for part in record.parts if part.rows}
+    is_recent = _Recent(store, keep_days, dry_run=dry_run)
+    recent = {name for name in inventory.folders if is_recent(inventory.shard_path(name))}
+    for name, members in inventory.packs.items():
+        if is_recent(inventory.pack_path(name)):
+            recent |= {member.fingerprint for member in members}
+    live.keep(recent)
+    documents |= {name for name, path in inventory.documents.items() if is_recent(path)}
+    kept = Counter(
+        shards=len(inventory.all_folders & live.folders),
+        packs=len(inventory.all_packs & live.packs),
+        rows=len(set(inventory.documents) & documents),
+        recent=len(live.folders) + len(live.packs) - needed,
+    )
+    removed = inventory.remove(
+        folders=inventory.all_folders - live.folders,
+        packs=inventory.all_packs - live.packs,
+        documents=set(inventory.documents) - documents,
+        dry_run=dry_run,
+    )
+    return removed, kept
 
 
 class _Recent:
@@ -259,7 +226,7 @@ class _Recent:
                 self._now = Path(probe.name).stat().st_mtime
 
     def __call__(self, path: Path) -> bool:
-        """Tell whether it is; so is what was written later than now, by a clock put right since."""
+        """Tell whether it is; a time in the future counts as recent."""
         marker = path / MANIFEST if is_folder(path) else path
         try:
             with reading(marker):

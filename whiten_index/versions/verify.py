@@ -14,8 +14,8 @@ from whiten_index.artifacts.files import is_folder, require_path, size_of
 from whiten_index.artifacts.manifest import MANIFEST, sealed_json
 from whiten_index.errors import ArtifactError, StorageError
 from whiten_index.paths import absolute, is_uri
+from whiten_index.store.live_set import encoder_folders
 from whiten_index.versions.documents import Documents
-from whiten_index.versions.live_set import encoder_folders
 from whiten_index.versions.provenance import corpus_record, missing_shards, store_places
 from whiten_index.versions.published import (
     CANDIDATES,

@@ -1,0 +1,236 @@
+"""Planning of a compaction: the shards to write together in one pack."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.errors import ArtifactError
+from whiten_index.store.live_set import Inventory, LiveSet, ShardFolder
+from whiten_index.store.packs import Member
+from whiten_index.store.row_refs import SELF, Source
+
+# A shard of fewer rows than this share of a pack is joined with others.
+_SMALL = 1 / 4
+# A small derived shard is joined only if its folder takes this share of the bytes to write, since
+# every night makes such shards.
+WORTH_WRITING = 1 / 4
+# A pack filled less than this is joined with others of as many rows.
+_FILLED = 1 / 2
+# A shard that picks from more others is written whole: each is a file to map, and to keep.
+_MOST_SOURCES = 8
+_NONE = np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """A shard that may be packed, and the folder or pack that it is in now."""
+
+    name: str
+    rows: int
+    dtype: str
+    place: str
+    forced: bool
+
+
+@dataclass
+class CompactionPlan:
+    """The shards of each new pack, and the numbers of small shards that stay as they are."""
+
+    groups: list[list[str]] = field(default_factory=list)
+    damaged: int = 0
+    derived: int = 0
+    alone: int = 0
+
+
+def plan_compaction(
+    inventory: Inventory, shards: Sequence[str], others: Collection[str], pack_rows: int
+) -> CompactionPlan:
+    """Plan packs of about ``pack_rows`` rows for the shards of corpora, in their order.
+
+    Args:
+        inventory: of the store.
+        shards: of the corpora.
+        others: shards that versions of indexes need.
+        pack_rows: rows of a full pack.
+    """
+    packed, store = inventory.packed(), inventory.store
+    needed = list(dict.fromkeys([*shards, *sorted(others)]))
+    now = LiveSet(inventory)
+    now.keep(needed)
+    mine = [name for name in shards if name not in now.homes]
+    folders = [inventory.folders[name] for name in mine if name in inventory.folders]
+    references = _References(inventory, needed)
+    groups: list[list[_Unit]] = []
+    sound, unsound, forced = set[str](), set[str](), set[str]()
+    while True:
+        to_pack = {unit.name for group in groups for unit in group}
+        scattered = references.scattered({*packed, *to_pack})
+        forced |= scattered & {folder.name for folder in folders}
+        mostly_dead, half_empty = _pack_units(inventory, needed, to_pack, pack_rows)
+        units = mostly_dead + [
+            _Unit(each.name, each.rows, each.dtype, each.name, each.name in forced)
+            for each in folders
+            if each.name in forced or _is_small(each, pack_rows)
+        ]
+        new = {unit.name for each in (units, *half_empty) for unit in each} - sound - unsound
+        sound |= {name for name in new if store.find(name)}
+        unsound |= new - sound
+        found = _groups([unit for unit in units if unit.name in sound], half_empty, pack_rows)
+        if found == groups:
+            break
+        # Packed shards pick from nothing, so that others may now hold on to more alone.
+        groups = found
+    few = [each for each in folders if each.rows < _SMALL * pack_rows]
+    left = [each for each in few if each.name not in to_pack | unsound]
+    alone = sum(_is_small(each, pack_rows) for each in left)
+    missing = len(mine) - len(folders)
+    return CompactionPlan(
+        groups=[[unit.name for unit in group] for group in groups],
+        damaged=missing + len(unsound),
+        derived=len(left) - alone,
+        alone=alone,
+    )
+
+
+def _is_small(folder: ShardFolder, pack_rows: int) -> bool:
+    if folder.rows >= _SMALL * pack_rows:
+        return False
+    return not folder.sources or folder.to_free >= WORTH_WRITING * folder.to_write
+
+
+def _pack_units(
+    inventory: Inventory, needed: Sequence[str], to_pack: Collection[str], pack_rows: int
+) -> tuple[list[_Unit], list[list[_Unit]]]:
+    """Return the needed shards of packs that can be replaced.
+
+    First those of packs at least half of which nothing needs; then, pack by pack from the
+    smallest, those of packs that have room for as much again.
+    """
+    live = LiveSet(inventory, to_pack)
+    live.keep(needed)
+    members = defaultdict[str, list[Member]](list)
+    for home in live.homes.values():
+        members[home.pack].append(home)
+    mostly_dead, half_empty = list[_Unit](), list[tuple[int, str, list[_Unit]]]()
+    for pack, homes in members.items():
+        if pack in live.pinned:
+            continue
+        rows = sum(home.rows for home in homes)
+        dead = sum(member.rows for member in inventory.packs[pack]) - rows
+        units = [_Unit(m.fingerprint, m.rows, m.dtype, pack, rows <= dead) for m in homes]
+        if rows <= dead:
+            mostly_dead += units
+        elif rows < _FILLED * pack_rows:
+            half_empty.append((rows, pack, units))
+    return mostly_dead, [units for *_, units in sorted(half_empty, key=lambda each: each[:2])]
+
+
+def _groups(
+    units: Sequence[_Unit], half_empty: Sequence[Sequence[_Unit]], pack_rows: int
+) -> list[list[_Unit]]:
+    """Return the units of each new pack: of one type, and one large unit or so many rows.
+
+    Each goes where there is room first. A group that is one folder or pack already is left out.
+    """
+    groups: list[list[_Unit]] = []
+    room: list[int] = []
+    for unit in _joined(units, half_empty):
+        for number, group in enumerate(groups):
+            if group[0].dtype == unit.dtype and room[number] >= unit.rows:
+                group.append(unit)
+                room[number] -= unit.rows
+                break
+        else:
+            groups.append([unit])
+            room.append(pack_rows - unit.rows)
+    counts = Counter(unit.place for group in groups for unit in group)
+    return [group for group in groups if not _is_there(group, counts)]
+
+
+def _is_there(group: Sequence[_Unit], counts: Mapping[str, int]) -> bool:
+    first = group[0].place
+    same = all(unit.place == first and not unit.forced for unit in group)
+    return same and len(group) == counts[first]
+
+
+def _joined(units: Sequence[_Unit], half_empty: Sequence[Sequence[_Unit]]) -> list[_Unit]:
+    """Return units, and before them those of packs that have no more rows than join them."""
+    rows = Counter[str]()
+    for unit in units:
+        rows[unit.dtype] += unit.rows
+    packs, smaller = list[_Unit](), defaultdict[str, list[_Unit]](list)
+    for pack in half_empty:
+        size, dtype = sum(unit.rows for unit in pack), pack[0].dtype
+        smaller[dtype] += pack
+        if size <= rows[dtype]:
+            packs += smaller.pop(dtype)
+        rows[dtype] += size
+    return [*packs, *units]
+
+
+class _References:
+    """Places that the needed derived shards pick rows from."""
+
+    def __init__(self, inventory: Inventory, needed: Iterable[str]) -> None:
+        self._inventory, self._needed = inventory, frozenset(needed)
+
+    def scattered(self, packed: Collection[str]) -> set[str]:
+        """Return the derived shards that are better written whole, ``packed`` left out.
+
+        They pick from too many others, or others hold for them as many unused rows as they have.
+        """
+        folders = [self._inventory.folders.get(name) for name in self._needed]
+        derived = [f for f in folders if f is not None and f.sources and f.name not in packed]
+        reach = {folder.name: self._reach(folder.name, packed) for folder in derived}
+        idle = self._idle_rows(reach)
+        return {
+            folder.name
+            for folder in derived
+            if len(folder.sources) > _MOST_SOURCES
+            or sum(idle.get(source, 0) for source in reach[folder.name]) >= folder.rows
+        }
+
+    def _reach(self, name: str, packed: Collection[str]) -> set[Source]:
+        """Return the sources of a shard, and theirs unless they are packed."""
+        found, left = set[Source](), [name]
+        while left:
+            folder = self._inventory.folders.get(left.pop())
+            for source in () if folder is None else folder.sources:
+                if source not in found:
+                    found.add(source)
+                    if source[0] not in packed:
+                        left.append(source[0])
+        return found
+
+    def _idle_rows(self, reach: Mapping[str, set[Source]]) -> dict[Source, int]:
+        """Return source -> rows that nothing needed picks, of sources that are not needed."""
+        used = defaultdict[Source, list[NDArray[np.int32]]](list)
+        for name in reach:
+            for source, rows in self._picked(name):
+                used[source].append(rows)
+        return {
+            source: self._rows_of(source) - len(np.unique(np.concatenate(used[source] or [_NONE])))
+            for source in set[Source]().union(*reach.values())
+            if source[0] not in self._needed
+        }
+
+    def _picked(self, name: str) -> Iterator[tuple[Source, NDArray[np.int32]]]:
+        """Yield the rows that a derived shard picks from others; none where it is damaged."""
+        try:
+            picks = self._inventory.store.picks(name)
+        except ArtifactError:
+            return
+        for number, source in enumerate(() if picks is None else picks.sources):
+            if picks is not None and source != SELF:
+                yield source, picks.row[picks.source == number]
+
+    def _rows_of(self, source: Source) -> int:
+        try:
+            return len(self._inventory.store.resolver.held_by(source))
+        except ArtifactError:
+            return 0
