@@ -231,9 +231,9 @@ def test_an_id_column_of_few_values_is_refused(place: Place) -> None:
     path = place.write(pa.table({"lang": languages, "e": pa.array([[1.0]] * rows)}))
     options: dict[str, Any] = {"embedding_column": "e", "id_column": "lang", "shard_rows": 2000}
     corpus = ParquetCorpus.open(CorpusConfig(sources=(str(path),), **options))
-    with pytest.raises(RepeatedIdsError, match=r"^2 ids .* \(such as 'de', 'en'\), in") as caught:
+    match = r"^2 ids .* \(such as 'de', 'en'\), in .* leave out --id-column$"
+    with pytest.raises(RepeatedIdsError, match=match):
         corpus.check_ids()
-    assert caught.value.advice.endswith("leave out --id-column")
 
 
 @pytest.mark.parametrize("name", ["sts", "retrieval", "geometry", "layers", "transfer"])

@@ -158,9 +158,6 @@ def test_documents_in_many_parts_are_those_of_one(
     assert found["total"] == len(all_today)
 
 
-# Memory
-
-
 class Synthetic:
     """Documents made when they are asked for; a few of each part differ from seed to seed."""
 
@@ -202,9 +199,6 @@ def test_what_is_as_it_was_takes_little_memory(by_content: bool, bytes_a_row: in
     assert max(watched) - held <= of_a_part
 
 
-# Passages
-
-
 def passages(documents: dict[str, tuple[list[str], int]]) -> pa.Table:
     rows = [
         {"id": name, "year": year, "passage": number, "passage_start": 0, "passage_end": len(text),
@@ -239,9 +233,6 @@ def test_a_document_in_passages_is_one_document(before: Any, now: Any) -> None:
         return {name: ("|".join(texts), year) for name, (texts, year) in documents.items()}
 
     assert_found(changes, whole(before), whole(now))
-
-
-# Kept columns
 
 
 DAY = 86_400_000
@@ -310,9 +301,6 @@ def test_a_kept_column_may_be_of_any_type(name: str) -> None:
     swapped = rows(one, other, one, *missing, *[one for _ in missing])
     changes = compare([before], [swapped], same=0, by_content=False)
     assert found_kinds(changes)["document"] == {1, 2, 4} - (set() if missing else {4})
-
-
-# Parts
 
 
 def part(name: str, rows: int = 1, documents: str | None = None) -> CorpusPart:

@@ -44,9 +44,6 @@ def shard_files(store, shard):
     return {path.stem: path for path in folder.iterdir() if path.is_file()}
 
 
-# Shards
-
-
 def test_a_shard_comes_back_as_it_was_kept(store):
     embeddings = make_embeddings(n=70)
     written = write(store, embeddings, truncated=3)
@@ -75,9 +72,6 @@ def test_embeddings_that_are_not_finite_leave_no_shard(store, bad):
     with pytest.raises(ConfigError, match="NaN or infinity"):
         write(store, embeddings)
     assert not list(store.folder.rglob("*.safetensors"))
-
-
-# Damage
 
 
 def changing(change):
@@ -163,8 +157,6 @@ def test_a_disk_that_takes_no_more_is_an_output_error_and_leaves_nothing(store, 
     assert store.find(shard.fingerprint) == shard
 
 
-# Documents
-
 COLUMNS = {
     "string": (pa.string(), [f"doc-{i} é" for i in range(40)]),
     "int": (pa.int32(), list(range(40))),
@@ -188,9 +180,6 @@ def test_documents_come_back_as_they_were(store, column):
     found = store.documents(as_part(store.write_documents(table), 40))
     assert found.schema.equals(table.schema)
     assert found.to_pylist() == table.to_pylist()
-
-
-# Corpora
 
 
 def make_record(source="a.parquet", parts=3, **skipped):
@@ -234,9 +223,6 @@ def test_a_damaged_record_is_an_error(store, record_file, text, message):
     record_file.write_text(text)
     with pytest.raises(ArtifactError, match=message):
         store.corpus()
-
-
-# Opening
 
 
 @pytest.mark.parametrize("damage", [empty, cut_half, flip])

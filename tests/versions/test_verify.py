@@ -105,9 +105,6 @@ def test_what_a_job_removes_meanwhile_is_no_damage(world, monkeypatch):
     assert done[0].shards > 0
 
 
-# Indexes
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     root = tmp_path_factory.mktemp("built")

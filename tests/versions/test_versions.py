@@ -75,9 +75,6 @@ def make_candidate(out: Path, source: str) -> str:
     return name
 
 
-# CURRENT
-
-
 def test_every_flipped_bit_and_every_cut_of_current_is_noticed(out: Path) -> None:
     set_current(out, names(out)[0], withdrawn=names(out)[1:])
     path = out / "CURRENT"
@@ -93,9 +90,6 @@ def test_every_flipped_bit_and_every_cut_of_current_is_noticed(out: Path) -> Non
             read_current(out)
     path.write_bytes(whole)
     assert read_current(out).version == names(out)[0]
-
-
-# Candidates
 
 
 def test_a_candidate_is_not_seen_until_it_is_promoted(out: Path) -> None:
@@ -132,9 +126,6 @@ def test_a_promotion_cut_in_two_is_found_and_finished(
     assert k_of(out) == 2
 
 
-# Going back
-
-
 @pytest.mark.parametrize("named", [True, False])
 def test_a_rollback_leaves_behind_what_a_disk_does_not_give(
     out: Path, monkeypatch: pytest.MonkeyPatch, named: bool
@@ -160,9 +151,6 @@ def test_a_rollback_leaves_behind_what_a_disk_does_not_give(
     with pytest.raises(StorageError, match="the disk reports an input/output error"):
         rollback(out, to=last)
     assert read_current(out).version == second
-
-
-# Removing
 
 
 def test_prune_keeps_what_can_be_gone_back_to_after_a_rollback(out: Path) -> None:
@@ -225,9 +213,6 @@ def test_a_folder_that_cannot_be_written_is_a_disk_error(
         prune(out, keep=1)
     monkeypatch.undo()
     assert [facts.sound for facts in list_versions(out, verify="full")] == [""] * 4
-
-
-# What the store lacks, links, and what keep may be
 
 
 def test_links_among_the_versions_are_left_alone(out: Path, tmp_path: Path) -> None:

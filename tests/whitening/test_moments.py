@@ -21,8 +21,6 @@ from tests.helpers.moments import (
 from whiten_index.errors import ConfigError
 from whiten_index.whitening.moments import Moments
 
-# One pass against the definition
-
 
 @pytest.mark.parametrize("ratio", [0, 1, 100, 1e4])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -57,9 +55,6 @@ def test_no_order_of_the_rows_spoils_the_covariance(every, products):
     assert distance(covariance, scatter / (count - 1)) < limit
 
 
-# Weights
-
-
 @quick
 @given(
     seed=seeds,
@@ -79,9 +74,6 @@ def test_fractional_weights_are_those_of_the_definition():
     assert moments.count == pytest.approx(count, rel=1e-14)
     assert distance(moments.mean, mean) < 1e-14
     assert distance(moments.scatter, scatter) < 1e-12
-
-
-# Products in float32
 
 
 @quick
@@ -107,9 +99,6 @@ def test_float32_products_are_within_a_millionth(seed, n, d, ratio, dtype, scale
     np.testing.assert_array_equal(found.scatter, found.scatter.T)
 
 
-# Rows that cannot be
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("at", [0, 4999])
@@ -119,9 +108,6 @@ def test_a_number_that_is_not_finite_is_an_error(bad, dtype, at):
     for products in ("float64", "float32"):
         with pytest.raises(ConfigError, match="NaN or infinity"):
             Moments.of(rows, products=products)
-
-
-# On disk
 
 
 @quick
