@@ -25,8 +25,7 @@ from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.errors import WhiteningError
 from whiten_index.training.contrastive_model import contrastive_model
 from whiten_index.training.group_whitening import ShuffledGroupWhitening
-from whiten_index.training.sentences import Sentences
-from whiten_index.training.train import model_of
+from whiten_index.training.train import model_of, read_sentences
 from whiten_index.training.training_config import GroupMap, TrainingConfig
 
 SENTENCES, BATCH, POSITIVES = 100_000, 64, 3
@@ -58,7 +57,7 @@ def steps(model: str | None) -> Iterator[dict[str, Any]]:
         },
     }
     spec, folder = model_of(configs["simcse"])
-    sentences = Sentences.of(
+    sentences = read_sentences(
         ParquetCorpus.open(
             CorpusConfig(sources=(corpus,), text_columns=("text",), limit=SENTENCES)
         ),

@@ -46,7 +46,13 @@ from whiten_index.errors import ConfigError, EncoderError, WhiteningError
 from whiten_index.evaluation.sts_sets import read_sts
 from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.evaluate_sts import evaluate_sts
-from whiten_index.training.train import CURVES, model_of, read_dev, require_trainable, train_encoder
+from whiten_index.training.train import (
+    CURVES_FILE,
+    model_of,
+    read_dev,
+    require_trainable,
+    train_encoder,
+)
 from whiten_index.training.training_config import TrainingConfig
 
 RESULTS, TABLES, FIGURES = "results.jsonl", "results.md", "figures"
@@ -285,7 +291,7 @@ class Job:
         config = self.config(run, folder)
         pooling = model_of(config)[0].pooling
         report = train_encoder(config, pairs=self.dev, progress=LogLines())
-        with (folder / CURVES).open(encoding="utf-8") as file:
+        with (folder / CURVES_FILE).open(encoding="utf-8") as file:
             curves = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
         return {
             "key": key, "options": dict(run.options), "pooling": pooling, **report.facts,

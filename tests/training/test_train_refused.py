@@ -22,6 +22,7 @@ from whiten_index.training.training_config import Precision
     ("options", "error", "message"),
     [
         ({"groups": 5}, ConfigError, "5 groups do not divide 32 channels; give one of 1, 2, 4, 8"),
+        ({"groups": None, "group_size": 5}, ConfigError, "5 channels a group do not divide 32"),
         ({"groups": 2, "group_size": 16}, ConfigError, "either --groups or --group-size"),
         ({"whiten": False}, ConfigError, "belong to a head that whitens"),
         ({"groups": 1}, WhiteningError, "a batch of 16 cannot whiten groups of 32 channels"),

@@ -7,6 +7,7 @@ others after every matrix product.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import threading
@@ -37,33 +38,24 @@ _SECONDS_BETWEEN_TRIES = 0.2
 class PreparedWindow:
     """Tokenised texts, on the device where they will be encoded.
 
-    Attributes:
-        texts: n texts.
-        tokens: tokens of the m different texts.
-        ids: (total,) int32, their token ids on the device.
-        offsets: (m + 1,) int64, the beginning of each on the device.
-        prompt_tokens: tokens at the front of every text that are not pooled.
-        low_latency: whether one text may use all cores. Otherwise embeddings do not depend on how
-            texts are batched, if the model runs without padding on a CPU with one core a thread
-            (as measured: MKL with AVX-512).
-        ready: event that the device waits for before it uses them, None for no wait.
+    With ``low_latency`` one text may use all cores. Otherwise embeddings do not depend on how texts
+    are batched, if the model runs without padding on a CPU with one core a thread (as measured:
+    MKL with AVX-512).
     """
 
     texts: Sequence[str]
     tokens: TokenWindow
-    ids: Tensor
+    ids: Tensor  # of the tokens, on the device
     offsets: Tensor
-    prompt_tokens: int
+    prompt_tokens: int  # at the front of every text, not pooled
     low_latency: bool
-    ready: torch.cuda.Event | None
+    ready: torch.cuda.Event | None  # the device waits for it first
 
 
 class Batches:
-    """The batches of one window, longest texts first; several threads may take them.
+    """Batches of one window, longest texts first; several threads may take them.
 
-    Attributes:
-        embeddings: (m, d) float32 on the device, in the order of the window's tokens.
-        padded_tokens: tokens encoded so far, padding included.
+    ``embeddings`` (m, d) float32 on the device are in the order of the window's tokens.
     """
 
     def __init__(
@@ -76,7 +68,7 @@ class Batches:
         most: int | None,
         clock: Callable[[], float],
     ) -> None:
-        """Cut ``window`` into batches of ``budget`` tokens, or of ``most`` where that is less."""
+        """Cut ``window`` into batches of ``budget`` tokens, or of ``most`` if that is less."""
         self._window = window
         self._transformer = transformer
         self._budget = budget
@@ -137,7 +129,7 @@ class Batches:
         """Put the rows of a batch that did not fit back, to be tried with half the budget."""
         device = self._transformer.device
         if rows.stop - rows.start == 1:
-            # Other threads, or other programs, may have held the memory just then.
+            # Other threads or programs may hold the memory for a moment.
             with self._lock:
                 self._failures[rows.start] += 1
                 failures = self._failures[rows.start]
@@ -222,31 +214,34 @@ class TokenBudget:
     """Padded tokens of a batch, found by timing a ladder of budgets; threads may share it.
 
     Attributes:
+        chosen: the best budget, None until it is found.
         halvings: number of times that memory ran out.
-        thorough: whether every budget was tried and memory sufficed, so that the choice may be
-            cached.
     """
 
-    def __init__(self, ladder: Sequence[int], *, known: int | None = None) -> None:
-        """Start on a ``ladder`` of rising budgets, or with the ``known`` best one."""
+    def __init__(
+        self,
+        ladder: Sequence[int],
+        *,
+        known: int | None = None,
+        found: Callable[[int], None] | None = None,
+    ) -> None:
+        """Start on a ``ladder`` of rising budgets, or with the ``known`` best one.
+
+        ``found`` is called with a choice among all of the ladder.
+        """
         self._lock = threading.Lock()
         self._ladder = list(ladder)
-        self._chosen = known
         self._asked = 0
         self._rates: dict[int, list[float]] = {rung: [] for rung in self._ladder}
+        self._found = found
+        self.chosen = known
         self.halvings = 0
-        self.thorough = False
-
-    @property
-    def chosen(self) -> int | None:
-        """The best budget, None until it is found."""
-        return self._chosen
 
     def ask(self, most: int | None = None) -> int:
         """Return the budget of the next batch, at most ``most``."""
         with self._lock:
-            if self._chosen is not None:
-                return self._chosen if most is None else min(self._chosen, most)
+            if self.chosen is not None:
+                return self.chosen if most is None else min(self.chosen, most)
             rungs = self._rungs(most)
             if not rungs:
                 return self._ladder[0] if most is None else most
@@ -256,7 +251,7 @@ class TokenBudget:
     def tell(self, budget: int, *, tokens: int, seconds: float, most: int | None = None) -> None:
         """Record the time of a full batch; choose once every budget up to ``most`` was timed."""
         with self._lock:
-            if self._chosen is not None or budget not in self._rates:
+            if self.chosen is not None or budget not in self._rates:
                 return
             self._rates[budget].append(tokens / max(seconds, 1e-9))
             rungs = self._rungs(most)
@@ -264,8 +259,10 @@ class TokenBudget:
                 return
             medians = {rung: statistics.median(self._rates[rung]) for rung in rungs}
             good = _CLOSE * max(medians.values())
-            self._chosen = min(rung for rung, rate in medians.items() if rate >= good)
-            self.thorough = rungs == self._ladder and not self.halvings
+            self.chosen = min(rung for rung, rate in medians.items() if rate >= good)
+            # Memory may be short for a moment only.
+            if self._found is not None and rungs == self._ladder and not self.halvings:
+                self._found(self.chosen)
 
     def _rungs(self, most: int | None) -> list[int]:
         return [rung for rung in self._ladder if most is None or rung <= most]
@@ -274,42 +271,31 @@ class TokenBudget:
         """Lower the budgets after a batch of ``budget`` exceeded the memory."""
         with self._lock:
             self.halvings += 1
-            # Memory may be short for a moment only: this choice is not cached.
-            self.thorough = False
             most = max(budget // 2, 1)
-            if self._chosen is not None:
-                self._chosen = min(self._chosen, most)
+            if self.chosen is not None:
+                self.chosen = min(self.chosen, most)
                 return
             self._ladder = [rung for rung in self._ladder if rung <= most]
             if not self._ladder:
-                self._chosen = most
+                self.chosen = most
 
 
-def remembered(facts: Mapping[str, Any]) -> int | None:
-    """Return the cached budget of the same model and device, None without one."""
-    try:
-        value = load_json(_file(facts).read_bytes())["token_budget"]
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError):
-        return None
-    lowest, highest = LADDERS["cpu"][0], LADDERS["other"][-1]
-    # Anything else was not written by ``remember``.
-    return value if type(value) is int and lowest <= value <= highest else None
+def cached_budget(ladder: Sequence[int], facts: Mapping[str, Any]) -> TokenBudget:
+    """Return the budget of a model and device, which is cached for later runs if possible."""
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    path = Path(home) / "whiten-index" / "token-budgets" / f"{fingerprint(dict(facts))}.json"
 
-
-def remember(facts: Mapping[str, Any], budget: int) -> None:
-    """Cache a budget for later runs on this machine, if possible."""
-    try:
-        path = _file(facts)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"token_budget": budget, "facts": dict(facts)})
-    except (OSError, RuntimeError, StorageError):
+    def save(budget: int) -> None:
         # RuntimeError: this user has no home.
-        return
+        with contextlib.suppress(OSError, RuntimeError, StorageError):
+            file = path.expanduser()
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file, {"token_budget": budget, "facts": dict(facts)})
 
-
-def _file(facts: Mapping[str, Any]) -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return Path(home) / "whiten-index" / "token-budgets" / f"{fingerprint(dict(facts))}.json"
+    known = None
+    with contextlib.suppress(OSError, RuntimeError, ValueError, KeyError, TypeError):
+        known = load_json(path.expanduser().read_bytes())["token_budget"]
+    return TokenBudget(ladder, known=known if known in ladder else None, found=save)
 
 
 _MOST_THREADS = 16
@@ -318,9 +304,7 @@ _MOST_THREADS = 16
 class InferenceThreads:
     """Threads that encode batches: several on a CPU, the caller's on a device.
 
-    Attributes:
-        count: number of threads.
-        clock: clock by which batches of one thread are compared.
+    ``clock`` is the clock by which batches of one thread are compared.
     """
 
     def __init__(self, device: torch.device, threads: int | None) -> None:
@@ -353,10 +337,7 @@ class InferenceThreads:
                 torch.set_num_threads(self._callers)
             while (rows := step()) is not None:
                 advance(rows)
-        else:
-            self._run_all(step, advance)
-
-    def _run_all(self, step: Callable[[], int | None], advance: Callable[[int], None]) -> None:
+            return
         results: SimpleQueue[int | BaseException | None] = SimpleQueue()
         stop = threading.Event()
 

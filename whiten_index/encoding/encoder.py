@@ -19,21 +19,14 @@ from whiten_index.encoding.batching import (
     Batches,
     InferenceThreads,
     PreparedWindow,
-    TokenBudget,
-    remember,
-    remembered,
+    cached_budget,
 )
 from whiten_index.encoding.devices import chosen_devices
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.pooling import Pooling
-from whiten_index.encoding.spec import (
-    EncoderSpec,
-    prompt_tokens,
-    resolve_encoder,
-    states_spec,
-)
-from whiten_index.encoding.tokenization import TokenWindow, tokenize
+from whiten_index.encoding.spec import EncoderSpec, resolve_encoder, states_spec
+from whiten_index.encoding.tokenization import prompt_tokens, require_known_tokens, tokenize
 from whiten_index.encoding.transformer import LayeredTransformer, Transformer
 from whiten_index.errors import ConfigError, EncoderError
 from whiten_index.whitening.moments import MEAN_OF_EVERY, Moments
@@ -65,31 +58,26 @@ class Encoded:
 
     def moments_of(self, rows: slice) -> Callable[[str], Moments] | None:
         """Return a function from a dtype to the moments of ``rows`` kept in it, None on a CPU."""
-        on_device = self._on_device
-        if on_device is None:
-            return None
-
-        def moments(dtype: str) -> Moments:
-            try:
-                return on_device.moments(rows, dtype)
-            except torch.OutOfMemoryError:
-                return Moments.of(self.embeddings[rows].astype(dtype))
-
-        return moments
+        return None if self._on_device is None else functools.partial(self._on_device.moments, rows)
 
 
 @dataclass(frozen=True, slots=True)
 class _OnDevice:
-    """The embeddings (m, d) of a window on a device, and the stream to use there."""
+    """The embeddings (m, d) of a window on a device and on the host."""
 
     embeddings: Tensor
+    host: Tensor
     places: NDArray[np.int64]
     stream: torch.cuda.Stream
 
     def moments(self, rows: slice, dtype: str) -> Moments:
-        with torch.cuda.stream(self.stream):
-            places = torch.from_numpy(self.places[rows]).to(self.embeddings.device)
-            return moments_on_device(self.embeddings[places].to(getattr(torch, dtype)))
+        places = self.places[rows]
+        try:
+            with torch.cuda.stream(self.stream):
+                there = torch.from_numpy(places).to(self.embeddings.device)
+                return _moments_on_device(self.embeddings[there].to(getattr(torch, dtype)))
+        except torch.OutOfMemoryError:
+            return Moments.of(self.host.numpy()[places].astype(dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +87,8 @@ class RanWindow:
     prepared: PreparedWindow
     embeddings: Tensor
     padded_tokens: int
-    arrived: torch.cuda.Event | None
-    on_device: _OnDevice | None
+    arrived: torch.cuda.Event | None = None
+    on_device: _OnDevice | None = None
 
 
 class Encoder:
@@ -123,21 +111,22 @@ class Encoder:
         self.spec = spec
         # A job on several devices has one encoder for each of them.
         self.device = _device(chosen_devices(config.device)[0])
+        self._kind = "cpu" if self.device.type == "cpu" else "other"
         self._transformer = self._open(spec, folder)
         prompts = {spec.document_prompt, spec.query_prompt}
         self._unpooled = {prompt: self._count_unpooled(prompt) for prompt in prompts}
         self._threads = InferenceThreads(self.device, config.threads)
-        self._facts = {
+        cuda = self.device.type == "cuda"
+        facts = {
             "weights": spec.weights_sha256,
             "layers": max(spec.layers),
             "dtype": spec.dtype,
-            "device": _device_name(self.device),
+            "device": torch.cuda.get_device_name(self.device) if cuda else self.device.type,
             "lanes": self._threads.count,
             "packs": self._transformer.packs,
             "torch": torch.__version__,
         }
-        self._kept = remembered(self._facts)
-        self.budget = TokenBudget(LADDERS[_kind(self.device)], known=self._kept)
+        self.budget = cached_budget(LADDERS[self._kind], facts)
 
     @classmethod
     def load(cls, model: str | None = None, **options: Any) -> Encoder:
@@ -197,10 +186,7 @@ class Encoder:
         return self.collect(self.run(prepared)).embeddings
 
     def stream(
-        self,
-        chunks: Iterable[Sequence[str]],
-        *,
-        advance: Callable[[int], None] | None = None,
+        self, chunks: Iterable[Sequence[str]], *, advance: Callable[[int], None] | None = None
     ) -> Iterator[NDArray[np.float32]]:
         """Yield the embeddings of documents as (m, d) float32 blocks; see ``stream_windows``."""
         for encoded in self.stream_windows(chunks, advance=advance):
@@ -232,7 +218,7 @@ class Encoder:
     @property
     def window_rows(self) -> int:
         """Number of texts sorted by length together."""
-        return WINDOW_ROWS[_kind(self.device)]
+        return WINDOW_ROWS[self._kind]
 
     def encode_window(
         self, texts: Sequence[str], *, advance: Callable[[int], None] | None = None
@@ -274,12 +260,18 @@ class Encoder:
             most=most,
             clock=self._threads.clock,
         )
-        self._threads.run(batches.step, _counting_all(advance, prepared.tokens), alone=alone)
-        self._remember_budget()
+        # Repeated texts count with the first batch.
+        repeated = iter([len(prepared.texts) - len(batches.embeddings)])
+
+        def advance_all(rows: int) -> None:
+            if advance is not None:
+                advance(rows + next(repeated, 0))
+
+        self._threads.run(batches.step, advance_all, alone=alone)
         if self.device.type != "cuda":
-            return RanWindow(prepared, batches.embeddings.cpu(), batches.padded_tokens, None, None)
+            return RanWindow(prepared, batches.embeddings.cpu(), batches.padded_tokens)
         host, arrived, stream = self._to_host(batches.embeddings)
-        kept = _OnDevice(batches.embeddings, prepared.tokens.places, stream)
+        kept = _OnDevice(batches.embeddings, host, prepared.tokens.places, stream)
         return RanWindow(prepared, host, batches.padded_tokens, arrived, kept)
 
     def collect(self, ran: RanWindow) -> Encoded:
@@ -316,7 +308,7 @@ class Encoder:
         lowered = [text.lower() for text in prompted] if self.spec.lower_case else prompted
         tokenizer = self._transformer.tokenizer
         tokens = tokenize(tokenizer, lowered, max_length=self.spec.max_length)
-        _require_known(tokens, self.spec, self._transformer.vocabulary)
+        require_known_tokens(tokens, self.spec, self._transformer.vocabulary)
         (ids, offsets), ready = self._to_device(tokens.ids, tokens.offsets)
         unpooled = self._unpooled[prompt]
         return PreparedWindow(texts, tokens, ids, offsets, unpooled, low_latency, ready)
@@ -338,7 +330,7 @@ class Encoder:
         tensors = [torch.from_numpy(array) for array in arrays]
         if self.device.type != "cuda":
             return [tensor.to(self.device) for tensor in tensors], None
-        # From pinned memory, on another stream, beside the kernels of the window before.
+        # From pinned memory, on another stream, next to the kernels of the window before.
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             there = [t.pin_memory().to(self.device, non_blocking=True) for t in tensors]
@@ -354,25 +346,6 @@ class Encoder:
             host.copy_(embeddings, non_blocking=True)
             embeddings.record_stream(stream)
         return host, stream.record_event(), stream
-
-    def _remember_budget(self) -> None:
-        chosen = self.budget.chosen
-        if chosen is not None and self.budget.thorough and chosen != self._kept:
-            remember(self._facts, chosen)
-            self._kept = chosen
-
-
-def _counting_all(
-    advance: Callable[[int], None] | None, tokens: TokenWindow
-) -> Callable[[int], None]:
-    """Return an ``advance`` that adds the repeated texts of a window to its first batch."""
-    repeated = iter([len(tokens) - (len(tokens.offsets) - 1)])
-
-    def advance_all(rows: int) -> None:
-        if advance is not None:
-            advance(rows + next(repeated, 0))
-
-    return advance_all
 
 
 def _windows(chunks: Iterable[Sequence[str]], rows: int) -> Iterator[list[str]]:
@@ -398,10 +371,6 @@ def _listed(texts: Sequence[str]) -> Sequence[str]:
     return listed
 
 
-def _kind(device: torch.device) -> str:
-    return "cpu" if device.type == "cpu" else "other"
-
-
 def _device(name: str) -> torch.device:
     if name == "auto":
         if torch.cuda.is_available():
@@ -417,27 +386,6 @@ def _device(name: str) -> torch.device:
             "use --device auto or cpu"
         ) from error
     return device
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def _require_known(tokens: TokenWindow, spec: EncoderSpec, vocabulary: int | None) -> None:
-    """Refuse tokens that the model has no embedding for, which would end a GPU's process."""
-    if not len(tokens.ids):
-        return
-    most, longest = int(tokens.ids.max()), int(tokens.lengths[0])
-    if vocabulary is not None and not 0 <= tokens.ids.min() <= most < vocabulary:
-        raise EncoderError(
-            f"the tokenizer of {spec.model} gives token {most}, and the model knows {vocabulary} "
-            "tokens; use the tokenizer that the model was trained with"
-        )
-    if longest > spec.max_length:
-        raise EncoderError(
-            f"the tokenizer of {spec.model} gives {longest} tokens for a text cut to "
-            f"{spec.max_length}; use the tokenizer that the model was trained with"
-        )
 
 
 _WINDOW_BYTES = 256 << 20
@@ -490,7 +438,7 @@ _BLOCK_ROWS = 8192
 
 
 @torch.inference_mode()
-def moments_on_device(rows: Tensor) -> Moments:
+def _moments_on_device(rows: Tensor) -> Moments:
     """Return the moments of rows (n, d) computed on their device.
 
     Equal to ``Moments.of`` except for the order of additions.

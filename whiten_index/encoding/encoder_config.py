@@ -95,8 +95,12 @@ class EncoderConfig:
     ] = None
 
     def __post_init__(self) -> None:
-        require_one(self.document_prompt, self.document_prompt_name, "--document-prompt")
-        require_one(self.query_prompt, self.query_prompt_name, "--query-prompt")
+        for text, name, option in (
+            (self.document_prompt, self.document_prompt_name, "--document-prompt"),
+            (self.query_prompt, self.query_prompt_name, "--query-prompt"),
+        ):
+            if text is not None and name is not None:
+                raise ConfigError(f"{option} and {option}-name were both given; leave one out")
         if self.pooling == "first-last-avg" and self.layers is not None:
             raise ConfigError("first-last-avg chooses the layers itself; leave out --layers")
         if self.layers is not None and not self.layers:
@@ -106,13 +110,3 @@ class EncoderConfig:
                 f"--max-length {self.max_length} leaves no room for a word between the special "
                 "tokens; give at least 3"
             )
-
-
-def require_one(text: str | None, name: str | None, option: str) -> None:
-    """Refuse a prompt given both as text and by name.
-
-    Raises:
-        ConfigError: both were given.
-    """
-    if text is not None and name is not None:
-        raise ConfigError(f"{option} and {option}-name were both given; leave one of them out")

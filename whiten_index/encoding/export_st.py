@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers, written without it: what ``modules`` reads, the other way."""
+"""Folders of sentence-transformers, written without it."""
 
 from __future__ import annotations
 
@@ -14,26 +14,18 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from whiten_index.artifacts.files import fsync_path, is_file, list_folder, walk_files
-from whiten_index.encoding.model_files import weight_files
+from whiten_index.encoding.model_files import POOLING_FLAGS, weight_files
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
 
 _HOME = "sentence_transformers.models."
 MARK = "whiten_index.json"
 _COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.py", "LICENSE*", "NOTICE*")
-# What belongs to the modules of the model as it was, or describes it.
+# Files of the modules that the model had, or about them.
 _LEFT = (
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", MARK,
     "data_config.json", "adapter_config.json",
 )  # fmt: skip
-POOLING_FLAGS = {
-    "cls": "pooling_mode_cls_token",
-    "mean": "pooling_mode_mean_tokens",
-    "max": "pooling_mode_max_tokens",
-    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
-    "weightedmean": "pooling_mode_weightedmean_tokens",
-    "last": "pooling_mode_lasttoken",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +57,7 @@ def write_transformer(
     for file in weight_files(model.path) if weights else ():
         shutil.copyfile(file, path / file.name)
     config = dict(model.config)
-    # Else the weights are loaded in the type in which they are kept.
+    # Otherwise the weights would be loaded in the type of their file.
     config |= dict.fromkeys(("dtype", "torch_dtype"), "float32")
     if spec.layers != (model.layers,):
         config["output_hidden_states"] = True
@@ -99,7 +91,7 @@ def write_settings(path: Path, spec: EncoderSpec) -> None:
     prompts = {"query": spec.query_prompt, "document": spec.document_prompt}
     settings = {
         "prompts": prompts,
-        # What is encoded as neither is a document, as it is here.
+        # A text is a document unless it is called a query, as it is here.
         "default_prompt_name": "document" if spec.document_prompt else None,
         "similarity_fn_name": "cosine",
     }
@@ -107,12 +99,12 @@ def write_settings(path: Path, spec: EncoderSpec) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write JSON as such folders have it."""
+    """Write JSON in the style of such folders."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def flush(path: Path) -> None:
-    """Have a folder and all in it on the disk."""
+    """Flush a folder with all its files to the disk."""
     files = list(walk_files(path))
     folders = {folder for file in files for folder in file.parents if folder.is_relative_to(path)}
     for each in (*files, *folders, path):

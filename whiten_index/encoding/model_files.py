@@ -1,4 +1,4 @@
-"""Files of a model's folder: JSON read with suspicion, weights found and digested."""
+"""Files of a model's folder: JSON, weights, and the modules of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; empty where there is no file or no object in it."""
+    """Return the object in a JSON file; empty without a file, or if it holds no object."""
     value = read_json(path) if exists(path) else {}
     return value if isinstance(value, dict) else {}
 
@@ -66,7 +66,7 @@ def files_sha256(files: list[Path], *, name: str, folder: Path, what: str) -> st
 
 @functools.lru_cache(maxsize=64)
 def _file_sha256(path: Path, size: int, changed: int) -> str:  # noqa: ARG001 (part of the key)
-    """Return a file's digest, computed once for as long as size and time of change stay."""
+    """Return a file's digest, cached while its size and time of change stay the same."""
     return sha256_file(path)
 
 
@@ -74,36 +74,40 @@ def _file_sha256(path: Path, size: int, changed: int) -> str:  # noqa: ARG001 (p
 ACTIVATIONS = (
     "Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "LeakyReLU", "ELU", "Mish", "Softplus",
 )  # fmt: skip
+POOLING_FLAGS = {
+    "cls": "pooling_mode_cls_token",
+    "mean": "pooling_mode_mean_tokens",
+    "max": "pooling_mode_max_tokens",
+    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+    "last": "pooling_mode_lasttoken",
+}
 _HOME = "sentence_transformers."
 _HEAD = ("Dense", "LayerNorm", "Normalize")
 # Read here, or without effect on embeddings.
 _SETTINGS = ("max_seq_length", "do_lower_case", "query_length", "document_length", "unpad_inputs")
-_POOLING_FLAGS = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_lasttoken": "last",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-}
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module of a sentence-transformers folder.
+
+    ``kind`` is the class of sentence-transformers, or the whole dotted name of another one.
+    """
+
+    kind: str
+    path: Path
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadStep:
     """One step from the pooled hidden states towards the embedding.
 
-    Attributes:
-        kind: Dense (linear, then an activation), LayerNorm or Normalize (to unit length).
-        path: folder with its weights.
-        in_features: width it takes.
-        out_features: width it gives.
-        bias: whether a Dense adds a bias.
-        activation: one of ``ACTIVATIONS``, applied by a Dense.
-        residual: whether a Dense adds its input, projected where the widths differ.
-        weights_sha256: digest of its weights, None where it has none.
+    A Dense is linear, applies ``activation`` and, with ``residual``, adds its input, projected if
+    the widths differ.
     """
 
-    kind: str
+    kind: str  # one of _HEAD
     path: Path = field(compare=False)
     in_features: int
     out_features: int
@@ -114,15 +118,15 @@ class HeadStep:
 
 
 def head_sha256(head: Sequence[HeadStep]) -> str | None:
-    """Return the identity of a head: its steps and weights in order; None where there is none."""
+    """Return the identity of a head, its steps and weights in order; None without one."""
     if not head:
         return None
     steps = [{k: v for k, v in asdict(step).items() if k != "path"} for step in head]
     return hashlib.sha256(canonical_json(steps).encode()).hexdigest()
 
 
-def read_modules(path: Path) -> list[dict[str, Any]]:
-    """Return the modules of a folder in order, none where it is not of sentence-transformers."""
+def read_modules(path: Path) -> list[Module]:
+    """Return the modules of a folder in order, none if it is not of sentence-transformers."""
     file = path / "modules.json"
     if not exists(file):
         return []
@@ -130,26 +134,19 @@ def read_modules(path: Path) -> list[dict[str, Any]]:
     modules = value if isinstance(value, list) else []
     if not modules or not all(isinstance(m, dict) and m.get("type") for m in modules):
         raise EncoderError(f"{file} is damaged: it lists no modules; restore the model folder")
-    return modules
+    names = [str(module["type"]) for module in modules]
+    kinds = [name.rpartition(".")[2] if name.startswith(_HOME) else name for name in names]
+    folders = [path / str(module.get("path", "")) for module in modules]
+    return list(map(Module, kinds, folders))
 
 
-def module_folder(path: Path, module: dict[str, Any]) -> Path:
-    """Return where a module's files are."""
-    return path / str(module.get("path", ""))
-
-
-def weighty(module: dict[str, Any]) -> bool:
-    """Tell whether a module after the first has weights."""
-    return _type_of(module) in ("Dense", "LayerNorm")
-
-
-def refuse_unknown(name: str, modules: list[dict[str, Any]]) -> None:
-    """Refuse a folder with a step that would be left out, or taken in another order.
+def refuse_unknown(name: str, modules: Sequence[Module]) -> None:
+    """Refuse a folder with a step that would be skipped, or applied in another order.
 
     Raises:
         EncoderError: a module is not known, or comes before the pooling.
     """
-    kinds = [_type_of(module) for module in modules]
+    kinds = [module.kind for module in modules]
     if kinds and kinds[0] != "Transformer":
         raise EncoderError(
             f"model {name} starts with {kinds[0]}, and only the Transformer of "
@@ -193,44 +190,41 @@ def refuse_settings(name: str, settings: dict[str, Any]) -> None:
         )
 
 
-def read_pooling(path: Path, modules: list[dict[str, Any]]) -> tuple[str | None, bool]:
-    """Return the pooling a folder asks for, None where it asks for none, and ``include_prompt``.
+def read_pooling(modules: Sequence[Module]) -> tuple[str | None, bool]:
+    """Return the pooling of a folder, None without one, and ``include_prompt``.
 
     Several modes are joined by ``+``, and a configuration without any gives the empty string.
     """
     for module in modules:
-        if _type_of(module) == "Pooling":
-            file = module_folder(path, module) / "config.json"
+        if module.kind == "Pooling":
+            file = module.path / "config.json"
             config = read_object(file)
             if not config:
                 raise EncoderError(
                     f"{file} is missing or empty, which says how the model pools; complete the "
                     "model folder"
                 )
-            return _pooling_mode(config), bool(config.get("include_prompt", True))
+            flagged = [mode for mode, flag in POOLING_FLAGS.items() if config.get(flag)]
+            modes = config.get("pooling_mode") or flagged
+            listed = [modes] if isinstance(modes, str) else list(modes)
+            pooling = "+".join("last" if mode == "lasttoken" else str(mode) for mode in listed)
+            return pooling, bool(config.get("include_prompt", True))
     return None, True
 
 
-def normalizes(modules: list[dict[str, Any]]) -> bool:
-    """Tell whether the last step is an L2 normalisation."""
-    return len(modules) > 1 and _type_of(modules[-1]) == "Normalize"
-
-
-def read_head(
-    name: str, path: Path, modules: list[dict[str, Any]], *, width: int
-) -> tuple[HeadStep, ...]:
-    """Return the steps after the pooling, a normalisation at the end left out.
+def read_head(name: str, modules: Sequence[Module], *, width: int) -> tuple[HeadStep, ...]:
+    """Return the steps after the pooling, without a normalisation at the end.
 
     Raises:
-        EncoderError: a step lacks its weights or is not what can be applied here.
+        EncoderError: a step lacks its weights or cannot be applied here.
     """
-    listed = [module for module in modules[1:] if _type_of(module) in _HEAD]
-    while listed and _type_of(listed[-1]) == "Normalize":
+    listed = [module for module in modules[1:] if module.kind in _HEAD]
+    while listed and listed[-1].kind == "Normalize":
         listed.pop()
     head: list[HeadStep] = []
     for module in listed:
         before = head[-1].out_features if head else width
-        step = _READ[_type_of(module)](name, module_folder(path, module), before)
+        step = _head_step(name, module, before)
         if step.in_features != before:
             raise EncoderError(
                 f"{step.kind} in {step.path} takes {step.in_features} numbers and is given "
@@ -240,86 +234,44 @@ def read_head(
     return tuple(head)
 
 
-def _type_of(module: dict[str, Any]) -> str:
-    """Return the class of a module of sentence-transformers itself, else the whole dotted name."""
-    dotted = str(module.get("type", ""))
-    return dotted.rpartition(".")[2] if dotted.startswith(_HOME) else dotted
-
-
-def _pooling_mode(config: dict[str, Any]) -> str:
-    modes = config.get("pooling_mode") or [
-        mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)
-    ]
-    listed = [modes] if isinstance(modes, str) else list(modes)
-    return "+".join("last" if mode == "lasttoken" else str(mode) for mode in listed)
-
-
-def _read_dense(name: str, folder: Path, _: int) -> HeadStep:
-    config = _config(folder)
-    return HeadStep(
-        kind="Dense",
-        path=folder,
-        in_features=_positive(folder, config, "in_features"),
-        out_features=_positive(folder, config, "out_features"),
-        bias=bool(config.get("bias", True)),
-        activation=_activation(folder, config),
-        residual=bool(config.get("use_residual", False)),
-        weights_sha256=_weights(name, folder),
-    )
-
-
-def _read_layer_norm(name: str, folder: Path, _: int) -> HeadStep:
-    width = _positive(folder, _config(folder), "dimension")
-    return HeadStep(
-        kind="LayerNorm",
-        path=folder,
-        in_features=width,
-        out_features=width,
-        weights_sha256=_weights(name, folder),
-    )
-
-
-def _read_normalize(_: str, folder: Path, before: int) -> HeadStep:
-    _config(folder)
-    return HeadStep(kind="Normalize", path=folder, in_features=before, out_features=before)
-
-
-_READ = {"Dense": _read_dense, "LayerNorm": _read_layer_norm, "Normalize": _read_normalize}
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    """Return a step's configuration, refused where it works on something else than embeddings."""
-    config = read_object(folder / "config.json")
+def _head_step(name: str, module: Module, before: int) -> HeadStep:
+    file = module.path / "config.json"
+    config = read_object(file)
     for key in ("module_input_name", "module_output_name"):
         if config.get(key) not in (None, "sentence_embedding"):
             raise EncoderError(
-                f"{folder / 'config.json'} sets {key} to {config[key]!r}: only steps on the pooled "
+                f"{file} sets {key} to {config[key]!r}: only steps on the pooled "
                 "embedding are applied here; choose another model"
             )
-    return config
-
-
-def _positive(folder: Path, config: dict[str, Any], key: str) -> int:
-    value = config.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise EncoderError(
-            f"{folder / 'config.json'} gives {key} as {value!r} and a positive number is needed; "
-            "restore the model folder"
-        )
-    return value
-
-
-def _activation(folder: Path, config: dict[str, Any]) -> str:
-    # Without one sentence-transformers takes Tanh.
+    if module.kind == "Normalize":
+        return HeadStep(kind="Normalize", path=module.path, in_features=before, out_features=before)
+    dense = module.kind == "Dense"
+    widths = []
+    for key in ("in_features", "out_features") if dense else ("dimension", "dimension"):
+        value = config.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise EncoderError(
+                f"{file} gives {key} as {value!r} and a positive number is needed; restore the "
+                "model folder"
+            )
+        widths.append(value)
+    # Without an activation sentence-transformers takes Tanh.
     dotted = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
-    name = dotted.rpartition(".")[2]
-    if not dotted.startswith("torch.nn.") or name not in ACTIVATIONS:
+    activation = dotted.rpartition(".")[2] if dense else "Identity"
+    if activation not in ACTIVATIONS or (dense and not dotted.startswith("torch.nn.")):
         raise EncoderError(
-            f"{folder / 'config.json'} asks for the activation {dotted!r}, and of torch.nn only "
+            f"{file} asks for the activation {dotted!r}, and of torch.nn only "
             f"{', '.join(ACTIVATIONS)} are known here; choose another model"
         )
-    return name
-
-
-def _weights(name: str, folder: Path) -> str:
-    return files_sha256(weight_files(folder), name=name, folder=folder, what="weights")
+    return HeadStep(
+        kind=module.kind,
+        path=module.path,
+        in_features=widths[0],
+        out_features=widths[1],
+        bias=dense and bool(config.get("bias", True)),
+        activation=activation,
+        residual=dense and bool(config.get("use_residual", False)),
+        weights_sha256=files_sha256(
+            weight_files(module.path), name=name, folder=module.path, what="weights"
+        ),
+    )

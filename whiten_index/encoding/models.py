@@ -21,8 +21,6 @@ from whiten_index.artifacts.manifest import canonical_json
 from whiten_index.encoding.model_files import (
     HeadStep,
     files_sha256,
-    module_folder,
-    normalizes,
     read_head,
     read_modules,
     read_object,
@@ -30,7 +28,6 @@ from whiten_index.encoding.model_files import (
     refuse_settings,
     refuse_unknown,
     weight_files,
-    weighty,
 )
 from whiten_index.errors import EncoderError, StorageError, WhitenIndexError
 
@@ -57,49 +54,31 @@ _OFFSET_POSITIONS = (
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model's files, and what they say about how it is meant to be used.
+    """A model's files and settings.
 
-    Attributes:
-        name: as the user gave it.
-        path: folder with the transformer's ``config.json``.
-        root: the folder as a whole; ``path`` may lie inside it.
-        revision: the hub's commit, or ``embedded``, or None for a local folder.
-        config: the transformer's configuration.
-        pooling: the pooling that a sentence-transformers folder asks for, else None.
-        pools_prompt: whether the tokens of a prompt are pooled too.
-        max_length: the token limit that a sentence-transformers folder asks for, else None.
-        query_length: the same for queries.
-        longest: most tokens the model can take.
-        lower_case: whether texts are lowered before the tokenizer.
-        prompts: name -> prompt put before a text; ``default`` where the folder names one.
-        head: steps between the pooling and the embedding.
-        normalizes: whether the model ends with an L2 normalisation.
-        weights_sha256: digest of the weights.
-        trust_remote_code: the user's permission to run the model's own Python code.
-        local_files_only: whether loading the model may ask no hub, as for code in another place.
-        code: folder of code that the model takes from another place, None where it does not.
-        code_revision: the hub's commit of that code, None where it is in a local folder.
+    Settings of sentence-transformers are None if the folder has none. ``prompts`` maps the names
+    of prompts to their texts; ``default`` is the folder's default one.
     """
 
-    name: str
-    path: Path
+    name: str  # as the user gave it
+    path: Path  # folder of the transformer, in or equal to root
     root: Path
-    revision: str | None
+    revision: str | None  # commit of the hub, or EMBEDDED, or None for a local folder
     config: dict[str, Any] = field(repr=False)
     pooling: str | None
     pools_prompt: bool
-    max_length: int | None
+    max_length: int | None  # of documents
     query_length: int | None
-    longest: int
+    longest: int  # most tokens that the model can take
     lower_case: bool
     prompts: dict[str, str]
     head: tuple[HeadStep, ...]
-    normalizes: bool
+    normalizes: bool  # whether the model ends with an L2 normalisation
     weights_sha256: str
-    trust_remote_code: bool = False
+    trust_remote_code: bool = False  # the user's consent
     local_files_only: bool = False
-    code: Path | None = None
-    code_revision: str | None = None
+    code: Path | None = None  # folder of code that the model takes from another place
+    code_revision: str | None = None  # commit of that code on the hub
 
     @property
     def has_code(self) -> bool:
@@ -176,7 +155,7 @@ class ModelFolder:
 
 
 def embedded_available() -> bool:
-    """Tell whether the package that carries all-MiniLM-L6-v2 is installed."""
+    """Return whether the package with all-MiniLM-L6-v2 is installed."""
     return importlib.util.find_spec(_EMBEDDED_PACKAGE) is not None
 
 
@@ -227,7 +206,7 @@ def _with_code(found: ModelFolder, revision: str | None) -> ModelFolder:
     (name,) = repositories
     if is_folder(name):
         return replace(found, code=Path(name))
-    code = fetch_code(name, revision, local_files_only=found.local_files_only)
+    code = _fetch(name, revision, ["*.py"], found.local_files_only)
     return replace(found, code=code, code_revision=code.name)
 
 
@@ -243,15 +222,11 @@ def _find(name: str, revision: str | None, *, local_files_only: bool) -> ModelFo
             )
         return folder
     if local_files_only and Path(name).is_absolute():
-        raise not_here(name, revision)
+        raise _not_here(name, revision)
     hub_name = EMBEDDED_NAMES[1] if name == EMBEDDED_NAMES[0] else name
     embedded = "; it needs no network with: pip install 'whiten-index[embedded]'"
-    path = fetch_model(
-        hub_name,
-        revision,
-        local_files_only=local_files_only,
-        otherwise=embedded if name in EMBEDDED_NAMES else "",
-    )
+    otherwise = embedded if name in EMBEDDED_NAMES else ""
+    path = _fetch_model(hub_name, revision, local_files_only=local_files_only, otherwise=otherwise)
     return _read_folder(name, path, path.name)
 
 
@@ -267,7 +242,7 @@ def _read_folder(name: str, path: Path, revision: str | None) -> ModelFolder:
     try:
         return _read(name, path, revision)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        # A dozen keys of seven files are read: that one holds nonsense means the same for all.
+        # A dozen keys of seven files are read, and a wrong value means the same in each.
         raise EncoderError(
             f"a JSON file of model {name} in {path} holds a value of the wrong kind ({error}); "
             "restore the model folder"
@@ -277,7 +252,7 @@ def _read_folder(name: str, path: Path, revision: str | None) -> ModelFolder:
 def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
     modules = read_modules(path)
     refuse_unknown(name, modules)
-    root = module_folder(path, modules[0]) if modules else path
+    root = modules[0].path if modules else path
     config = read_object(root / "config.json")
     if not config:
         raise EncoderError(f"{root} has no config.json; {name} must name a transformer's folder")
@@ -294,7 +269,7 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
     if not any(list_folder(root, pattern) for pattern in _TOKENIZER):
         raise EncoderError(f"{root} holds no tokenizer for model {name}; complete the folder")
     refuse_settings(name, settings)
-    pooling, pools_prompt = read_pooling(path, modules)
+    pooling, pools_prompt = read_pooling(modules)
     return ModelFolder(
         name=name,
         path=root,
@@ -303,32 +278,32 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
         config=config,
         pooling=pooling,
         pools_prompt=pools_prompt,
-        max_length=_told_length(settings, "document_length"),
-        query_length=_told_length(settings, "query_length"),
+        max_length=_length(settings, "document_length"),
+        query_length=_length(settings, "query_length"),
         longest=_longest(config, read_object(root / "tokenizer_config.json")),
         lower_case=bool(settings.get("do_lower_case", False)),
         prompts=_prompts(path),
-        head=read_head(name, path, modules, width=_hidden_size(name, config)),
-        normalizes=normalizes(modules),
+        head=read_head(name, modules, width=_hidden_size(name, config)),
+        normalizes=len(modules) > 1 and modules[-1].kind == "Normalize",
         weights_sha256=files_sha256(weights, name=name, folder=root, what="weights"),
     )
 
 
 def _prompts(path: Path) -> dict[str, str]:
-    told = read_object(path / "config_sentence_transformers.json")
-    prompts = {key: str(value or "") for key, value in (told.get("prompts") or {}).items()}
-    if told.get("default_prompt_name") in prompts:
-        prompts["default"] = prompts[told["default_prompt_name"]]
+    settings = read_object(path / "config_sentence_transformers.json")
+    prompts = {key: str(value or "") for key, value in (settings.get("prompts") or {}).items()}
+    if settings.get("default_prompt_name") in prompts:
+        prompts["default"] = prompts[settings["default_prompt_name"]]
     return prompts
 
 
-def _told_length(settings: dict[str, Any], kind: str) -> int | None:
-    """Return the tokens a text that a folder asks for, None where it does not say."""
+def _length(settings: dict[str, Any], kind: str) -> int | None:
+    """Return the token limit of a folder, None if it has none."""
     name = "max_seq_length" if settings.get(kind) is None else kind
-    told = settings.get(name)
-    if told is not None and int(told) < 3:
-        raise ValueError(f"{name} is {told}")
-    return None if told is None else int(told)
+    length = None if settings.get(name) is None else int(settings[name])
+    if length is not None and length < 3:
+        raise ValueError(f"{name} is {length}")
+    return length
 
 
 def _hidden_size(name: str, config: dict[str, Any]) -> int:
@@ -352,8 +327,8 @@ def _longest(config: dict[str, Any], tokenizer: dict[str, Any]) -> int:
         pad = config.get("pad_token_id")
         positions -= (1 if pad is None else int(pad)) + 1
     # XLNet says -1, some tokenizers 1e30: no limit.
-    told = int(tokenizer.get("model_max_length") or 0)
-    return min(limit if limit > 0 else _UNLIMITED for limit in (positions, told, _UNLIMITED))
+    own = int(tokenizer.get("model_max_length") or 0)
+    return min(limit if limit > 0 else _UNLIMITED for limit in (positions, own, _UNLIMITED))
 
 
 _WANTED = ["*.json", "*.txt", "*.model", "*.safetensors", "*.py"]
@@ -363,23 +338,24 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REASON_LETTERS = 160
 
 
-def fetch_model(
-    name: str, revision: str | None, *, local_files_only: bool = False, otherwise: str = ""
+def _fetch_model(
+    name: str, revision: str | None, *, local_files_only: bool, otherwise: str
 ) -> Path:
     """Return the folder of a commit in the hub's cache, fetching the files that it lacks.
 
     Fetched are configuration, tokenizer and safetensors; pickled weights only of a module that
-    has no others. Without network, or with ``HF_HUB_OFFLINE``, the cache alone is asked.
-
-    Raises:
-        EncoderError: there is no such model or revision, it may not be read, or the hub cannot be
-            reached and the cache does not hold it whole.
-        StorageError: the cache cannot be written.
+    has no others.
     """
-    how: dict[str, Any] = {"local_files_only": local_files_only, "otherwise": otherwise}
-    path = _fetch(name, revision, _WANTED, **how)
-    if pickled := _without_safetensors(path):
-        path = _fetch(name, revision, [*_WANTED, *pickled], **how)
+    path = _fetch(name, revision, _WANTED, local_files_only, otherwise)
+    modules = read_modules(path)
+    holders = [*modules[:1], *(each for each in modules[1:] if each.kind in ("Dense", "LayerNorm"))]
+    pickled = [
+        (folder.relative_to(path) / "pytorch_model*.bin").as_posix()
+        for folder in sorted({module.path for module in holders} or {path})
+        if not list_folder(folder, "*.safetensors")
+    ]
+    if pickled:
+        path = _fetch(name, revision, [*_WANTED, *pickled], local_files_only, otherwise)
     return path
 
 
@@ -387,10 +363,16 @@ def _fetch(
     name: str,
     revision: str | None,
     patterns: list[str],
-    *,
     local_files_only: bool,
     otherwise: str = "",
 ) -> Path:
+    """Return the folder of a commit; without network the cache alone is asked.
+
+    Raises:
+        EncoderError: there is no such model or revision, it may not be read, or the hub cannot be
+            reached and the cache does not hold it whole.
+        StorageError: the cache cannot be written.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
@@ -409,24 +391,13 @@ def _fetch(
             f"model {name!r} is neither a folder here nor a name on the hub; check the spelling"
         ) from error
     except Exception as error:
+        # The hub's client raises errors of several libraries here.
         if local_files_only:
-            raise not_here(name, revision, otherwise) from error
-        # The hub's client raises errors of several libraries here; all mean: not to be had.
+            raise _not_here(name, revision, otherwise) from error
         raise _explained(name, revision, error, otherwise) from error
 
 
-def fetch_code(name: str, revision: str | None, *, local_files_only: bool = False) -> Path:
-    """Return the folder of a commit of Python code that a model takes from another repository.
-
-    Raises:
-        EncoderError: there is no such repository or revision, or it cannot be fetched.
-        StorageError: the cache cannot be written.
-    """
-    return _fetch(name, revision, ["*.py"], local_files_only=local_files_only)
-
-
-def not_here(name: str, revision: str | None, otherwise: str = "") -> EncoderError:
-    """Return the error of a model that is not on this machine and may not be fetched."""
+def _not_here(name: str, revision: str | None, otherwise: str = "") -> EncoderError:
     of = "" if revision is None else f" at revision {revision!r}"
     return EncoderError(
         f"model {name!r}{of} is not on this machine and is not fetched unasked; if you trust it, "
@@ -435,26 +406,14 @@ def not_here(name: str, revision: str | None, otherwise: str = "") -> EncoderErr
     )
 
 
-def _without_safetensors(path: Path) -> list[str]:
-    """Return patterns for the weights of a hub's folder that it holds in the older format only."""
-    modules = read_modules(path)
-    holders = [*modules[:1], *filter(weighty, modules[1:])] or [{}]
-    folders = {module_folder(path, module) for module in holders}
-    return [
-        (folder.relative_to(path) / "pytorch_model*.bin").as_posix()
-        for folder in sorted(folders)
-        if not list_folder(folder, "*.safetensors")
-    ]
-
-
 def _explained(
     name: str, revision: str | None, error: Exception, otherwise: str
 ) -> WhitenIndexError:
-    """Return what to raise for an error of the hub's client: what it means and what to do."""
+    """Return the error to raise for one of the hub's client, with the remedy."""
     from huggingface_hub import constants, errors
 
     hub, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
-    # Where the cache did not help either, the client's error is about that; its cause is ours.
+    # If the cache does not help either, the client's error is about that, with the real one inside.
     cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else None
     reason = cause or error
     status = getattr(getattr(reason, "response", None), "status_code", None)
@@ -473,21 +432,21 @@ def _explained(
             f"model {name!r} is gated: ask for access at {hub}/{name}, then {_LOG_IN} to a token "
             "of the account that has it"
         )
-    # To whoever is not logged in the hub tells nothing of what is private, and calls it a 401.
+    # Without a log-in, the hub answers 401 for private models too.
     if isinstance(reason, errors.RepositoryNotFoundError) or status in (401, 403):
         return EncoderError(
             f"model {name!r} is no folder here, and {hub} shows none of that name (status "
             f"{status}); check the spelling, or {_LOG_IN} if it is private"
         )
-    told = f"{type(reason).__name__}: {(str(reason).splitlines() or [''])[0][:_REASON_LETTERS]}"
-    # An error of a file names it, unless it is one of writing to it; one of the network never does.
+    shown = f"{type(reason).__name__}: {(str(reason).splitlines() or [''])[0][:_REASON_LETTERS]}"
+    # Only errors of files have a file name or such a number; errors of the network have neither.
     if isinstance(reason, OSError) and (reason.filename or reason.errno in _FULL):
         return StorageError(
-            f"model {name!r} cannot be kept in {cache} ({told}); make room there, or set HF_HOME "
+            f"model {name!r} cannot be kept in {cache} ({shown}); make room there, or set HF_HOME "
             "to another folder"
         )
     return EncoderError(
-        f"model {name!r} is no folder here and cannot be fetched from {hub} ({told}); check the "
+        f"model {name!r} is no folder here and cannot be fetched from {hub} ({shown}); check the "
         "network and HF_ENDPOINT and run this again, which keeps the files that came whole, or "
         f"give a local folder{otherwise}"
     )

@@ -45,21 +45,13 @@ _CPU_TRIAL_ERROR = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """How the tokens of n texts that lie end to end attend in one layer.
+    """Attention of one layer among the tokens of n texts end to end."""
 
-    Attributes:
-        cu_seqlens: (n + 1,) int32, where each text begins, T last.
-        longest: tokens of the longest text.
-        scale: factor of the scores, None for k ** -0.5.
-        causal: whether a token sees none after it.
-        window: how many tokens away a token sees, None for its whole text.
-    """
-
-    cu_seqlens: Tensor
-    longest: int
-    scale: float | None
+    cu_seqlens: Tensor  # (n + 1,) int32, beginnings of the texts, T last
+    longest: int  # tokens of the longest text
+    scale: float | None  # of the scores, None for k ** -0.5
     causal: bool
-    window: int | None
+    window: int | None  # distance in tokens that a token sees, None for its whole text
 
 
 # Query (T, heads, k), key and value (T, key heads, k), where key heads divide heads, to
@@ -92,8 +84,8 @@ def torch_varlen(query: Tensor, key: Tensor, value: Tensor, attention: Attention
 def sdpa_varlen(query: Tensor, key: Tensor, value: Tensor, attention: Attention) -> Tensor:
     """Attend with texts of one length together, on any device and in any dtype; see ``Kernel``.
 
-    What a text gives does not depend on the others. It is the kernel of CPUs, and what
-    ``torch_varlen`` is compared with.
+    A text does not depend on the others. It is the kernel of CPUs, and the reference of
+    ``torch_varlen``.
     """
     group = query.shape[1] // key.shape[1]
     if group > 1:
@@ -107,13 +99,16 @@ def sdpa_varlen(query: Tensor, key: Tensor, value: Tensor, attention: Attention)
         )
         window = attention.window
         # A window that a text fits in, and causality alone, need no mask of (length, length).
-        near = window is not None and length > window + 1
+        seen = None
+        if window is not None and length > window + 1:
+            seen = torch.ones((length, length), dtype=torch.bool, device=query.device)
+            seen = seen.tril_(0 if attention.causal else window).triu_(-window)
         attended = scaled_dot_product_attention(
             q,
             k,
             v,
-            attn_mask=_seen(length, attention, query.device) if near else None,
-            is_causal=attention.causal and not near,
+            attn_mask=seen,
+            is_causal=attention.causal and seen is None,
             scale=attention.scale,
         )
         out[texts] = attended.transpose(1, 2).flatten(0, 1)
@@ -133,17 +128,9 @@ def _runs(bounds: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         yield start, count, (bounds[-1] - start) // count
 
 
-def _seen(length: int, attention: Attention, device: torch.device) -> Tensor:
-    """Return which token sees which through a window, (length, length)."""
-    assert attention.window is not None
-    seen = torch.ones((length, length), dtype=torch.bool, device=device)
-    ahead = 0 if attention.causal else attention.window
-    return seen.tril_(ahead).triu_(-attention.window)
-
-
 @dataclass(frozen=True, slots=True)
 class _Packing:
-    """What attention must know of a packed batch."""
+    """Arguments of attention in a packed batch."""
 
     cu_seqlens: Tensor
     longest: int
@@ -165,8 +152,12 @@ class PackedForward:
         if obstacle := _model_obstacle(model):
             raise EncoderError(f"the model cannot run without padding: {obstacle}; pad its batches")
         self._model = model
-        self._kernel = kernel or _kernel_of(model.device)
-        _register()
+        self._kernel = kernel or (sdpa_varlen if model.device.type == "cpu" else torch_varlen)
+        transformers.AttentionInterface.register(_IMPLEMENTATION, _attend)
+        # Padded batches go the usual way.
+        transformers.AttentionMaskInterface.register(
+            _IMPLEMENTATION, transformers.AttentionMaskInterface()["sdpa"]
+        )
         model.set_attn_implementation(_IMPLEMENTATION)
 
     def __call__(self, ids: Tensor, lengths: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
@@ -178,13 +169,9 @@ class PackedForward:
     def inputs(
         self, ids: Tensor, lengths: Tensor, cu_seqlens: Tensor, longest: int
     ) -> dict[str, Any]:
-        """Return the arguments with which the model itself runs packed.
+        """Return the arguments with which the model runs packed.
 
-        Args:
-            ids: (T,) token ids of n texts, T at least 1.
-            lengths: (n,) integers, tokens of each text.
-            cu_seqlens: (n + 1,) int32, where each text begins, T last.
-            longest: tokens of the longest text.
+        Texts have token ids (T,), lengths (n,) and bounds (n + 1,) int32; T is at least 1.
         """
         row = ids.unsqueeze(0).long()
         kind = self._model.config.model_type
@@ -212,33 +199,28 @@ def can_pack(model: Any, device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def packing_obstacle(model: Any, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return what keeps a loaded model from running without padding, None where nothing does.
+    """Return the reason why a loaded model cannot run without padding, None if it can.
 
-    Where all else is well the model is tried: on a GPU a few hundred tokens are run, and torch's
-    kernel is compared with ``sdpa_varlen`` in every layer; on a CPU a few tokens, or so
-    many that a sliding window matters, with each text alone. Never raises.
+    Without another obstacle the model is tried: on a GPU a few hundred tokens, with torch's kernel
+    compared with ``sdpa_varlen`` in every layer; on a CPU a few tokens, or enough for a sliding
+    window, compared with each text alone. Never raises.
     """
     try:
-        if device.type == "cpu":
-            return _cpu_obstacle(dtype) or _model_obstacle(model) or _cpu_trial_obstacle(model)
-        obstacle = _gpu_obstacle(device, dtype) or _model_obstacle(model) or _head_obstacle(model)
-        return obstacle or _trial_obstacle(model, device)
+        if device.type != "cpu":
+            obstacle = _gpu_obstacle(device, dtype) or _model_obstacle(model)
+            return obstacle or _head_obstacle(model) or _trial_obstacle(model, device)
+        if dtype is not torch.float32:
+            return f"{str(dtype).removeprefix('torch.')} on a CPU is not float32"
+        return _model_obstacle(model) or _cpu_trial_obstacle(model)
     except Exception as error:
-        # Whatever a driver, torch or transformers raises here means the same: pad.
+        # Drivers, torch and transformers raise all sorts of errors here.
         return f"{type(error).__name__}: {str(error)[:160]}"
 
 
 def pool_packed(
     states: Tensor, cu_seqlens: Tensor, pooling: Pooling, *, prompt_tokens: int = 0
 ) -> Tensor:
-    """Return (n, d) float32 from packed states: what ``pool`` gives for padded ones.
-
-    Args:
-        states: (T, d) of the tokens, T at least 1.
-        cu_seqlens: (n + 1,) integers, where each text begins, T last.
-        pooling: which tokens make the embedding.
-        prompt_tokens: how many tokens at the front of every text are not pooled.
-    """
+    """Return (n, d) float32 from packed states (T, d), as ``pool`` from padded ones."""
     starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
     if pooling in (Pooling.CLS, Pooling.LAST):
         chosen = starts + prompt_tokens if pooling is Pooling.CLS else ends - 1
@@ -257,10 +239,8 @@ def pool_packed(
 
 
 def _by_text(reduce: str, values: Tensor, cu_seqlens: Tensor, *, empty: float = 0.0) -> Tensor:
-    """Reduce the tokens of each text, in their order, so that sums do not vary: (T, d) -> (n, d).
-
-    Unsafe means that the bounds are not looked at, which would wait for the device.
-    """
+    """Reduce each text's tokens, in order, so that sums do not vary: (T, d) -> (n, d)."""
+    # Unsafe: the bounds are not checked, which would wait for the device.
     return torch.segment_reduce(
         values, reduce, offsets=cu_seqlens, axis=0, unsafe=True, initial=empty
     )
@@ -279,14 +259,6 @@ def _positions_from_padding(ids: Tensor, lengths: Tensor, starts: Tensor, paddin
     before = pad(count, (1, 0))[starts]
     before = torch.repeat_interleave(before, lengths, output_size=len(ids))
     return (count - before) * real + padding
-
-
-def _register() -> None:
-    """Make the packed attention known to transformers; padded batches go the usual way."""
-    transformers.AttentionInterface.register(_IMPLEMENTATION, _attend)
-    transformers.AttentionMaskInterface.register(
-        _IMPLEMENTATION, transformers.AttentionMaskInterface()["sdpa"]
-    )
 
 
 def _attend(
@@ -316,16 +288,6 @@ def _attend(
     q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
     out = packing.kernel(q, k, v, attention)
     return out.unsqueeze(0), None
-
-
-def _kernel_of(device: torch.device) -> Kernel:
-    return sdpa_varlen if device.type == "cpu" else torch_varlen
-
-
-def _cpu_obstacle(dtype: torch.dtype) -> str | None:
-    if dtype is not torch.float32:
-        return f"{str(dtype).removeprefix('torch.')} on a CPU is not float32"
-    return None
 
 
 def _gpu_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:

@@ -6,6 +6,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from whiten_index.encoding.models import ModelFolder
@@ -15,15 +16,26 @@ from whiten_index.errors import ConfigError, EncoderError
 if TYPE_CHECKING:
     from whiten_index.encoding.spec import EncoderSpec
 
+Span = tuple[int, int]
+
+_CLOSING = "\"'”’»›)]}」』）】》〉"
+_ENDINGS = frozenset(".!?…؟۔।॥")
+# These end a sentence, and so a word, where no blank follows.
+_CJK_ENDING = "。！？｡"
+_BREAK = re.compile(rf"([{_CJK_ENDING}][{_CJK_ENDING}{re.escape(_CLOSING)}]*)\s*|\s+")
+_BLANKS = re.compile(r"\s*")
+_WORD, _LINE, _SENTENCE = 1, 2, 3
+_MOST_CLOSING = 8
+
 
 @dataclass(frozen=True)
 class PassageConfig:
     """How texts are cut into passages.
 
     Attributes:
-        tokens: tokens a passage at most, all that the model sees: special ones and the document
+        tokens: most tokens of a passage that the model sees: special ones and the document
             prompt included.
-        overlap: tokens of text that neighbours share at most, no more than half of a passage's.
+        overlap: most tokens of text that neighbours share, up to half of a passage's.
     """
 
     tokens: int
@@ -42,19 +54,12 @@ class PassageConfig:
 class PassageSplitter:
     """Cuts texts into passages at the offsets of an encoder's own tokens.
 
-    Attributes:
-        config: what was asked for.
-        room: tokens of text that a passage holds at most, N less special ones and prompt.
+    ``room`` is the most tokens of text in a passage: its tokens less special ones and prompt.
     """
 
     def __init__(
-        self, backend: Any, config: PassageConfig, *, prompt: str = "", lower_case: bool = False
+        self, backend: Any, config: PassageConfig, *, prompt: str, lower_case: bool
     ) -> None:
-        """Take over a tokenizer.
-
-        Raises:
-            ConfigError: a passage has no room for text, or the overlap takes more than half of it.
-        """
         backend.no_padding()
         backend.no_truncation()
         self.config = config
@@ -70,8 +75,17 @@ class PassageSplitter:
                 the overlap.
             EncoderError: the tokenizer cannot be loaded, or gives no offsets.
         """
+        if config.tokens > folder.longest:
+            raise ConfigError(
+                f"--passage-tokens {config.tokens} is more than the {folder.longest} tokens that "
+                f"{spec.model} can take; give at most {min(spec.max_length, folder.longest)}"
+            )
         if config.tokens > spec.max_length:
-            raise ConfigError(_too_long(spec, folder, config))
+            raise ConfigError(
+                f"--passage-tokens {config.tokens} is more than the limit of {spec.max_length} "
+                f"tokens that {spec.model} is used with; give at most {spec.max_length}, or raise "
+                f"--max-length (up to {folder.longest})"
+            )
         tokenizer = load_tokenizer(spec, folder)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
@@ -111,21 +125,16 @@ class PassageSplitter:
     def _too_many(
         self, texts: list[str], found: list[list[Span]], rows: list[int]
     ) -> dict[int, int]:
-        """Return for each row how many tokens its longest passage has beyond the limit."""
+        """Return for each row the tokens of its longest passage beyond the limit."""
         # Without a prompt, a whole text has the tokens that were counted.
         cut = [row for row in rows if self._prompt or len(found[row]) > 1]
         pieces = [(row, texts[row][start:end]) for row in cut for start, end in found[row]]
         too_many = dict.fromkeys(rows, 0)
-        counts = self._counts([self._prompt + piece for _, piece in pieces])
-        for (row, _), count in zip(pieces, counts, strict=True):
-            too_many[row] = max(too_many[row], count - self.config.tokens)
+        alone = [self._lowered(self._prompt + piece) for _, piece in pieces]
+        tokens = (each for chunk in chunks(alone) for each in self._backend.encode_batch(chunk))
+        for (row, _), encoding in zip(pieces, tokens, strict=True):
+            too_many[row] = max(too_many[row], len(encoding) - self.config.tokens)
         return too_many
-
-    def _counts(self, texts: list[str]) -> Iterator[int]:
-        """Yield how many tokens the model sees of each text."""
-        for chunk in chunks(texts):
-            lowered = [self._lowered(text) for text in chunk]
-            yield from map(len, self._backend.encode_batch(lowered))
 
     def _offsets(self, texts: list[str]) -> list[list[Span]]:
         """Return the (start, end) of each text's tokens in the text as it was given."""
@@ -162,19 +171,6 @@ class PassageSplitter:
         return room
 
 
-def _too_long(spec: EncoderSpec, folder: ModelFolder, config: PassageConfig) -> str:
-    if config.tokens > folder.longest:
-        return (
-            f"--passage-tokens {config.tokens} is more than the {folder.longest} tokens that "
-            f"{spec.model} can take; give at most {min(spec.max_length, folder.longest)}"
-        )
-    return (
-        f"--passage-tokens {config.tokens} is more than the limit of {spec.max_length} tokens "
-        f"that {spec.model} is used with; give at most {spec.max_length}, or raise --max-length "
-        f"(up to {folder.longest})"
-    )
-
-
 def _before_lowering(offsets: Sequence[Span], text: str) -> list[Span]:
     """Return offsets into ``text.lower()`` as offsets into ``text``: a few letters grow."""
     origin = [i for i, letter in enumerate(text) for _ in letter.lower()]
@@ -183,32 +179,6 @@ def _before_lowering(offsets: Sequence[Span], text: str) -> list[Span]:
         (origin[start], origin[end - 1] + 1 if end > start else origin[end])
         for start, end in offsets
     ]
-
-
-Span = tuple[int, int]
-
-_CLOSING = "\"'”’»›)]}」』）】》〉"
-_ENDING = ".!?…؟۔।॥"
-# These end a sentence, and so a word, where no blank follows.
-_CJK_ENDING = "。！？｡"
-_BREAK = re.compile(rf"([{_CJK_ENDING}][{_CJK_ENDING}{re.escape(_CLOSING)}]*)\s*|\s+")
-_MOST_CLOSING = 8
-_BLANKS = re.compile(r"\s*")
-_WORD, _LINE, _SENTENCE = 1, 2, 3
-
-
-class _Break(NamedTuple):
-    """A place between two words.
-
-    Attributes:
-        end: where the word before it ends.
-        start: where the word after it starts.
-        rank: how good a place to cut it is.
-    """
-
-    end: int
-    start: int
-    rank: int
 
 
 def passage_spans(text: str, offsets: Sequence[Span], *, room: int, overlap: int = 0) -> list[Span]:
@@ -221,172 +191,132 @@ def passage_spans(text: str, offsets: Sequence[Span], *, room: int, overlap: int
     shares at least half as many, else of a word. Every character that is not blank is inside a
     passage, no passage lies inside another, and none starts or ends with a blank.
     """
-    if not 0 <= overlap < room:
-        raise ValueError(f"overlap {overlap} is not between 0 and room {room}")
     if len(offsets) <= room or not text.strip():
         return [(0, len(text))]
-    return list(_Cutter(text, _Tokens.of(offsets), room, overlap).spans())
+    return list(_Cutter(text, offsets, room, overlap).spans())
 
 
 def sentence_spans(text: str) -> list[Span]:
     """Return the character spans of a text's sentences, in order; none starts or ends blank.
 
-    A sentence ends where ``passage_spans`` sees one end: behind its full stop, at an empty line,
-    or with the text.
+    A sentence ends as in ``passage_spans``: after its full stop, at an empty line, or with the
+    text.
     """
-    spans, start = [], _blanks_end(text, 0)
-    for match in _BREAK.finditer(text, start):
-        end = match.start() if match[1] is None else match.end(1)
-        if end > start and (match[1] is not None or _rank(text, match) == _SENTENCE):
-            spans.append((start, end))
-            start = match.end()
-    end = len(text.rstrip())
-    return [*spans, (start, end)] if end > start else spans
+    stop = len(text.rstrip())
+    spans, start = [], len(text) - len(text.lstrip())
+    for place in _breaks(text):
+        if place.rank == _SENTENCE and start < place.end <= stop:
+            spans.append((start, place.end))
+            start = place.start
+    return [*spans, (start, stop)] if stop > start else spans
 
 
-@dataclass(frozen=True)
-class _Tokens:
-    """The tokens of a text, to be asked by character.
+class _Break(NamedTuple):
+    """A place between two words: the end of one, the start of the next, and how good it is."""
 
-    Attributes:
-        starts: where each begins, not falling.
-        ends: where each ends, not falling.
-    """
-
-    starts: list[int]
-    ends: list[int]
-
-    @classmethod
-    def of(cls, offsets: Sequence[Span]) -> _Tokens:
-        starts, ends, start, end = [], [], 0, 0
-        for token_start, token_end in offsets:
-            start, end = max(start, token_start), max(end, token_end)
-            starts.append(start)
-            ends.append(end)
-        return cls(starts, ends)
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def first(self, start: int) -> int:
-        """Return the first token of a passage that starts at character ``start``."""
-        return bisect_right(self.ends, start)
-
-    def stop(self, end: int) -> int:
-        """Return the token after the last one of a passage that ends at character ``end``."""
-        return bisect_left(self.starts, end)
+    end: int
+    start: int
+    rank: int
 
 
-@dataclass(frozen=True)
+def _breaks(text: str) -> Iterator[_Break]:
+    for match in _BREAK.finditer(text):
+        if match[1]:
+            yield _Break(match.end(1), match.end(), _SENTENCE)
+            continue
+        end, start = match.span()
+        lines = text.count("\n", end, start)
+        last = text[end - 1 : end]
+        if last and last in _CLOSING:
+            last = text[max(end - _MOST_CLOSING, 0) : end].rstrip(_CLOSING)[-1:]
+        rank = _SENTENCE if lines > 1 or last in _ENDINGS else _LINE if lines else _WORD
+        yield _Break(end, start, rank)
+
+
 class _Cutter:
-    text: str
-    tokens: _Tokens
-    room: int
-    overlap: int
+    """Cuts one text; ``starts`` and ``ends`` of its tokens never fall."""
+
+    def __init__(self, text: str, offsets: Sequence[Span], room: int, overlap: int) -> None:
+        self.text, self.room, self.overlap = text, room, overlap
+        self.starts = list(accumulate((start for start, _ in offsets), max))
+        self.ends = list(accumulate((end for _, end in offsets), max))
+        self.breaks = list(_breaks(text))
+        self.length = len(text.rstrip())
 
     def spans(self) -> Iterator[Span]:
-        """Yield the passages; each ends behind the one before it, so there is an end to them."""
-        length = len(self.text.rstrip())
-        start = _blanks_end(self.text, 0)
-        end = start
+        """Yield the passages; each ends after the one before it, so there is an end to them."""
+        start = end = self._blanks_end(0)
         while True:
-            end = self._end(start, end, length)
+            end = self._end(start, end)
             yield start, end
-            if end >= length:
+            if end >= self.length:
                 return
             start = self._next_start(start, end)
 
-    def _end(self, start: int, beyond: int, length: int) -> int:
-        """Return where the passage from ``start`` ends, behind ``beyond``."""
-        first, beyond = self.tokens.first(start), max(start, beyond)
-        if first + self.room >= self.tokens.stop(length):
-            return length
-        limit = self.tokens.starts[first + self.room]
+    def _end(self, start: int, beyond: int) -> int:
+        """Return the end of the passage from ``start``, after ``beyond``."""
+        first, beyond = bisect_right(self.ends, start), max(start, beyond)
+        if first + self.room >= bisect_left(self.starts, self.length):
+            return self.length
+        limit = self.starts[first + self.room]
         if limit <= beyond:
-            return self._character_after(_blanks_end(self.text, beyond))
-        half = max(self.tokens.starts[first + self.room // 2], beyond)
-        # All of the blanks at the limit, since a paragraph ends with two line ends.
-        stop = _blanks_end(self.text, limit)
-        found = [place for place in self._breaks(half, stop) if half < place.end <= limit]
-        if not found:
-            places = self._breaks(beyond, _blanks_end(self.text, half))
-            found = [place._replace(rank=_WORD) for place in places if beyond < place.end <= half]
-        if not found:
-            return limit
-        return max(found, key=lambda place: (place.rank, place.end)).end
+            return self._character_after(self._blanks_end(beyond))
+        half = max(self.starts[first + self.room // 2], beyond)
+        if found := self._ending(half, limit):
+            return max(found, key=lambda place: (place.rank, place.end)).end
+        found = self._ending(beyond, half)
+        return found[-1].end if found else limit
 
     def _next_start(self, start: int, end: int) -> int:
-        """Return where the passage after the one from ``start`` to ``end`` starts."""
-        tokens, following = self.tokens, _blanks_end(self.text, end)
-        last = tokens.stop(end)
-        inside_a_word = following == end and not self._is_break(end)
+        """Return the start of the passage after the one from ``start`` to ``end``."""
+        following = self._blanks_end(end)
+        last = bisect_left(self.starts, end)
+        inside_a_word = following == end and not self._starting(end, end + 1)
         # What is shared must leave room for the word that follows, or for more of a long one.
         held = self._character_after(end) if inside_a_word else self._word_after(following)
-        least = max(last - self.overlap, tokens.stop(held) - self.room)
+        least = max(last - self.overlap, bisect_left(self.starts, held) - self.room)
         if least >= last:
             return following
-        earliest = max(tokens.ends[least - 1] if least > 0 else 0, start + 1)
-        found = [p for p in self._breaks(earliest, end) if earliest <= p.start < end]
+        earliest = max(self.ends[least - 1] if least > 0 else 0, start + 1)
         half = last - self.overlap / 2
-        ranked = [p if tokens.first(p.start) <= half else p._replace(rank=_WORD) for p in found]
+        ranked = [
+            (place.rank if bisect_right(self.ends, place.start) <= half else _WORD, -place.start)
+            for place in self._starting(earliest, end)
+        ]
         if ranked:
-            return max(ranked, key=lambda place: (place.rank, -place.start)).start
+            return -max(ranked)[1]
         return earliest if inside_a_word and earliest < end else following
 
     def _word_after(self, start: int) -> int:
         """Return the end of the word at ``start``, or of its first character if it is too long."""
-        first = self.tokens.first(start)
-        reach = first + self.room
-        limit = self.tokens.starts[reach] if reach < len(self.tokens) else len(self.text)
-        ends = (place.end for place in self._breaks(start, _blanks_end(self.text, limit)))
-        end = next((end for end in ends if start < end <= limit), None)
-        if end is None and limit == len(self.text):
-            end = limit
-        return self._character_after(start) if end is None else end
+        reach = bisect_right(self.ends, start) + self.room
+        limit = self.starts[reach] if reach < len(self.starts) else len(self.text)
+        if found := self._ending(start, limit):
+            return found[0].end
+        return limit if limit == len(self.text) else self._character_after(start)
 
     def _character_after(self, start: int) -> int:
         """Return the end of the character at ``start``, with all of its tokens."""
-        stop = bisect_right(self.tokens.starts, start)
-        end = self.tokens.starts[stop] if stop < len(self.tokens) else len(self.text)
+        stop = bisect_right(self.starts, start)
+        end = self.starts[stop] if stop < len(self.starts) else len(self.text)
         while self.text[end - 1].isspace():
             end -= 1
         return end
 
-    def _is_break(self, position: int) -> bool:
-        return any(place.start == position for place in self._breaks(position, position))
+    def _ending(self, after: int, until: int) -> list[_Break]:
+        """Return the breaks whose word ends after ``after``, ``until`` at the latest."""
+        low = bisect_right(self.breaks, after, key=lambda place: place.end)
+        high = bisect_right(self.breaks, until, key=lambda place: place.end)
+        return self.breaks[low:high]
 
-    def _breaks(self, start: int, stop: int) -> Iterator[_Break]:
-        """Yield the places between words, from the one that ``start`` is in or behind."""
-        while start > 0 and self.text[start - 1].isspace():
-            start -= 1
-        # A full stop and the quotes that close behind it are seen as a whole.
-        least, most = max(start - _MOST_CLOSING, 0), min(stop + _MOST_CLOSING, len(self.text))
-        while start > least and self.text[start - 1] in _CJK_ENDING + _CLOSING:
-            start -= 1
-        while stop < most and self.text[stop] in _CJK_ENDING + _CLOSING:
-            stop += 1
-        for match in _BREAK.finditer(self.text, start, stop):
-            end = match.start() if match[1] is None else match.end(1)
-            yield _Break(end, match.end(), _SENTENCE if match[1] else _rank(self.text, match))
+    def _starting(self, begin: int, stop: int) -> list[_Break]:
+        """Return the breaks whose next word starts from ``begin`` on, before ``stop``."""
+        low = bisect_left(self.breaks, begin, key=lambda place: place.start)
+        high = bisect_left(self.breaks, stop, key=lambda place: place.start)
+        return self.breaks[low:high]
 
-
-def _rank(text: str, match: re.Match[str]) -> int:
-    """Tell what blanks between two words part: sentences, lines or words."""
-    lines = match[0].count("\n")
-    if lines > 1 or _ends_sentence(text, match.start()):
-        return _SENTENCE
-    return _LINE if lines else _WORD
-
-
-def _ends_sentence(text: str, end: int) -> bool:
-    """Tell whether the word that ends at ``end`` ends a sentence, closing quotes passed over."""
-    while end > 0 and text[end - 1] in _CLOSING:
-        end -= 1
-    return end > 0 and text[end - 1] in _ENDING
-
-
-def _blanks_end(text: str, position: int) -> int:
-    """Return the first place from ``position`` on that is not blank."""
-    match = _BLANKS.match(text, position)
-    assert match is not None
-    return match.end()
+    def _blanks_end(self, position: int) -> int:
+        """Return the first place from ``position`` on that is not blank."""
+        match = _BLANKS.match(self.text, position)
+        assert match is not None
+        return match.end()

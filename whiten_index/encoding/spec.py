@@ -1,4 +1,4 @@
-"""What an encoder is: a model and every choice that changes its embeddings."""
+"""Identity of an encoder: a model and every choice that changes its embeddings."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from whiten_index.encoding.models import EMBEDDED, ModelFolder, embedded_availab
 from whiten_index.errors import ConfigError, EncoderError
 
 _DEFAULT_MAX_LENGTH = 512
-_DOCUMENT_PROMPTS = ("document", "passage", "corpus", "default")
-_QUERY_PROMPTS = ("query", "default")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,42 +23,22 @@ class EncoderSpec:
     """An encoder's identity: equal fingerprints give equal embeddings.
 
     It cannot be loaded by itself; for one read from a manifest see ``recorded_config``.
-
-    Attributes:
-        model: name or folder it was found by.
-        revision: the hub's commit, ``embedded``, or None.
-        weights_sha256: digest of the weights.
-        files_sha256: digest of all other files that loading may read: settings, tokenizer, code.
-        dim: width d of the embeddings.
-        pooling: one of ``POOLINGS``, first-last-avg being the mean of two layers.
-        layers: hidden states averaged, 0 = embeddings.
-        max_length: tokens a text, special ones included.
-        dtype: torch type the model computes in.
-        lower_case: whether texts are lowered first.
-        document_prompt: text put before every document.
-        query_prompt: text put before every query.
-        normalizes: whether the model itself ends with an L2 normalisation (not applied to
-            stored embeddings).
-        needs_code: whether the model runs its own Python code. A fact, never a permission.
-        pools_prompt: whether the tokens of a prompt are pooled too.
-        head_sha256: identity of the steps between pooling and embedding, None where there is none.
-        code_revision: commit of code from another repository, None where there is none.
     """
 
-    model: str
-    revision: str | None
+    model: str  # name or folder
+    revision: str | None  # commit of the hub, or EMBEDDED
     weights_sha256: str
-    files_sha256: str
+    files_sha256: str  # of all other files that loading may read: settings, tokenizer, code
     dim: int
-    pooling: str
-    layers: tuple[int, ...]
-    max_length: int
+    pooling: str  # one of POOLINGS; first-last-avg is the mean of two layers
+    layers: tuple[int, ...]  # hidden states averaged, 0 = embeddings
+    max_length: int  # tokens a text, special ones included
     dtype: str
     lower_case: bool
     document_prompt: str
     query_prompt: str
-    normalizes: bool
-    needs_code: bool
+    normalizes: bool  # whether the model ends with an L2 normalisation, which is not applied
+    needs_code: bool  # whether the model runs its own Python code; a fact, never a consent
     pools_prompt: bool
     head_sha256: str | None
     code_revision: str | None
@@ -75,7 +54,7 @@ class EncoderSpec:
         return self._fingerprint(self.query_prompt)
 
     def _fingerprint(self, prompt: str) -> str:
-        # Names of what the digests cover, and a step that is never applied.
+        # The digests cover what these name, and the normalisation is never applied.
         left_out = {"model", "revision", "code_revision", "normalizes"}
         left_out |= {"document_prompt", "query_prompt"}
         if not prompt:
@@ -90,7 +69,7 @@ class EncoderSpec:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> EncoderSpec:
-        """Read what ``to_json`` gave."""
+        """Read the result of ``to_json``."""
         names = {field.name for field in fields(cls)}
         known = {key: item for key, item in value.items() if key in names}
         return cls(**{**known, "layers": tuple(value["layers"])})
@@ -122,7 +101,20 @@ def resolve_encoder(config: EncoderConfig) -> tuple[EncoderSpec, ModelFolder]:
             "--pooling mean, cls, max or last knowingly"
         )
     layers = (1, folder.layers) if pooling == "first-last-avg" else config.layers or (-1,)
-    document_prompt, query_prompt = _prompts(config, folder)
+    document_prompt = _prompt(
+        folder,
+        config.document_prompt,
+        config.document_prompt_name,
+        ("document", "passage", "corpus", "default"),
+        "--document-prompt",
+    )
+    query_prompt = _prompt(
+        folder,
+        config.query_prompt,
+        config.query_prompt_name,
+        ("query", "default"),
+        "--query-prompt",
+    )
     spec = EncoderSpec(
         model=str(folder.root) if folder.revision is None else folder.name,
         revision=folder.revision,
@@ -198,41 +190,11 @@ def _max_length(folder: ModelFolder, asked: int | None) -> int:
     return asked
 
 
-def _prompts(config: EncoderConfig, folder: ModelFolder) -> tuple[str, str]:
-    """Return the prompts of documents and of queries."""
-    document = choose_prompt(
-        folder.prompts,
-        text=config.document_prompt,
-        name=config.document_prompt_name,
-        defaults=_DOCUMENT_PROMPTS,
-        option="--document-prompt",
-        model=folder.name,
-    )
-    query = choose_prompt(
-        folder.prompts,
-        text=config.query_prompt,
-        name=config.query_prompt_name,
-        defaults=_QUERY_PROMPTS,
-        option="--query-prompt",
-        model=folder.name,
-    )
-    return document, query
-
-
-def choose_prompt(
-    prompts: Mapping[str, str],
-    *,
-    text: str | None,
-    name: str | None,
-    defaults: Sequence[str],
-    option: str,
-    model: str,
+def _prompt(
+    folder: ModelFolder, text: str | None, name: str | None, defaults: Sequence[str], option: str
 ) -> str:
-    """Return the prompt asked for, else the first of ``defaults`` that the model has, else none.
-
-    Raises:
-        ConfigError: the model has no prompt of that name.
-    """
+    """Return the prompt by text or name, else the first of ``defaults`` that the model has."""
+    prompts = folder.prompts
     if text is not None:
         return text
     if name is None:
@@ -242,27 +204,12 @@ def choose_prompt(
     names = ", ".join(sorted(prompts))
     known = f"it has {names}; name one of these, or" if prompts else "it has none;"
     raise ConfigError(
-        f"{option}-name {name!r} is no prompt of {model}: {known} give the text with {option}"
+        f"{option}-name {name!r} is no prompt of {folder.name}: {known} give the text with {option}"
     )
 
 
-def prompt_tokens(tokenizer: Any, prompt: str) -> int:
-    """Return how many tokens a prompt puts before a text, the special ones in front included.
-
-    As in sentence-transformers: the prompt is tokenised alone, and a special token at its end,
-    which in the whole text stands behind the text, is not counted.
-    """
-    if not prompt:
-        return 0
-    ids = tokenizer(prompt, truncation=False, verbose=False)["input_ids"]
-    return len(ids) - int(bool(ids) and ids[-1] in tokenizer.all_special_ids)
-
-
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
 def recorded_spec(encoder: Mapping[str, Any]) -> EncoderSpec | None:
-    """Return the encoder of queries that a manifest names, None where it names none."""
+    """Return the encoder of queries in a manifest, None without one."""
     if encoder["kind"] == "transformer":
         return EncoderSpec.from_json(dict(encoder))
     query = encoder.get("query_encoder")
@@ -291,7 +238,7 @@ def recorded_config(
             "file trust-remote-code = true)"
         )
     fixed = _COMMIT.fullmatch(spec.revision or "") is not None
-    # Any other name means what happens to lie in the current folder or the hub's cache.
+    # Any other name depends on the current folder or on the hub's cache.
     if model is None and not (
         fixed or spec.revision == EMBEDDED or (not spec.revision and Path(spec.model).is_absolute())
     ):
@@ -299,7 +246,7 @@ def recorded_config(
             f"the manifest names the encoder {called}, which is neither an absolute folder nor a "
             "commit on the hub; name the model yourself with --model (in Python model=)"
         )
-    # What was built with one commit of a model is searched with that one, whoever fetches it.
+    # An index built with one commit of a model is searched with the same one.
     keeps = model is None or (model == spec.model and fixed)
     values: dict[str, Any] = {
         "model": spec.model if model is None else model,

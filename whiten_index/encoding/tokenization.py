@@ -17,7 +17,7 @@ from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.errors import EncoderError
 
-# Texts and characters tokenised at once: what the tokenizer returns is a hundred times their size.
+# Texts and characters tokenised at once: the tokenizer's result is a hundred times their size.
 _CHUNK_TEXTS, _CHUNK_CHARACTERS = 1024, 1 << 20
 # Of a text that will be cut, so many characters for each token that is kept are read. English prose
 # has about 5 a token, so 64 nearly always hold enough; where they do not (long runs of blanks, or
@@ -27,19 +27,12 @@ _CHARACTERS_A_TOKEN = 64
 
 @dataclass(frozen=True, slots=True)
 class TokenWindow:
-    """The tokens of n texts, of which m differ; longest first, so that neighbours pad little.
+    """Tokens of n texts, of which m differ; longest first, so that neighbours pad little."""
 
-    Attributes:
-        ids: (total,) int32, the tokens of the m texts one after the other.
-        offsets: (m + 1,) int64, where each of the m begins.
-        places: (n,) int64, which of the m each of the n texts is.
-        truncated: (n,) bool, whether a text was cut to the length limit.
-    """
-
-    ids: NDArray[np.int32]
-    offsets: NDArray[np.int64]
-    places: NDArray[np.int64]
-    truncated: NDArray[np.bool_]
+    ids: NDArray[np.int32]  # (total,), text after text
+    offsets: NDArray[np.int64]  # (m + 1,), beginnings of the texts
+    places: NDArray[np.int64]  # (n,), the number among the m of each text
+    truncated: NDArray[np.bool_]  # (n,), True for a text cut to the length limit
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -59,7 +52,7 @@ def tokenize(tokenizer: Any, texts: Sequence[str], *, max_length: int) -> TokenW
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths[order], out=offsets[1:])
     starts = np.cumsum(lengths) - lengths
-    # Where each token of the sorted texts stood before.
+    # Place of each token of the sorted texts before sorting.
     source = np.arange(len(ids)) + np.repeat(starts[order] - offsets[:-1], lengths[order])
     places = np.empty(len(order), dtype=np.int64)
     places[order] = np.arange(len(order))
@@ -74,9 +67,9 @@ def _tokens(
     ids: list[NDArray[np.int32]] = [np.empty(0, dtype=np.int32)]
     lengths: list[int] = []
     cut: list[bool] = []
-    # A text without any token, such as one of characters unknown to the model, is one of padding.
+    # A text without tokens, such as one of unknown characters, gets a token of padding.
     empty = [int(tokenizer.pad_token_id or 0)]
-    # Taking a chunk apart holds Python's lock, which tokenising the next one does not need.
+    # Unpacking a chunk holds Python's lock, which tokenising the next one does not need.
     with closing(ahead(chunks(texts), _tokenizing(tokenizer, max_length))) as tokenized:
         for chunk in tokenized:
             rows = [text.ids or empty for text in chunk]
@@ -94,7 +87,7 @@ def _tokens(
 
 
 def chunks(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Yield texts in runs of bounded size; a text beyond the bound is a run of its own."""
+    """Yield texts in lists of bounded size; a text beyond the bound is a list alone."""
     chunk: list[str] = []
     characters = 0
     for text in texts:
@@ -109,7 +102,7 @@ def chunks(texts: Sequence[str]) -> Iterator[list[str]]:
 
 
 class _Tokens(NamedTuple):
-    """What a slow tokenizer makes of a text, in the form of a fast one's."""
+    """Tokens of a slow tokenizer, in the form of a fast one's."""
 
     ids: list[int]
     overflowing: bool
@@ -137,12 +130,12 @@ def _tokenizing(tokenizer: Any, max_length: int) -> Callable[[list[str]], Sequen
 def _of_beginnings(
     encode: Callable[[list[str]], list[Any]], most: int
 ) -> Callable[[list[str]], Sequence[Any]]:
-    """Return ``encode`` that reads no more than it must of a text beyond ``most`` characters."""
+    """Return ``encode`` that reads the first ``most`` characters of a text, if they suffice."""
 
     def encode_beginnings(texts: list[str]) -> Sequence[Any]:
         read = [_beginning(text, most) for text in texts]
         found = encode(read)
-        # Tokens to spare are the proof that those kept are those of the whole text.
+        # Surplus tokens prove that the first ones are those of the whole text.
         again = [
             row
             for row, (part, text) in enumerate(zip(read, texts, strict=True))
@@ -157,10 +150,7 @@ def _of_beginnings(
 
 
 def _beginning(text: str, most: int) -> str:
-    """Return at most ``most`` characters that end where a word does; the whole text failing that.
-
-    See ``_ends_word``.
-    """
+    """Return at most ``most`` characters that end with a word, else the whole text."""
     if len(text) <= most:
         return text
     ends = (end for end in range(most, 0, -1) if _ends_word(text[end - 1]))
@@ -168,18 +158,12 @@ def _beginning(text: str, most: int) -> str:
 
 
 def _ends_word(letter: str) -> bool:
-    """Tell whether BERT's tokenizer never joins what follows a letter to what is before it.
-
-    True of blanks, and of Chinese characters, around which it puts blanks.
-    """
+    """Return whether BERT's tokenizer never joins a letter to the next: blanks, and Chinese."""
     return letter in " \n" or "\u4e00" <= letter <= "\u9fff"
 
 
 def _sees_words_alone(backend: Any) -> bool:
-    """Tell whether the tokens of a text's first words are the first tokens of the text.
-
-    Known of BERT's tokenizer, which sees each word alone; others may look at what follows.
-    """
+    """Return whether a tokenizer sees each word alone, as BERT's does; others may look ahead."""
     normalizer = backend.normalizer
     return (
         type(backend.pre_tokenizer).__name__ == "BertPreTokenizer"
@@ -200,7 +184,7 @@ def load_tokenizer(spec: EncoderSpec, folder: ModelFolder) -> Any:
     """
     import transformers
 
-    # Loading prints reports of its own, which belong to no caller of this library.
+    # Loading prints reports that no caller of this library wants.
     transformers.utils.logging.set_verbosity_error()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
@@ -220,8 +204,37 @@ def code_pin(folder: ModelFolder) -> dict[str, str]:
 
 
 def cannot_load(what: str, error: Exception) -> EncoderError:
-    """Return what to raise: transformers raises what its loaders raise, all meaning the same."""
+    """Return the error of a failed load; transformers raises all sorts."""
     return EncoderError(
         f"{what} cannot be loaded ({type(error).__name__}: {str(error).splitlines()[0][:160]}); "
         "check the folder, or --trust-remote-code if the model comes with code you trust"
+    )
+
+
+def prompt_tokens(tokenizer: Any, prompt: str) -> int:
+    """Return the number of tokens that a prompt puts before a text, special ones included.
+
+    As in sentence-transformers: the prompt is tokenised alone, and a special token at its end,
+    which in the whole text comes after the text, is not counted.
+    """
+    if not prompt:
+        return 0
+    ids = tokenizer(prompt, truncation=False, verbose=False)["input_ids"]
+    return len(ids) - int(bool(ids) and ids[-1] in tokenizer.all_special_ids)
+
+
+def require_known_tokens(tokens: TokenWindow, spec: EncoderSpec, vocabulary: int | None) -> None:
+    """Refuse tokens that the model has no embedding for, which would end a GPU's process."""
+    if not len(tokens.ids):
+        return
+    most, longest = int(tokens.ids.max()), int(tokens.lengths[0])
+    if vocabulary is not None and not 0 <= tokens.ids.min() <= most < vocabulary:
+        found = f"token {most}, and the model knows {vocabulary} tokens"
+    elif longest > spec.max_length:
+        found = f"{longest} tokens for a text cut to {spec.max_length}"
+    else:
+        return
+    raise EncoderError(
+        f"the tokenizer of {spec.model} gives {found}; use the tokenizer that the model was "
+        "trained with"
     )

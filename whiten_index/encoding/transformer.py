@@ -1,4 +1,4 @@
-"""The model itself: token ids in, one pooled and unnormalised embedding a text out."""
+"""The loaded model: token ids in, one pooled and unnormalised embedding a text out."""
 
 from __future__ import annotations
 
@@ -32,29 +32,24 @@ _FEWEST_ROWS = 64
 class Transformer:
     """A loaded model with its layers, pooling, head and device; threads may share it.
 
-    Attributes:
-        device: where it runs.
-        tokenizer: of transformers.
-        pad: token id that fills up short texts.
-        vocabulary: number of tokens that the model knows, None where it does not say.
-        packs: whether texts can be given end to end, without padding.
-        fewest_rows: tokens, or texts for a head, that a batch is filled up to so that what a text
-            gives does not depend on the others; 0 where that is not so in any case.
+    A batch is filled up to ``fewest_rows`` tokens, or texts for a head, so that embeddings do not
+    depend on the other texts; 0 if they do anyway. ``vocabulary`` is the number of tokens that the
+    model knows, None if unknown.
     """
 
     def __init__(self, spec: EncoderSpec, folder: ModelFolder, device: torch.device) -> None:
         self.device = device
         self.tokenizer, model = load_transformer(spec, folder, device)
-        self._model = model
         self.pad = int(self.tokenizer.pad_token_id or 0)
         config = model.config
         known = model.get_input_embeddings()
         self.vocabulary: int | None = getattr(known, "num_embeddings", None)
         last = int(getattr(config, "num_hidden_layers", None) or config.num_layers)
-        packs = can_pack(model, device, model.dtype)
-        self._packed = PackedForward(model) if packs else None
-        # Padding has a text depend on its batch whatever is done, and so do a GPU's kernels.
-        self.fewest_rows = _FEWEST_ROWS if packs and device.type == "cpu" else 0
+        # Texts end to end, without padding.
+        self.packs = can_pack(model, device, model.dtype)
+        self._packed = PackedForward(model) if self.packs else None
+        # With padding, and by a GPU's kernels, a text depends on its batch.
+        self.fewest_rows = _FEWEST_ROWS if self.packs and device.type == "cpu" else 0
         self._layers = ChosenLayers(model, spec.layers, last)
         self._pooling = Pooling(spec.pooling)
         head = load_head(folder)
@@ -62,19 +57,11 @@ class Transformer:
         # A decoder would otherwise keep keys and values for a next token that never comes.
         self._options = {"use_cache": False} if hasattr(config, "use_cache") else {}
 
-    @property
-    def packs(self) -> bool:
-        """Whether texts can be given end to end, without padding."""
-        return self._packed is not None
-
     @torch.inference_mode()
     def padded(self, ids: Tensor, mask: Tensor | None, *, prompt_tokens: int = 0) -> Tensor:
-        """Return (n, d) float32 on the device.
+        """Return (n, d) float32 on the device, of token ids (n, t) padded on the right.
 
-        Args:
-            ids: (n, t) token ids, padded on the right.
-            mask: (n, t), 1 where there is a token; None where no row is padded.
-            prompt_tokens: tokens at the front of every text that are not pooled.
+        The mask is None if no row is padded; the first ``prompt_tokens`` are not pooled.
         """
         inputs = {"input_ids": ids, "attention_mask": mask, **self._options}
         mask = torch.ones_like(ids) if mask is None else mask
@@ -87,15 +74,7 @@ class Transformer:
     def packed(
         self, ids: Tensor, lengths: Tensor, offsets: Tensor, longest: int, *, prompt_tokens: int = 0
     ) -> Tensor:
-        """Return (n, d) float32 on the device, no token of padding computed.
-
-        Args:
-            ids: (total,) token ids, text after text.
-            lengths: (n,) tokens of each text.
-            offsets: (n + 1,) int32, where each begins.
-            longest: the greatest of the lengths.
-            prompt_tokens: tokens at the front of every text that are not pooled.
-        """
+        """Return (n, d) float32 on the device, without padding; see ``PackedForward.inputs``."""
         assert self._packed is not None
         inputs = self._packed.inputs(ids, lengths, offsets, longest)
         return self._embedded(
@@ -107,10 +86,9 @@ class Transformer:
 
     def _embedded(self, inputs: dict[str, Any], pool: Pool) -> Tensor:
         """Return (n, d) for a model's inputs; ``pool`` takes its states (n, t, d) or (1, T, d)."""
-        pooled = pool(self._layers(**inputs), self._pooling)
+        pooled = pool(mean_layers(self._layers(**inputs)), self._pooling)
         if self._head is None:
             return pooled
-        # Texts without padding are the same in any company, and so after the head.
         rows = pad(pooled, (0, 0, 0, max(self.fewest_rows - len(pooled), 0)))
         embeddings: Tensor = self._head(rows)[: len(pooled)]
         return embeddings
@@ -133,7 +111,7 @@ class LayeredTransformer(Transformer):
         self._poolings = tuple(poolings)
 
     def _embedded(self, inputs: dict[str, Any], pool: Pool) -> Tensor:
-        states = self._layers.each(**inputs)
+        states = self._layers(**inputs)
         return torch.cat([pool(state, each) for each in self._poolings for state in states], dim=1)
 
 
@@ -172,7 +150,7 @@ def load_transformer(
 
 
 class _Dense(nn.Module):
-    """A linear map, an activation and, where asked for, the input added to what they give."""
+    """A linear map, an activation and, if residual, the input added to the result."""
 
     def __init__(self, step: HeadStep) -> None:
         super().__init__()
@@ -193,7 +171,7 @@ class _Dense(nn.Module):
 
 
 class _LayerNorm(nn.Module):
-    """Layer normalisation under the name that its weights are saved by."""
+    """Layer normalisation under the name of its saved weights."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -212,35 +190,30 @@ class _Normalize(nn.Module):
 
 
 def load_head(folder: ModelFolder) -> nn.Module | None:
-    """Load the steps of ``folder.head``, in float32, on the CPU, ready to be called.
-
-    Returns:
-        A module from pooled hidden states (n, hidden_size) float32 to embeddings (n, dim) float32,
-        unnormalised; None where the model has no head.
+    """Return the module from pooled states (n, hidden_size) to embeddings (n, dim), None without.
 
     Raises:
         EncoderError: weights are damaged, incomplete or of other shapes than configured.
     """
     if not folder.head:
         return None
-    steps = [_build(step, folder.name) for step in folder.head]
+    steps: list[nn.Module] = []
+    for step in folder.head:
+        if step.kind == "Normalize":
+            steps.append(_Normalize())
+            continue
+        module = _Dense(step) if step.kind == "Dense" else _LayerNorm(step.in_features)
+        try:
+            module.load_state_dict(_tensors(weight_files(step.path)))
+        except Exception as error:
+            # Readers of weights raise all sorts of errors.
+            reason = " ".join(str(error).split())[:200]
+            raise EncoderError(
+                f"the weights of {step.kind} in {step.path} cannot be used ({reason}); restore the "
+                f"folder of model {folder.name}"
+            ) from error
+        steps.append(module)
     return nn.Sequential(*steps).eval().requires_grad_(False)
-
-
-def _build(step: HeadStep, name: str) -> nn.Module:
-    if step.kind == "Normalize":
-        return _Normalize()
-    module = _Dense(step) if step.kind == "Dense" else _LayerNorm(step.in_features)
-    try:
-        module.load_state_dict(_tensors(weight_files(step.path)))
-    except Exception as error:
-        # Readers of weights raise what they like; for a user all mean the same.
-        reason = " ".join(str(error).split())[:200]
-        raise EncoderError(
-            f"the weights of {step.kind} in {step.path} cannot be used ({reason}); restore the "
-            f"folder of model {name}"
-        ) from error
-    return module
 
 
 def _tensors(files: list[Path]) -> dict[str, Tensor]:
@@ -256,58 +229,41 @@ def _tensors(files: list[Path]) -> dict[str, Tensor]:
 
 
 class _Enough(Exception):  # noqa: N818 (not an error: it leaves a forward pass early)
-    """Raised by a hook when the highest layer asked for is there."""
+    """Raised by a hook after the highest chosen layer."""
 
 
 class ChosenLayers:
-    """Runs a model and returns the mean of chosen hidden states.
+    """Runs a model and returns chosen hidden states, 0 being the embeddings.
 
     Hidden states are read by hooks. A model whose layers cannot be found, or whose hooks give other
     numbers than its own ``output_hidden_states``, is run whole. Several threads may call at once.
-
-    Attributes:
-        by_hooks: whether hooks are used.
     """
 
     def __init__(self, model: Any, layers: Sequence[int], last: int) -> None:
-        """Choose ``layers`` of a model whose last one is ``last``, 0 being the embeddings."""
-        self._model = model
-        self._layers = tuple(layers)
-        self._last = last
+        self._model, self._layers, self._last = model, tuple(layers), last
         self._seen = threading.local()
-        self.by_hooks = True
-        if self._layers != (last,):
-            self._hook(_stack_of(model, last))
+        self._only_last = self._layers == (last,)
+        self._by_hooks = not self._only_last and self._hooked()
 
-    @property
-    def only_last(self) -> bool:
-        """Whether the last layer alone is asked for."""
-        return self._layers == (self._last,)
-
-    def __call__(self, **inputs: Any) -> Tensor:
-        """Return (n, t, d) for a model's inputs."""
-        states = self.each(**inputs)
-        return states[0] if self.only_last else mean_layers(states, range(len(states)))
-
-    def each(self, **inputs: Any) -> list[Tensor]:
-        """Return the chosen hidden states for a model's inputs, (n, t, d) each, in their order."""
-        if self.only_last:
+    def __call__(self, **inputs: Any) -> list[Tensor]:
+        """Return the chosen states for a model's inputs, (n, t, d) each, in their order."""
+        if self._only_last:
             return [self._model(**inputs).last_hidden_state]
-        return self._run(inputs) if self.by_hooks else self._run_whole(inputs)
+        return self._run(inputs) if self._by_hooks else self._run_whole(inputs)
 
-    def _hook(self, stack: nn.ModuleList | None) -> None:
-        if stack is None:
-            self.by_hooks = False
-            return
+    def _hooked(self) -> bool:
+        """Set the hooks, and return whether they give the model's own states."""
+        lists = [m for m in self._model.modules() if isinstance(m, nn.ModuleList)]
+        found = [each for each in lists if len(each) == self._last]
+        if len(found) != 1:
+            return False
+        (stack,) = found
         for layer in self._layers:
             if layer == 0:
                 stack[0].register_forward_pre_hook(self._before_first, with_kwargs=True)
             elif layer < self._last:
                 stack[layer - 1].register_forward_hook(self._after(layer))
-        self.by_hooks = self._agrees()
-
-    def _agrees(self) -> bool:
-        """Compare both ways once: a model's own code may do anything between its layers."""
+        # The model's own code may do anything between its layers.
         try:
             device = next(self._model.parameters()).device
             ids = torch.arange(4, device=device).reshape(1, 4) % self._model.config.vocab_size
@@ -316,7 +272,6 @@ class ChosenLayers:
                 pairs = zip(self._run(inputs), self._run_whole(inputs), strict=True)
                 return all(torch.allclose(a, b, atol=1e-3) for a, b in pairs)
         except Exception:
-            # Whatever a model's own code raises where hooks look at it, it is then run whole.
             return False
 
     def _run(self, inputs: dict[str, Any]) -> list[Tensor]:
@@ -350,9 +305,3 @@ class ChosenLayers:
             self._keep(layer, output[0] if isinstance(output, tuple) else output)
 
         return hook
-
-
-def _stack_of(model: nn.Module, count: int) -> nn.ModuleList | None:
-    """Return the model's list of layers, None where there is not exactly one candidate."""
-    found = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
-    return found[0] if len(found) == 1 else None

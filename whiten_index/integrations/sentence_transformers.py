@@ -31,7 +31,6 @@ from whiten_index.artifacts.manifest import (
 )
 from whiten_index.encoding.export_st import (
     MARK,
-    POOLING_FLAGS,
     Module,
     flush,
     pooling_module,
@@ -39,6 +38,7 @@ from whiten_index.encoding.export_st import (
     write_settings,
     write_transformer,
 )
+from whiten_index.encoding.model_files import POOLING_FLAGS
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.errors import ArtifactError, ConfigError, FormatError

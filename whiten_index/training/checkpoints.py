@@ -1,4 +1,8 @@
-"""What a training leaves on the way: its best weights, and checkpoints that it is gone on from."""
+"""Checkpoints of a training, and its best weights so far.
+
+The Trainer writes ``checkpoint-STEP`` folders in place. A file inside, written last, marks one as
+whole and has the checksums. ``best-STEP.safetensors`` has the best weights.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import nn
 from typing_extensions import TypedDict
 
 from whiten_index.artifacts.atomic import make_folder, replacing
@@ -26,15 +31,13 @@ from whiten_index.artifacts.manifest import (
     write_json,
 )
 from whiten_index.errors import StorageError
-from whiten_index.training.contrastive_model import ContrastiveModel
 
-_WEIGHTS, _WHOLE = "model.safetensors", "whole.json"
+_WHOLE = "whole.json"
+_CHECKPOINT, _BEST = r"checkpoint-\d+", r"best-\d+\.safetensors"
 _REMEDY = "remove the folder of checkpoints to train anew"
 
 
 class _Whole(TypedDict):
-    """Fields of the record of a whole checkpoint."""
-
     files: Files
 
 
@@ -43,11 +46,7 @@ _SCHEMA = Schema("checkpoint", 1, _Whole)
 
 @contextmanager
 def written(folder: Path) -> Iterator[None]:
-    """Tell of a full disk as such, whatever each writer calls it.
-
-    Raises:
-        StorageError: the block could not write.
-    """
+    """Turn every writer's error of a full disk into a ``StorageError``."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -60,31 +59,33 @@ def written(folder: Path) -> Iterator[None]:
 
 
 def step_of(path: Path) -> int:
-    """Return the step that a checkpoint, or a file of weights, was made at."""
+    """Return the step of a checkpoint or of a file of weights."""
     return int(path.stem.partition("-")[2])
 
 
+def best_weights(folder: Path, step: int) -> Path:
+    """Return the path of the best weights, made at a step."""
+    return folder / f"best-{step}.safetensors"
+
+
 def any_whole(folder: Path) -> bool:
-    """Tell whether there is a checkpoint to go on from."""
-    return any(exists(path / _WHOLE) for path in _checkpoints(folder))
+    """Return whether there is a checkpoint to resume from."""
+    return any(exists(path / _WHOLE) for path in _named(folder, _CHECKPOINT))
 
 
 def last_whole(folder: Path) -> Path | None:
-    """Return the last checkpoint that is whole, None where there is none.
-
-    Others are removed, which look like any other: the Trainer writes them in place. So are best
-    weights of later steps, which will be made anew.
+    """Return the last whole checkpoint, None without one; remove what was written after it.
 
     Raises:
-        ArtifactError: it is damaged, or the best weights until then are.
+        ArtifactError: the checkpoint or the best weights are damaged.
     """
     whole = None
-    for path in _checkpoints(folder):
+    for path in _named(folder, _CHECKPOINT):
         if exists(path / _WHOLE):
             whole = path
         else:
             shutil.rmtree(path)
-    for path in _bests(folder):
+    for path in _named(folder, _BEST):
         if whole is None or step_of(path) > step_of(whole):
             path.unlink()
     if whole is not None:
@@ -95,62 +96,40 @@ def last_whole(folder: Path) -> Path | None:
 
 
 def keep(folder: Path, checkpoint: Path, best: int | None) -> None:
-    """Mark a checkpoint that was written as whole; then remove what it makes needless."""
+    """Mark a written checkpoint as whole, then remove the earlier ones."""
     for file in list_folder(checkpoint):
         fsync_path(file)
     fsync_path(folder)
-    inside = describe_files(checkpoint)
-    files = {f"{checkpoint.name}/{name}": facts for name, facts in inside.items()}
+    files = {f"{checkpoint.name}/{name}": each for name, each in describe_files(checkpoint).items()}
     if best is not None:
-        weights = _best(folder, best)
+        weights = best_weights(folder, best)
         files[weights.name] = describe_file(weights)
     write_json(checkpoint / _WHOLE, {"files": files})
-    for path in _checkpoints(folder):
+    for path in _named(folder, _CHECKPOINT):
         if path != checkpoint:
-            # What is left of it, if this dies now, is not whole.
+            # If this process dies now, the rest of the checkpoint does not count as whole.
             (path / _WHOLE).unlink(missing_ok=True)
             shutil.rmtree(path)
-    for path in _bests(folder):
+    for path in _named(folder, _BEST):
         if step_of(path) != best:
             path.unlink()
 
 
-def save_best(folder: Path, step: int, model: ContrastiveModel) -> None:
-    """Keep a model's weights as the best so far."""
+def save_best(folder: Path, step: int, model: nn.Module) -> None:
+    """Save a model's weights as the best so far."""
     make_folder(folder)
     tensors = {name: each.contiguous() for name, each in model.state_dict().items()}
-    with replacing(_best(folder, step)) as temporary:
+    with written(folder), replacing(best_weights(folder, step)) as temporary:
         save_file(tensors, temporary)
 
 
-def load_best(folder: Path, step: int, model: ContrastiveModel) -> None:
-    """Give a model the best weights."""
-    _load(_best(folder, step), model)
-
-
-def load(checkpoint: Path, model: ContrastiveModel) -> None:
-    """Give a model the weights of a checkpoint."""
-    _load(checkpoint / _WEIGHTS, model)
-
-
-def _load(path: Path, model: ContrastiveModel) -> None:
+def load_weights(path: Path, model: nn.Module) -> None:
+    """Load weights from a file into a model."""
     with reading(path):
         tensors = load_file(path)
     model.load_state_dict(tensors)
 
 
-def _best(folder: Path, step: int) -> Path:
-    return folder / f"best-{step}.safetensors"
-
-
-def _bests(folder: Path) -> list[Path]:
-    return _named(folder, r"best-\d+\.safetensors")
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, whole or not, the last one last."""
-    return _named(folder, r"checkpoint-\d+")
-
-
 def _named(folder: Path, pattern: str) -> list[Path]:
+    """Return the entries of a folder whose whole names match, by their steps."""
     return sorted((p for p in list_folder(folder) if re.fullmatch(pattern, p.name)), key=step_of)

@@ -1,10 +1,11 @@
-"""The model that is trained: an encoder, a head, and a loss over several views of each sentence."""
+"""The model in training: an encoder, a head, and a loss over several views of each sentence."""
 
 from __future__ import annotations
 
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,38 +29,53 @@ from whiten_index.encoding.pooling import Pooling, pool
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.transformer import load_transformer
 from whiten_index.errors import ConfigError, EncoderError
-from whiten_index.training.group_whitening import ShuffledGroupWhitening
-from whiten_index.training.sentences import Collator
+from whiten_index.training.group_whitening import ShuffledGroupWhitening, number_of_groups
 from whiten_index.training.training_config import PositiveSum, Precision, TrainingConfig
 
+_EMBEDDED_AT_ONCE = 128
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-class Head(nn.Module):
-    """Whitening, where there is one, then a linear map and tanh.
+@dataclass(frozen=True)
+class Collator:
+    """Tokenises the sentences of a batch, padded to the longest."""
 
-    Attributes:
-        whitening: of the features, None for SimCSE's head.
-        dense: d to d.
-    """
+    tokenizer: Any
+    max_length: int
+    lower_case: bool = False
+
+    def __call__(self, sentences: Sequence[str]) -> Mapping[str, Tensor]:
+        """Return ``input_ids`` and ``attention_mask``, both (n, t)."""
+        tokens = self.tokenizer(
+            [each.lower() for each in sentences] if self.lower_case else list(sentences),
+            padding=True,
+            truncation=True,
+            max_length=self.max_length,
+            return_tensors="pt",
+        )
+        return {key: tokens[key] for key in ("input_ids", "attention_mask")}
+
+
+class Head(nn.Module):
+    """Whitening, None for SimCSE's head, then a linear map of d to d, then tanh."""
 
     def __init__(self, dim: int, whitening: ShuffledGroupWhitening | None) -> None:
         super().__init__()
         self.whitening = whitening
         self.dense = nn.Linear(dim, dim)
-        # As the poolers of BERT are, which SimCSE's head takes the place of.
+        # As in the poolers of BERT, which SimCSE's head replaces.
         nn.init.normal_(self.dense.weight, std=0.02)
         nn.init.zeros_(self.dense.bias)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return what the loss compares, of features (views, n, d)."""
+        """Return the vectors that the loss compares, of features (views, n, d)."""
         with torch.autocast(features.device.type, enabled=False):
             white = features.float() if self.whitening is None else self.whitening(features)
             out: Tensor = torch.tanh(self.dense(white))
         return out
 
     def folded(self) -> tuple[Tensor, Tensor]:
-        """Return weight (d, d) and bias (d,) of what evaluation does before its tanh."""
+        """Return weight (d, d) and bias (d,) of the affine map before tanh in evaluation."""
         weight, bias = self.dense.weight.double(), self.dense.bias.double()
         if self.whitening is not None:
             map_, shift = self.whitening.folded()
@@ -69,17 +85,10 @@ class Head(nn.Module):
 
 
 class ContrastiveModel(nn.Module):
-    """Several views of each sentence of a batch, of which the first is pulled to the others.
+    """Several views of each sentence: an anchor, which is pulled to the others, its positives.
 
-    A view is a pass through the encoder, with dropout of its own, and a call of the head, with a
-    permutation of its own. With fewer ``passes`` than views, views share passes by turns.
-
-    Attributes:
-        encoder: of transformers.
-        pooling: tokens to features.
-        head: features to what is compared.
-        views: an anchor and its positives.
-        passes: through the encoder.
+    A view is a pass through the encoder, with its own dropout, and a call of the head, with its own
+    permutation. With fewer ``passes`` than views, views share passes by turns.
     """
 
     def __init__(
@@ -88,9 +97,9 @@ class ContrastiveModel(nn.Module):
         head: Head,
         loss: Loss,
         *,
-        pooling: Pooling = Pooling.CLS,
+        pooling: Pooling,
         views: int,
-        passes: int | None = None,
+        passes: int | None,
     ) -> None:
         super().__init__()
         self.encoder: Any = encoder
@@ -99,19 +108,13 @@ class ContrastiveModel(nn.Module):
         self._loss = loss
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
-        """Return the loss of a batch.
-
-        Args:
-            input_ids: (n, t) tokens.
-            attention_mask: (n, t).
-        """
+        """Return the loss of a batch, both (n, t)."""
         flat = self.features(
             input_ids.repeat(self.passes, 1), attention_mask.repeat(self.passes, 1)
         )
-        passes = flat.view(self.passes, -1, flat.shape[-1])
-        views = passes
+        views = flat.view(self.passes, -1, flat.shape[-1])
         if self.passes != self.views:
-            views = torch.stack([passes[view % self.passes] for view in range(self.views)])
+            views = torch.stack([views[view % self.passes] for view in range(self.views)])
         compared = self.head(views)
         return {"loss": self._loss(compared[0], compared[1:])}
 
@@ -120,17 +123,12 @@ class ContrastiveModel(nn.Module):
         out = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
         return pool(out.last_hidden_state, attention_mask, self.pooling)
 
-    def embed(self, batch: Mapping[str, Tensor], *, with_head: bool) -> Tensor:
-        """Return embeddings (n, d) of a batch, as the model that is written gives them."""
-        features = self.features(batch["input_ids"], batch["attention_mask"])
-        return self.head(features) if with_head else features
-
 
 def info_nce(
     anchors: Tensor,
     positives: Tensor,
     *,
-    temperature: float = 0.05,
+    temperature: float,
     summed: PositiveSum = PositiveSum.OUTSIDE,
 ) -> Tensor:
     """Return the mean over anchors of the contrastive loss, by cosine similarity.
@@ -140,13 +138,8 @@ def info_nce(
     - outside, equation 7: -1/m Σ_p log( exp sim(i, i, p) / Σ_j exp sim(i, j, p) );
     - inside, equation 8: -log( Σ_p exp sim(i, i, p) / Σ_p Σ_j exp sim(i, j, p) ).
 
-    With one positive both are SimCSE's (Gao et al. 2021, equation 1).
-
-    Args:
-        anchors: (n, d).
-        positives: (m, n, d); row i of each is a positive of anchor i.
-        temperature: τ.
-        summed: which of the two.
+    With one positive both are SimCSE's (Gao et al. 2021, equation 1). Anchors are (n, d), positives
+    (m, n, d); row i of each positive belongs to anchor i.
     """
     with torch.autocast(anchors.device.type, enabled=False):
         # (m, n, n): positive p of sentence j for anchor i
@@ -165,18 +158,16 @@ def _unit(features: Tensor) -> Tensor:
 def contrastive_model(
     config: TrainingConfig, spec: EncoderSpec, folder: ModelFolder
 ) -> tuple[ContrastiveModel, Collator]:
-    """Return the model, its head drawn by the seed, and what makes its batches.
+    """Return the model, its head drawn by the seed, and the collator of its batches.
 
     Raises:
-        ConfigError: the groups do not divide the encoder's width, the device is not there or has
-            no such precision, or nothing would tell the views of a sentence apart.
+        ConfigError: see ``head_whitening``.
         WhiteningError: a batch cannot whiten its groups.
         EncoderError: the encoder cannot be loaded, or has no dropout where views need it.
     """
-    require_device(config)
-    # Before loading too: a checkpoint may lack a pooler, which is drawn then.
+    # Before loading too: a pooler that a checkpoint lacks is drawn then.
     transformers.set_seed(config.seed)
-    whitening = whitening_of(config, folder.hidden_size)
+    whitening = head_whitening(config, folder.hidden_size)
     tokenizer, encoder = load_transformer(spec, folder, torch.device("cpu"))
     if tokenizer.pad_token_id is None:
         raise EncoderError(f"the tokenizer of {spec.model} has no padding, which batches need")
@@ -201,14 +192,25 @@ def contrastive_model(
     )
 
 
-def whitening_of(config: TrainingConfig, dim: int) -> ShuffledGroupWhitening | None:
-    """Return what whitens features of d = ``dim`` channels, None where nothing does.
+def head_whitening(config: TrainingConfig, dim: int) -> ShuffledGroupWhitening | None:
+    """Return the whitening of features of ``dim`` channels, None for SimCSE.
 
     Raises:
         ConfigError: the groups do not divide the channels, or views that share a pass are equal.
         WhiteningError: a batch cannot whiten the groups.
     """
-    whitening = _whitening(config, dim) if config.whiten else None
+    whitening = None
+    if config.whiten:
+        whitening = ShuffledGroupWhitening(
+            dim,
+            groups=number_of_groups(dim, **config.chosen_groups()),
+            group_map=config.group_map,
+            shuffle=config.shuffle,
+            epsilon=config.epsilon,
+            shrinkage=config.shrinkage,
+            momentum=config.momentum,
+        )
+        whitening.require_enough(config.batch_size)
     shared = config.passes is not None and config.passes < config.views
     if shared and not (whitening and whitening.shuffles):
         raise ConfigError(
@@ -219,29 +221,15 @@ def whitening_of(config: TrainingConfig, dim: int) -> ShuffledGroupWhitening | N
     return whitening
 
 
-def _whitening(config: TrainingConfig, dim: int) -> ShuffledGroupWhitening:
-    whitening = ShuffledGroupWhitening(
-        dim,
-        **config.chosen_groups(),
-        group_map=config.group_map,
-        shuffle=config.shuffle,
-        epsilon=config.epsilon,
-        shrinkage=config.shrinkage,
-        momentum=config.momentum,
-    )
-    whitening.require_enough(config.batch_size)
-    return whitening
-
-
 def require_device(config: TrainingConfig) -> None:
-    """Refuse a device that is not there, or a precision that it does not have.
+    """Refuse a device that this machine lacks, or a precision that the device lacks.
 
     Raises:
-        ConfigError: it is so.
+        ConfigError: it does.
     """
     there = torch.cuda.is_available()
     if config.device == "cuda" and not there:
-        raise ConfigError("torch sees no GPU; give device cpu or auto, or mend the driver")
+        raise ConfigError("torch sees no GPU; give device cpu or auto, or repair the driver")
     used = there and config.device != "cpu"
     if config.precision is Precision.BF16 and used and not torch.cuda.is_bf16_supported():
         raise ConfigError("this GPU has no bf16; give precision fp16 or float32")
@@ -250,7 +238,7 @@ def require_device(config: TrainingConfig) -> None:
 
 
 def _drops(encoder: Any) -> bool:
-    """Tell whether two passes differ: what an encoder says of its dropout has many names."""
+    """Return whether two passes differ; the settings of dropout have many names."""
     encoder.train()
     tokens = torch.ones((2, 8), dtype=torch.long)
     with torch.no_grad():
@@ -268,16 +256,15 @@ def write_model(
     *,
     keep_head: bool,
 ) -> None:
-    """Write the encoder, its pooling and, where asked for, its head as one ``Dense``.
+    """Write the encoder, its pooling and, with ``keep_head``, its head as one ``Dense``.
 
-    The head's whitening by its running moments is affine, and so is what follows it up to tanh:
-    together they are one linear map.
+    The head's whitening by its running moments is affine, so it is one linear map with the next.
     """
     path.mkdir()
     write_transformer(path, spec, folder, weights=False)
     settings = (path / "config.json").read_bytes()
     model.encoder.save_pretrained(path)
-    # As the model's own, not as transformers writes it anew.
+    # The model's own settings, not those that transformers writes.
     (path / "config.json").write_bytes(settings)
     modules = [pooling_module(spec, folder.hidden_size)]
     if keep_head:
@@ -297,7 +284,7 @@ def write_model(
         modules.append(Module("Normalize"))
     write_modules(path, modules)
     write_settings(path, spec)
-    # Some releases of safetensors write files that none but their owner may read.
+    # Some releases of safetensors write files that only their owner may read.
     umask = os.umask(0o22)
     os.umask(umask)
     for file in walk_files(path):
@@ -306,27 +293,21 @@ def write_model(
     flush(path)
 
 
-_EMBEDDED_AT_ONCE = 128
-
-
 @torch.no_grad()
 def embed(
     model: ContrastiveModel, texts: Sequence[str], collator: Collator, *, with_head: bool
 ) -> NDArray[np.float32]:
-    """Return embeddings (n, d) in evaluation, longest texts together; nothing is drawn."""
+    """Return embeddings (n, d) as the written model gives them; nothing random is drawn."""
     device = next(model.parameters()).device
     training = model.training
     model.eval()
     order = sorted(range(len(texts)), key=lambda number: -len(texts[number]))
-    out: NDArray[np.float32] | None = None
+    found = []
     for start in range(0, len(order), _EMBEDDED_AT_ONCE):
-        numbers = order[start : start + _EMBEDDED_AT_ONCE]
-        batch = collator([texts[number] for number in numbers])
-        moved = {name: tensor.to(device) for name, tensor in batch.items()}
-        found = model.embed(moved, with_head=with_head).float().cpu().numpy()
-        if out is None:
-            out = np.empty((len(texts), found.shape[1]), dtype=np.float32)
-        out[numbers] = found
+        batch = collator([texts[number] for number in order[start : start + _EMBEDDED_AT_ONCE]])
+        features = model.features(**{name: tensor.to(device) for name, tensor in batch.items()})
+        embeddings = model.head(features) if with_head else features
+        found.append(embeddings.float().cpu().numpy())
     model.train(training)
-    assert out is not None
+    out: NDArray[np.float32] = np.concatenate(found)[np.argsort(order)]
     return out

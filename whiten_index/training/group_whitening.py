@@ -23,24 +23,20 @@ def group_map(kind: GroupMap, covariances: Tensor) -> Tensor:
     Raises:
         WhiteningError: a covariance has no Cholesky factor, or is not finite.
     """
+    if kind is GroupMap.NEWTON:
+        return _inverse_root_iterated(covariances)
     try:
-        return _mapped(kind, covariances)
+        if kind is GroupMap.ZCA:
+            return inverse_root(covariances)
+        if kind is GroupMap.PCA:
+            with torch.no_grad():
+                vectors = torch.linalg.eigh(covariances)[1].flip(-1)
+            turned: Tensor = vectors.mT @ inverse_root(covariances)
+            return turned
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         raise WhiteningError(
             "the features of a batch are not finite; take a smaller learning rate"
         ) from error
-
-
-def _mapped(kind: GroupMap, covariances: Tensor) -> Tensor:
-    if kind is GroupMap.ZCA:
-        return inverse_root(covariances)
-    if kind is GroupMap.NEWTON:
-        return inverse_root_iterated(covariances)
-    if kind is GroupMap.PCA:
-        with torch.no_grad():
-            vectors = torch.linalg.eigh(covariances)[1].flip(-1)
-        turned: Tensor = vectors.mT @ inverse_root(covariances)
-        return turned
     eye = torch.eye(covariances.shape[-1], dtype=covariances.dtype, device=covariances.device)
     lower, failed = torch.linalg.cholesky_ex(covariances)
     if failed.any():
@@ -54,17 +50,10 @@ def _mapped(kind: GroupMap, covariances: Tensor) -> Tensor:
 class ShuffledGroupWhitening(nn.Module):
     """Whitening by groups of channels, with the batch's moments in training.
 
-    For evaluation it keeps moments of all channels, moved towards each batch's by ``momentum``
-    (equation 13), and takes the groups of neighbouring channels: one affine map, see ``folded``.
-
-    Attributes:
-        dim: channels d.
-        groups: G; each has d / G channels.
-        epsilon: added to the diagonal of each covariance.
-        shrinkage: α of Σ' = (1 - α)Σ + α·tr(Σ)/c·I, 0 for none.
-        mean: (d,) running.
-        covariance: (d, d) running.
-        batches: that these have seen.
+    For evaluation it keeps running moments of all channels, moved towards each batch's by
+    ``momentum`` (equation 13), and takes the groups of neighbouring channels: one affine map, see
+    ``folded``. ``shrinkage`` is α of Σ' = (1 - α)Σ + α·tr(Σ)/c·I; ``epsilon`` is added to the
+    diagonal of each covariance.
     """
 
     mean: Tensor
@@ -75,38 +64,17 @@ class ShuffledGroupWhitening(nn.Module):
         self,
         dim: int,
         *,
-        groups: int | None = None,
-        group_size: int | None = None,
+        groups: int,
         group_map: GroupMap = GroupMap.ZCA,
         shuffle: bool = True,
         epsilon: float = 1e-5,
         shrinkage: float = 0.0,
         momentum: float = 0.1,
     ) -> None:
-        """Take either reading of the group parameter.
-
-        Args:
-            dim: channels.
-            groups: how many groups (the published code, 128).
-            group_size: channels of a group (the paper's text, "group size").
-            group_map: what whitens a group.
-            shuffle: draw a permutation each time; else groups are of neighbouring channels.
-            epsilon: added to the diagonal.
-            shrinkage: towards a multiple of I, which a batch not larger than a group needs.
-            momentum: weight of a batch in the running moments.
-
-        Raises:
-            ConfigError: both or neither reading is given, groups do not divide ``dim``, or a
-                number is out of its range.
-        """
+        """Start with running moments of mean 0 and covariance I; see ``number_of_groups``."""
         super().__init__()
-        self.dim, self.groups = dim, _groups(dim, groups, group_size)
+        self.dim, self.groups = dim, groups
         self.group_map, self.shuffle = group_map, shuffle
-        for name, value in (("shrinkage", shrinkage), ("momentum", momentum)):
-            if not 0 <= value <= 1:
-                raise ConfigError(f"{name} is {value}; give a number from 0 to 1")
-        if not 0 <= epsilon < float("inf"):
-            raise ConfigError(f"epsilon is {epsilon}; give 0 or more")
         self.epsilon, self.shrinkage, self.momentum = epsilon, shrinkage, momentum
         self.register_buffer("mean", torch.zeros(dim))
         self.register_buffer("covariance", torch.eye(dim))
@@ -123,40 +91,30 @@ class ShuffledGroupWhitening(nn.Module):
         return self.shuffle and 1 not in (self.groups, self.group_size)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Whiten features; in training each view by its own batch and its own permutation.
+        """Whiten features (n, d) or (views, n, d); in training each view by its own batch.
 
-        Args:
-            features: (n, d), or (views, n, d).
-
-        Returns:
-            The same shape, in float32, or float64 where that is given.
+        The result has the same shape, in float32, or float64 if that is given.
 
         Raises:
-            WhiteningError: in training, n does not exceed the channels of a group, and nothing is
-                shrunk; or the features are of another width.
+            WhiteningError: in training, n does not exceed the channels of a group.
         """
-        if features.shape[-1] != self.dim:
-            raise WhiteningError(
-                f"features have {features.shape[-1]} channels, and the whitening {self.dim}"
-            )
         with torch.autocast(features.device.type, enabled=False):
             wide = features.double() if features.dtype == torch.float64 else features.float()
             views = wide if wide.dim() == 3 else wide.unsqueeze(0)
-            out = self._trained(views) if self.training else self._evaluated(views)
+            if self.training:
+                out = self._trained(views)
+            else:
+                weight, bias = (each.to(views.dtype) for each in self.folded())
+                out = views @ weight.mT + bias
         return out if wide.dim() == 3 else out.squeeze(0)
 
     def folded(self) -> tuple[Tensor, Tensor]:
-        """Return weight (d, d) and bias (d,) of what evaluation does: x ↦ x Wᵀ + b."""
-        blocks = self._map(self._blocks(self.covariance.double().unsqueeze(0)))[0]
+        """Return weight (d, d) and bias (d,) of the map in evaluation: x ↦ x Wᵀ + b."""
+        c = self.group_size
+        cut = self.covariance.double().view(self.groups, c, self.groups, c)
+        blocks = self._map(cut.diagonal(dim1=0, dim2=2).permute(2, 0, 1))
         weight: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
         return weight, -(weight @ self.mean.double())
-
-    def extra_repr(self) -> str:
-        """Return what it is, for whoever prints a model."""
-        return (
-            f"dim={self.dim}, groups={self.groups}, map={self.group_map.value}, "
-            f"shuffle={self.shuffle}, epsilon={self.epsilon}"
-        )
 
     def _trained(self, views: Tensor) -> Tensor:
         self.require_enough(views.shape[1])
@@ -187,16 +145,6 @@ class ShuffledGroupWhitening(nn.Module):
             covariances = (1 - self.shrinkage) * covariances + self.shrinkage * level * eye
         return group_map(self.group_map, covariances + self.epsilon * eye)
 
-    def _evaluated(self, views: Tensor) -> Tensor:
-        weight, bias = self.folded()
-        return views @ weight.mT.to(views.dtype) + bias.to(views.dtype)
-
-    def _blocks(self, covariances: Tensor) -> Tensor:
-        """Return the blocks (k, G, c, c) of groups of neighbouring channels, of (k, d, d)."""
-        c = self.group_size
-        cut = covariances.view(-1, self.groups, c, self.groups, c)
-        return cut.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
-
     def _orders(self, views: Tensor) -> Tensor:
         """Return a permutation of the channels for each view, (views, d)."""
         shape = views.shape[0], self.dim
@@ -218,71 +166,59 @@ class ShuffledGroupWhitening(nn.Module):
         self.batches += 1
 
     def require_enough(self, rows: int) -> None:
-        """Refuse a batch that cannot tell a group's covariance.
-
-        Raises:
-            WhiteningError: it cannot.
-        """
-        enough = rows > self.group_size or (self.shrinkage and rows > 1)
-        if not enough:
-            raise WhiteningError(
-                f"a batch of {rows} cannot whiten groups of {self.group_size} channels, whose "
-                f"covariance it cannot tell; take batches of {self.group_size + 1} or more, "
-                "more groups, or a shrinkage above 0"
-            )
+        """Refuse a batch of too few rows for the covariance of a group."""
+        if rows > self.group_size or (self.shrinkage and rows > 1):
+            return
+        raise WhiteningError(
+            f"a batch of {rows} cannot whiten groups of {self.group_size} channels, whose "
+            f"covariance it cannot determine; take batches of {self.group_size + 1} or more, "
+            "more groups, or a shrinkage above 0"
+        )
 
 
-def _groups(dim: int, groups: int | None, size: int | None) -> int:
-    """Return the number of groups, by either reading."""
-    if groups is not None and size is None:
-        given, what = groups, "groups"
-    elif size is not None and groups is None:
-        given, what = size, "channels a group"
-    else:
-        raise ConfigError("give either the number of groups or the channels of a group")
-    if given < 1:
-        raise ConfigError(f"{given} {what} cannot be; give 1 or more")
+def number_of_groups(dim: int, *, groups: int | None = None, group_size: int | None = None) -> int:
+    """Return the number of groups of ``dim`` channels, by either reading of the parameter.
+
+    The published code gives the number of groups (128), the paper's text their size.
+
+    Raises:
+        ConfigError: the number does not divide the channels.
+    """
+    given, what = (groups, "groups") if group_size is None else (group_size, "channels a group")
+    assert given is not None
     if dim % given:
         raise ConfigError(
             f"{given} {what} do not divide {dim} channels; give one of "
             f"{', '.join(map(str, divisors(dim)))}"
         )
-    return given if size is None else dim // given
+    return given if group_size is None else dim // given
 
 
 # Each multiplies the least eigenvalue by 2.25 until the rest is quadratic: these take a condition
 # number times the channels of 1e9 to the precision of float64's products.
-ITERATIONS = 32
+_ITERATIONS = 32
 
 
 def inverse_root(matrices: Tensor) -> Tensor:
-    """Return A^(-1/2) of symmetric matrices; directions without variance get 0.
+    """Return A^(-1/2) of positive semi-definite matrices (..., c, c), float32 or float64.
 
-    Args:
-        matrices: (..., c, c), positive semi-definite, float32 or float64.
-
-    Returns:
-        (..., c, c), symmetric. Eigenvalues below c · ε · λ₁ count as none, ε of the type.
+    Eigenvalues below c · ε · λ₁ count as none, ε of the type: their directions get 0.
     """
     root: Tensor = _InverseRoot.apply(matrices)  # type: ignore[no-untyped-call]
     return root
 
 
-def inverse_root_iterated(matrices: Tensor, *, iterations: int = ITERATIONS) -> Tensor:
-    """Return A^(-1/2) of symmetric matrices by products alone, as GPUs like them.
+def _inverse_root_iterated(matrices: Tensor) -> Tensor:
+    """Return A^(-1/2) of positive definite matrices (..., c, c) by products alone.
 
     The coupled Newton iteration of Denman and Beavers in the inverse-free form of Schulz (Higham
     2008, equation 6.35), of the matrix divided by its trace; gradients go through the iterations.
-
-    Args:
-        matrices: (..., c, c), positive definite: a direction without variance never converges.
-        iterations: see ``ITERATIONS``.
     """
     trace = matrices.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
     trace = trace.clamp_min(torch.finfo(matrices.dtype).tiny)
     eye = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
     root, inverse = matrices / trace, eye.expand_as(matrices)
-    for _ in range(iterations):
+    for _ in range(_ITERATIONS):
         step = 1.5 * eye - 0.5 * inverse @ root
         root, inverse = root @ step, step @ inverse
     return inverse / trace.sqrt()

@@ -1,13 +1,14 @@
-"""Sentences to a trained encoder: WhitenedCSE, or SimCSE, written as any build takes it."""
+"""Train an encoder on sentences by WhitenedCSE or SimCSE, and write it as a folder for builds."""
 
 from __future__ import annotations
 
+import csv
 import functools
 import hashlib
 import importlib.util
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from whiten_index.artifacts.atomic import discard, replace_folder, require_free
 from whiten_index.artifacts.files import is_file, list_folder, require_path, resolved, writing
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import Described, Schema
+from whiten_index.corpus.batches import TextBatch
 from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.encoder_config import EncoderConfig
@@ -25,33 +27,28 @@ from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, FormatError
 from whiten_index.evaluation.sts_sets import StsSet, read_sts, require_ranked
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.training.training_config import BEST, POOLINGS, TrainingConfig
+from whiten_index.training.training_config import BEST, CURVES, POOLINGS, TrainingConfig
 
 if TYPE_CHECKING:
-    from whiten_index.training.contrastive_model import ContrastiveModel
-    from whiten_index.training.sentences import Sentences
     from whiten_index.training.trainer import Score
 
 KIND, FORMAT_VERSION = "trained model", 1
-RUN, CURVES, _CHECKPOINTS = "training.json", "curves.csv", "checkpoints"
+RUN, CURVES_FILE, _CHECKPOINTS = "training.json", "curves.csv", "checkpoints"
 _SCHEMA = Schema(KIND, FORMAT_VERSION, Described)
 _WHAT, _REMEDY = "a trained model", "remove it to train anew"
 _RECORD = "checkpoints of a training"
-_OF_ACCELERATE = (
-    "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP",
-)  # fmt: skip
 _STSB = "STS-B"
 
 
 @dataclass(frozen=True)
 class TrainReport:
-    """What a training did.
+    """Report of a training.
 
     Attributes:
         out: folder of the model.
-        facts: what it came to, as JSON values.
+        facts: steps and scores, as JSON values.
         stages: seconds and steps.
-        again: whether it was there already, trained in the same way.
+        again: whether the same model was there already.
     """
 
     out: Path
@@ -74,21 +71,22 @@ def train_encoder(
 ) -> TrainReport:
     """Train an encoder, and write it as a folder of sentence-transformers.
 
-    What is interrupted is gone on with by the same call, from its last checkpoint.
+    Call it again to resume an interrupted training from its last checkpoint; the resulting weights
+    are bit-identical.
 
     Args:
-        config: of the training.
+        config: options of the training.
         pairs: file or folder with STS-B, on whose dev split checkpoints are compared and the best
             is kept; None keeps the last.
-        progress: who is told of the stages.
+        progress: receiver of the stages.
 
     Raises:
         ConfigError: the model, groups and batch do not go together, or the folder holds another
             training.
         CorpusError: the sentences or pairs cannot be used, or are fewer than a batch.
-        EncoderError: the model cannot be found or loaded, has a head of its own, or diverges.
+        EncoderError: the model cannot be found or loaded, has its own head, or diverges.
         WhiteningError: a batch cannot whiten its groups.
-        ArtifactError: a checkpoint, or the model that is there, is damaged.
+        ArtifactError: a checkpoint or the existing model is damaged.
         BusyError: another process trains to the same folder.
         StorageError: the disk is full or cannot be written.
 
@@ -107,18 +105,16 @@ def train_encoder(
         CorpusConfig(sources=config.corpus, text_columns=config.text_columns, limit=config.limit)
     )
     with stages.stage("read", corpus.rows) as watcher:
-        from whiten_index.training.sentences import Sentences
-
-        sentences = Sentences.of(corpus, batch_size=config.batch_size)
+        sentences = read_sentences(corpus, batch_size=config.batch_size)
         watcher.advance(corpus.rows)
     training = _Training(config, spec, folder, sentences, dev)
     # Before anything is written.
     done = training.finished()
-    if done is not None and not training.left_something:
+    if done is not None and training.recorded() is None:
         return TrainReport(training.out, done, stages, again=True)
     training.require_own_place()
     with only_writer(training.work, what="training"):
-        # Another process may have ended it since.
+        # Another process may have finished it since.
         done = done or training.finished()
         try:
             facts = done or training.do(stages)
@@ -130,29 +126,29 @@ def train_encoder(
     return TrainReport(training.out, facts, stages, again=done is not None)
 
 
-def _require_installed() -> None:
-    if importlib.util.find_spec("accelerate") is None:
-        raise ConfigError(
-            "training needs accelerate, which is not installed; run: pip install "
-            "'whiten-index[train]'"
+def read_sentences(corpus: ParquetCorpus, *, batch_size: int) -> list[str]:
+    """Return the sentences of a corpus; rows without text are left out.
+
+    Raises:
+        CorpusError: the corpus cannot be read, or has fewer sentences than a batch.
+    """
+    batches = (corpus.read(shard) for shard in corpus.shards)
+    texts = [text for batch in batches if isinstance(batch, TextBatch) for text in batch.texts]
+    if len(texts) < batch_size:
+        raise CorpusError(
+            f"the corpus has {len(texts)} sentences, fewer than a batch of {batch_size}; name "
+            "more, or take smaller batches"
         )
-    if os.environ.get("WORLD_SIZE", "1") != "1" or "LOCAL_RANK" in os.environ:
-        raise ConfigError(
-            "training is one process on one device; start it without torchrun, and unset "
-            "WORLD_SIZE and LOCAL_RANK"
-        )
-    for name in _OF_ACCELERATE:
-        if os.environ.get(name, "no").lower() not in ("", "no", "false"):
-            raise ConfigError(f"{name} is set, which would change the training; unset it")
+    return texts
 
 
 def model_of(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
-    """Return the model that is trained, with the pooling that counts."""
+    """Return the model that is trained, with its pooling."""
     asked = EncoderConfig(
         model=config.model,
         revision=config.revision,
         pooling=config.pooling,
-        # Sentences are trained without any, and so is what is written.
+        # Sentences are trained without prompts, and the written model has none.
         document_prompt="",
         query_prompt="",
         trust_remote_code=config.trust_remote_code,
@@ -165,7 +161,7 @@ def model_of(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
         )
     if any(step.kind != "Normalize" for step in folder.head):
         raise ConfigError(
-            f"{spec.model} has steps of its own behind its pooling, which training would leave "
+            f"{spec.model} has its own steps after its pooling, which training would leave "
             "out; train the transformer alone: take out its modules.json"
         )
     if folder.config.get("is_encoder_decoder"):
@@ -174,24 +170,33 @@ def model_of(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
 
 
 def require_trainable(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
-    """Return the model that is trained; refuse what cannot be, before anything is read.
+    """Return the model that is trained; refuse an impossible training before anything is read.
 
     Raises:
         ConfigError: see ``train_encoder``.
-        EncoderError: the model cannot be found, or has a head of its own.
+        EncoderError: the model cannot be found.
         WhiteningError: a batch cannot whiten its groups.
     """
-    _require_installed()
+    if importlib.util.find_spec("accelerate") is None:
+        raise ConfigError(
+            "training needs accelerate, which is not installed; run: pip install "
+            "'whiten-index[train]'"
+        )
+    if os.environ.get("WORLD_SIZE", "1") != "1" or "LOCAL_RANK" in os.environ:
+        raise ConfigError(
+            "training is one process on one device; start it without torchrun, and unset "
+            "WORLD_SIZE and LOCAL_RANK"
+        )
     spec, folder = model_of(config)
-    from whiten_index.training.contrastive_model import require_device, whitening_of
+    from whiten_index.training.contrastive_model import head_whitening, require_device
 
     require_device(config)
-    whitening_of(config, folder.hidden_size)
+    head_whitening(config, folder.hidden_size)
     return spec, folder
 
 
 def read_dev(pairs: Path | str) -> StsSet:
-    """Return the dev split of STS-B, which checkpoints are compared on.
+    """Return the dev split of STS-B, on which checkpoints are compared.
 
     Raises:
         ConfigError: there is none.
@@ -210,20 +215,12 @@ def read_dev(pairs: Path | str) -> StsSet:
 
 @dataclass(frozen=True)
 class _Training:
-    """A training with what it is of: where it stands, and what it is known by.
-
-    Attributes:
-        config: of the training.
-        spec: of the encoder as it was.
-        folder: likewise.
-        sentences: to train on.
-        dev: pairs that checkpoints are compared on, None for none.
-    """
+    """A training: its folders, its identity and its steps."""
 
     config: TrainingConfig
     spec: EncoderSpec
     folder: ModelFolder
-    sentences: Sentences
+    sentences: Sequence[str]
     dev: StsSet | None
 
     @property
@@ -233,38 +230,41 @@ class _Training:
 
     @property
     def work(self) -> Path:
-        """Folder of what it is gone on from."""
+        """Folder of checkpoints and of the record of the training that made them."""
         return self.out.with_name(f"{self.out.name}.training")
 
     @property
     def begun(self) -> bool:
-        """Whether there is a checkpoint to go on from."""
+        """Whether there is a checkpoint to resume from."""
         from whiten_index.training.checkpoints import any_whole
 
         return any_whole(self.work / _CHECKPOINTS)
 
-    @property
-    def left_something(self) -> bool:
-        """Whether there are checkpoints of some training, or what one left when it died."""
-        return self._record() is not None
-
     @functools.cached_property
     def identity(self) -> Mapping[str, Any]:
-        """What the weights depend on, as JSON values."""
+        """Everything that the weights depend on, as JSON values."""
+        texts = (text.encode() for text in self.sentences)
+        sentences = (len(data).to_bytes(8, "little") + data for data in texts)
+        pairs = None
+        if self.dev is not None:
+            columns = (self.dev.first, self.dev.second, self.dev.scores)
+            pairs = _digest(
+                f"{a}\x00{b}\x00{c}\x00".encode() for a, b, c in zip(*columns, strict=True)
+            )
         values = {
             "model": self.spec.fingerprint,
-            "sentences": _digest(self.sentences.texts),
-            "pairs": None if self.dev is None else _digest_of(self.dev),
+            "sentences": _digest(sentences),
+            "pairs": pairs,
             **self.config.identity(),
         }
         found: Mapping[str, Any] = json.loads(json.dumps(values))
         return found
 
     def finished(self) -> dict[str, Any] | None:
-        """Return what it came to if it is there already, None where nothing is.
+        """Return the facts of the model if it is there already.
 
         Raises:
-            ConfigError: a model is there that was trained in another way, or something else is.
+            ConfigError: the folder holds a model of another training, or something else.
         """
         if _files(self.out) is None:
             # Before hours of training, not after.
@@ -273,100 +273,86 @@ class _Training:
         fields = manifest.read_manifest(self.out, _SCHEMA)
         manifest.check_files(self.out, fields, content=True, remedy=_REMEDY)
         found = manifest.read_json(self.out / RUN, what="a record of training")
-        self._require_mine(_identity(found), where=self.out, what="a model trained")
+        self._require_mine(found.pop("identity", None), where=self.out, what="a model trained")
         return found
+
+    def recorded(self) -> Any:
+        """Return the identity of the training whose checkpoints are there, None without one."""
+        path = self.work / RUN
+        if not is_file(path):
+            return None
+        found = manifest.read_json(path, what=_RECORD, remedy="remove the folder to train anew")
+        return found.get("identity", {}) if found.get("kind") == _RECORD else None
+
+    def require_own_place(self) -> None:
+        """Refuse to put checkpoints into a folder with other files."""
+        if self._others() and self.recorded() is None:
+            raise ConfigError(
+                f"{self.work}, where checkpoints go, holds something else, and is left as it is; "
+                "move it away, or name another --out"
+            )
 
     def do(self, stages: Stages) -> dict[str, Any]:
         """Train, from the last checkpoint if there is one, and write the model; return facts."""
-        self._require_checkpoints()
-        from whiten_index.training.contrastive_model import contrastive_model
+        from whiten_index.training.checkpoints import written
+        from whiten_index.training.contrastive_model import contrastive_model, write_model
         from whiten_index.training.trainer import run
 
+        if self.begun:
+            self._require_mine(self.recorded(), where=self.work, what=_RECORD)
+        else:
+            record = self.work / RUN
+            with writing(record, kept=""):
+                manifest.write_json(record, {"kind": _RECORD, "identity": dict(self.identity)})
         with stages.stage("load encoder", 1):
             model, collator = contrastive_model(self.config, self.spec, self.folder)
-        # As the model that is written will be used.
+        # Scored as the written model will be used.
         whole = replace(collator, max_length=self.spec.max_length)
         score = None if self.dev is None else _scorer(self.config, whole, self.dev)
-        ended = run(
+        trained = run(
             self.config, model, self.sentences, collator,
             score=score, folder=self.work / _CHECKPOINTS, stages=stages,
         )  # fmt: skip
         facts = {
             "encoder": self.spec.model,
             "sentences": len(self.sentences),
-            "steps": ended.steps,
-            "best_step": ended.best_step,
-            BEST: ended.best,
-            "stsb_dev_before": next((row[BEST] for row in ended.curves if BEST in row), None),
-            "resumed_at": ended.resumed,
+            "steps": trained.steps,
+            "best_step": trained.best_step,
+            BEST: trained.best,
+            "stsb_dev_before": next((row[BEST] for row in trained.curves if BEST in row), None),
+            "resumed_at": trained.resumed,
         }
-        self._write(model, ended.curves, facts)
-        return facts
 
-    def clear(self) -> None:
-        """Remove what it was gone on from, and the folder if that is all."""
-        with writing(self.work, kept=""):
-            if self.left_something:
-                discard(self.work / _CHECKPOINTS)
-                (self.work / RUN).unlink(missing_ok=True)
-            if not self._others():
-                discard(self.work)
-
-    def require_own_place(self) -> None:
-        """Refuse to put checkpoints into a folder of something else.
-
-        Raises:
-            ConfigError: it is one.
-        """
-        if self._others() and self._record() is None:
-            raise ConfigError(
-                f"{self.work}, where checkpoints go, holds something else, and is left as it is; "
-                "move it away, or name another --out"
-            )
-
-    def _others(self) -> list[Path]:
-        """Return what is in the folder of checkpoints beside the files of its lock."""
-        return [p for p in list_folder(self.work) if not p.name.startswith((".lock", ".tmp-"))]
-
-    def _record(self) -> Mapping[str, Any] | None:
-        """Return what tells whose the checkpoints are, None where nothing does."""
-        path = self.work / RUN
-        if not is_file(path):
-            return None
-        found = manifest.read_json(path, what=_RECORD, remedy="remove the folder to train anew")
-        return _identity(found) if found.get("kind") == _RECORD else None
-
-    def _write(
-        self,
-        model: ContrastiveModel,
-        curves: Sequence[Mapping[str, float]],
-        facts: Mapping[str, Any],
-    ) -> None:
         def make(path: Path) -> None:
-            from whiten_index.training.checkpoints import written
-            from whiten_index.training.contrastive_model import write_model
-            from whiten_index.training.trainer import write_curves
-
             with written(path):
                 write_model(path, model, self.spec, self.folder, keep_head=self.config.keep_head)
-            write_curves(path / CURVES, curves)
+            with (path / CURVES_FILE).open("w", newline="") as file:
+                writer = csv.DictWriter(file, CURVES, lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(trained.curves)
             manifest.write_json(path / RUN, {"identity": dict(self.identity), **facts})
             files = manifest.describe_files(path)
             fields = {"kind": KIND, "format_version": FORMAT_VERSION, "files": files}
             manifest.write_manifest(path / manifest.MANIFEST, fields)
 
         replace_folder(self.out, make, files=_files, what=_WHAT)
+        return facts
 
-    def _require_checkpoints(self) -> None:
-        """Refuse to go on from the checkpoints of another training; note which this one is."""
-        if self.begun:
-            self._require_mine(self._record() or {}, where=self.work, what=_RECORD)
-        else:
-            path = self.work / RUN
-            with writing(path, kept=""):
-                manifest.write_json(path, {"kind": _RECORD, "identity": dict(self.identity)})
+    def clear(self) -> None:
+        """Remove the checkpoints, and their folder if it holds nothing else."""
+        with writing(self.work, kept=""):
+            if self.recorded() is not None:
+                discard(self.work / _CHECKPOINTS)
+                (self.work / RUN).unlink(missing_ok=True)
+            if not self._others():
+                discard(self.work)
 
-    def _require_mine(self, then: Mapping[str, Any], *, where: Path, what: str) -> None:
+    def _others(self) -> list[Path]:
+        """Return the entries of the folder of checkpoints except those of its lock."""
+        return [p for p in list_folder(self.work) if not p.name.startswith((".lock", ".tmp-"))]
+
+    def _require_mine(self, recorded: Any, *, where: Path, what: str) -> None:
+        then = recorded if isinstance(recorded, dict) else {"identity": recorded}
         now = self.identity
         differ = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
         if differ:
@@ -377,10 +363,10 @@ class _Training:
 
 
 def _scorer(config: TrainingConfig, collator: Any, dev: StsSet) -> Score:
-    """Return what scores a model: STS-B dev, alignment of its close pairs, uniformity."""
+    """Return a function that scores a model on STS-B dev, with alignment and uniformity."""
     from whiten_index.evaluation.geometry_scores import POSITIVE_ABOVE, alignment, uniformity
     from whiten_index.evaluation.sts_scores import correlate, pair_cosines
-    from whiten_index.training.contrastive_model import embed
+    from whiten_index.training.contrastive_model import ContrastiveModel, embed
 
     chosen = [row for row, scored in enumerate(dev.scored) if scored]
     first, second = ([texts[row] for row in chosen] for texts in (dev.first, dev.second))
@@ -402,12 +388,6 @@ def _scorer(config: TrainingConfig, collator: Any, dev: StsSet) -> Score:
     return score
 
 
-def _identity(record: dict[str, Any]) -> Mapping[str, Any]:
-    """Take the identity out of a record of training; one that is no object differs from any."""
-    found = record.pop("identity", None)
-    return found if isinstance(found, dict) else {"identity": found}
-
-
 def _files(folder: Path) -> set[str] | None:
     """Return the files of a folder with a trained model, None of another one."""
     try:
@@ -419,17 +399,8 @@ def _files(folder: Path) -> set[str] | None:
     return {manifest.MANIFEST, *fields["files"]}
 
 
-def _digest(texts: Any) -> str:
-    """Return a digest of sentences in Arrow, whatever their chunks."""
+def _digest(pieces: Iterable[bytes]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for text in texts:
-        data = text.as_py().encode()
-        digest.update(len(data).to_bytes(8, "little") + data)
-    return digest.hexdigest()
-
-
-def _digest_of(dev: StsSet) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for first, second, score in zip(dev.first, dev.second, dev.scores, strict=True):
-        digest.update(f"{first}\x00{second}\x00{score}\x00".encode())
+    for piece in pieces:
+        digest.update(piece)
     return digest.hexdigest()

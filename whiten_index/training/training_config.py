@@ -13,6 +13,8 @@ from whiten_index.options import CORPUS, MODEL, OUTPUT, RESOURCES, Option, schem
 HEAD, LOSS, TRAINING = "Head", "Loss", "Training"
 # Score that checkpoints are compared by: Spearman's correlation × 100.
 BEST = "stsb_dev"
+# Columns of the learning curves.
+CURVES = ("step", "epoch", "loss", "learning_rate", BEST, "alignment", "uniformity")
 # Of the published code.
 GROUPS = 128
 POOLINGS = ("cls", "mean")
@@ -184,7 +186,7 @@ class TrainingConfig:
         return self.positives + 1
 
     def chosen_groups(self) -> dict[str, int]:
-        """Return the one reading of the group parameter that counts."""
+        """Return the group parameter by the reading that was chosen."""
         if self.group_size is not None:
             return {"group_size": self.group_size}
         return {"groups": GROUPS if self.groups is None else self.groups}
