@@ -120,7 +120,7 @@ def measure(work: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         case = Case.of(name, layer, work)
         stages = Stages(Silent())
         started = time.perf_counter()
-        sample = sample_pieces(case.encoded, 1_000, 0, stages)
+        sample = sample_pieces(replace(case.encoded, stages=stages), 1_000, 0)
         assert isinstance(sample, Sample)
         kept = work / f"{name}-{layer or 'last'}.pieces-seconds"
         if "encode pieces" in stages.seconds:

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whiten_index.pipeline import changes as changes_of_documents
-from whiten_index.pipeline.changes import ChangeKind, Changes, document_rows
+from whiten_index.pipeline.changes import ChangeKind, Changes, Documents, document_rows
 from whiten_index.store.records import CorpusPart
 
 quick = settings(max_examples=80, deadline=None, derandomize=True, database=None)
@@ -33,8 +33,8 @@ def digests(texts: list[str]) -> np.ndarray:
     return np.frombuffer(joined, dtype=np.uint8).reshape(-1, 16)
 
 
-def table(documents: dict[Any, Document]) -> pa.Table:
-    """Documents with one kept column, as ``document_rows`` tells of them."""
+def table(documents: dict[Any, Document]) -> Documents:
+    """Documents with one kept column."""
     kept = pa.array([extra for _, extra in documents.values()], pa.int64())
     return document_rows(
         pa.table({"id": list(documents), "kept": kept}), digests([t for t, _ in documents.values()])
@@ -45,18 +45,18 @@ def table(documents: dict[Any, Document]) -> pa.Table:
 class Held:
     """Documents as a store gives them: table by table, and the ids of one table again."""
 
-    tables: list[pa.Table]
+    tables: list[Documents]
     read_again: list[int] = field(default_factory=list)
 
-    def __iter__(self) -> Iterator[pa.Table]:
+    def __iter__(self) -> Iterator[Documents]:
         yield from self.tables
 
     def ids(self, number: int) -> pa.Array:
         self.read_again.append(number)
-        return self.tables[number]["id"].combine_chunks()
+        return self.tables[number].ids
 
 
-def compare(before: list[pa.Table], now: list[pa.Table], **options: Any) -> Changes:
+def compare(before: list[Documents], now: list[Documents], **options: Any) -> Changes:
     return changes_of_documents.compare(Held(before), iter(now), **options)  # type: ignore[arg-type]
 
 
@@ -94,7 +94,7 @@ words = st.sampled_from(["ant", "bee", "cat"])
 documents = st.dictionaries(ids, st.tuples(words, st.integers(0, 2)), max_size=12)
 
 
-def pieces(documents: dict[Any, Document], at: int) -> list[pa.Table]:
+def pieces(documents: dict[Any, Document], at: int) -> list[Documents]:
     """The same documents as parts of a corpus, none of which need have any."""
     items = list(documents.items())
     return [table(dict(part)) for part in (items[:at], items[at:]) if part]
@@ -166,7 +166,7 @@ class Synthetic:
     def __init__(self, seed: int, watched: list[int]) -> None:
         self.seed, self.watched = seed, watched
 
-    def __iter__(self) -> Iterator[pa.Table]:
+    def __iter__(self) -> Iterator[Documents]:
         for number in range(self.parts):
             self.watched.append(pa.total_allocated_bytes())
             texts = np.random.default_rng(number).integers(0, 256, (self.rows, 16), np.uint8)
@@ -199,7 +199,7 @@ def test_what_is_as_it_was_takes_little_memory(by_content: bool, bytes_a_row: in
     assert max(watched) - held <= of_a_part
 
 
-def passages(documents: dict[str, tuple[list[str], int]]) -> pa.Table:
+def passages(documents: dict[str, tuple[list[str], int]]) -> Documents:
     rows = [
         {"id": name, "year": year, "passage": number, "passage_start": 0, "passage_end": len(text),
          "passage_text": text}
@@ -291,7 +291,7 @@ def test_a_kept_column_may_be_of_any_type(name: str) -> None:
     kind, one, other = EVERY_TYPE[name]
     missing = [] if name == "list_of_nothing" else [None]
 
-    def rows(*values: Any) -> pa.Table:
+    def rows(*values: Any) -> Documents:
         documents = pa.table({"id": range(len(values)), "kept": array(kind, list(values))})
         return document_rows(documents, digests(["ant"] * len(values)))
 

@@ -20,7 +20,7 @@ from whiten_index.index.factory import inner_of
 from whiten_index.index.library import INDEX, load_faiss
 from whiten_index.index.ondisk_ivf import IVF_DATA
 from whiten_index.pipeline.canary_file import CanaryFile
-from whiten_index.pipeline.gates import BaseCounts, run_gates
+from whiten_index.pipeline.gates import run_gates
 from whiten_index.pipeline.update_config import GateConfig
 from whiten_index.progress import Silent, Stages
 from whiten_index.store.embedding_store import EmbeddingStore
@@ -121,7 +121,7 @@ FACTORIES = [
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_a_sound_version_passes(version, factory):
     made = version(factory)
-    assert made.failing(base=BaseCounts(ROWS - 7, new=10, deleted=3)) == {}
+    assert made.failing(base_rows=ROWS - 7, expected_rows=ROWS) == {}
     found = made.gates()["canaries"].found
     assert found["sampled"] == 200
     assert found["hits_missing"] == 0
@@ -275,14 +275,14 @@ class TestCanaries:
 class TestSize:
     def test_bounds_are_on_the_rows_before(self, version):
         made = version()
-        assert made.failing(base=BaseCounts(int(ROWS / 0.8))) == {}
-        why = made.failing(base=BaseCounts(int(ROWS / 0.8) + 1))["size"]
+        assert made.failing(base_rows=int(ROWS / 0.8)) == {}
+        why = made.failing(base_rows=int(ROWS / 0.8) + 1)["size"]
         assert "20.0% fewer than the 1,876 before, and --max-shrink is 0.2" in why
-        assert made.failing(base=BaseCounts(ROWS // 2)) == {}
-        why = made.failing(base=BaseCounts(ROWS // 2 - 1))["size"]
+        assert made.failing(base_rows=ROWS // 2) == {}
+        why = made.failing(base_rows=ROWS // 2 - 1)["size"]
         assert "too many after the 749 before: --max-growth is 1" in why
-        assert made.failing(GateConfig(max_growth=100), base=BaseCounts(20)) == {}
-        assert made.failing(GateConfig(max_shrink=1), base=BaseCounts(10**9)) == {}
+        assert made.failing(GateConfig(max_growth=100), base_rows=20) == {}
+        assert made.failing(GateConfig(max_shrink=1), base_rows=10**9) == {}
 
 
 class TestCanaryFile:
@@ -319,19 +319,28 @@ class TestCanaryFile:
     @pytest.mark.parametrize(
         ("columns", "why"),
         [
-            ({"query": ["a"]}, "text or embedding, and .* has neither; its columns are query"),
-            ({"text": ["a"], "embedding": [[1.0] * DIM]}, "has both; its columns are text, emb"),
+            ({"query": ["a"]}, "neither column text and embedding.*; its columns are query"),
+            (
+                {"text": ["a"], "embedding": [[1.0] * DIM]},
+                "both columns .*; its columns are text, emb",
+            ),
             ({"text": pa.array([], pa.string())}, "holds no rows"),
-            ({"text": ["a", " "]}, "rows that cannot be used as queries .1 blank text.; mend or"),
-            ({"text": ["a", None]}, "cannot be used as queries"),
-            ({"text": [1, 2]}, "a text column takes strings"),
-            ({"embedding": [[1.0] * 3]}, f"have 3 dims, and those of the index {DIM}"),
-            ({"embedding": [[1.0] * DIM, [np.nan] * DIM]}, "cannot be used as queries"),
-            ({"embedding": [[1e300] * DIM]}, "numbers too large to be searched"),
-            ({"embedding": [[1.0] * DIM, [1.0]]}, "cannot be used as queries"),
-            ({"text": ["a"], "expected": [1.5]}, "holds 1.5, and ids are strings or integers"),
-            ({"text": ["a"], "expected": [[None]]}, "holds None, and ids are strings or integers"),
-            ({"text": ["a"], "expected": [True]}, "holds True, and ids are strings or integers"),
+            ({"text": ["a", " "]}, "row 1 .*has ' ' as text, expected a text; mend"),
+            ({"text": ["a", None]}, "expected a text"),
+            ({"text": [1, 2]}, "expected a text"),
+            ({"embedding": [[1.0] * 3]}, f"expected {DIM} numbers, as the embeddings of the index"),
+            (
+                {"embedding": [[1.0] * DIM, [np.nan] * DIM]},
+                "numbers that float32 can be searched with",
+            ),
+            ({"embedding": [[1e300] * DIM]}, "numbers that float32 can be searched with"),
+            ({"embedding": [[1.0] * DIM, [1.0]]}, f"expected {DIM} numbers"),
+            (
+                {"text": ["a"], "expected": [1.5]},
+                "has 1.5 as expected, expected ids that are strings",
+            ),
+            ({"text": ["a"], "expected": [[None]]}, "expected ids that are strings or integers"),
+            ({"text": ["a"], "expected": [True]}, "expected ids that are strings or integers"),
             ({"text": ["a"], "expected": pa.array([None], pa.string())}, "names no document"),
             ({"text": ["a"] * 10_001}, "holds 10001 queries.*keep 10000 at most"),
         ],

@@ -25,5 +25,5 @@ def test_a_mark_of_windows_editors_at_the_front_of_a_job_file(tmp_path: Path) ->
 
 def test_a_pipe_for_canaries_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "canaries.parquet")
-    with pytest.raises(CorpusError, match="is no file"):
+    with pytest.raises(CorpusError, match="is a pipe or a device"):
         CanaryFile.read(tmp_path / "canaries.parquet", dim=DIM)

@@ -159,7 +159,7 @@ class SweepConfig:
         if self.name is not None:
             return self.name
         if not self.build.corpus:
-            return self.build.store_path.name
+            return Path(self.build.store_place).name
         # A relative path has no name of its folder.
         path = Path(self.build.corpus[0])
         path = path if is_uri(self.build.corpus[0]) else path.absolute()

@@ -215,7 +215,7 @@ def _transform(
         seed = config.build.seed
         return WhiteningConfig(kind=Kind(name), k=where.k, exponent=exponent, seed=seed)
     build = replace(config.build, k=where.k)
-    chosen = fit_whitening(build, dataset.encoded, None, stages).whitening
+    chosen = fit_whitening(build, replace(dataset.encoded, stages=stages), None).whitening
     # The choice may see the rows held out; the basis must not, so it is fitted again.
     return WhiteningConfig(
         kind=chosen.kind, k=where.k, exponent=chosen.exponent, center=chosen.center

@@ -53,13 +53,7 @@ class BaseVersion:
 
     @classmethod
     def open(cls, config: UpdateConfig) -> BaseVersion:
-        """Open the published version of an index, every checksum verified.
-
-        Raises:
-            ArtifactError: nothing is published, or it or its store is damaged or missing.
-            EncoderError: the model is gone, is another one by now, or needs code that the update
-                does not allow.
-        """
+        """Open the published version of an index, every checksum verified."""
         root = Path(config.index)
         source = with_published(root, Version.check)
         fields, choice = source.fields, source.fields.get("choice")

@@ -39,7 +39,7 @@ from whiten_index.versions.published import (
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What a build did.
+    """Result of a build.
 
     Attributes:
         out: the index folder, or its URI.
@@ -79,13 +79,13 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
     """Build and publish an index; finished steps of an earlier run are not repeated.
 
     Args:
-        config: ``out`` must be there, and ``corpus`` or ``store``.
-        progress: who is told of the stages.
+        config: ``out`` must be given, and ``corpus`` or ``store``.
+        progress: receiver of the stages.
 
     Raises:
         CorpusError: the corpus or a row of it cannot be used.
         EncoderError: the model cannot be found or loaded.
-        WhiteningError: the embeddings do not allow the whitening asked for.
+        WhiteningError: the embeddings do not allow the transform.
         ArtifactError: the store is damaged and there is no corpus to mend it from.
         BusyError: another process is writing the same folder.
         StorageError: the disk is full or cannot be written.
@@ -109,11 +109,11 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
     with naming(), only_writer(out, what="index"):
         before = mirror.latest(out / CURRENT)
         tidy(out)
-        with executor_session(config, stages) as (config, executor):
+        with executor_session(config, stages) as executor:
             encoded = encode_or_open(config, stages, executor)
             rows = encoded.record.rows
             register(encoded.store, config.out_place, stages)
-            fitted = fit_whitening(config, encoded, labels, stages)
+            fitted = fit_whitening(config, encoded, labels)
             plan = index_plan(config, rows=rows, whitening=fitted.whitening)
             spec = VersionSpec(fitted, plan, version_identity(config, encoded, fitted, plan))
             # What follows needs no model in memory.
@@ -129,7 +129,7 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
                 version = next_version(out, spec.identity, mirror)
                 new = new_version(out, version, mirror)
                 with version_folder(new, rows, stages) as (folder, fields):
-                    fields |= write_files(folder, config, encoded, spec, version, stages)
+                    fields |= write_files(folder, config, encoded, spec, version)
             if not up_to_date:
                 set_current(out, version, mirror=mirror, tag=before)
             manifest = read_published(out).fields

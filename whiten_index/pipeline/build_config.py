@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.encoding.encoder_config import EncoderConfig
@@ -20,7 +16,6 @@ from whiten_index.paths import as_place, is_uri, require_path
 from whiten_index.pipeline.build_options import BuildOptions
 from whiten_index.store.dtypes import StoreDtype, require_dtype
 from whiten_index.whitening.whitening_config import (
-    WEIGHTINGS,
     Kind,
     WhiteningConfig,
     parse_shrinkage,
@@ -31,6 +26,7 @@ AUTO = "auto"
 _NAMED_TRANSFORM_OPTIONS = ("groups", "group_size", "shuffle", "shrinkage", "remove_top")
 _ROW_COUNTING_ESTIMATORS = ("ledoit-wolf", "oas")
 _SELECTION_OPTIONS = ("queries", "qrels", "qrels_split", "pairs")
+_RUNNER_OPTIONS = ("address", "workers")
 # Not recorded: the resources that did the work, and permissions, which are never read from a file.
 _NOT_RECORDED = ("runner", "address", "workers", "trust_remote_code", "local_files_only")
 
@@ -68,30 +64,29 @@ class BuildConfig(BuildOptions):
             self.corpus_config()
 
     @property
-    def store_path(self) -> Path:
-        """Folder of the raw embeddings; of those in a bucket the name only."""
-        return Path(self.store) if self.store is not None else Path(str(self.out)) / "store"
-
-    @property
     def store_place(self) -> Path | str:
         """Path or URI of the raw embeddings."""
         place = f"{str(self.out).rstrip('/')}/store" if self.store is None else self.store
-        return place if is_uri(place) else self.store_path
+        return place if is_uri(place) else Path(place)
 
     @property
     def out_place(self) -> Path | str:
         """Path or URI of the index."""
-        return str(self.out) if is_uri(str(self.out)) else Path(str(self.out))
+        place = str(self.out)
+        return place if is_uri(place) else Path(place)
 
     def corpus_config(self) -> CorpusConfig:
         """Return the part that opens the corpus."""
-        passages = self.passage_config()
+        passages, keep = self.passage_config(), self.keep
+        if self.weight_column is not None and self.weight_column not in (*keep, self.id_column):
+            # Weights are read again from the columns that are kept.
+            keep = (*keep, self.weight_column)
         return CorpusConfig(
             sources=self.corpus,
             text_columns=self.text_columns,
             embedding_column=self.embedding_column,
             id_column=self.id_column,
-            keep=self._kept_columns(),
+            keep=keep,
             row_filter=self.row_filter,
             limit=self.limit,
             on_bad_row=self.on_bad_row,
@@ -99,19 +94,13 @@ class BuildConfig(BuildOptions):
             passages=None if passages is None else (passages.tokens, passages.overlap),
         )
 
-    def _kept_columns(self) -> tuple[str, ...]:
-        """Return the columns kept with the index; weights are read from there again."""
-        if self.weight_column is None or self.weight_column in (*self.keep, self.id_column):
-            return self.keep
-        return (*self.keep, self.weight_column)
-
     def encoder_config(self) -> EncoderConfig:
         """Return the part that resolves the encoder."""
         names = EncoderConfig.__dataclass_fields__
         return EncoderConfig(**{name: getattr(self, name) for name in names})
 
     def passage_config(self) -> PassageConfig | None:
-        """Return the part that cuts texts into passages, ``None`` where texts stay whole."""
+        """Return the part that cuts texts into passages, ``None`` if texts stay whole."""
         if self.passage_tokens is None:
             if self.overlap is not None:
                 raise ConfigError(
@@ -127,14 +116,10 @@ class BuildConfig(BuildOptions):
         return self.whiten == AUTO
 
     def whitening_config(self) -> WhiteningConfig:
-        """Return the part that fits the transform; with ``auto``, as far as it is settled."""
+        """Return the part that fits the transform, with what ``auto`` leaves settled."""
         names = WhiteningConfig.__dataclass_fields__.keys() - {"kind"}
         kind = Kind.WHITENING if self.chooses else Kind(self.whiten)
         return WhiteningConfig(kind=kind, **{name: getattr(self, name) for name in names})
-
-    def weights_of(self) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
-        """Return the function from frequencies (n,) to weights (n,) of mean 1."""
-        return WEIGHTINGS[self.weighting]
 
     @property
     def budget(self) -> int | None:
@@ -173,9 +158,7 @@ class BuildConfig(BuildOptions):
             )
 
     def _require_consistent_runner(self) -> None:
-        given = [
-            flag_of(name) for name in ("address", "workers") if getattr(self, name) is not None
-        ]
+        given = [flag_of(name) for name in _RUNNER_OPTIONS if getattr(self, name) is not None]
         if self.runner != "ray" and given:
             raise ConfigError(
                 f"{' and '.join(given)} belongs to a cluster; add --runner ray, or leave it out"
@@ -186,7 +169,7 @@ class BuildConfig(BuildOptions):
             )
 
     def dtype_kept(self) -> StoreDtype:
-        """Return the type of the stored embeddings."""
+        """Return the type of stored embeddings."""
         return require_dtype(self.store_dtype, own=self.embedding_column is not None)
 
     def to_json(self) -> dict[str, Any]:

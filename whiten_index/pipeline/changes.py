@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from whiten_index.corpus.arrow_types import times_as_numbers, times_of
@@ -19,8 +20,6 @@ from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.store.digest_index import HashTable, Keys, joined, string_keys
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart, CorpusRecord
-
-_TEXT, _COLUMNS = "text", "columns"
 
 
 class ChangeKind(Enum):
@@ -87,22 +86,32 @@ def apart(
     return gone, came, same
 
 
-def document_rows(documents: pa.Table, digests: NDArray[np.uint8]) -> pa.Table:
-    """Return id, digest of the text and digest of the kept columns of each document, one row each.
+class Documents(NamedTuple):
+    """Ids (n,) of documents, and digests (n, 16) of their texts and of their kept columns."""
 
-    The digests (n, 16) are those of n texts; the passages of a document follow each other.
-    """
+    ids: pa.Array
+    texts: NDArray[np.uint8]
+    columns: NDArray[np.uint8]
+
+    def content_keys(self) -> Keys:
+        """Return keys (2, n) of file and content, for ids that are file, row group and row."""
+        return joined(string_keys(self.ids, until=b"#"), self.texts, self.columns)
+
+
+def document_rows(documents: pa.Table, digests: NDArray[np.uint8]) -> Documents:
+    """Return the documents of rows or passages, whose texts have digests (n, 16)."""
     kept = [name for name in documents.column_names if name not in (ID, *PASSAGE_COLUMNS)]
     # A row without kept columns has nothing that could change.
     columns = _row_digests(documents.select(kept)) if kept else np.zeros_like(digests)
+    ids = documents[ID].combine_chunks()
     if PASSAGE in documents.column_names:
-        first = _first_passages(documents)
-        columns = columns[first]
+        # The passages of a document follow each other.
+        first = np.flatnonzero(documents[PASSAGE].to_numpy() == 0)
+        ids, columns = ids.take(pa.array(first)), columns[first]
         stops = [*first[1:], len(digests)]
         whole = (digests[a:b].tobytes() for a, b in zip(first, stops, strict=True))
         digests = row_digests(whole)
-    names = [ID, _TEXT, _COLUMNS]
-    return pa.table([_ids(documents), _binary(digests), _binary(columns)], names=names)
+    return Documents(ids, digests, columns)
 
 
 @dataclass(frozen=True)
@@ -112,14 +121,19 @@ class StoredRows:
     store: EmbeddingStore
     parts: tuple[CorpusPart, ...]
 
-    def __iter__(self) -> Iterator[pa.Table]:
-        """Yield the documents of each part, as ``document_rows`` gives them."""
-        for part in self.parts:
-            yield document_rows(self.store.documents(part), digests_of(self.store, part))
+    def __iter__(self) -> Iterator[Documents]:
+        """Yield the documents of each part."""
+        digests = part_digests(self.store, self.parts)
+        for part, (_, each) in zip(self.parts, digests, strict=True):
+            yield document_rows(self.store.documents(part), each)
 
     def ids(self, number: int) -> pa.Array:
-        """Return the ids of the documents of a part alone."""
-        return _ids(self.store.documents(self.parts[number]))
+        """Return the ids of the documents of a part."""
+        documents = self.store.documents(self.parts[number])
+        ids = documents[ID].combine_chunks()
+        if PASSAGE not in documents.column_names:
+            return ids
+        return ids.filter(pc.equal(documents[PASSAGE], 0).combine_chunks())
 
 
 def stored_rows(store: EmbeddingStore, parts: Iterable[CorpusPart]) -> StoredRows:
@@ -127,18 +141,24 @@ def stored_rows(store: EmbeddingStore, parts: Iterable[CorpusPart]) -> StoredRow
     return StoredRows(store, tuple(part for part in parts if part.rows))
 
 
-def digests_of(store: EmbeddingStore, part: CorpusPart) -> NDArray[np.uint8]:
-    """Return the digests (n, 16) of a part's texts, random ones if its shard is damaged.
+def part_digests(
+    store: EmbeddingStore, parts: Iterable[CorpusPart]
+) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+    """Yield shard and digests (n, 16) of the texts of each part that has any.
 
-    Random ones equal no others, so that each of its documents counts as changed.
+    Those of a damaged shard are random, and equal no others: each of its documents counts as
+    changed.
     """
-    try:
-        return store.digests(part.shard)
-    except FormatError:
-        # A later release wrote the shard.
-        raise
-    except ArtifactError:
-        return np.random.default_rng().integers(0, 256, (part.rows, DIGEST_BYTES), dtype=np.uint8)
+    for part in parts:
+        if part.rows:
+            try:
+                yield part.shard, store.digests(part.shard)
+            except FormatError:
+                # A later release wrote the shard.
+                raise
+            except ArtifactError:
+                size, rng = (part.rows, DIGEST_BYTES), np.random.default_rng()
+                yield part.shard, rng.integers(0, 256, size, dtype=np.uint8)
 
 
 def count_documents(store: EmbeddingStore, parts: Iterable[CorpusPart], *, passages: bool) -> int:
@@ -149,7 +169,9 @@ def count_documents(store: EmbeddingStore, parts: Iterable[CorpusPart], *, passa
     return sum(int(np.count_nonzero(column == 0)) for column in columns)
 
 
-def compare(before: StoredRows, now: Iterable[pa.Table], *, same: int, by_content: bool) -> Changes:
+def compare(
+    before: StoredRows, now: Iterable[Documents], *, same: int, by_content: bool
+) -> Changes:
     """Compare the documents of two states of a corpus, in each of which an id occurs once.
 
     Memory holds one table at a time, the ids of what changed, and 41 bytes for each document
@@ -157,18 +179,18 @@ def compare(before: StoredRows, now: Iterable[pa.Table], *, same: int, by_conten
 
     Args:
         before: the documents then; the ids of deleted ones are read a second time.
-        now: today's documents, as ``document_rows`` gives them.
+        now: today's documents.
         same: documents of parts that both states have, which are in neither.
         by_content: count by file and content, since ids are file, row group and row.
     """
     then = _Before(before, by_content=by_content)
     ids: dict[ChangeKind, list[pa.Array]] = {kind: [] for kind in ChangeKind}
     total, types = same, then.types
-    for table in now:
-        total += table.num_rows
-        types.add(table[ID].type)
-        for kind, mask in then.meet(table).items():
-            ids[kind].append(_array(table[ID]).filter(pa.array(mask)))
+    for documents in now:
+        total += len(documents.ids)
+        types.add(documents.ids.type)
+        for kind, mask in then.meet(documents).items():
+            ids[kind].append(documents.ids.filter(pa.array(mask)))
     for number, rows in then.not_met():
         ids[ChangeKind.DELETED].append(before.ids(number).take(pa.array(rows)))
     counts = {kind: sum(map(len, each)) for kind, each in ids.items()}
@@ -179,7 +201,7 @@ def compare(before: StoredRows, now: Iterable[pa.Table], *, same: int, by_conten
 
 
 class _Before:
-    """The documents of a state before, which those of another meet, one table after the other.
+    """The documents of a state before, which those of another meet, block after block.
 
     A document is known by 128 bits of its id, and its text and columns by 64 bits each of their
     digests, which are compared under the same id alone. With 10⁸ documents, two ids are taken for
@@ -187,34 +209,34 @@ class _Before:
     nobody chose to have equal keys: these are mixed, which is no cryptographic hash.
     """
 
-    def __init__(self, tables: Iterable[pa.Table], *, by_content: bool) -> None:
+    def __init__(self, blocks: Iterable[Documents], *, by_content: bool) -> None:
         ids, contents = list[Keys](), list[Keys]()
         texts, columns = list[NDArray[np.uint64]](), list[NDArray[np.uint64]]()
         self.types: set[pa.DataType] = set()
-        for table in tables:
-            self.types.add(table[ID].type)
-            ids.append(string_keys(_array(table[ID])))
-            texts.append(_half(table[_TEXT]))
-            columns.append(_half(table[_COLUMNS]))
+        for block in blocks:
+            self.types.add(block.ids.type)
+            ids.append(string_keys(block.ids))
+            texts.append(_half(block.texts))
+            columns.append(_half(block.columns))
             if by_content:
-                contents.append(_content_keys(table))
+                contents.append(block.content_keys())
         self._stops = np.cumsum([len(each) for each in texts], dtype=np.int64)
         self._texts, self._columns = _drained(texts), _drained(columns)
         self._ids = HashTable(ids)
         self._met = np.zeros(len(self._ids), dtype=np.bool_)
         self.contents = _Contents(contents) if by_content else None
 
-    def meet(self, table: pa.Table) -> dict[ChangeKind, NDArray[np.bool_]]:
-        """Return which documents (n,) of a table are new or not as they were."""
-        row = self._ids.find(string_keys(_array(table[ID])))
+    def meet(self, block: Documents) -> dict[ChangeKind, NDArray[np.bool_]]:
+        """Return which documents (n,) of a block are new or not as they were."""
+        row = self._ids.find(string_keys(block.ids))
         known = row >= 0
         row = row[known]
         self._met[row] = True
         changed, other = np.zeros((2, len(known)), dtype=np.bool_)
-        changed[known] = self._texts[row] != _half(table[_TEXT])[known]
-        other[known] = self._columns[row] != _half(table[_COLUMNS])[known]
+        changed[known] = self._texts[row] != _half(block.texts)[known]
+        other[known] = self._columns[row] != _half(block.columns)[known]
         if self.contents is not None:
-            self.contents.meet(_content_keys(table))
+            self.contents.meet(block.content_keys())
         return {
             ChangeKind.NEW: ~known,
             ChangeKind.CHANGED: changed,
@@ -222,7 +244,7 @@ class _Before:
         }
 
     def not_met(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield the number of each table of which documents were not met, and their rows in it."""
+        """Yield the number of each block with documents that were not met, and their rows."""
         rows = np.flatnonzero(~self._met)
         stops = np.searchsorted(rows, self._stops)
         for number, found in enumerate(np.split(rows, stops[:-1])[: len(stops)]):
@@ -250,22 +272,6 @@ class _Contents:
         return {ChangeKind.NEW: self._unknown + new, ChangeKind.DELETED: deleted}
 
 
-def _content_keys(table: pa.Table) -> Keys:
-    files = string_keys(_array(table[ID]), until=b"#")
-    return joined(files, *(_digests_of(table[name]) for name in (_TEXT, _COLUMNS)))
-
-
-def _ids(documents: pa.Table) -> pa.Array:
-    ids = _array(documents[ID])
-    if PASSAGE not in documents.column_names:
-        return ids
-    return ids.take(pa.array(_first_passages(documents)))
-
-
-def _first_passages(documents: pa.Table) -> NDArray[np.int64]:
-    return np.flatnonzero(documents[PASSAGE].to_numpy() == 0)
-
-
 def _row_digests(table: pa.Table) -> NDArray[np.uint8]:
     columns: list[list[Any]] = [
         [value for chunk in column.chunks for value in times_as_numbers(chunk).to_pylist()]
@@ -278,21 +284,9 @@ def _row_digests(table: pa.Table) -> NDArray[np.uint8]:
     return row_digests(map(str.encode, map(repr, zip(*columns, strict=True))))
 
 
-def _binary(digests: NDArray[np.uint8]) -> pa.Array:
-    data = pa.py_buffer(np.ascontiguousarray(digests).tobytes())
-    return pa.Array.from_buffers(pa.binary(DIGEST_BYTES), len(digests), [None, data])
-
-
-def _digests_of(column: pa.ChunkedArray) -> NDArray[np.uint8]:
-    """Return the digests (n, 16) that ``_binary`` made a column of."""
-    array = _array(column)
-    data = np.frombuffer(array.buffers()[1] or b"", dtype=np.uint8).reshape(-1, DIGEST_BYTES)
-    return data[array.offset : array.offset + len(array)]
-
-
-def _half(column: pa.ChunkedArray) -> NDArray[np.uint64]:
+def _half(digests: NDArray[np.uint8]) -> NDArray[np.uint64]:
     """Return the first 64 bits of each digest."""
-    return _digests_of(column)[:, :8].copy().view(np.uint64).ravel()
+    return digests[:, :8].copy().view(np.uint64).ravel()
 
 
 def _drained(blocks: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
@@ -300,10 +294,6 @@ def _drained(blocks: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
     whole = np.concatenate([np.empty(0, dtype=np.uint64), *blocks])
     blocks.clear()
     return whole
-
-
-def _array(column: pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks()
 
 
 def _table(ids: Mapping[ChangeKind, list[pa.Array]], id_type: pa.DataType) -> pa.Table:

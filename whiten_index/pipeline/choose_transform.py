@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from whiten_index.errors import StorageError, WhiteningError
 from whiten_index.pipeline.early_checks import possible_widths
 from whiten_index.pipeline.labels import Evidence, Labels, labelled_trials
-from whiten_index.pipeline.pseudo_queries import Sample, recipe, sample_pieces
+from whiten_index.pipeline.pseudo_queries import RECIPE, Sample, sample_pieces
 from whiten_index.store.sampling import embeddings_of
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import (
@@ -58,20 +58,15 @@ def choose_setting(
     moments: Moments,
     weights: NDArray[np.float64] | None = None,
 ) -> Choice:
-    """Choose k, γ and centring; an earlier choice on the same corpus is taken from the store.
-
-    Raises:
-        WhiteningError: the embeddings are constant, or k is above their rank.
-        CorpusError: the labels do not fit the corpus or are too few, or the corpus has changed.
-    """
-    ks = None
+    """Choose k, γ and centring; an earlier choice on the same corpus is taken from the store."""
+    encoded, ks = replace(encoded, stages=stages), None
     if config.k is None:
         ks = possible_widths(config, moments.dim, rows=encoded.record.rows)
     results = encoded.store.results
     key = {
         "corpus": encoded.record.fingerprint,
         "rules": _RULES,
-        "pieces": recipe(),
+        "pieces": list(RECIPE),
         "moments": _digest(moments),
         "encoder": encoded.store.encoder,
         "options": {name: getattr(config, name) for name in _OPTIONS},
@@ -84,7 +79,7 @@ def choose_setting(
         if (kept := results.choice(key)) is not None:
             choice = Choice.from_json(kept)
     if choice is None:
-        choice = _choose(stages, encoded, config, labels, moments, weights, ks)
+        choice = _choose(encoded, config, labels, moments, weights, ks)
         if choice.rule != "spectrum":
             # A store that cannot be written still serves: the next build chooses the same again.
             with contextlib.suppress(StorageError):
@@ -99,7 +94,6 @@ def choose_setting(
 
 
 def _choose(
-    stages: Stages,
     encoded: EncodeReport,
     config: BuildConfig,
     labels: Labels | None,
@@ -112,16 +106,16 @@ def _choose(
     if (wish := WidthSpec.parse(config.k)) != WidthSpec():
         width = wish.resolve(fit.eigenvalues, count=moments.count, floor=config.floor or 0.0)
     if labels is not None:
-        evidence = labelled_trials(encoded, labels, config.seed, stages)
+        evidence = labelled_trials(encoded, labels, config.seed)
     else:
-        sample = sample_pieces(encoded, config.choose_sample, config.seed, stages)
+        sample = sample_pieces(encoded, config.choose_sample, config.seed)
         if isinstance(sample, str):
             width = width or _default_width(fit, ks)
             setting = choose_by_spectrum(fit, width, exponent=config.exponent, center=config.center)
             why = f"{sample}, so mean and spectrum alone decide"
             return Choice("spectrum", setting, "", 0, (), why)
         evidence = _piece_evidence(encoded, sample)
-    with stages.stage("choose", evidence.count) as watcher:
+    with encoded.stages.stage("choose", evidence.count) as watcher:
         why = evidence.why
         if evidence.rows is not None:
             own = embeddings_of(encoded.store, encoded.record, evidence.rows)

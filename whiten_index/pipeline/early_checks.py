@@ -52,9 +52,6 @@ def possible_widths(
     """Return the round widths over which the index can be built, None if all of them will do.
 
     The memory budget only counts if the number of rows is known.
-
-    Raises:
-        ConfigError: there is none.
     """
     factory, every = config.factory, widths(dim)
     found = every
@@ -86,11 +83,7 @@ def _allowed(ks: tuple[int, ...], make: Callable[[int], object]) -> tuple[int, .
 
 
 def index_plan(config: BuildConfig, *, rows: int, whitening: Whitening) -> IndexPlan:
-    """Return the index to make for so many rows.
-
-    Raises:
-        ConfigError: FAISS does not know the factory, or nothing fits the budget.
-    """
+    """Return the index to make for so many rows."""
     choice = choose_index(config, rows=rows, dim=whitening.dim, k=whitening.k)
     return IndexPlan(
         choice, config.seed, config.target_recall, budget=config.budget, device=config.index_device

@@ -19,7 +19,7 @@ from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.errors import ConfigError, CorpusError, PartialFailureError
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.early_checks import check_early
-from whiten_index.pipeline.executor_session import executor_session
+from whiten_index.pipeline.executor_session import executor_session, with_absolute_paths
 from whiten_index.pipeline.shard_encoding import (
     Counts,
     ShardWork,
@@ -120,7 +120,8 @@ def encode_corpus(config: BuildConfig, *, progress: Progress | None = None) -> E
         60
     """
     stages = Stages(progress or Silent())
-    with naming(), executor_session(config, stages) as (config, executor):
+    config = with_absolute_paths(config)
+    with naming(), executor_session(config, stages) as executor:
         corpus = open_corpus(config, stages)
         return encode_shards(config, corpus, stages, executor=executor)
 
@@ -175,7 +176,8 @@ def encode_shards(
         counts, results = Counts(kept_files=len(kept)), dict[Shard, ShardResult]()
         with stages.stage("encode", corpus.rows) as watcher:
             for file, parts in kept.values():
-                counts.add(_kept_counts(file, parts, passages=work.splitter is not None))
+                passages = work.splitter is not None
+                counts.add(_stored_counts(parts, file.skipped, passages=passages))
                 watcher.advance(sum(part.read for part in parts))
             for window, result in _window_results(work, runner, windows, watcher.advance):
                 counts.add(result.counts)
@@ -211,14 +213,17 @@ def kept_parts(work: ShardWork, before: CorpusRecord | None) -> dict[int, KeptFi
     return found
 
 
-def _kept_counts(file: CorpusFile, parts: Sequence[CorpusPart], *, passages: bool) -> Counts:
+def _stored_counts(
+    parts: Sequence[CorpusPart], skipped: Mapping[str, int], *, passages: bool
+) -> Counts:
+    """Return the counts of rows whose embeddings are all in the store."""
     read = sum(part.read for part in parts)
     return Counts(
         read=read,
-        reused=read - sum(file.skipped.values()),
+        reused=read - sum(skipped.values()),
         truncated=sum(part.truncated for part in parts),
         passages=sum(part.rows for part in parts) if passages else 0,
-        skipped=Counter(file.skipped),
+        skipped=Counter(skipped),
     )
 
 
@@ -346,14 +351,8 @@ def _open_store(config: BuildConfig, stages: Stages, executor: Executor) -> Enco
             if part.rows:
                 store.require(part.shard)
             watcher.advance(part.rows)
-    read, skipped = sum(part.read for part in record.parts), Counter(record.skipped)
-    counts = Counts(
-        read=read,
-        reused=read - skipped.total(),
-        truncated=sum(part.truncated for part in record.parts),
-        passages=record.rows if record.source.get("passages") else 0,
-        skipped=skipped,
-    )
+    passages = bool(record.source.get("passages"))
+    counts = _stored_counts(record.parts, record.skipped, passages=passages)
     report = EncodeReport(store, record, counts, stages, executor=executor)
     _note_runtimes(report)
     return report

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -25,12 +24,11 @@ from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import Choice
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
-from whiten_index.whitening.whitening_config import parse_shrinkage
+from whiten_index.whitening.whitening_config import WEIGHTINGS, parse_shrinkage
 
 if TYPE_CHECKING:
     from whiten_index.pipeline.build_config import BuildConfig
     from whiten_index.pipeline.encode import EncodeReport
-    from whiten_index.progress import Stages
 
 _LEAST_GROUP, _BLOCK_ROWS = 64, 8_192
 # Rounding to 11 significant bits, averaged over the mantissa.
@@ -49,31 +47,27 @@ class Fitted:
     choice: Choice | None
 
 
-def fit_whitening(
-    config: BuildConfig, encoded: EncodeReport, labels: Labels | None, stages: Stages
-) -> Fitted:
+def fit_whitening(config: BuildConfig, encoded: EncodeReport, labels: Labels | None) -> Fitted:
     """Fit the transform that the options name, or choose one and fit it.
 
     Raises:
         WhiteningError: the embeddings do not allow it.
-        CorpusError: the weights cannot be used, or the labels do not fit the corpus.
+        CorpusError: weights or labels do not fit the corpus.
     """
     wanted, choice = config.whitening_config(), None
-    moments, weights = fit_moments(config, encoded, stages)
+    moments, weights = fit_moments(config, encoded)
     if config.chooses:
         given = encoded.elsewhere(), config, labels, moments, weights
-        choice = remote_call(encoded.executor, stages, choose_setting, *given)
+        choice = remote_call(encoded.executor, encoded.stages, choose_setting, *given)
         setting = choice.chosen
         wanted = replace(wanted, k=setting.k, exponent=setting.exponent, center=setting.center)
     whitening = Whitening.fit(moments, wanted)
-    if whitening.k == 1:
-        stages.watcher.note("note: one direction is kept, so that every score will be 1 or -1")
-    _note_rounding(encoded, whitening, stages)
+    _note_rounding(encoded, whitening)
     return Fitted(moments, whitening, choice)
 
 
 def fit_moments(
-    config: BuildConfig, encoded: EncodeReport, stages: Stages
+    config: BuildConfig, encoded: EncodeReport
 ) -> tuple[Moments, NDArray[np.float64] | None]:
     """Return the moments of a corpus, and the weights (n,) of its rows if they have any.
 
@@ -84,7 +78,7 @@ def fit_moments(
     size = max(_LEAST_GROUP, math.isqrt(len(parts)))
     groups = [tuple(parts[start : start + size]) for start in range(0, len(parts), size)]
     empty = Moments.empty(int(store.encoder["dim"]))
-    with stages.stage("fit", rows) as watcher:
+    with encoded.stages.stage("fit", rows) as watcher:
         weights = None if config.weight_column is None else _weights(config, encoded)
         if weights is None and not wanted.normalize_input:
             sums = encoded.executor.map(functools.partial(_stored_moments, store), groups)
@@ -127,25 +121,12 @@ def _read_moments(
 def _weights(config: BuildConfig, encoded: EncodeReport) -> NDArray[np.float64]:
     """Return the weight of each row (n,), of mean 1, by its frequency."""
     name = str(config.weight_column)
-    frequencies = np.concatenate(list(_frequencies(encoded, name, config.id_column)))
-    if np.count_nonzero(frequencies) == 1:
-        raise CorpusError(
-            f"column {name} gives weight to a single row, which has no spread; mend the column"
-        )
-    try:
-        return config.weights_of()(frequencies)
-    except ConfigError as error:
-        raise CorpusError(f"column {name} cannot weigh the rows: {error}") from error
-
-
-def _frequencies(
-    encoded: EncodeReport, name: str, id_column: str | None
-) -> Iterator[NDArray[np.float64]]:
+    column = ID if name == config.id_column else name
+    blocks = list[NDArray[np.float64]]()
     for part in encoded.record.parts:
         if not part.rows:
             continue
         documents = encoded.store.documents(part)
-        column = ID if name == id_column else name
         if column not in documents.column_names:
             kept = ", ".join(documents.column_names)
             raise CorpusError(
@@ -160,10 +141,19 @@ def _frequencies(
                 f"column {name} holds {what}, and weights are one number a row; mend the column, "
                 "or leave such rows out with --filter"
             )
-        yield values.to_numpy().astype(np.float64)
+        blocks.append(values.to_numpy().astype(np.float64))
+    frequencies = np.concatenate(blocks)
+    if np.count_nonzero(frequencies) == 1:
+        raise CorpusError(
+            f"column {name} gives weight to a single row, which has no spread; mend the column"
+        )
+    try:
+        return WEIGHTINGS[config.weighting](frequencies)
+    except ConfigError as error:
+        raise CorpusError(f"column {name} cannot weigh the rows: {error}") from error
 
 
-def _note_rounding(encoded: EncodeReport, whitening: Whitening, stages: Stages) -> None:
+def _note_rounding(encoded: EncodeReport, whitening: Whitening) -> None:
     """Note directions so narrow that float16 shows in them."""
     shards = (encoded.store.find(p.shard, verify=False) for p in encoded.record.parts if p.rows)
     if not any(shard is not None and shard.dtype == "float16" for shard in shards):
@@ -171,7 +161,7 @@ def _note_rounding(encoded: EncodeReport, whitening: Whitening, stages: Stages) 
     cosine = whitening.rounding_cosine(relative_error=_FLOAT16_RMS_ERROR)
     if cosine < _EQUAL_COSINE:
         less = "--floor 1e-5" if whitening.kind.rotates_back else "a smaller k"
-        stages.watcher.note(
+        encoded.stages.watcher.note(
             f"note: k = {whitening.k} keeps directions so narrow that float16 embeddings show in "
             f"them (cosine with float32 about {cosine:.6f}, rank {whitening.rank} of "
             f"{encoded.store.encoder['dim']}); for more, use --store-dtype float32 or {less}"

@@ -18,8 +18,7 @@ from whiten_index.corpus.batches import ID
 from whiten_index.errors import CorpusError, GateError, StorageError, WhitenIndexError
 from whiten_index.index.exact import exact_neighbours
 from whiten_index.index.examine import examine
-from whiten_index.index.factory import inner_of, is_exact, is_graph
-from whiten_index.index.transforms import is_lossy
+from whiten_index.index.factory import inner_of, is_exact
 from whiten_index.index.vector_search import nearest
 from whiten_index.pipeline.canary_file import CanaryFile
 from whiten_index.pipeline.update_config import GateConfig
@@ -30,7 +29,6 @@ from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings, embeddings_of
 from whiten_index.versions.bundle import Bundle
 from whiten_index.whitening.spectrum import unit_rows
-from whiten_index.whitening.transform import Whitening
 
 Encode = Callable[[Sequence[str]], NDArray[np.floating]]
 Vectors = NDArray[np.float32]
@@ -40,20 +38,11 @@ _TOP_K = 10
 # How far below what the index was set to the canaries' recall may be. Of fewer canaries than are
 # enough, or an index set by fewer, it may be further: the error of a mean goes with 1/√n.
 _RECALL_MARGIN, _ENOUGH = 0.05, 200
-# So many of the sampled rows must find themselves where codes lose little, as a recall above this
-# bound shows. Graphs do not reach every row where many are copies of one.
-_FINE_RECALL, _LEAST_SELF, _LEAST_SELF_OF_GRAPH = 0.85, 0.99, 0.95
+# Share of the sampled rows that must find themselves. Graphs do not reach every row where many are
+# copies of one, and coarse codes tell a row from others only as well as their recall says.
+_LEAST_SELF = 0.95
 # Cosines nearer than this are equal: float32 adds up k products.
 _TIED = 1e-5
-
-
-@dataclass(frozen=True)
-class BaseCounts:
-    """Rows of the version before, and of these and since then, new and deleted ones if known."""
-
-    rows: int
-    new: int | None = None
-    deleted: int | None = None
 
 
 @dataclass(frozen=True)
@@ -88,17 +77,19 @@ def run_gates(
     *,
     config: GateConfig,
     stages: Stages,
-    base: BaseCounts | None = None,
+    base_rows: int | None = None,
+    expected_rows: int | None = None,
     canaries: CanaryFile | None = None,
     encode: Encode | None = None,
     seed: int = 0,
 ) -> tuple[Gate, ...]:
     """Run every gate on a version, its store and its corpus; one that fails does not raise.
 
-    Every row of the index is read, and every row of the store projected. ``base`` is the version
-    before, and ``encode`` gives the raw embeddings (n, d) of canary queries that are texts.
+    Every row of the index is read, and every row of the store projected. ``base_rows`` are those
+    of the version before, and ``expected_rows`` what its changes make of them. ``encode`` gives the
+    raw embeddings (n, d) of canary queries that are texts.
     """
-    counts = _check_counts(candidate, store, record, base)
+    counts = _check_counts(candidate, store, record, expected_rows)
     with stages.stage("check codes", len(candidate)) as watcher:
         codes = _check_codes(candidate)
         watcher.advance(len(candidate))
@@ -110,7 +101,12 @@ def run_gates(
         # Rows that are not those of the store cannot be compared with it.
         why = "they were not tried, since rows or codes are not as they should be"
         tried = Gate("canaries", faults=[why])
-    return counts, codes, tried, _check_size(candidate, base, config)
+    size = sum(path.stat().st_size for path in walk_files(candidate.folder))
+    found = {"rows": len(candidate), "bytes": size}
+    names = ("max_shrink", "max_growth", "max_bytes")
+    bound = {"base_rows": base_rows, **{name: getattr(config, name) for name in names}}
+    faults = size_faults(config, rows=len(candidate), size=size, base_rows=base_rows)
+    return counts, codes, tried, Gate("size", found, bound, faults)
 
 
 def require_passed(gates: Sequence[Gate], *, candidate: Path | str) -> None:
@@ -148,22 +144,8 @@ def size_faults(config: GateConfig, *, rows: int, size: int, base_rows: int | No
     return faults
 
 
-def _check_size(candidate: Bundle, base: BaseCounts | None, config: GateConfig) -> Gate:
-    rows = len(candidate)
-    size = sum(path.stat().st_size for path in walk_files(candidate.folder))
-    bound: dict[str, Any] = {}
-    if base is not None:
-        bound["least_rows"] = base.rows * (1 - config.max_shrink)
-        bound["most_rows"] = base.rows * (1 + config.max_growth)
-    if config.most_bytes is not None:
-        bound["bytes"] = config.most_bytes
-    base_rows = None if base is None else base.rows
-    faults = size_faults(config, rows=rows, size=size, base_rows=base_rows)
-    return Gate("size", {"rows": rows, "bytes": size}, bound, faults)
-
-
 def _check_counts(
-    candidate: Bundle, store: EmbeddingStore, record: CorpusRecord, base: BaseCounts | None
+    candidate: Bundle, store: EmbeddingStore, record: CorpusRecord, expected: int | None
 ) -> Gate:
     """Check that all rows read are accounted for, and that rows of the index have their own ids."""
     counts = candidate.manifest["counts"]
@@ -176,34 +158,25 @@ def _check_counts(
         "index_rows": indexed,
         "document_rows": documents,
     }
-    bound: dict[str, Any] = {}
-    faults = []
     used = counts["encoded"] + counts["reused"]
-    if counts["read"] != used + skipped:
-        faults.append(
-            f"{counts['read']} rows were read, and {used + skipped} encoded, reused or skipped"
-        )
-    if candidate.grouped and counts["passages"] != rows:
-        faults.append(f"{counts['passages']} passages were cut, and the corpus has {rows}")
-    if not candidate.grouped and used != rows:
-        faults.append(f"{used} rows were encoded or reused, and the corpus has {rows}")
-    for what, held in (("index", indexed), ("documents file", documents)):
-        if held != rows:
-            faults.append(f"the {what} holds {held} rows, and the corpus has {rows}")
-    if base is not None and base.new is not None and base.deleted is not None:
-        expected = base.rows - base.deleted + base.new
-        bound |= {"rows": expected, "base_rows": base.rows}
-        bound |= {"new": base.new, "deleted": base.deleted}
-        if expected != rows:
-            faults.append(
-                f"{base.rows} rows before, {base.deleted} of them deleted, and {base.new} new ones "
-                f"make {expected}, and the corpus has {rows}"
-            )
+    kind, made = ("passages", counts["passages"]) if candidate.grouped else ("rows", used)
+    wrong = {
+        f"{counts['read']} rows were read, and {used + skipped} encoded, reused or skipped": (
+            counts["read"] != used + skipped
+        ),
+        f"{made} {kind} were encoded or reused, and the corpus has {rows}": made != rows,
+        f"the index holds {indexed} rows, and the corpus has {rows}": indexed != rows,
+        f"the documents file holds {documents} rows, and the corpus has {rows}": documents != rows,
+        f"{expected} rows are expected after the changes, and the corpus has {rows}": (
+            expected not in (None, rows)
+        ),
+    }
+    faults = [sentence for sentence, is_so in wrong.items() if is_so]
     if documents == rows:
-        found["wrong_ids"], bound["wrong_ids"] = _wrong_ids(candidate, store, record), 0
+        found["wrong_ids"] = _wrong_ids(candidate, store, record)
         if found["wrong_ids"]:
             faults.append(f"{found['wrong_ids']} rows have the id of another document")
-    return Gate("counts", found, bound, faults)
+    return Gate("counts", found, {"rows": rows if expected is None else expected}, faults)
 
 
 def _wrong_ids(candidate: Bundle, store: EmbeddingStore, record: CorpusRecord) -> int:
@@ -222,31 +195,24 @@ def _wrong_ids(candidate: Bundle, store: EmbeddingStore, record: CorpusRecord) -
 
 def _check_codes(candidate: Bundle) -> Gate:
     """Check that the transform, codes and codebooks are finite, and each row is there once."""
-    arrays, seen = _broken_arrays(candidate.whitening), examine(candidate.index)
-    names = ("rows", "decoded", "broken", "lost", "strange", "learned")
-    found = {"broken_arrays": arrays, **{name: getattr(seen, name) for name in names}}
-    faults = []
-    if arrays:
-        faults.append(f"the whitening holds NaN or infinity ({', '.join(arrays)})")
-    if seen.broken:
-        faults.append(f"the codes of {seen.broken} rows hold NaN or infinity")
-    if seen.lost:
-        faults.append(f"{seen.lost} of {seen.rows} rows are in none of the index's lists")
-    if seen.strange:
-        faults.append(f"{seen.strange} entries of the index's lists are no row, or one twice")
-    if not seen.learned:
-        faults.append("the index's centroids or codebooks hold NaN or infinity")
-    return Gate("codes", found, {"broken": 0, "lost": 0, "strange": 0}, faults)
-
-
-def _broken_arrays(whitening: Whitening) -> list[str]:
-    arrays = {"scales": whitening.scales(), **vars(whitening)}
-    return sorted(
+    seen, whitening = examine(candidate.index), candidate.whitening
+    arrays = sorted(
         name
-        for name, value in arrays.items()
+        for name, value in {"scales": whitening.scales(), **vars(whitening)}.items()
         if isinstance(value, np.ndarray) and not name.startswith("_")
         if not np.isfinite(value).all()
     )
+    names = ("rows", "decoded", "broken", "lost", "strange", "learned")
+    found = {"broken_arrays": arrays, **{name: getattr(seen, name) for name in names}}
+    broken = {
+        f"the whitening holds NaN or infinity ({', '.join(arrays)})": arrays,
+        f"the codes of {seen.broken} rows hold NaN or infinity": seen.broken,
+        f"{seen.lost} of {seen.rows} rows are in none of the index's lists": seen.lost,
+        f"{seen.strange} entries of the index's lists are no row, or one twice": seen.strange,
+        "the index's centroids or codebooks hold NaN or infinity": not seen.learned,
+    }
+    faults = [sentence for sentence, is_so in broken.items() if is_so]
+    return Gate("codes", found, {"broken": 0, "lost": 0, "strange": 0}, faults)
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,7 +236,8 @@ class _Trial:
         total = self.record.rows
         rows = np.sort(rng.choice(total, min(self.config.canaries, total), replace=False))
         least = self._least_recall(len(rows))
-        bound = {"recall": least, "self_found": self._least_self(least)}
+        exact = is_exact(inner_of(self.candidate.index))
+        bound = {"recall": least, "self_found": 1.0 if exact else min(least or 0.0, _LEAST_SELF)}
         if self.canaries is not None:
             bound["query_recall"] = self._least_recall(len(self.canaries))
         found: dict[str, Any] = {"sampled": len(rows)}
@@ -405,20 +372,6 @@ class _Trial:
             f"{len(missed)} of {total} documents expected are not among the {_TOP_K} nearest, the "
             f"first being {name!r} of {canaries.query_name(place)}{there}"
         ]
-
-    def _least_self(self, least: float | None) -> float:
-        """Return the share of the sampled rows that must find themselves."""
-        inner = inner_of(self.candidate.index)
-        if is_exact(inner):
-            return 1.0
-        if least is None:
-            # Nothing is known of what its codes lose, should they lose anything.
-            least = 0.0 if is_lossy(inner) else 1.0
-        if least < _FINE_RECALL:
-            # Codes so coarse that many rows share one, or a graph torn by copies of one row: a row
-            # is found as its neighbours are.
-            return least
-        return _LEAST_SELF_OF_GRAPH if is_graph(inner) else _LEAST_SELF
 
     def _least_recall(self, canaries: int) -> float | None:
         """Return the recall that so many canaries must reach, None if the index was set to none."""

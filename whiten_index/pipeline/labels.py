@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from whiten_index.encoding.encoder import Encoder
     from whiten_index.pipeline.build_config import BuildConfig
     from whiten_index.pipeline.encode import EncodeReport
-    from whiten_index.progress import Stages
 
 _LEAST_QUERIES, _LEAST_PAIRS = 10, 30
 _MOST_QUERIES = _MOST_PAIRS = 2_000
@@ -62,14 +61,8 @@ class Labels:
 class Evidence:
     """Trials that score settings of the transform, and the words that describe them.
 
-    Attributes:
-        rule: labels or pieces.
-        trials: scored together.
-        count: queries, pairs or documents.
-        measure: meaning of the scores.
-        why: one sentence for the user.
-        errors: standard errors that a gentler setting may stay behind the best.
-        rows: row numbers of the corpus that the trials are made of, to be held out of the fit.
+    ``count`` are queries, pairs or documents. A gentler setting may stay ``errors`` standard errors
+    behind the best. Trials that are made of ``rows`` of the corpus hold these out of the fit.
     """
 
     rule: Rule
@@ -139,23 +132,19 @@ def _require_usable(labels: Labels) -> None:
         )
 
 
-def labelled_trials(encoded: EncodeReport, labels: Labels, seed: int, stages: Stages) -> Evidence:
-    """Encode the labels' texts and state what they must find.
-
-    Raises:
-        CorpusError: the labels do not fit the corpus, or are too few.
-    """
+def labelled_trials(encoded: EncodeReport, labels: Labels, seed: int) -> Evidence:
+    """Encode the labels' texts and state what they must find."""
     assert encoded.work is not None, "read_labels refuses labels without a corpus"
     encoder, rng = encoded.work.encoder(), np.random.default_rng(seed)
     if labels.pairs is not None:
-        return _pairs(encoder, _drawn(labels.pairs, rng), labels.source, stages)
+        return _pairs(encoded, encoder, labels, labels.pairs, rng)
     found = _rows_of_judged(encoded, labels)
     usable = _usable_queries(labels, found, rng)
     judged = {document for query in usable for document in labels.qrels[query]}
     rows = np.concatenate([found[document] for document in sorted(judged & found.keys())])
     store, record = encoded.store, encoded.record
     candidates = np.union1d(rows, drawn_rows(record, _MOST_DISTRACTORS, rng))
-    with stages.stage("encode labels", len(usable)) as watcher:
+    with encoded.stages.stage("encode labels", len(usable)) as watcher:
         queries = encoder.encode_queries([labels.queries[query] for query in usable])
         watcher.advance(len(usable))
     names = ids_of(store, record, candidates)
@@ -166,32 +155,24 @@ def labelled_trials(encoded: EncodeReport, labels: Labels, seed: int, stages: St
     return Evidence("labels", [trial], len(usable), measure, why)
 
 
-def _drawn(pairs: Pairs, rng: np.random.Generator) -> Pairs:
-    """Return up to 2,000 of the pairs, drawn at random, in their order."""
-    if len(pairs) <= _MOST_PAIRS:
-        return pairs
-    rows = np.sort(rng.choice(len(pairs), _MOST_PAIRS, replace=False))
-    return replace(
-        pairs,
-        first=[pairs.first[row] for row in rows],
-        second=[pairs.second[row] for row in rows],
-        scores=None if pairs.scores is None else pairs.scores[rows],
-    )
-
-
-def _pairs(encoder: Encoder, pairs: Pairs, source: str, stages: Stages) -> Evidence:
-    count = len(pairs)
-    with stages.stage("encode labels", count) as watcher:
-        first, second = encoder.encode_queries(pairs.first), encoder.encode(pairs.second)
+def _pairs(
+    encoded: EncodeReport, encoder: Encoder, labels: Labels, pairs: Pairs, rng: np.random.Generator
+) -> Evidence:
+    """Return the trial of up to 2,000 of the pairs, drawn at random."""
+    count = min(len(pairs), _MOST_PAIRS)
+    rows = np.sort(rng.choice(len(pairs), count, replace=False))
+    with encoded.stages.stage("encode labels", count) as watcher:
+        first = encoder.encode_queries([pairs.first[row] for row in rows])
+        second = encoder.encode([pairs.second[row] for row in rows])
         watcher.advance(count)
     if pairs.scores is None:
         score = reciprocal_ranks(np.arange(count))
         measure = "MRR of each text's partner among the second texts"
     else:
-        score = _spearman_by_fold(pairs.scores)
+        score = _spearman_by_fold(pairs.scores[rows])
         measure = "Spearman correlation of cosines and scores, mean over folds"
     dropped = f" ({pairs.dropped} without a score left out)" if pairs.dropped else ""
-    why = f"the best on {count} pairs of {source}{dropped}"
+    why = f"the best on {count} pairs of {labels.source}{dropped}"
     return Evidence("labels", [Trial(first, second, score)], count, measure, why)
 
 

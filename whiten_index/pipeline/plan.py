@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,24 +57,8 @@ _AGAIN = (
 class BuildPlan:
     """Estimate of a build or an encode; only ``read`` and ``reused`` are counted.
 
-    Attributes:
-        shards: their number.
-        read: rows in the corpus.
-        reused: rows whose embeddings are in the store.
-        to_encode: rows still to be encoded.
-        rows_per_second: measured on a sample, None if nothing is to be encoded.
-        seconds: expected for encoding, None likewise.
-        raw_bytes: of the embeddings kept in the store, the whole corpus.
-        vector_bytes: of the reduced vectors in float32.
-        factory: FAISS factory string.
-        why: reason for it.
-        rerank: candidates a query that would be scored again from the store, None for none.
-        index_bytes: expected bytes of the index by content.
-        memory_budget: bytes that the index may hold in memory, None without a limit.
-        dim: width d of the embeddings.
-        k: kept width expected, or the widest that can be built if it is not settled.
-        k_settled: whether k is known before the embeddings are.
-        store: folder of the raw embeddings.
+    ``to_encode`` and ``reused`` are rows, or passages. Rate and seconds are None if nothing is to
+    be encoded. ``k`` is the widest that can be built unless it is settled.
     """
 
     shards: int
@@ -105,20 +88,9 @@ class BuildPlan:
 class UpdatePlan:
     """Estimate of an update; rows are counted, seconds and bytes expected.
 
-    Attributes:
-        base: the published version.
-        rows: kind -> documents, as an update would report them.
-        files: number of files that would be read and skipped.
-        to_encode: rows that have to be encoded.
-        rows_per_second: measured on a sample, None if nothing is to be encoded.
-        encode_seconds: expected for that, None likewise.
-        other_seconds: for all else, by what it took the published version.
-        bytes: folder -> bytes that would be written there.
-        free: folder -> bytes free on its disk, None if it does not say.
-        refit: ``auto``, ``always`` or ``never``: only the embeddings show whether there is drift.
-        up_to_date: whether nothing would be published.
-        refused: reason why a gate would keep the version back, as far as rows alone show; else
-            empty.
+    ``bytes`` that would be written and ``free`` ones are by folder. ``other_seconds`` are all but
+    those of encoding, by what it took the published version. ``refused`` is why a gate would keep
+    the version back, as far as rows alone show.
     """
 
     base: str
@@ -196,7 +168,7 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> Up
         ArtifactError: nothing is published, or it or its store is damaged.
         GateError: the corpus is that of a version which was rolled back.
     """
-    with advising(config):
+    with advising():
         return _plan_update(config, Stages(progress or Silent()))
 
 
@@ -315,20 +287,12 @@ def _rows_per_second(
 
 
 def _expected_index(config: BuildConfig, *, rows: int, dim: int) -> tuple[int, bool, FactoryChoice]:
-    """Return k, whether it is settled, and its index; else the widest k there can be.
-
-    Raises:
-        ConfigError: nothing fits the budget.
-    """
+    """Return k, whether it is settled, and its index; else the widest k there can be."""
     k = None
     if config.k is not None or not config.chooses:
         k = config.whitening_config().width(dim)
     if k is not None:
         return k, True, choose_index(config, rows=rows, dim=dim, k=k)
-    if not config.chooses:
-        # A share of the variance may come to any width.
-        with contextlib.suppress(ConfigError):
-            return dim, False, choose_index(config, rows=rows, dim=dim, k=dim)
     possible = possible_widths(config, dim, rows=rows)
     if possible is None:
         possible = (dim,) if config.budget is None else widths(dim)

@@ -25,7 +25,7 @@ from whiten_index.whitening.selection import LEAST_SAMPLE
 if TYPE_CHECKING:
     from whiten_index.pipeline.encode import EncodeReport
     from whiten_index.pipeline.shard_encoding import ShardWork
-    from whiten_index.progress import Progress, Stages
+    from whiten_index.progress import Progress
 
 _MOST_CANDIDATES = 5_000
 # Texts looked at for one that is long enough.
@@ -37,8 +37,8 @@ _CHUNK_CHARACTERS = 100_000
 _MOST_TOKENS = 250_000
 # This share of the corpus is encoded whatever its tokens: it adds as little to the whole build.
 _SHARE_OF_CORPUS = 0.04
-# Changes whenever the pieces of the same text would differ.
-_RECIPE = 1
+# The first number changes whenever the pieces of the same text would differ.
+RECIPE = (1, _MOST_TOKENS, _SHARE_OF_CORPUS)
 _LEAST_WORDS, _MANY_WORDS = 16, 64
 _LEAST_SENTENCES = 3
 _SENTENCE_WORDS = (5, 40)
@@ -51,14 +51,10 @@ _CHARACTER = re.compile(r"\S")
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Pieces of m documents, encoded.
+    """Embeddings (m, d) of the pieces of m documents, sentences and windows as queries.
 
-    Attributes:
-        rows: (m,) row numbers of the documents in the corpus.
-        candidates: (n,) row numbers, the documents' own first, then others drawn at random.
-        sentences: (m, d) a sentence of each document, as a query.
-        others: (m, d) the document without it.
-        windows: (m, d) 8 to 20 words of the document, as a query.
+    ``rows`` (m,) are the documents' row numbers, and ``candidates`` (n,) these and others that were
+    drawn at random.
     """
 
     rows: NDArray[np.int64]
@@ -73,12 +69,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Pieces of one document.
+    """Pieces of one document: a sentence, the document without it, and a window of words.
 
-    Attributes:
-        sentence: one of its sentences; the window if none is of 5 to 40 words.
-        others: the document without it.
-        window: 8 to 20 neighbouring words, as long as a question.
+    The sentence is the window if none is of 5 to 40 words. The window has 8 to 20 words, as long as
+    a question.
     """
 
     sentence: str
@@ -86,24 +80,16 @@ class Pieces:
     window: str
 
 
-def recipe() -> list[float]:
-    """Return the constants that decide which documents and pieces are in a sample."""
-    return [_RECIPE, _MOST_TOKENS, _SHARE_OF_CORPUS]
-
-
-def sample_pieces(encoded: EncodeReport, size: int, seed: int, stages: Stages) -> Sample | str:
+def sample_pieces(encoded: EncodeReport, size: int, seed: int) -> Sample | str:
     """Return a sample of up to ``size`` documents, or half a sentence why there is none.
 
     No more than half of the corpus is drawn. A sample that was drawn before is in the store.
-
-    Raises:
-        CorpusError: the corpus can no longer be read.
     """
     store, record, work = encoded.store, encoded.record, encoded.work
     spec = recorded_spec(store.encoder)
     key = {
         "corpus": record.fingerprint,
-        "recipe": recipe(),
+        "recipe": list(RECIPE),
         "size": size,
         "seed": seed,
         # Sentences and windows are encoded as queries, and the store is named by its documents.
@@ -117,11 +103,11 @@ def sample_pieces(encoded: EncodeReport, size: int, seed: int, stages: Stages) -
     if record.rows < 2 * LEAST_SAMPLE:
         return f"{record.rows} documents are too few to choose from"
     rng, size = np.random.default_rng(seed), min(size, record.rows // 2)
-    with stages.stage("draw pieces", size):
+    with encoded.stages.stage("draw pieces", size):
         cut = _drawn_pieces(encoded, work, size, rng)
     if isinstance(cut, str):
         return cut
-    with stages.stage("encode pieces", len(cut)) as watcher:
+    with encoded.stages.stage("encode pieces", len(cut)) as watcher:
         always = max(LEAST_SAMPLE, math.ceil(_SHARE_OF_CORPUS * record.rows))
         parts = list(_encoded(work, [pieces for _, pieces in cut], always, watcher))
     # As the store keeps them, so that a sample found again chooses the same.
@@ -235,7 +221,7 @@ def cut_pieces(text: str, rng: np.random.Generator, *, most_words: int) -> Piece
     ]
     chosen = fit[rng.integers(len(fit))] if fit and len(sentences) > 1 else window
     others = f"{text[: chosen[0]].rstrip()} {text[chosen[1] :].lstrip()}".strip()
-    return Pieces(_at(text, chosen), others, _at(text, window))
+    return Pieces(text[slice(*chosen)], others, text[slice(*window)])
 
 
 def _words(text: str, *, most: int) -> list[Span]:
@@ -252,7 +238,3 @@ def _window(words: Sequence[Span], rng: np.random.Generator) -> Span:
     length = min(int(rng.integers(least, most + 1)), len(words) // 2)
     start = int(rng.integers(len(words) - length + 1))
     return words[start][0], words[start + length - 1][1]
-
-
-def _at(text: str, span: Span) -> str:
-    return text[span[0] : span[1]]

@@ -53,16 +53,15 @@ if TYPE_CHECKING:
     from whiten_index.progress import Stages
 
 
+_ROWS, _LEAST_ROWS = 2_048, 3
+
+
 @dataclass(frozen=True)
 class VersionSpec:
-    """Transform, index and identity of a version that is to be made.
+    """Transform, index plan and identity of a version to be made.
 
-    Attributes:
-        fitted: the transform.
-        plan: the index.
-        identity: of the version.
-        reuse: codes of another version that are reused, None if all are made.
-        kept: the version whose transform this is, None where it was fitted.
+    ``reuse`` are codes of another version, and ``kept`` is the version that the transform comes
+    from unless it was fitted.
     """
 
     fitted: Fitted
@@ -73,7 +72,7 @@ class VersionSpec:
 
 
 def register(store: EmbeddingStore, out: Place, stages: Stages) -> None:
-    """Tell a store that an index is built from it; where it cannot be written, say so."""
+    """Register an index with the store that it is built from, or note that it cannot be."""
     index_id = None if is_uri(out) else ensure_index_id(Path(out))
     try:
         store.indexes.register(out, index_id)
@@ -96,8 +95,6 @@ def version_identity(
     ``kept`` identifies a transform that was not fitted on this corpus.
     """
     choices = fitted.whitening.choices()
-    named = [choices.pop(name) for name in ("kind", "k", "exponent", "center", "normalize_input")]
-    del choices["dim"]
     if config.weight_column is not None:
         choices |= {"weight_column": config.weight_column, "weighting": config.weighting}
     if fitted.choice is not None:
@@ -109,26 +106,25 @@ def version_identity(
             "corpus": encoded.record.fingerprint,
             "encoder": encoded.store.encoder,
             "encoder_fingerprint": encoded.store.fingerprint,
-            "whitening": [*named, choices] if choices else named,
+            "whitening": choices,
             "factory": _factory_identity(plan, fitted.whitening.k),
             "seed": plan.seed,
-            **({} if kept is None else {"kept": dict(kept)}),
+            "kept": None if kept is None else dict(kept),
         }
     )
 
 
-def _factory_identity(plan: IndexPlan, k: int) -> list[Any]:
-    """Return the settings of an index that show in it."""
-    settings: dict[str, Any] = {}
+def _factory_identity(plan: IndexPlan, k: int) -> dict[str, Any]:
+    """Return the settings that show in an index."""
     inner = inner_index(plan.built, k)
-    if has_parameters(inner) or plan.choice.rerank is not None:
-        settings["target_recall"] = plan.target_recall
-    if plan.budget is not None:
-        settings["memory_budget"] = plan.budget
-    if is_lossy(inner):
-        settings["rotated"] = True
-    named: list[Any] = [plan.choice.asked, plan.built]
-    return [*named, settings] if settings else named
+    tuned = has_parameters(inner) or plan.choice.rerank is not None
+    return {
+        "asked": plan.choice.asked,
+        "built": plan.built,
+        "target_recall": plan.target_recall if tuned else None,
+        "memory_budget": plan.budget,
+        "rotated": is_lossy(inner),
+    }
 
 
 @contextlib.contextmanager
@@ -148,11 +144,10 @@ def write_files(
     encoded: EncodeReport,
     spec: VersionSpec,
     version: str,
-    stages: Stages,
 ) -> dict[str, Any]:
     """Write index, transform, documents and corpus record; return the manifest's fields."""
-    store, record, fitted = encoded.store, encoded.record, spec.fitted
-    stages.watcher.note(index_note(spec.plan.choice))
+    store, record, fitted, stages = encoded.store, encoded.record, spec.fitted, encoded.stages
+    stages.watcher.note(_index_note(spec.plan.choice))
     made = build_faiss_index(
         CorpusEmbeddings(store, record),
         fitted.whitening,
@@ -177,10 +172,9 @@ def write_files(
     write_documents(folder / DOCUMENTS, documents)
     record.save(folder / RECORD)
     fields = {
-        **_facts(config, encoded, spec),
+        **_facts(config, encoded, spec, made),
         "geometry": shape,
         "version": version,
-        "factory": _factory_facts(spec.plan, made),
         "bytes": {
             "raw": encoded.raw_bytes,
             "vectors": made.vector_bytes,
@@ -194,7 +188,7 @@ def write_files(
 
 
 def _require_searchable(folder: Path, fields: Mapping[str, Any]) -> None:
-    """Search as readers will: what cannot be opened or searched is not published."""
+    """Search once as readers will, so that a broken version is not published."""
     bundle = open_unsealed(folder, fields)
     query = bundle.whitening.mean + np.random.default_rng(0).normal(size=(1, bundle.dim))
     scores, rows = bundle.search(query.astype(np.float32), 1)
@@ -202,34 +196,18 @@ def _require_searchable(folder: Path, fields: Mapping[str, Any]) -> None:
     hits_of(bundle, scores[0], np.maximum(rows[0], 0))
 
 
-def index_note(choice: FactoryChoice) -> str:
-    """Return what is said of an index before work on it starts."""
+def _index_note(choice: FactoryChoice) -> str:
+    """Return the note about an index before work on it starts."""
     parts = {name: size for name, size in vars(choice.expected).items() if size}
     split = ", ".join(f"{name} {size:,}" for name, size in parts.items())
     return f"index {choice.built}: {choice.why}; {choice.expected.total:,} bytes expected ({split})"
 
 
-def _factory_facts(plan: IndexPlan, made: IndexBuildResult) -> dict[str, Any]:
-    choice = plan.choice
-    return {
-        "asked": choice.asked,
-        "built": choice.built,
-        "why": choice.why,
-        "expected_bytes": choice.expected.to_json(),
-        "expected_recall": choice.expected_recall,
-        "nprobe": made.nprobe,
-        "tuned": made.tuned.to_json(),
-        "rerank": made.rerank,
-        "memory_budget": plan.budget,
-        "device": made.device,
-        "mapped": made.mapped,
-        "rotated": made.rotated,
-    }
-
-
-def _facts(config: BuildConfig, encoded: EncodeReport, spec: VersionSpec) -> dict[str, Any]:
-    """Return what a version's manifest says of its inputs and choices."""
-    choice = spec.fitted.choice
+def _facts(
+    config: BuildConfig, encoded: EncodeReport, spec: VersionSpec, made: IndexBuildResult
+) -> dict[str, Any]:
+    """Return the manifest's fields about inputs and choices."""
+    choice, index = spec.fitted.choice, spec.plan.choice
     return {
         "kind": KIND,
         "format_version": FORMAT_VERSION,
@@ -248,6 +226,20 @@ def _facts(config: BuildConfig, encoded: EncodeReport, spec: VersionSpec) -> dic
         "choice": None if choice is None else asdict(choice),
         "rows": encoded.record.rows,
         "counts": encoded.counts.to_json(),
+        "factory": {
+            "asked": index.asked,
+            "built": index.built,
+            "why": index.why,
+            "expected_bytes": index.expected.to_json(),
+            "expected_recall": index.expected_recall,
+            "nprobe": made.nprobe,
+            "tuned": made.tuned.to_json(),
+            "rerank": made.rerank,
+            "memory_budget": spec.plan.budget,
+            "device": made.device,
+            "mapped": made.mapped,
+            "rotated": made.rotated,
+        },
         "made_by": {
             "whiten_index": __version__,
             "faiss": describe_faiss(),
@@ -257,20 +249,13 @@ def _facts(config: BuildConfig, encoded: EncodeReport, spec: VersionSpec) -> dic
     }
 
 
-_ROWS, _LEAST_ROWS = 2_048, 3
-
-
 def _geometry(
     _: Stages, store: EmbeddingStore, record: CorpusRecord, whitening: Whitening, seed: int
 ) -> dict[str, Any] | None:
-    """Return the geometry of the embeddings, ``raw``, and of the ``vectors`` made of them.
+    """Return the geometry of the same rows, 2,048 at most, as ``raw`` embeddings and ``vectors``.
 
-    All figures of both are measured on the same n rows, 2,048 at most, at unit length: a search by
-    cosine sees directions only. IsoScore and effective rank are those of the sample, and lower than
-    those of a larger corpus, the more so the wider the rows are: where all d directions are even
-    IsoScore reads about n/(n + d), 0.73 for d = 768 and 0.94 for k = 128 at 2,048 rows.
-
-    None where fewer than three rows of either differ from 0.
+    IsoScore and effective rank are lower than those of a larger corpus, the more so the wider the
+    rows are. None if fewer than three rows of either differ from 0.
     """
     rows = np.sort(drawn_rows(record, _ROWS, np.random.default_rng(seed)))
     raw = embeddings_of(store, record, rows)

@@ -28,7 +28,7 @@ from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.corpus.sharding import Shard
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.passages import PassageSplitter
-from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
+from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.errors import ConfigError, CorpusError, EncoderError
 from whiten_index.store.dedup import RowFinder
 from whiten_index.store.digest_index import Lookup
@@ -103,25 +103,18 @@ class WindowResult:
 
 @dataclass(frozen=True)
 class ReadShard:
-    """A shard that was read and looked up in the store.
+    """A shard that was read and looked up in the store, where others may hold some of its rows.
 
-    Attributes:
-        batch: its rows.
-        digests: (n, 16) of its texts.
-        fingerprint: its name in the store, empty if it has no rows.
-        there: whether the store has it, or will by the time it is needed.
-        remade: whether damaged embeddings are to be replaced.
-        found: places of its rows in other shards, None if none is there.
-        missing: (n,) whether a row's embedding is nowhere in the store.
+    The fingerprint is its name in the store, empty without rows. ``there`` holds if the store has
+    it, or will by the time it is needed. ``missing`` (n,) are the rows that no shard holds.
     """
 
     batch: TextBatch | EmbeddingBatch
     digests: NDArray[np.uint8]
     fingerprint: str
     there: bool
-    remade: bool
-    found: Lookup | None
     missing: NDArray[np.bool_]
+    found: Lookup | None = None
 
     @functools.cached_property
     def texts(self) -> list[str]:
@@ -158,19 +151,17 @@ class _WindowState:
 
 
 class LazyEncoder:
-    """An encoder that is loaded on first need; a pickled copy has loaded nothing."""
+    """An encoder that is loaded on first need; a pickled copy has loaded nothing.
+
+    Its fingerprint must be the expected one, if there is one.
+    """
 
     def __init__(self, config: EncoderConfig, *, expected: str | None = None) -> None:
-        """Take the encoder's configuration, and the fingerprint that it must have."""
         self._config, self._expected = config, expected
         self._encoder: Encoder | None = None
 
     def __call__(self) -> Encoder:
-        """Return the encoder, the same one every time.
-
-        Raises:
-            EncoderError: it is not the one expected, as on a machine with another model.
-        """
+        """Return the encoder, the same one every time."""
         if self._encoder is None:
             from whiten_index.encoding.encoder import Encoder
 
@@ -195,10 +186,9 @@ class LazyEncoder:
 
 @dataclass(frozen=True)
 class ShardWork:
-    """Work of an executor; its items are windows of shards, each stored whole or not at all.
+    """Work of an executor on windows of shards, each shard stored whole or not at all.
 
-    ``encoder`` is only called if something is missing, ``splitter`` cuts texts into passages, and
-    ``rows`` finds rows in other shards of the store.
+    ``encoder`` is only called if something is missing. ``rows`` finds rows in other shards.
     """
 
     corpus: ParquetCorpus
@@ -256,12 +246,7 @@ class ShardWork:
         return state
 
     def finish(self, state: _WindowState) -> WindowResult:
-        """Store embeddings, moments and rows.
-
-        Raises:
-            EncoderError: the model gives NaN or infinity.
-            StorageError: the store cannot be written.
-        """
+        """Store the shards."""
         counts, encoded = state.counts, None
         if state.ran is not None:
             # A device finishes its work here.
@@ -286,26 +271,23 @@ class ShardWork:
         return _split(batch, self.splitter)
 
     def look(self, shard: Shard, *, verify: bool = True) -> ReadShard:
-        """Read a shard and look up which rows the store has; ``verify`` checks its embeddings."""
+        """Read a shard and look up its rows; ``verify`` checks embeddings that are there."""
         batch = self.batch_of(shard)
-        digests, missing = batch.digests(), np.zeros(len(batch), dtype=np.bool_)
+        digests = batch.digests()
         if not len(batch):
-            return ReadShard(batch, digests, "", True, False, None, missing)
+            return ReadShard(batch, digests, "", True, np.zeros(0, dtype=np.bool_))
         name = self.store.shard_fingerprint(digests, self.dtype)
         # A shard that occurs twice is kept once: by the time of the second the first is there.
         there = name in (self._under_way or ())
         there = there or self.store.find(name, verify=verify) is not None
-        remade = not there and self.store.holds(name)
         if self._under_way is not None:
             self._under_way.add(name)
-        found = None
-        if not there:
-            missing = ~missing
-            if self.rows is not None:
-                looked = self.rows.known(self.dtype, batch).find(digests)
-                if looked.known.any():
-                    found, missing = looked, ~looked.known
-        return ReadShard(batch, digests, name, there, remade, found, missing)
+        if there or self.rows is None:
+            return ReadShard(batch, digests, name, there, np.full(len(batch), not there))
+        found = self.rows.known(self.dtype, batch).find(digests)
+        return ReadShard(
+            batch, digests, name, there, ~found.known, found if found.known.any() else None
+        )
 
     def _keep(
         self, shard: ReadShard, encoded: Encoded | None, rows: slice, counts: Counts
@@ -319,13 +301,14 @@ class ShardWork:
         if shard.there:
             stored = self.store.require(shard.fingerprint, verify=False)
         else:
+            # Damaged embeddings are replaced.
+            counts.remade_shards += self.store.holds(shard.fingerprint)
             stored = self._write(shard, encoded, rows)
         documents = self.store.write_documents(batch.documents)
         counts.encoded += shard.rows_to_encode
         counts.reused += batch.read - sum(batch.skipped.values()) - shard.rows_to_encode
         counts.truncated += stored.truncated
         counts.passages += 0 if self.splitter is None else len(batch)
-        counts.remade_shards += shard.remade
         counts.float32_shards += self.dtype is StoreDtype.FLOAT16 and stored.dtype == "float32"
         return CorpusPart(shard.fingerprint, documents, len(batch), batch.read, stored.truncated)
 
@@ -376,7 +359,7 @@ class ShardWork:
 
 
 def _in_rows(advance: Callable[[int], None], *, rows: int, texts: int) -> Callable[[int], None]:
-    """Return an ``advance`` for texts that reports the share of the rows they stand for."""
+    """Return an ``advance`` for texts, which stand for rows."""
     done = 0
 
     def advance_texts(count: int) -> None:
@@ -427,20 +410,16 @@ def shard_work(config: BuildConfig, corpus: ParquetCorpus, *, write: bool = True
 
 def _column_encoder(config: BuildConfig, corpus: ParquetCorpus) -> dict[str, Any]:
     """Return the record of an embedding column, and of the encoder of queries if one is named."""
-    query: EncoderSpec | None = None
-    if config.model is not None:
-        query, _ = resolve_encoder(config.encoder_config())
-        if query.dim != corpus.dim:
-            raise CorpusError(
-                f"column {config.embedding_column} holds {corpus.dim}-dim embeddings and "
-                f"{config.model} gives {query.dim}; name the model they were made with"
-            )
-    return {
-        "kind": "column",
-        "column": config.embedding_column,
-        "dim": corpus.dim,
-        "query_encoder": None if query is None else query.to_json(),
-    }
+    found = {"kind": "column", "column": config.embedding_column, "dim": corpus.dim}
+    if config.model is None:
+        return {**found, "query_encoder": None}
+    query, _ = resolve_encoder(config.encoder_config())
+    if query.dim != corpus.dim:
+        raise CorpusError(
+            f"column {config.embedding_column} holds {corpus.dim}-dim embeddings and "
+            f"{config.model} gives {query.dim}; name the model they were made with"
+        )
+    return {**found, "query_encoder": query.to_json()}
 
 
 def _at_commit(config: EncoderConfig, encoder: Mapping[str, Any]) -> EncoderConfig:

@@ -14,7 +14,7 @@ from whiten_index.pipeline.base_version import BaseVersion
 from whiten_index.pipeline.canary_file import CanaryFile
 from whiten_index.pipeline.changes import Changes, apart, compare, count_documents, stored_rows
 from whiten_index.pipeline.encode import EncodeReport, encode_shards
-from whiten_index.pipeline.gates import BaseCounts, Gate, require_passed, run_gates
+from whiten_index.pipeline.gates import require_passed, run_gates
 from whiten_index.pipeline.publish import VersionSpec, register, version_folder, write_files
 from whiten_index.pipeline.shard_encoding import LazyEncoder
 from whiten_index.pipeline.update_checks import (
@@ -56,8 +56,6 @@ class UpdateReport:
         manifest: of that.
         changes: changes of the documents.
         encoded: the report of its first half.
-        update: decision, drift and base; empty if nothing was to be done.
-        gates: findings of the gates.
     """
 
     out: Path
@@ -66,13 +64,21 @@ class UpdateReport:
     manifest: Mapping[str, Any]
     changes: Changes
     encoded: EncodeReport
-    update: Mapping[str, Any]
-    gates: tuple[Mapping[str, Any], ...]
 
     @property
     def up_to_date(self) -> bool:
         """Whether nothing was published, since nothing had changed."""
         return self.version == self.base
+
+    @property
+    def update(self) -> Mapping[str, Any]:
+        """Decision, drift and base; empty if nothing was to be done."""
+        return {} if self.up_to_date else dict(self.manifest["update"])
+
+    @property
+    def gates(self) -> list[Mapping[str, Any]]:
+        """Findings of the gates; empty if nothing was to be done."""
+        return [] if self.up_to_date else list(self.manifest["gates"])
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -88,7 +94,7 @@ class UpdateReport:
             "files": {"read": files - counts.kept_files, "skipped": counts.kept_files},
             "drift": self.update.get("drift"),
             "decision": self.update.get("decision"),
-            "gates": [dict(gate) for gate in self.gates],
+            "gates": self.gates,
             "whitening": self.manifest["whitening"],
             "factory": self.manifest["factory"],
             "bytes": self.manifest["bytes"],
@@ -120,7 +126,7 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
         set_threads(config.threads)
     # Nothing is made where there is no index.
     read_current(out)
-    with advising(config), only_writer(out, what="index"):
+    with advising(), only_writer(out, what="index"):
         tidy(out)
         base, corpus, canaries = open_base(config, stages)
         require_room(base, rows=corpus.rows)
@@ -134,31 +140,28 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
             remember=False,
         )
         register(encoded.store, out, stages)
-        changes = _compare(base, encoded, stages)
-        version, facts = base.version, dict[str, Any]()
+        changes = _compare(base, encoded)
+        version = base.version
         if not nothing_to_do(config, base, encoded.record):
             require_not_withdrawn(config, encoded.record)
             for sentence in withdrawn_texts(base, encoded.record, encoded.store):
                 stages.watcher.note(sentence)
-            spec, facts = decide_update(config, base, encoded, stages)
+            spec, facts = decide_update(config, base, encoded)
             same_corpus = encoded.record.fingerprint == base.fields["corpus"]["fingerprint"]
-            if spec.reuse is not None and same_corpus:
-                facts = {}
-            else:
+            if spec.reuse is None or not same_corpus:
                 require_not_withdrawn(config, encoded.record, identity=spec.identity)
                 facts = {"base": base.version, "rows": changes.to_json(), **facts}
-                version = _publish(config, base, encoded, spec, changes, facts, canaries, stages)
+                version = _publish(config, base, encoded, spec, changes, facts, canaries)
         _remember(base, encoded)
         fields = read_published(out).fields
-        gates = tuple(fields.get("gates") or ()) if facts else ()
-        return UpdateReport(out, base.version, version, fields, changes, encoded, facts, gates)
+        return UpdateReport(out, base.version, version, fields, changes, encoded)
 
 
-def _compare(base: BaseVersion, encoded: EncodeReport, stages: Stages) -> Changes:
+def _compare(base: BaseVersion, encoded: EncodeReport) -> Changes:
     """Return the changes of the documents; only parts that differ are read."""
     gone, came, same = apart(base.record, encoded.record)
     rows = sum(part.rows for part in came)
-    with stages.stage("compare", rows) as watcher:
+    with encoded.stages.stage("compare", rows) as watcher:
         changes = compare(
             stored_rows(base.store, gone),
             stored_rows(encoded.store, came),
@@ -177,16 +180,12 @@ def _publish(
     changes: Changes,
     facts: dict[str, Any],
     canaries: CanaryFile | None,
-    stages: Stages,
 ) -> str:
     """Make a candidate and publish it if its gates are passed; return the version.
 
     An update of the same base may have made it, passed its gates and died before naming it. One of
     the same corpus that was published earlier does not count: tonight's gates have not seen it,
     and its changes are those since another version.
-
-    Raises:
-        GateError: a gate did not pass; the candidate is kept.
     """
     out, record = Path(config.index), encoded.record
     version = find_version(out, spec.identity)
@@ -197,42 +196,33 @@ def _publish(
             return version
     require_room(base, rows=record.rows)
     version = next_version(out, spec.identity)
-    with version_folder(new_candidate(out, version), record.rows, stages) as (folder, fields):
-        fields |= write_files(folder, base.config, encoded, spec, version, stages)
+    new = new_candidate(out, version)
+    with version_folder(new, record.rows, encoded.stages) as (folder, fields):
+        fields |= write_files(folder, base.config, encoded, spec, version)
         changes.save(folder / CHANGES, base=base.version, whitening=facts["decision"]["whitening"])
-        gates = _run_gates(config, base, encoded, changes, canaries, folder, fields, stages)
+        expected, encode = None, None
+        if not base.passages:
+            # Changes count documents, and the index has their passages.
+            counts = changes.to_json()
+            expected = base.record.rows - counts["deleted"] + counts["new"]
+        if canaries is not None and canaries.texts is not None:
+            encode = LazyEncoder(base.config.encoder_config())().encode_queries
+        gates = run_gates(
+            open_unsealed(folder, fields),
+            encoded.store,
+            record,
+            config=config,
+            stages=encoded.stages,
+            base_rows=base.record.rows,
+            expected_rows=expected,
+            canaries=canaries,
+            encode=encode,
+            seed=base.config.seed,
+        )
         fields |= {"update": facts, "gates": [gate.to_json() for gate in gates]}
     require_passed(gates, candidate=out / CANDIDATES / version)
     promote(out, version)
     return version
-
-
-def _run_gates(
-    config: UpdateConfig,
-    base: BaseVersion,
-    encoded: EncodeReport,
-    changes: Changes,
-    canaries: CanaryFile | None,
-    folder: Path,
-    fields: Mapping[str, Any],
-    stages: Stages,
-) -> tuple[Gate, ...]:
-    # Changes count documents, and the index has their passages.
-    counts = {} if base.passages else changes.to_json()
-    encode = None
-    if canaries is not None and canaries.texts is not None:
-        encode = LazyEncoder(base.config.encoder_config())().encode_queries
-    return run_gates(
-        open_unsealed(folder, fields),
-        encoded.store,
-        encoded.record,
-        config=config.gates(),
-        stages=stages,
-        base=BaseCounts(base.record.rows, new=counts.get("new"), deleted=counts.get("deleted")),
-        canaries=canaries,
-        encode=encode,
-        seed=base.config.seed,
-    )
 
 
 def _remember(base: BaseVersion, encoded: EncodeReport) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from whiten_index.artifacts.disk_space import require_space
 from whiten_index.artifacts.files import exists
-from whiten_index.corpus.parquet_corpus import ParquetCorpus, RepeatedIdsError
+from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.errors import (
     ArtifactError,
     ConfigError,
@@ -20,16 +19,17 @@ from whiten_index.errors import (
     GateError,
     WhiteningError,
 )
+from whiten_index.options import flag_of
 from whiten_index.pipeline.base_version import BaseVersion
 from whiten_index.pipeline.canary_file import CanaryFile
-from whiten_index.pipeline.changes import apart
+from whiten_index.pipeline.changes import apart, part_digests
 from whiten_index.pipeline.early_checks import check_early
 from whiten_index.pipeline.encode import open_corpus
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.progress import Stages
 from whiten_index.store.digest_index import DigestIndex, HashTable, digest_keys
 from whiten_index.store.embedding_store import EmbeddingStore
-from whiten_index.store.records import CorpusPart, CorpusRecord
+from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.provenance import corpus_record
 from whiten_index.versions.published import (
     VERSIONS,
@@ -41,40 +41,28 @@ from whiten_index.versions.published import (
 # Room beyond what files are expected to take.
 _SPARE = 1.1
 _OPTION = re.compile(r"--[a-z][a-z-]*")
-_OF_THE_BUILD = ("row filter", "columns named", "name a column")
 
 
 @contextlib.contextmanager
-def advising(config: UpdateConfig) -> Iterator[None]:
+def advising() -> Iterator[None]:
     """Add advice for an update to errors that name an option of the build."""
-    own = {f"--{name.replace('_', '-')}" for name in UpdateConfig.__dataclass_fields__}
+    own = {flag_of(name) for name in UpdateConfig.__dataclass_fields__}
     try:
         yield
-    except RepeatedIdsError as error:
-        # Told apart by file and row, all rows would be others.
-        advice = "make them unique, or take the repeated rows out of the corpus"
-        raise RepeatedIdsError(error.args[0], advice) from error
     except (ConfigError, CorpusError, WhiteningError) as error:
-        said = str(error)
-        if not set(_OPTION.findall(said)) - own and not any(n in said for n in _OF_THE_BUILD):
+        if set(_OPTION.findall(str(error))) <= own:
             raise
-        fits = isinstance(error, WhiteningError) and config.order != "never"
-        keep = " keep the transform with --refit never," if fits else ""
-        raise type(error)(
-            f"{said} (an update keeps the options that the index was built with: mend the corpus,"
-            f"{keep} or run whiten-index build again with other options)"
+        kind = CorpusError if isinstance(error, CorpusError) else type(error)
+        raise kind(
+            f"{error} (an update keeps the options that the index was built with: mend the corpus, "
+            "keep the transform with --refit never, or run whiten-index build again)"
         ) from error
 
 
 def open_base(
     config: UpdateConfig, stages: Stages
 ) -> tuple[BaseVersion, ParquetCorpus, CanaryFile | None]:
-    """Open the published version, the corpus and the canary file, and check that they fit.
-
-    Raises:
-        ConfigError: the corpus or the canaries do not fit the index.
-        CorpusError: the corpus or the canary file cannot be used.
-    """
+    """Open the published version, the corpus and the canary file, and check that they fit."""
     with stages.stage("open", 0):
         base = BaseVersion.open(config)
     canaries = None
@@ -125,11 +113,7 @@ def room_wanted(base: BaseVersion, *, rows: int, stored: int | None = None) -> d
 
 
 def require_room(base: BaseVersion, *, rows: int) -> None:
-    """Refuse before work what the disk has no room for.
-
-    Raises:
-        StorageError: it has not.
-    """
+    """Refuse before work what the disk has no room for."""
     require_space(room_wanted(base, rows=rows), f"a version of {rows:,} rows")
 
 
@@ -179,11 +163,16 @@ def _returning(
     """Yield a note if texts that a withdrawn version brought are new today."""
     gone, brought, _ = apart(base.record, withdrawn)
     left, coming, _ = apart(base.record, record)
-    before = DigestIndex(_digests(base.store, {id(part): part for part in gone + left}.values()))
-    new = [digests[~before.find(digests).known] for _, digests in _digests(base.store, brought)]
-    texts = HashTable([digest_keys(each) for each in new])
+    known = {id(part): part for part in gone + left}.values()
+    before = DigestIndex(part_digests(base.store, known))
+    texts = HashTable(
+        [
+            digest_keys(digests[~before.find(digests).known])
+            for _, digests in part_digests(base.store, brought)
+        ]
+    )
     again = np.zeros(len(texts), dtype=np.bool_)
-    for _, digests in _digests(store, coming):
+    for _, digests in part_digests(store, coming):
         row = texts.find(digest_keys(digests))
         again[row[row >= 0]] = True
     if again.any():
@@ -192,9 +181,3 @@ def _returning(
             f"note: {back:,} of the {total:,} texts that version {name} brought, which was rolled "
             "back, come again"
         )
-
-
-def _digests(
-    store: EmbeddingStore, parts: Iterable[CorpusPart]
-) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-    return ((part.shard, store.digests(part.shard)) for part in parts if part.rows)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -62,10 +61,6 @@ class GateConfig:
         if self.max_bytes is None:
             return None
         return parse_bytes(self.max_bytes, option="--max-bytes")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the options as JSON values."""
-        return asdict(self)
 
 
 @schema
@@ -133,11 +128,6 @@ class UpdateConfig(GateConfig):
             raise ConfigError(
                 "--choose-again fits the transform again, and --refit never keeps it; leave one out"
             )
-
-    def gates(self) -> GateConfig:
-        """Return the options of the gates."""
-        names = GateConfig.__dataclass_fields__
-        return GateConfig(**{name: getattr(self, name) for name in names})
 
     @property
     def order(self) -> Literal["auto", "always", "never"]:

@@ -17,17 +17,17 @@ from whiten_index.index.code_reuse import why_not_reusable
 from whiten_index.index.tuning import OperatingPoint
 from whiten_index.pipeline.base_version import BaseVersion
 from whiten_index.pipeline.build_config import BuildConfig
-from whiten_index.pipeline.changes import apart, digests_of
+from whiten_index.pipeline.changes import apart, part_digests
 from whiten_index.pipeline.early_checks import index_plan
 from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.pipeline.fit import fit_moments, fit_whitening
 from whiten_index.pipeline.labels import read_labels
 from whiten_index.pipeline.publish import VersionSpec, version_identity
 from whiten_index.pipeline.update_config import UpdateConfig
-from whiten_index.progress import Stages
 from whiten_index.store.digest_index import DigestIndex
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
+from whiten_index.store.sampling import row_starts
 from whiten_index.versions.bundle import read_index
 from whiten_index.versions.published import WHITENING
 from whiten_index.whitening.drift import Drift, decide
@@ -36,53 +36,43 @@ from whiten_index.whitening.transform import Whitening
 
 # Lists trained for so many times fewer or more rows are still good ones.
 _LISTS_RATIO = 2.0
+_LISTS = re.compile(r"IVF(\d+)")
 
 
 def decide_update(
-    config: UpdateConfig, base: BaseVersion, encoded: EncodeReport, stages: Stages
+    config: UpdateConfig, base: BaseVersion, encoded: EncodeReport
 ) -> tuple[VersionSpec, dict[str, Any]]:
     """Measure the drift, and decide what is kept of the published version.
 
     The new version keeps the index if it reuses codes. Decision and drift are returned as its
     manifest records them.
-
-    Raises:
-        WhiteningError: the embeddings no longer allow the transform.
-        ConfigError: no index fits the memory budget any more.
     """
     old_rows = _carried_rows(encoded.store, base.record, encoded.record)
     # Rows that are as they were when the transform was fitted, at least.
     gone = base.record.rows - len(np.unique(old_rows[old_rows >= 0]))
     shared = max(float(base.update.get("shared", base.record.rows)) - gone, 0.0)
     named = _named_config(base.config, base.fitted.whitening)
-    today, _ = fit_moments(named, encoded, stages)
-    with stages.stage("measure drift", encoded.record.rows) as watcher:
+    today, _ = fit_moments(named, encoded)
+    with encoded.stages.stage("measure drift", encoded.record.rows) as watcher:
         # Of rows with weights, moments count the sum of these, which rounding may leave below.
         both = min(shared, base.fitted.moments.count, today.count)
         drift = Drift.measure(base.fitted.whitening, base.fitted.moments, today, shared=both)
         watcher.advance(encoded.record.rows)
     decision = decide(drift, threshold=config.drift_threshold, order=config.order)
-    said = asdict(decision)
+    said, facts = asdict(decision), {"drift": drift.to_json(), "shared": shared}
     if decision.whitening == "refit":
         again = base.config if config.choose_again else named
-        fitted = fit_whitening(again, encoded, read_labels(again), stages)
+        fitted = fit_whitening(again, encoded, read_labels(again))
         if base.fitted.choice is not None and fitted.choice is None:
             fitted = replace(fitted, choice=base.fitted.choice)
         plan = index_plan(again, rows=encoded.record.rows, whitening=fitted.whitening)
         spec = VersionSpec(fitted, plan, version_identity(again, encoded, fitted, plan))
-        return spec, {
-            "drift": drift.to_json(),
-            "shared": float(encoded.record.rows),
-            "decision": {**said, "index": "train", "index_why": ""},
-        }
-    spec, index_why = _kept(base, encoded, old_rows)
-    index = "train" if spec.reuse is None else "keep"
-    return spec, {
-        "drift": drift.to_json(),
-        "shared": shared,
-        "decision": {**said, "index": index, "index_why": index_why},
-        "trained": None if spec.reuse is None else _trained(base),
-    }
+        facts |= {"shared": float(encoded.record.rows)}
+        return spec, {**facts, "decision": {**said, "index": "train", "index_why": ""}}
+    spec, why = _kept(base, encoded, old_rows)
+    index, trained = ("train", None) if spec.reuse is None else ("keep", _trained(base))
+    decided = {**said, "index": index, "index_why": why}
+    return spec, {**facts, "decision": decided, "trained": trained}
 
 
 def _named_config(config: BuildConfig, whitening: Whitening) -> BuildConfig:
@@ -111,27 +101,25 @@ def _carried_rows(
 ) -> NDArray[np.int64]:
     """Return for each row (n,) the row with the same text of the record before, −1 if it is new."""
     gone, came, _ = apart(before, now)
-    starts = np.cumsum([0, *(part.rows for part in before.parts)])
+    new, old = set(map(id, came)), set(map(id, gone))
+    starts = row_starts(before)[:-1].tolist()
+    begins = [start for part, start in zip(before.parts, starts, strict=True) if id(part) in old]
+    known = DigestIndex(part_digests(store, gone))
+    begins = [start for part, start in zip(gone, begins, strict=True) if part.rows]
     # A part that is in both states has its rows in their order.
     places: dict[tuple[str, str], list[int]] = {}
-    for part, start in zip(before.parts, starts, strict=False):
-        places.setdefault((part.shard, part.documents), []).append(int(start))
-    new, old = set(map(id, came)), set(map(id, gone))
-    lost = [start for part, start in zip(before.parts, starts, strict=False) if id(part) in old]
-    known = DigestIndex((part.shard, digests_of(store, part)) for part in gone if part.rows)
-    begins = np.array([start for part, start in zip(gone, lost, strict=True) if part.rows])
+    for part, start in zip(before.parts, starts, strict=True):
+        places.setdefault((part.shard, part.documents), []).append(start)
     found = list[NDArray[np.int64]]()
     for part in now.parts:
-        if not part.rows:
-            continue
         if id(part) not in new:
             start = places[part.shard, part.documents].pop(0)
             found.append(np.arange(start, start + part.rows, dtype=np.int64))
-            continue
-        at = known.find(store.digests(part.shard))
-        rows = np.full(part.rows, -1, dtype=np.int64)
-        rows[at.known] = begins[at.shard[at.known]] + at.row[at.known]
-        found.append(rows)
+        elif part.rows:
+            at = known.find(store.digests(part.shard))
+            rows = np.full(part.rows, -1, dtype=np.int64)
+            rows[at.known] = np.array(begins)[at.shard[at.known]] + at.row[at.known]
+            found.append(rows)
     return np.concatenate(found)
 
 
@@ -139,19 +127,16 @@ def _kept(
     base: BaseVersion, encoded: EncodeReport, old_rows: NDArray[np.int64]
 ) -> tuple[VersionSpec, str]:
     """Return the version with the same transform, and why its index is not kept, if so."""
-    config, fitted, rows = base.config, base.fitted, encoded.record.rows
+    fitted, factory = base.fitted, base.fields["factory"]
     kept = {"whitening": base.fields["files"][WHITENING]["sha256"]}
-    reuse = None
-    if (plan := _same_index(base, rows)) is None:
-        plan = index_plan(config, rows=rows, whitening=fitted.whitening)
+    reuse, read = None, partial(read_index, base.source, mapped=True)
+    plan = _similar_plan(base, rows=encoded.record.rows)
+    if plan.built != factory["built"]:
         why = "another index suits so many rows"
-    elif not (why := why_not_reusable(read_index(base.source, mapped=True)) or ""):
-        factory = base.fields["factory"]
-        read = partial(read_index, base.source, mapped=True)
-        tuned = OperatingPoint(**factory["tuned"])
-        reuse = CodeReuse(read, old_rows, tuned, factory["rerank"])
+    elif not (why := why_not_reusable(read()) or ""):
+        reuse = CodeReuse(read, old_rows, OperatingPoint(**factory["tuned"]), factory["rerank"])
         kept["index"] = _trained(base)
-    identity = version_identity(config, encoded, fitted, plan, kept=kept)
+    identity = version_identity(base.config, encoded, fitted, plan, kept=kept)
     return VersionSpec(fitted, plan, identity, reuse, kept=base.source), why
 
 
@@ -160,35 +145,22 @@ def _trained(base: BaseVersion) -> str:
     return str(base.update.get("trained") or base.source.sha256)
 
 
-def _same_index(base: BaseVersion, rows: int) -> IndexPlan | None:
-    """Return the plan of the same FAISS index for so many rows, None if another suits them."""
-    config, fitted = base.config, base.fitted
-    built = str(base.fields["factory"]["built"])
-    wanted = index_plan(config, rows=rows, whitening=fitted.whitening)
-    if wanted.built == built:
+def _similar_plan(base: BaseVersion, *, rows: int) -> IndexPlan:
+    """Return the plan of an index for so many rows, with the base's number of lists if it fits."""
+    built, whitening = str(base.fields["factory"]["built"]), base.fitted.whitening
+    wanted = index_plan(base.config, rows=rows, whitening=whitening)
+    ours, theirs = _LISTS.search(built), _LISTS.search(wanted.built)
+    if ours is None or theirs is None or _LISTS.sub("", built) != _LISTS.sub("", wanted.built):
         return wanted
-    if not _alike(built, wanted.built):
-        return None
+    if not 1 / _LISTS_RATIO <= int(ours[1]) / int(theirs[1]) <= _LISTS_RATIO:
+        return wanted
     try:
-        named = replace(config, factory=built)
-        same = index_plan(named, rows=rows, whitening=fitted.whitening)
+        same = index_plan(replace(base.config, factory=built), rows=rows, whitening=whitening)
     except ConfigError:
-        return None  # it no longer fits the budget
-    choice = replace(
-        same.choice,
-        asked=config.factory,
-        rerank=wanted.choice.rerank,
-        why=f"the lists of version {base.version} are kept",
-        expected_recall=wanted.choice.expected_recall,
-    )
-    return replace(same, choice=choice)
-
-
-def _alike(built: str, wanted: str) -> bool:
-    """Tell whether two factories differ by the number of lists alone, and not by much."""
-    lists = re.compile(r"IVF(\d+)")
-    ours, theirs = lists.search(built), lists.search(wanted)
-    if ours is None or theirs is None or lists.sub("", built) != lists.sub("", wanted):
-        return False
-    ratio = int(ours[1]) / int(theirs[1])
-    return 1 / _LISTS_RATIO <= ratio <= _LISTS_RATIO
+        # It no longer fits the budget.
+        return wanted
+    why = wanted.choice.why
+    if built != wanted.built:
+        why = f"the lists of version {base.version} are kept"
+    choice = replace(wanted.choice, built=built, why=why, expected=same.choice.expected)
+    return replace(wanted, choice=choice)
