@@ -3,7 +3,7 @@
 The bucket counts: an object there is only replaced if it was found damaged, and none is ever
 renamed. An artifact, a folder with a manifest, is kept as::
 
-    <name>/manifest.json            put last, and only if there is none
+    <name>/manifest.json            put last, and only if absent
     <name>/<stamp>/<file>           its files; the stamp is a hash of the manifest
 
 so that two writers of one artifact never touch each other's files, and a manifest is only visible

@@ -16,7 +16,7 @@ def inner_index(factory: str, k: int) -> Any:
     """Return an empty FAISS index over ``k`` dims, by inner product.
 
     Raises:
-        ConfigError: FAISS does not know the string, or it holds a transform of its own.
+        ConfigError: FAISS does not know the string, or it holds its own transform.
     """
     faiss = load_faiss()
     if _WITHOUT_PARTS.search(factory):

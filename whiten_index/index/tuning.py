@@ -252,7 +252,7 @@ def _knobs(inner: Any) -> list[_Knob]:
     if isinstance(index, faiss.IndexRefine):
         factor = _Knob("k_factor", _doubled(1, 64), lambda value: setattr(index, "k_factor", value))
         return [*_knobs(faiss.downcast_index(index.base_index)), factor]
-    # An index on a GPU has lists and is none of the CPU's kinds.
+    # An index on a GPU has lists, but its class is not one of the CPU's.
     lists = index if hasattr(index, "nlist") else lists_of(index)
     if lists is not None:
         most = int(lists.nlist) if lists_of(index) is not None else MOST_ON_GPU

@@ -143,15 +143,7 @@ def require_same(
 
 
 def require_texts(texts: Sequence[str], *, what: str = "query") -> None:
-    """Refuse one text in place of a list, and texts that say nothing.
-
-    Args:
-        texts: some.
-        what: one of them is.
-
-    Raises:
-        ConfigError: either is so, or a text holds what is none.
-    """
+    """Raise a ConfigError for a single text instead of a list, or for a blank text."""
     if isinstance(texts, str):
         raise ConfigError("this takes a list of texts; put the one text in brackets")
     if not hasattr(texts, "__len__"):

@@ -1,7 +1,7 @@
-"""The query half: a transform and the identity of its encoder, without an index.
+"""A transform and the identity of its encoder, without an index, for clients of a database.
 
-What a client of any database needs to ask it: texts or raw embeddings in, the vectors that
-``whiten-index push`` sent out. It is read from an index, or from a small folder of its own::
+Texts or raw embeddings in, vectors as ``whiten-index push`` sent them out. A ``QueryTransform`` is
+read from an index, or from a small folder::
 
     manifest.json             which encoder, its fingerprint, the index version it comes from
     whitening.safetensors     the transform
@@ -414,7 +414,7 @@ class QueryTransform:
         """Return the vectors (n, k), float32 of unit length, of documents.
 
         Each text is one document: those longer than the encoder's limit are cut to it, and a
-        warning in the log tells how many. An index of passages holds the vectors of passages, so
+        warning in the log has the count. An index of passages holds the vectors of passages, so
         give those.
 
         Args:

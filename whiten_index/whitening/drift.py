@@ -406,7 +406,7 @@ def decide(drift: Drift, *, threshold: float = DRIFT_THRESHOLD, order: Order = "
 
     It is fitted again if ``kl_of_refit`` is above ``threshold`` and ``noise_kl`` together, or
     if the kept directions miss more of the variance than at the fit, by more than 5 % and
-    ``noise_variance``: new topics may lie in directions that the transform drops.
+    ``noise_variance``: new topics may need directions that the transform drops.
     """
     figure = f"the drift is {drift.kl_of_refit:.4g} nats a dimension"
     room = f"{threshold:g} and {drift.noise_kl:.2g} of sampling noise"
