@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.builds import build, write_rows
+from whiten_index import open_index
 from whiten_index.errors import CorpusError
 from whiten_index.index.factory import inner_of
 from whiten_index.index.library import INDEX, load_faiss
@@ -24,7 +25,7 @@ from whiten_index.pipeline.gates import run_gates
 from whiten_index.pipeline.update_config import GateConfig
 from whiten_index.progress import Silent, Stages
 from whiten_index.store.embedding_store import EmbeddingStore
-from whiten_index.versions.bundle import open_bundle, open_unsealed
+from whiten_index.versions.bundle import open_unsealed
 from whiten_index.versions.documents import write_documents
 from whiten_index.versions.published import DOCUMENTS
 
@@ -45,7 +46,7 @@ class Version:
 
     def __init__(self, place: Path) -> None:
         self.place = place
-        self.sealed = open_bundle(place / "out")
+        self.sealed = open_index(place / "out").bundle
         self.folder, self.fields = self.sealed.folder, dict(self.sealed.manifest)
         self.store = EmbeddingStore.open(place / "out" / "store")
         self.record = self.store.corpus()

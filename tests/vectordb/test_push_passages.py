@@ -11,12 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.vectordb.memory_writer import MemoryWriter, Server
-from whiten_index import BuildConfig, build_index
+from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.vectordb.push import PushReport, push_index
 from whiten_index.vectordb.push_config import PushConfig
-from whiten_index.versions.bundle import open_bundle
 
 
 class World:
@@ -58,7 +57,7 @@ class World:
         """The database has the rows of the index: ids, columns and what the index finds."""
         table = self.server.published
         assert table is not None
-        bundle = open_bundle(self.root / "index")
+        bundle = open_index(self.root / "index").bundle
         documents = [bundle.documents.get(row) for row in range(len(bundle.documents))]
         names = [name for name in table.layout.schema.names if name != "vector"]
         there = [{name: row[name] for name in names} for row in table.rows.values()]

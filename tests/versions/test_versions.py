@@ -17,13 +17,14 @@ from whiten_index import open_index
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import sha256_file
 from whiten_index.errors import ArtifactError, StorageError
-from whiten_index.versions.bundle import open_version
+from whiten_index.versions.bundle import open_files
 from whiten_index.versions.published import (
     find_version,
     new_candidate,
     next_version,
     promote,
     read_current,
+    read_version,
     set_current,
     version_names,
 )
@@ -99,7 +100,7 @@ def test_a_candidate_is_not_seen_until_it_is_promoted(out: Path) -> None:
     assert len(before) == 4
     assert read_current(out).version == last
     assert find_version(out, "f" * 32) is None
-    assert open_version(out / "candidates" / name).whitening.k == 2
+    assert open_files(read_version(out / "candidates" / name)).whitening.k == 2
     promote(out, name)
     assert read_current(out).version == name
     assert not list((out / "candidates").iterdir())

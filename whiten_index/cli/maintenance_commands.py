@@ -78,17 +78,12 @@ def versions(index: str, verify: str, as_json: bool) -> None:
 @click.command()
 @index_argument
 @click.option("--to", help="The version. [default: the newest sound one before the published]")
-@click.option(
-    "--without-store",
-    is_flag=True,
-    help="Take a version though the store lacks embeddings of it, as ranking again needs them.",
-)
 @json_option
-def rollback(index: str, to: str | None, without_store: bool, as_json: bool) -> None:
+def rollback(index: str, to: str | None, as_json: bool) -> None:
     """Publish an earlier version of INDEX again; the one left is kept, as withdrawn."""
     from whiten_index.versions.retention import rollback as roll
 
-    rolled = asdict(roll(index, to=to, without_store=without_store))
+    rolled = asdict(roll(index, to=to))
     lines = [f"{index}: version {rolled['to']} published, instead of {rolled['left'] or 'none'}"]
     notes = [f"{name} was skipped: {why}" for name, why in rolled["skipped"].items()]
     notes += [rolled["note"]] * bool(rolled["note"])

@@ -14,7 +14,7 @@ from whiten_index.index.choice import parse_bytes
 from whiten_index.options import flag_of, schema
 from whiten_index.paths import as_place, is_uri, require_path
 from whiten_index.pipeline.build_options import BuildOptions
-from whiten_index.store.dtypes import StoreDtype, require_dtype
+from whiten_index.store.dtypes import StoreDtype
 from whiten_index.whitening.whitening_config import (
     Kind,
     WhiteningConfig,
@@ -169,8 +169,9 @@ class BuildConfig(BuildOptions):
             )
 
     def dtype_kept(self) -> StoreDtype:
-        """Return the type of stored embeddings."""
-        return require_dtype(self.store_dtype, own=self.embedding_column is not None)
+        """Return the type of the stored embeddings."""
+        own = self.embedding_column is not None
+        return StoreDtype(self.store_dtype or ("own" if own else "float16"))
 
     def to_json(self) -> dict[str, Any]:
         """Return the recorded fields as JSON values."""

@@ -1,4 +1,4 @@
-"""Which rows a store knows by their digests, and where they lie."""
+"""Index of the rows of a store by digest, and the hash table under it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, eq=False)
 class Lookup:
-    """Where rows (n,) lie.
+    """Places of rows (n,).
 
     Attributes:
         shard: (n,) int32, number of the shard, −1 where a row is not known.
@@ -46,7 +46,7 @@ class DigestIndex:
         return len(self._table)
 
     def find(self, digests: NDArray[np.uint8]) -> Lookup:
-        """Return where rows with these digests (n, 16) lie, the first of several places."""
+        """Return the places of rows with these digests (n, 16), the first of several."""
         place = self._table.find(digest_keys(digests))
         known = place >= 0
         # Shards without rows start where the next does: the last to start there has the row.
@@ -58,8 +58,8 @@ class DigestIndex:
 # (2, n) uint64: two halves of n keys.
 Keys = NDArray[np.uint64]
 
-# Each half has a mixer of its own, which maps no two words to one: the finalizer of MurmurHash3
-# (Appleby), and its variant 13 (Stafford), which SplitMix64 ends with.
+# One bijective mixer for each half: the finalizer of MurmurHash3 (Appleby), and its variant 13
+# (Stafford), which SplitMix64 ends with.
 _MIXERS = (
     (33, 0xFF51AFD7ED558CCD, 33, 0xC4CEB9FE1A85EC53, 33),
     (30, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB, 31),
@@ -86,7 +86,7 @@ def string_keys(strings: pa.Array, *, until: bytes = b"") -> Keys:
             more = left > 0
             rows, left, starts = np.arange(len(sizes))[rows][more], left[more], starts[more]
             continue
-        # What lies beyond a string's end belongs to another.
+        # Bytes after a string's end belong to the next.
         beyond = (8 * np.maximum(_WORD - left, 0)).astype(np.uint64)
         keys[:, rows] = _mixed(keys[:, rows] ^ ((words[starts] << beyond) >> beyond))
         left, starts = left - _WORD, starts + _WORD
@@ -119,7 +119,7 @@ class HashTable:
         self._sort_ties()
 
     def _sort_ties(self) -> None:
-        """Sort what has its first half in common by the second half, then by row."""
+        """Sort rows with the same first half by the second half, then by row."""
         same = np.append(self._first[1:] == self._first[:-1], False)
         ties = np.flatnonzero(same | np.roll(same, 1))
         row, second = self._row[ties], self._second[ties]
@@ -133,7 +133,7 @@ class HashTable:
         """Return the row (n,) of each key (2, n), the first of several, −1 where there is none."""
         found = np.full(keys.shape[1], -1, dtype=np.int64)
         place = np.empty_like(found)
-        # In order of the keys, what is looked at lies close to what was looked at last.
+        # In order of the keys, neighbours in time are neighbours in memory.
         left = np.argsort(keys[0])
         place[left] = np.searchsorted(self._first, keys[0, left])
         # Few keys agree in one half alone, and the first of several of a key needs one step.
@@ -147,7 +147,7 @@ class HashTable:
         return found
 
     def counts(self) -> NDArray[np.int64]:
-        """Return how many rows have a row's key, at the first of them, and 0 at the others."""
+        """Return the number of rows with a row's key at the first of them, 0 at the others."""
         first, second = self._first, self._second
         begins = np.ones(len(self), dtype=np.bool_)
         begins[1:] = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
@@ -160,7 +160,7 @@ class HashTable:
 def _bytes_of(
     strings: pa.Array,
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the bytes of large strings, and where each of them starts and stops."""
+    """Return the bytes of large strings, and the start and stop of each."""
     if not len(strings):
         nothing = np.empty(0, dtype=np.int64)
         return np.empty(0, dtype=np.uint8), nothing, nothing

@@ -58,7 +58,7 @@ def fits_float16(
 ) -> bool:
     """Tell whether rounding (n, d) to float16 is small against the spread of each coordinate.
 
-    Coordinates whose variance is below 1e-10 of the largest carry nothing and are passed over.
+    Coordinates whose variance is below 1e-10 of the largest carry nothing and do not count.
     """
     if embeddings.dtype == np.float16 or (not len(embeddings) and variances is not None):
         return True
@@ -80,33 +80,20 @@ def fits_float16(
     return bool((noise[matters] <= _FLOAT16_ERROR**2 * spread[matters]).all())
 
 
-def require_dtype(name: str | None, *, own: bool) -> StoreDtype:
-    """Return the type asked for; without a wish, float16, or the column's own (``own``)."""
-    if name is None:
-        return StoreDtype.OWN if own else StoreDtype.FLOAT16
-    try:
-        return StoreDtype(name)
-    except ValueError as error:
-        raise ConfigError(
-            f"store dtype {name!r} is unknown; use {', '.join(d.value for d in StoreDtype)}"
-        ) from error
-
-
-# Beside each row's embedding: the digest of its text, and whether that was cut.
+# The digest of a row's text, and the flag for a text that was cut.
 _FACTS = 16 + 1
-# Of a derived shard's row also its source and its place there, int32 each.
+# The source of a derived shard's row and its place there, int32 each.
 _PICK = 4 + 4
 # Header of a safetensors file, and manifest of a shard's folder, about.
 _HEADER, _MANIFEST = 400, 900
-# What a manifest says of one source, about: two digests, indented.
+# Bytes of one source in a manifest, about.
 _SOURCE = 150
 
 
 def keeps_moments(rows: int, dim: int) -> bool:
     """Tell whether a shard of so many rows keeps its moments in a file.
 
-    Those of fewer rows than d would take more room than the rows, at 4 bytes a number, and more
-    time to read than to take anew.
+    The moments of fewer rows than d are larger than the rows, and slower to read than to compute.
     """
     return rows >= dim
 
@@ -119,14 +106,14 @@ def moments_bytes(rows: int, dim: int) -> int:
 
 
 def rows_bytes(rows: int, dim: int, itemsize: int) -> int:
-    """Return what the rows of a shard take where they are whole, moments not counted."""
+    """Return the bytes of the rows of a whole shard, without moments."""
     return rows * (dim * itemsize + _FACTS)
 
 
 def folder_bytes(
     rows: int, dim: int, itemsize: int, *, own: int | None = None, sources: int = 0
 ) -> int:
-    """Return about what a shard takes in a folder of its own."""
+    """Return about the bytes of the folder of a shard."""
     files = _HEADER + _MANIFEST + moments_bytes(rows, dim)
     if own is None:
         return files + rows_bytes(rows, dim, itemsize)

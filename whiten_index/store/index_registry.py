@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import make_folder
@@ -34,7 +32,7 @@ class RegisteredIndex:
     Attributes:
         file: the file that registers it.
         place: its folder or URI when it was built.
-        id: its own id, by which another index at the same place is recognised; None for a URI.
+        id: of the index, which tells it from another at the same place; None for a URI.
     """
 
     file: Path
@@ -56,28 +54,27 @@ class IndexRegistry:
     """The indexes of a store, a file each."""
 
     def __init__(self, folder: Path, mirror: Storage) -> None:
-        """Take the folder of their files, and the bucket that counts, if there is one."""
         self.folder, self.mirror = folder, mirror
 
     def register(self, index: Place, index_id: str | None) -> None:
-        """Remember that an index is built from here, so that nothing it needs is dropped."""
-        fields = {"index": owner_of(index), "id": index_id}
-        path = self.folder / _file_name(fields)
-        record = {"kind": _KIND, "format_version": _VERSION, **fields}
+        """Note that an index is built from here, so that its shards stay."""
+        place = owner_of(index)
+        path = self.folder / _file_name(place, index_id)
         self.mirror.fetch(path)
         with writing(path):
-            if not self._holds(path, record):
+            if not self._is_sound(path):
+                fields = {"index": place, "id": index_id}
                 make_folder(path.parent)
-                manifest.write_manifest(path, record)
+                manifest.write_manifest(path, {"kind": _KIND, "format_version": _VERSION, **fields})
                 self.mirror.push(path)
         self.mirror.keep(path)
 
-    def _holds(self, path: Path, fields: Mapping[str, Any]) -> bool:
+    def _is_sound(self, path: Path) -> bool:
         try:
-            found = manifest.read_json(path, what="a file that names an index", exact=True)
+            self.read(path)
         except ArtifactError:
             return False
-        return found.items() >= fields.items()
+        return True
 
     def registered(self) -> list[RegisteredIndex]:
         """Return the indexes that were built from here."""
@@ -90,23 +87,23 @@ class IndexRegistry:
         return [self.read(path) for path in self.files()]
 
     def files(self) -> list[Path]:
-        """Return the files, one an index."""
+        """Return the files, one for each index."""
         return manifest.records_in(self.folder)
 
     def read(self, path: Path) -> RegisteredIndex:
         """Return the index that a file registers."""
         found = manifest.read_manifest(self.folder, _SCHEMA, name=path.name)
-        if _file_name({"index": found["index"], "id": found["id"]}) != path.name:
+        if _file_name(found["index"], found["id"]) != path.name:
             raise ArtifactError(
                 f"{path} is damaged: it is the file of {found['index']}; {manifest.REMEDY}"
             )
         return RegisteredIndex(path, found["index"], found["id"])
 
 
-def _file_name(fields: Mapping[str, Any]) -> str:
-    return f"{manifest.fingerprint(fields)}.json"
+def _file_name(index: str, index_id: str | None) -> str:
+    return f"{manifest.fingerprint({'index': index, 'id': index_id})}.json"
 
 
 def owner_of(index: Place | None) -> str:
-    """Return how an index is called in what is kept, empty for none."""
+    """Return the name of an index in the files of a store, empty for none."""
     return "" if index is None else str(settled(index))

@@ -23,7 +23,7 @@ KIND, FORMAT_VERSION = "corpus", 1
 
 
 class CorpusSource(TypedDict):
-    """What tells a corpus from others; see ``CorpusConfig.source_identity``."""
+    """Identity of a corpus; see ``CorpusConfig.source_identity``."""
 
     sources: list[str]
     text_columns: list[str]
@@ -35,11 +35,11 @@ class CorpusSource(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class CorpusPart:
-    """One shard of a corpus: where its embeddings and its rows are.
+    """One shard of a corpus: the names of its embeddings and of its rows.
 
     Attributes:
         shard: fingerprint of the stored shard; empty where every row was skipped.
-        documents: digest that names its ids and kept columns.
+        documents: digest of its ids and kept columns.
         rows: n.
         read: rows read from the corpus.
         truncated: texts cut to the encoder's limit.
@@ -58,9 +58,8 @@ class CorpusFile:
 
     Attributes:
         name: of the file within the corpus.
-        fingerprint: changes when the file does, or what is read of it; empty where only reading
-            it tells.
-        parts: how many it has.
+        fingerprint: changes with the file and the columns read; empty where only reading tells.
+        parts: number of its parts.
         skipped: reason -> rows left out.
     """
 
@@ -88,11 +87,11 @@ class CorpusRecord:
     """The shards of one corpus in order, enough to index it without reading it again.
 
     Attributes:
-        source: what tells this corpus from others.
+        source: identity of the corpus.
         parts: its shards.
         skipped: reason -> rows left out.
-        files: where the parts come from.
-        index: the one index that it is kept for; empty where several are, or a user's own wish.
+        files: files that the parts come from, in their order.
+        index: the one index that it is kept for; empty if there are several, or the user made it.
     """
 
     source: Mapping[str, Any]
@@ -188,7 +187,7 @@ class ColumnFacts(TypedDict):
 EncoderFacts = Annotated[TransformerFacts | ColumnFacts, Field(discriminator="kind")]
 
 
-REMEDY = "run the same encode or build with the corpus again, which makes just what is missing anew"
+REMEDY = "run the same encode or build with the corpus again, which makes just what is missing"
 _SUFFIX = ".arrow.zst"
 
 
@@ -196,11 +195,10 @@ class DocumentFiles:
     """The files in a folder."""
 
     def __init__(self, folder: Path, mirror: Storage) -> None:
-        """Take the folder, and the bucket that counts, if there is one."""
         self.folder, self.mirror = folder, mirror
 
     def path(self, name: str) -> Path:
-        """Return where the rows of that name are."""
+        """Return the path of the rows of that name."""
         return self.folder / f"{name}{_SUFFIX}"
 
     def by_name(self) -> dict[str, Path]:
@@ -249,7 +247,6 @@ class DocumentFiles:
         return digest(rows_as_bytes(documents))
 
     def _content(self, path: Path) -> bytes | None:
-        """Return what a file of rows holds, None where it is missing or damaged."""
         self.mirror.fetch(path)
         data = content(path)
         if data is not None and f"{digest(data)}{_SUFFIX}" == path.name:

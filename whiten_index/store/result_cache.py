@@ -1,4 +1,4 @@
-"""Choices, samples and runtimes that a store remembers beside its rows."""
+"""Choices, samples and runtimes that a store keeps with its rows."""
 
 from __future__ import annotations
 
@@ -19,27 +19,26 @@ _SAMPLE, _VERSION, _RUNTIMES = "sample", 1, "runtimes"
 
 
 class ResultCache:
-    """ResultCache in the folder of an encoder; one that is damaged counts as never made."""
+    """Results in the folder of an encoder; a damaged one counts as never made."""
 
     def __init__(self, folder: Path, mirror: Storage) -> None:
-        """Take the encoder's folder, and the bucket that counts, if there is one."""
         self.folder, self.mirror = folder, mirror
 
     def save_choice(self, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
-        """Remember which transform was chosen, by what the choice depends on."""
+        """Keep the choice of a transform, by everything that it depends on."""
         self._save_note("choices", key, value)
 
     def choice(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the choice remembered for ``key``, None where there is none or it is damaged."""
-        return self._note("choices", key)
+        """Return the choice kept for ``key``, None where there is none or it is damaged."""
+        return self._read(self._path("choices", key))
 
     def save_runtime(self, value: Mapping[str, str]) -> None:
-        """Remember versions of libraries that some embeddings of the store are computed by."""
-        if not exists(self._note_path(_RUNTIMES, value)):
+        """Keep the versions of the libraries that computed some embeddings of the store."""
+        if not exists(self._path(_RUNTIMES, value)):
             self._save_note(_RUNTIMES, value, value)
 
     def runtimes(self) -> list[dict[str, str]]:
-        """Return each value that ``save_runtime`` was given; one that is damaged is left out."""
+        """Return the values that ``save_runtime`` kept, without damaged ones."""
         folder = self.folder / _RUNTIMES
         here = {path.name for path in list_folder(folder, "[!.]*.json")}
         notes = [self._read(folder / name) for name in sorted(here | self.mirror.names(folder))]
@@ -47,7 +46,7 @@ class ResultCache:
 
     def save_sample(self, key: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
         """Keep the arrays of a sample, whole or not at all."""
-        path = self._sample_path(key)
+        path = self._path("samples", key, ".safetensors")
         with writing(path):
             make_folder(path.parent)
             with replacing(path) as temporary:
@@ -59,7 +58,7 @@ class ResultCache:
         self, key: Mapping[str, Any], shapes: Mapping[str, str]
     ) -> dict[str, NDArray[Any]] | None:
         """Return the sample kept for ``key``, None where there is none or it is damaged."""
-        path = self._sample_path(key)
+        path = self._path("samples", key, ".safetensors")
         self.mirror.fetch(path)
         try:
             return _read_sample(path, shapes)
@@ -77,18 +76,12 @@ class ResultCache:
             return False
         return True
 
-    def _sample_path(self, key: Mapping[str, Any]) -> Path:
-        return self.folder / "samples" / f"{manifest.fingerprint(dict(key))}.safetensors"
-
     def _save_note(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
-        path = self._note_path(kind, key)
+        path = self._path(kind, key)
         with writing(path):
             make_folder(path.parent)
             manifest.write_manifest(path, {"of": path.name, "note": dict(value)})
         self.mirror.push(path)
-
-    def _note(self, kind: str, key: Mapping[str, Any]) -> dict[str, Any] | None:
-        return self._read(self._note_path(kind, key))
 
     def _read(self, path: Path) -> dict[str, Any] | None:
         self.mirror.latest(path)
@@ -97,12 +90,11 @@ class ResultCache:
         except ArtifactError:
             return None
 
-    def _note_path(self, kind: str, key: Mapping[str, Any]) -> Path:
-        return self.folder / kind / f"{manifest.fingerprint(dict(key))}.json"
+    def _path(self, kind: str, key: Mapping[str, Any], suffix: str = ".json") -> Path:
+        return self.folder / kind / f"{manifest.fingerprint(dict(key))}{suffix}"
 
 
 def _read_note(path: Path) -> dict[str, Any]:
-    """Return what a file of a choice says."""
     found = manifest.read_json(path, what="a note of a store", exact=True)
     note = found.get("note")
     if found.get("of") != path.name or not isinstance(note, dict):
@@ -111,7 +103,6 @@ def _read_note(path: Path) -> dict[str, Any]:
 
 
 def _read_sample(path: Path, shapes: Mapping[str, str]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a file of a sample."""
     found, facts = read_sealed(path, kind=_SAMPLE, version=_VERSION, shapes=shapes)
     if facts.get("of") != path.name:
         raise ArtifactError(f"{path} is damaged: it is not the sample that its name says")

@@ -1,4 +1,4 @@
-"""Where the rows of a shard lie that are picked from others, and what became of them since."""
+"""References to rows that a shard picks from others, and comparison of two such shards."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-# Where rows lie: a folder or a packed shard, and the SHA-256 of its embeddings, since a shard that
-# is made anew may hold its rows in another order.
+# A shard, and the SHA-256 of its embeddings: written again, it may hold its rows in another order.
 Source = tuple[str, str]
 # The source that is the shard itself.
 SELF: Source = ("", "")
@@ -19,12 +18,12 @@ Numbers = NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False)
 class RowRefs:
-    """Where the rows (n,) of a derived shard lie.
+    """Places of the rows (n,) of a derived shard.
 
     Attributes:
-        sources: which hold them, ``SELF`` being the shard itself.
+        sources: shards that hold them, ``SELF`` being the shard itself.
         source: (n,) int32, number of the source of each row.
-        row: (n,) int32, the row among those that the source holds itself.
+        row: (n,) int32, the row in that source.
     """
 
     sources: tuple[Source, ...]
@@ -34,11 +33,11 @@ class RowRefs:
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """What tells rows picked from those of a shard before.
+    """Difference between the rows of a shard and those of the next; repeated rows count as often.
 
     Attributes:
-        left: (m,) positions in the shard before of rows that are not picked.
-        joined: (l,) positions among the rows picked of those that were not in it.
+        left: (m,) positions of rows of the first that are not in the second.
+        joined: (l,) positions of rows of the second that were not in the first.
     """
 
     left: NDArray[np.int64]
@@ -46,8 +45,8 @@ class Change:
 
     @classmethod
     def between(cls, before: RowRefs, after: RowRefs) -> Change:
-        """Compare picks none of whose sources before is ``SELF``: what is own now is new."""
-        # Under one number each, own rows of the shard to be under −1: they were nowhere.
+        """Compare two shards, no source of the first being ``SELF``: own rows now are new."""
+        # Own rows get −1.
         numbers = {place: number for number, place in enumerate(before.sources)}
         for place in after.sources:
             numbers.setdefault(place, len(numbers) if place != SELF else -1)
@@ -56,7 +55,7 @@ class Change:
 
 
 def other_sources(fields: Mapping[str, Any]) -> list[Source]:
-    """Return the sources of a shard but itself; none where it is whole."""
+    """Return the sources of a shard without itself; none where it is whole."""
     return [each for each in fields["sources"] if each != SELF]
 
 
@@ -102,7 +101,7 @@ class RowView:
         sources: NDArray[np.int32],
         rows: NDArray[np.int32],
     ) -> None:
-        """Take the arrays (m_i, d), which of them each row is in (n,), and where there (n,)."""
+        """Take the arrays (m_i, d), the number of the array of each row (n,), and its row (n,)."""
         self._holders, self._sources, self._rows = holders, sources, rows
         self.shape = (len(rows), int(holders[0].shape[1]))
         self.dtype: np.dtype[Any] = np.result_type(*(holder.dtype for holder in holders))

@@ -28,15 +28,7 @@ from whiten_index.index.vector_search import (
     vectors_of,
 )
 from whiten_index.versions.documents import Documents
-from whiten_index.versions.published import (
-    DOCUMENTS,
-    FULL,
-    WHITENING,
-    Version,
-    mending,
-    read_version,
-    with_published,
-)
+from whiten_index.versions.published import DOCUMENTS, WHITENING, Version, mending
 from whiten_index.versions.version_manifest import VersionManifest
 from whiten_index.whitening.transform import Whitening
 
@@ -231,46 +223,24 @@ class Bundle:
         return queries
 
 
-def open_bundle(
-    root: Path | str,
-    *,
-    verify: str = FULL,
-    mapped: bool | None = None,
-    device: str = "cpu",
-) -> Bundle:
-    """Open the published version of an index.
+def open_files(version: Version, *, mapped: bool | None = None, device: str = "cpu") -> Bundle:
+    """Open a version for search, with all its files checked.
+
+    A flipped bit in a version opened with ``verify="manifest"`` may give other hits or end the
+    process, as FAISS and Arrow trust the files that they read.
 
     Args:
-        root: the index folder.
-        verify: ``full`` compares the SHA-256 of every file, which reads all of it once;
-            ``manifest`` only its size. A flipped bit that nobody looks for may give other hits or
-            end the process, as FAISS and Arrow trust what they read.
-        mapped: read the index file as it is searched, not as a whole first; see
-            ``maps_by_default``. Lists in a file of their own are never read as a whole.
+        version: to open.
+        mapped: read the index file as it is searched, not as a whole first; by default only where
+            its lists are in a file of their own, which are never read as a whole.
         device: ``cpu``; ``gpu`` searches by a copy on a GPU, and so does ``auto`` where there is
             one that takes this kind and the index is not mapped.
 
     Raises:
         ConfigError: ``gpu`` was asked for and cannot be had, or the index is mapped.
-        ArtifactError: nothing is published there, or it is damaged.
+        ArtifactError: the version is damaged.
     """
-
-    def opened(version: Version) -> Bundle:
-        return open_files(version, mapped=mapped, device=device)
-
-    return with_published(Path(root), opened, verify=verify)
-
-
-def open_version(
-    folder: Path, *, verify: str = FULL, mapped: bool | None = None, device: str = "cpu"
-) -> Bundle:
-    """Open one version of an index, or a candidate, by its folder; see ``open_bundle``."""
-    return open_files(read_version(folder, verify=verify), mapped=mapped, device=device)
-
-
-def open_files(version: Version, *, mapped: bool | None = None, device: str = "cpu") -> Bundle:
-    """Open a version for search, with all its files checked."""
-    mapped = maps_by_default(version.fields) if mapped is None else mapped
+    mapped = IVF_DATA in version if mapped is None else mapped
     bundle = _bundle(version.check(), mapped=mapped)
     index = bundle.index
     if index.ntotal != len(bundle.documents) or index.d != bundle.whitening.dim:
@@ -309,11 +279,6 @@ def _placed(bundle: Bundle, device: str, *, mapped: bool) -> DeviceIndex | None:
     where = "cpu" if mapped and device == "auto" else device
     placed = DeviceIndex.place(inner, where, to_search=True)
     return None if placed.device == "cpu" else placed
-
-
-def maps_by_default(fields: Mapping[str, Any]) -> bool:
-    """Return whether an index is mapped by default: if its lists are in a file of their own."""
-    return IVF_DATA in fields["files"]
 
 
 def read_index(version: Version, *, mapped: bool) -> Any:

@@ -31,7 +31,7 @@ from whiten_index.artifacts.atomic import (
     remove_folder,
     remove_leftovers,
 )
-from whiten_index.artifacts.cached_storage import BucketStorage, naming
+from whiten_index.artifacts.cached_storage import naming
 from whiten_index.artifacts.files import (
     exists,
     fsync_path,
@@ -41,11 +41,9 @@ from whiten_index.artifacts.files import (
     sha256_file,
     writing,
 )
-from whiten_index.artifacts.limits import load_json
 from whiten_index.artifacts.manifest import (
     MANIFEST,
     REMEDY,
-    as_manifest,
     check_files,
     checked,
     new_artifact,
@@ -66,7 +64,6 @@ from whiten_index.versions.version_manifest import (
 )
 
 T = TypeVar("T")
-# Writes a version's files into the folder given, and returns what its manifest is to say.
 INDEX_ID = "index.json"
 CURRENT, VERSIONS, CANDIDATES = "CURRENT", "versions", "candidates"
 WHITENING = "whitening.safetensors"
@@ -80,15 +77,15 @@ _TRIES = 20
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """What ``CURRENT`` says.
+    """Content of ``CURRENT``.
 
     Attributes:
         version: the published one.
         manifest_sha256: of its manifest.json.
-        withdrawn: versions that were published and taken back, which are not published again
-            unless someone names them.
-        withdrawn_facts: of these name -> ``corpus``, the fingerprint of its rows, and ``identity``,
-            which outlive the version; empty where they were not known.
+        withdrawn: versions that were published and taken back; they are published again only if
+            the user names them.
+        withdrawn_facts: name -> fingerprint of its corpus and identity of the version, which
+            outlive it; empty where they were not known.
     """
 
     version: str
@@ -128,7 +125,7 @@ class Version:
         return self.folder.name
 
     def __contains__(self, name: str) -> bool:
-        """Return whether the version has a file of that name."""
+        """Tell whether the version has a file of that name."""
         return name in self.fields["files"] if self.verify else exists(self.folder / name)
 
     def file(self, name: str) -> Path:
@@ -170,7 +167,7 @@ def ensure_index_id(root: Path) -> str:
 
 
 def read_current(root: Path, mirror: Storage = LOCAL) -> Current:
-    """Return what is published."""
+    """Return the content of ``CURRENT``."""
     with naming():
         mirror.latest(root / CURRENT)
         return _read_current(root)
@@ -198,7 +195,7 @@ def set_current(
     mirror: Storage = LOCAL,
     tag: Tag | None = None,
 ) -> None:
-    """Make ``version`` the one that readers open, in one step."""
+    """Publish ``version``, in one step."""
     folder = root / VERSIONS / version
     with writing(root / CURRENT):
         digest = sha256_file(folder / MANIFEST)
@@ -228,7 +225,7 @@ def withdrawn_versions(root: Path) -> tuple[str, ...]:
 
 
 def withdrawn_facts(root: Path) -> Mapping[str, WithdrawnFacts]:
-    """Return what is known of the versions withdrawn; see ``Current``."""
+    """Return the facts of the versions withdrawn; see ``Current``."""
     try:
         return read_current(root).withdrawn_facts
     except ArtifactError:
@@ -255,18 +252,14 @@ def tidy(root: Path) -> None:
 
 
 def version_names(root: Path, *, inside: str = VERSIONS) -> list[str]:
-    """Return the names of the versions, or candidates, that are there, oldest first.
-
-    What has such a name and is no folder, or a link to one, is none of them.
-    """
+    """Return the names of the versions, or candidates, oldest first, without links and files."""
     return [path.name for path in _entries(root, inside) if not _is_strange(path)]
 
 
 def strange_entries(root: Path) -> list[Path]:
-    """Return what may be a version or candidate, and is not read as one.
+    """Return paths that may be versions or candidates, and are not read as such.
 
-    That is what has such a name and is a link or no folder, and what holds the files of a version
-    and has another name.
+    These are links and files with such a name, and folders of versions with another name.
     """
     found = []
     for folder in (root / VERSIONS, root / CANDIDATES):
@@ -284,7 +277,7 @@ def _entries(root: Path, inside: str) -> list[Path]:
 
 
 def _is_strange(path: Path) -> bool:
-    """Tell whether a path is a link or no folder; what vanished is neither."""
+    """Tell whether a path is there, and a link or no folder."""
     mode = mode_of(path, follow=False)
     return mode != 0 and not stat.S_ISDIR(mode)
 
@@ -296,10 +289,7 @@ def version_number(name: str) -> int:
 
 
 def find_version(root: Path, identity: str, mirror: Storage = LOCAL) -> str | None:
-    """Return a whole version made of the same inputs and choices, if there is one.
-
-    One that was withdrawn does not count.
-    """
+    """Return a sound version with the same identity that was not withdrawn, if there is one."""
     withdrawn = withdrawn_versions(root)
     for name in mirror.names(root / VERSIONS):
         if name.endswith(f"-{identity[:12]}"):
@@ -318,9 +308,9 @@ def find_version(root: Path, identity: str, mirror: Storage = LOCAL) -> str | No
 
 
 def next_version(root: Path, identity: str, mirror: Storage = LOCAL) -> str:
-    """Return a name for a new version: one number up, then the identity's first digits.
+    """Return a name for a new version: the next number, then the first digits of the identity.
 
-    No number that was published comes again, not even of a version removed since.
+    Numbers are never used again, not even those of versions removed since.
     """
     numbers = map(version_number, (*_known_names(root), *mirror.names(root / VERSIONS)))
     return f"{max(numbers, default=0) + 1:06d}-{identity[:12]}"
@@ -379,10 +369,10 @@ def promote(root: Path, version: str) -> None:
 def with_published(
     root: Path, use: Callable[[Version], T], mirror: Storage = LOCAL, *, verify: str = FULL
 ) -> T:
-    """Return what ``use`` makes of the published version.
+    """Return the result of ``use`` on the published version.
 
-    Where it fails on a version that was replaced meanwhile, and so may have been removed under its
-    hands, it is called again with the one published since.
+    If it fails on a version that was replaced meanwhile, and so may have been removed, it is called
+    again with the new one.
     """
     with naming():
         current = read_current(root, mirror)
@@ -401,7 +391,6 @@ def with_published(
 
 
 def _fetched(root: Path, current: Current, mirror: Storage, verify: str) -> Version:
-    """Return the published version, with what the bucket has of it."""
     folder = root / VERSIONS / current.version
     mirror.fetch(folder, compare=True)
     if not mirror.holds(folder):
@@ -413,9 +402,9 @@ def _fetched(root: Path, current: Current, mirror: Storage, verify: str) -> Vers
 
 
 def require_published(root: Path) -> Current | None:
-    """Check that the version that ``CURRENT`` names is there; for whoever deletes.
+    """Check, before anything is deleted, that the version that ``CURRENT`` names is there.
 
-    Where it is not, the disk of the versions may not be mounted, and what they need is not known.
+    If it is not, the disk of the versions may not be mounted, and their shards are not known.
     """
     require_target(root / CURRENT)
     if not exists(root / CURRENT):
@@ -471,50 +460,7 @@ def manifest_sha256(folder: Path) -> str:
 
 
 def mending(root: Path) -> str:
-    """Return what to do about damage in an index, which depends on what else in it is sound."""
+    """Return advice on damage in an index."""
     if not exists(root / CURRENT):
         return REMEDY
     return f"whiten-index verify {root} says how to mend it; or restore it from a copy"
-
-
-@dataclass(frozen=True, slots=True)
-class BucketVersion:
-    """A version that has a manifest in the bucket.
-
-    Attributes:
-        name: of the version.
-        fields: its manifest, empty where that is damaged.
-        bytes: of its files.
-        sound: empty, or what is damaged.
-    """
-
-    name: str
-    fields: Mapping[str, Any]
-    bytes: int
-    sound: str
-
-
-def versions_in_bucket(root: Path, mirror: BucketStorage) -> Iterator[BucketVersion]:
-    """Yield the versions; nothing but their manifests is read."""
-    for name in sorted(filter(version_number, mirror.names(root / VERSIONS))):
-        data = mirror.manifest(root / VERSIONS / name)
-        if data is None:
-            continue
-        sizes = mirror.sizes(root / VERSIONS / name, data)
-        whole = sum(sizes.values()) + len(data)
-        path = root / VERSIONS / name
-        place = f"{mirror.uri}/{VERSIONS}/{name}"
-        try:
-            fields = as_manifest(load_json(data), VERSION_SCHEMA, path)
-        except (ArtifactError, ValueError, AttributeError):
-            yield BucketVersion(name, {}, whole, f"{place} has a damaged manifest")
-            continue
-        wanted = {file: entry["bytes"] for file, entry in fields["files"].items()}
-        wrong = sorted(file for file, size in wanted.items() if sizes.get(file) != size)
-        sound = f"{', '.join(wrong)} of {place} is missing or of another size" if wrong else ""
-        if not wrong and mirror.differs(path):
-            sound = (
-                f"{place} changed since this machine uploaded or downloaded it; whiten-index "
-                f"verify {mirror.uri} tells whether it is damaged"
-            )
-        yield BucketVersion(name, fields, whole, sound)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,9 +14,10 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.atomic import remove_folder
 from whiten_index.artifacts.cached_storage import BucketStorage, naming, place_of
 from whiten_index.artifacts.files import exists, require_path, size_of
+from whiten_index.artifacts.limits import load_json
 from whiten_index.artifacts.lock import only_writer
-from whiten_index.artifacts.manifest import read_manifest
-from whiten_index.artifacts.storage import LOCAL, Place, Storage
+from whiten_index.artifacts.manifest import as_manifest, read_manifest
+from whiten_index.artifacts.storage import LOCAL, Storage
 from whiten_index.errors import ArtifactError, ConfigError, FormatError, StorageError
 from whiten_index.versions.provenance import missing_shards
 from whiten_index.versions.published import (
@@ -23,7 +25,6 @@ from whiten_index.versions.published import (
     CURRENT,
     VERSIONS,
     WHITENING,
-    BucketVersion,
     Current,
     Version,
     read_current,
@@ -34,10 +35,9 @@ from whiten_index.versions.published import (
     tidy,
     version_names,
     version_number,
-    versions_in_bucket,
     with_published,
 )
-from whiten_index.versions.version_manifest import VERSION_SCHEMA
+from whiten_index.versions.version_manifest import VERSION_SCHEMA, VersionManifest
 from whiten_index.whitening.spectrum import variance_kept
 from whiten_index.whitening.transform import Whitening
 
@@ -81,12 +81,12 @@ class VersionFacts:
 
 @dataclass(frozen=True, slots=True)
 class RollbackReport:
-    """What a rollback did.
+    """Result of a rollback.
 
     Attributes:
-        left: the version left, None where it was not known which.
+        left: the version that was published before, None where it was not known.
         to: the one published.
-        note: what of the store it lacks, or what could not be checked; else empty.
+        note: what the store lacks of it, or what could not be checked; else empty.
         skipped: newer version -> why it was not taken.
     """
 
@@ -98,7 +98,7 @@ class RollbackReport:
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """What a prune did.
+    """Result of a prune.
 
     Attributes:
         removed: versions, oldest first.
@@ -117,6 +117,8 @@ class PruneReport:
 def list_versions(root: Path | str, *, verify: str = "manifest") -> list[VersionFacts]:
     """Return the versions that are there, newest first, candidates among them.
 
+    Of an index in a bucket only manifests are read.
+
     Args:
         root: the index folder, or its URI.
         verify: ``manifest`` checks each version's sizes and manifest, ``full`` every checksum.
@@ -126,20 +128,22 @@ def list_versions(root: Path | str, *, verify: str = "manifest") -> list[Version
         ConfigError: it is in a bucket and ``verify`` is full.
     """
     place, mirror = place_of(root)
-    if isinstance(mirror, BucketStorage):
-        return _in_bucket(place, mirror, verify=verify)
+    if mirror.uri and verify != "manifest":
+        raise ConfigError(
+            f"--verify {verify} reads every byte, and {mirror.uri} is not copied here for that; "
+            "use --verify manifest, or copy it to a folder"
+        )
     folder = require_path(place)
+    folders = [folder / VERSIONS / name for name in _names(folder, mirror)]
+    if not mirror.uri:
+        folders += [folder / CANDIDATES / name for name in version_names(folder, inside=CANDIDATES)]
     try:
-        current = read_current(folder)
+        current = read_current(folder, mirror)
     except ArtifactError:
         current = None
-        if not version_names(folder) and not version_names(folder, inside=CANDIDATES):
+        if not folders:
             raise
-    found = [
-        _facts(folder / inside / name, current, verify=verify)
-        for inside in (CANDIDATES, VERSIONS)
-        for name in version_names(folder, inside=inside)
-    ]
+    found = [_facts(each, current, mirror, verify=verify) for each in folders]
     # One that vanished meanwhile was pruned.
     return sorted(
         (facts for facts in found if facts is not None),
@@ -148,65 +152,210 @@ def list_versions(root: Path | str, *, verify: str = "manifest") -> list[Version
     )
 
 
-def rollback(
-    root: Path | str, *, to: str | None = None, without_store: bool = False
-) -> RollbackReport:
+def _facts(
+    folder: Path, current: Current | None, mirror: Storage, *, verify: str
+) -> VersionFacts | None:
+    name, candidate = folder.name, folder.parent.name == CANDIDATES
+    published = current is not None and current.version == name and not candidate
+    fields: Mapping[str, Any] = {}
+    size, sound, unread = 0, "", ""
+    try:
+        if isinstance(mirror, BucketStorage):
+            data = mirror.manifest(folder)
+            if data is None:
+                return None
+            fields, size, sound = _in_bucket(folder, mirror, data)
+        else:
+            size = size_of(folder)
+            sha256 = current.manifest_sha256 if current is not None and published else None
+            fields = read_version(folder, verify=verify, sha256=sha256).check().fields
+    except (ArtifactError, StorageError) as error:
+        if isinstance(error, StorageError):
+            unread = str(error)
+        elif not mirror.uri and not exists(folder):
+            return None
+        else:
+            sound = str(error)
+        if not mirror.uri:
+            # A manifest may be sound though other files are damaged.
+            with contextlib.suppress(ArtifactError, StorageError):
+                readable: VersionManifest = read_manifest(folder, VERSION_SCHEMA)
+                fields = readable
+    update = fields.get("update")
+    return VersionFacts(
+        name=name,
+        created=fields.get("created"),
+        rows=fields.get("rows"),
+        bytes=size,
+        published=published,
+        withdrawn=current is not None and name in current.withdrawn and not candidate,
+        candidate=candidate,
+        sound=sound,
+        unread=unread,
+        decision=update and update["decision"]["whitening"],
+        base=update and update["base"],
+    )
+
+
+def _in_bucket(
+    folder: Path, mirror: BucketStorage, data: bytes
+) -> tuple[Mapping[str, Any], int, str]:
+    """Return the manifest of a version in a bucket, its bytes, and what is damaged, if anything."""
+    place, sizes = f"{mirror.uri}/{VERSIONS}/{folder.name}", mirror.sizes(folder, data)
+    size = sum(sizes.values()) + len(data)
+    try:
+        fields = as_manifest(load_json(data), VERSION_SCHEMA, folder)
+    except (ArtifactError, ValueError, AttributeError):
+        return {}, size, f"{place} has a damaged manifest"
+    files = fields["files"].items()
+    wrong = sorted(name for name, entry in files if sizes.get(name) != entry["bytes"])
+    if wrong:
+        return fields, size, f"{', '.join(wrong)} of {place} is missing or of another size"
+    if mirror.differs(folder):
+        return fields, size, (
+            f"{place} changed since this machine uploaded or downloaded it; whiten-index verify "
+            f"{mirror.uri} tells whether it is damaged"
+        )  # fmt: skip
+    return fields, size, ""
+
+
+def rollback(root: Path | str, *, to: str | None = None) -> RollbackReport:
     """Publish an earlier version again, checked in full before anyone reads it.
 
     The version left is withdrawn, unless it is damaged or cannot be read: it stays, and no build or
     update takes it for its own result.
     Named with ``to`` it is published again. Of a newer one none is withdrawn.
 
-    Of an index in a bucket the version is downloaded, and of its store nothing.
-
-    A version whose embeddings are gone from its store can be searched, but neither ranked again
-    nor updated, so that it counts as damaged unless ``without_store`` is given. Where the store
-    cannot be reached at all, as where the index was copied without it, that is only noted.
+    Of an index in a bucket the version is downloaded, and of its store nothing. If the store lacks
+    embeddings of the version, or cannot be reached, the report notes it.
 
     Args:
         root: the index folder, or its URI.
         to: a version; by default the newest that is sound, not withdrawn, and older than the
             published one.
-        without_store: publish a version though the store lacks some of its embeddings.
 
     Raises:
         ConfigError: there is no such version, or it is the published one.
-        ArtifactError: the version is damaged, the store lacks some of its embeddings, or none is
-            left to go back to.
+        ArtifactError: the version is damaged, or none is left to go back to.
         BusyError: another process is writing the index.
         StorageError: a version that may be sound cannot be read.
     """
     place, mirror = place_of(root)
+    folder = require_path(place)
     with naming():
-        return _rolled(require_path(place), mirror, to=to, without_store=without_store)
-
-
-def _rolled(
-    folder: Path, mirror: Storage, *, to: str | None, without_store: bool
-) -> RollbackReport:
-    tag = mirror.latest(folder / CURRENT)
-    _require_index(folder, mirror)
-    with only_writer(folder, what=_WHAT):
-        left = _current_or_none(folder) if to is not None else read_current(folder)
-        if left is not None:
-            mirror.fetch(folder / VERSIONS / left.version)
-        skipped = dict[str, str]()
-        if to is None and left:
-            chosen, note = _older(folder, left, without_store, mirror, skipped)
-        else:
-            chosen, note = _named(folder, left, str(to), without_store, mirror)
-        withdrawn = set() if left is None else set(left.withdrawn)
-        if left is not None and version_number(chosen) < version_number(left.version):
+        tag = mirror.latest(folder / CURRENT)
+        _require_index(folder, mirror)
+        with only_writer(folder, what=_WHAT):
+            left, skipped = None, dict[str, str]()
             try:
-                # A damaged version is left for its damage: the next build may make it again.
-                if _is_sound(folder / VERSIONS / left.version, "full"):
-                    withdrawn.add(left.version)
-            except StorageError as error:
-                # A disk that fails is a reason to go back.
-                unread = f"version {left.version} is not withdrawn, as it was not checked ({error})"
-                note = "; ".join(filter(None, (note, unread)))
-        set_current(folder, chosen, withdrawn=withdrawn, mirror=mirror, tag=tag)
-        return RollbackReport(None if left is None else left.version, chosen, note, skipped)
+                left = read_current(folder)
+            except ArtifactError:
+                if to is None:
+                    raise
+            if left is not None:
+                mirror.fetch(folder / VERSIONS / left.version)
+            if to is None and left is not None:
+                version = _older(folder, left, mirror, skipped)
+            else:
+                version = _named(folder, left, str(to), mirror)
+            notes, withdrawn = [_store_note(version, mirror)], set[str]()
+            if left is not None:
+                withdrawn = set(left.withdrawn)
+                if version_number(version.name) < version_number(left.version):
+                    try:
+                        # A damaged version is not withdrawn: the next build may make it again.
+                        if _is_sound(folder / VERSIONS / left.version, "full"):
+                            withdrawn.add(left.version)
+                    except StorageError as error:
+                        # A disk that fails is a reason to go back.
+                        notes.append(
+                            f"version {left.version} is not withdrawn, as it was not checked "
+                            f"({error})"
+                        )
+            set_current(folder, version.name, withdrawn=withdrawn, mirror=mirror, tag=tag)
+    before = None if left is None else left.version
+    return RollbackReport(before, version.name, "; ".join(filter(None, notes)), skipped)
+
+
+def _older(root: Path, current: Current, mirror: Storage, skipped: dict[str, str]) -> Version:
+    """Return the newest sound version before the published one; add damaged ones to ``skipped``.
+
+    One that cannot be read may be sound: the user decides whether to go back further.
+    """
+    for name in reversed(_names(root, mirror)):
+        older = version_number(name) < version_number(current.version)
+        if not older or name in current.withdrawn:
+            continue
+        try:
+            return _checked(root, name, mirror)
+        except ArtifactError as error:
+            skipped[name] = str(error)
+        except StorageError as error:
+            raise StorageError(
+                f"{error}; or name another version: whiten-index rollback {root} --to VERSION"
+            ) from error
+    raise ArtifactError(
+        f"{root} has no sound version older than {current.version} to go back to"
+        + "".join(f"; {reason}" for reason in skipped.values())
+        + f"; see them with whiten-index versions {root}, name one with --to, or build again"
+    )
+
+
+def _named(root: Path, current: Current | None, name: str, mirror: Storage) -> Version:
+    names = _names(root, mirror)
+    if current is not None and name == current.version:
+        raise ConfigError(f"{name} is the published version already; name another with --to")
+    if name not in names:
+        kept_back = name in version_names(root, inside=CANDIDATES)
+        why = "is a candidate that a gate kept back" if kept_back else f"is no version of {root}"
+        raise ConfigError(f"{name} {why}; it has {', '.join(names) or 'none'}")
+    return _checked(root, name, mirror)
+
+
+def _checked(root: Path, name: str, mirror: Storage) -> Version:
+    folder = root / VERSIONS / name
+    mirror.settle(folder)
+    version = read_version(folder).check()
+    mirror.keep(folder)
+    return version
+
+
+def _store_note(version: Version, mirror: Storage) -> str:
+    """Return a note where the store of a version lacks embeddings, or was not checked."""
+    name, root = version.name, version.folder.parent.parent
+    try:
+        store, missing = missing_shards(mirror.uri or root, version)
+    except StorageError as error:
+        return f"the store that {name} was built from was not checked: {error}"
+    if store is None:
+        return (
+            f"the store that {name} was built from cannot be reached, so that it was not checked; "
+            "searching needs it only to rank candidates again"
+        )
+    if not missing:
+        return ""
+    return (
+        f"the store {store} lacks {len(missing):,} of the shards of {name} (first {missing[0]}), "
+        "which can be searched, but neither ranked again nor updated; restore them from a copy"
+    )
+
+
+def _names(root: Path, mirror: Storage) -> list[str]:
+    """Return the names of the versions, oldest first; in a bucket those with a manifest."""
+    if not mirror.uri:
+        return version_names(root)
+    found = filter(version_number, mirror.names(root / VERSIONS))
+    return sorted(found, key=lambda name: (version_number(name), name))
+
+
+def _require_index(root: Path, mirror: Storage = LOCAL) -> None:
+    """Refuse a folder that is no index, in which even a lock would be out of place."""
+    if not _names(root, mirror):
+        current = read_current(root)
+        raise ArtifactError(
+            f"{root} holds no versions, and {CURRENT} names {current.version}; mount the disk of "
+            f"{root / VERSIONS}, or build the index again"
+        )
 
 
 def prune(root: Path | str, *, keep: int, verify: str = "full") -> PruneReport:
@@ -284,177 +433,6 @@ def _is_of_later_release(root: Path, name: str) -> bool:
     return False
 
 
-def _names(root: Path, mirror: Storage) -> list[str]:
-    """Return the names of the versions, oldest first; in a bucket of those that have a manifest."""
-    if not mirror.uri:
-        return version_names(root)
-    found = filter(version_number, mirror.names(root / VERSIONS))
-    return sorted(found, key=lambda name: (version_number(name), name))
-
-
-def _older(
-    root: Path, current: Current, without_store: bool, mirror: Storage, skipped: dict[str, str]
-) -> tuple[str, str]:
-    """Return the newest sound version older than the published one, and what to note of it.
-
-    Those that are damaged are added to ``skipped``. One that cannot be read may be sound: whether
-    to go back further is for the user to say.
-    """
-    for name in reversed(_names(root, mirror)):
-        older = version_number(name) < version_number(current.version)
-        if not older or name in current.withdrawn:
-            continue
-        try:
-            return name, _checked(root, name, without_store, mirror)
-        except ArtifactError as error:
-            skipped[name] = str(error)
-        except StorageError as error:
-            raise StorageError(
-                f"{error}; or name another version: whiten-index rollback {root} --to VERSION"
-            ) from error
-    raise ArtifactError(
-        f"{root} has no sound version older than {current.version} to go back to"
-        + "".join(f"; {reason}" for reason in skipped.values())
-        + f"; see them with whiten-index versions {root}, name one with --to, or build again"
-    )
-
-
-def _named(
-    root: Path, current: Current | None, name: str, without_store: bool, mirror: Storage
-) -> tuple[str, str]:
-    """Return a version that the user named, checked, and what to note of it."""
-    names = _names(root, mirror)
-    if current is not None and name == current.version:
-        raise ConfigError(f"{name} is the published version already; name another with --to")
-    if name not in names:
-        kept_back = name in version_names(root, inside=CANDIDATES)
-        why = "is a candidate that a gate kept back" if kept_back else f"is no version of {root}"
-        raise ConfigError(f"{name} {why}; it has {', '.join(names) or 'none'}")
-    return name, _checked(root, name, without_store, mirror)
-
-
-def _checked(root: Path, name: str, without_store: bool, mirror: Storage) -> str:
-    """Check a version in full, and that its store has what it is made of; return what to note."""
-    folder = root / VERSIONS / name
-    mirror.settle(folder)
-    version = read_version(folder).check()
-    mirror.keep(folder)
-    try:
-        store, missing = missing_shards(mirror.uri or root, version)
-    except StorageError as error:
-        return f"the store that {name} was built from was not checked: {error}"
-    if store is None:
-        return (
-            f"the store that {name} was built from cannot be reached, so that it was not checked; "
-            "searching needs it only to rank candidates again"
-        )
-    if not missing:
-        return ""
-    lack = (
-        f"the store {store} lacks {len(missing):,} of the shards of {name} (first {missing[0]}), "
-        "which can be searched, but neither ranked again nor updated"
-    )
-    if without_store:
-        return lack
-    raise ArtifactError(
-        f"{lack}; restore them from a copy, name another version with --to, or take it as it is "
-        f"with whiten-index rollback {root} --to {name} --without-store"
-    )
-
-
-def _facts(folder: Path, current: Current | None, *, verify: str) -> VersionFacts | None:
-    name, candidate = folder.name, folder.parent.name == CANDIDATES
-    published = current is not None and current.version == name and not candidate
-    sha256 = current.manifest_sha256 if current is not None and published else None
-    fields: Mapping[str, Any] = {}
-    size, sound, unread = 0, "", ""
-    try:
-        size = size_of(folder)
-        fields = read_version(folder, verify=verify, sha256=sha256).check().fields
-    except ArtifactError as error:
-        if not exists(folder):
-            return None
-        sound, fields = str(error), _as_far_as_readable(folder)
-    except StorageError as error:
-        unread, fields = str(error), _as_far_as_readable(folder)
-    seen = BucketVersion(name, fields, size, sound)
-    return _told(seen, current, published=published, candidate=candidate, unread=unread)
-
-
-def _told(
-    seen: BucketVersion,
-    current: Current | None,
-    *,
-    published: bool,
-    candidate: bool,
-    unread: str = "",
-) -> VersionFacts:
-    update = seen.fields.get("update")
-    return VersionFacts(
-        name=seen.name,
-        created=seen.fields.get("created"),
-        rows=seen.fields.get("rows"),
-        bytes=seen.bytes,
-        published=published,
-        withdrawn=current is not None and seen.name in current.withdrawn and not candidate,
-        candidate=candidate,
-        sound=seen.sound,
-        unread=unread,
-        decision=update and update["decision"]["whitening"],
-        base=update and update["base"],
-    )
-
-
-def _in_bucket(root: Path, mirror: BucketStorage, *, verify: str) -> list[VersionFacts]:
-    """Return the versions in a bucket, newest first, none of which is downloaded."""
-    if verify != "manifest":
-        raise ConfigError(
-            f"--verify {verify} reads every byte, and {mirror.uri} is not copied here for that; "
-            "use --verify manifest, or copy it to a folder"
-        )
-    found = list(versions_in_bucket(root, mirror))
-    try:
-        current = read_current(root, mirror)
-    except ArtifactError:
-        current = None
-        if not found:
-            raise
-    facts = [
-        _told(each, current, published=_is_current(each, current), candidate=False)
-        for each in found
-    ]
-    return sorted(facts, key=lambda each: (version_number(each.name), each.name), reverse=True)
-
-
-def _is_current(seen: BucketVersion, current: Current | None) -> bool:
-    return current is not None and current.version == seen.name
-
-
-def _as_far_as_readable(folder: Path) -> Mapping[str, Any]:
-    """Return a sound manifest, though some of its files are damaged; else nothing."""
-    try:
-        return read_manifest(folder, VERSION_SCHEMA)
-    except (ArtifactError, StorageError):
-        return {}
-
-
-def _current_or_none(root: Path) -> Current | None:
-    try:
-        return read_current(root)
-    except ArtifactError:
-        return None
-
-
-def _require_index(root: Path, mirror: Storage = LOCAL) -> None:
-    """Refuse a folder that is no index, in which even a lock would be out of place."""
-    if not _names(root, mirror):
-        current = read_current(root)
-        raise ArtifactError(
-            f"{root} holds no versions, and {CURRENT} names {current.version}; mount the disk of "
-            f"{root / VERSIONS}, or build the index again"
-        )
-
-
 _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 768, 1024)
 
 
@@ -467,7 +445,12 @@ def describe_index(root: Path | str, *, verify: str = "full") -> dict[str, Any]:
     Raises:
         ArtifactError: nothing is published there, or it is damaged.
     """
-    version, whitening = _opened(root, verify=verify)
+    place, mirror = place_of(root)
+
+    def read(version: Version) -> tuple[Version, Whitening]:
+        return version, Whitening.load(version.check().file(WHITENING))
+
+    version, whitening = with_published(place, read, mirror, verify=verify)
     rank = max(whitening.rank, 1)
     widths = {k for k in _WIDTHS if k <= rank} | {min(whitening.k, rank), rank}
     spectrum = [
@@ -479,16 +462,6 @@ def describe_index(root: Path | str, *, verify: str = "full") -> dict[str, Any]:
         for k in sorted(widths)
     ]
     return {**version.fields, "path": str(version.folder), "spectrum": spectrum}
-
-
-def _opened(place: Place, *, verify: str) -> tuple[Version, Whitening]:
-    """Return the published version, all of it checked, and its transform."""
-
-    def read(version: Version) -> tuple[Version, Whitening]:
-        return version, Whitening.load(version.check().file(WHITENING))
-
-    root, mirror = place_of(place)
-    return with_published(root, read, mirror, verify=verify)
 
 
 def eigenvalues_of(description: Mapping[str, Any]) -> NDArray[np.float64]:

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from whiten_index.artifacts.cached_storage import BucketStorage, naming, place_of, stamp
@@ -41,18 +40,17 @@ from whiten_index.versions.verify_store import (
     remedy_for,
     verify_store,
 )
-from whiten_index.versions.version_manifest import VersionManifest
 
 
 def verify_index(root: Path | str, *, with_store: bool = True) -> VerifyReport:
     """Check ``CURRENT`` and every version and candidate of an index against its checksums.
 
-    Nothing is locked or written. What is found damaged is looked at once more, since a job that
-    runs meanwhile may just have removed it. What could not be read once is reported.
+    Nothing is locked or written. Damage is looked at once more, since a job that runs meanwhile may
+    just have removed the version. A file that could not be read once is reported.
 
     Args:
         root: the index folder.
-        with_store: also look whether the store has all that each is made of, by names and sizes.
+        with_store: also look whether the store has the shards of each, by names and sizes.
 
     Raises:
         ArtifactError: there is no index.
@@ -60,57 +58,51 @@ def verify_index(root: Path | str, *, with_store: bool = True) -> VerifyReport:
     place = require_path(root)
     if not is_index(place):
         raise ArtifactError(f"{place} is no index: it has no {CURRENT}; check the path")
-    check = _Check(place, with_store)
-    check.run(version_folders(place))
+    check = _Check(place, version_folders(place), with_store=with_store)
     damages, unread = check.damages, check.unread
     if damages:
-        again = _Check(place, with_store)
         paths = {damage.path for damage in damages}
-        again.run([folder for folder in version_folders(place) if str(folder) in paths])
+        suspects = [folder for folder in version_folders(place) if str(folder) in paths]
+        again = _Check(place, suspects, with_store=with_store)
         damages = [damage for damage in again.damages if damage.path in paths]
         unread += again.unread
     return VerifyReport(
-        str(place),
-        "index",
-        dict(check.counted),
-        check.bytes,
-        tuple(_with_remedy(place, damage, check) for damage in damages),
-        tuple(dict.fromkeys(check.stores)),
-        tuple(check.notes),
-        tuple({damage.path: damage for damage in unread}.values()),
+        path=str(place),
+        kind="index",
+        checked=dict(check.counted),
+        bytes=check.bytes,
+        damages=tuple(_with_remedy(place, damage, check) for damage in damages),
+        stores=tuple(dict.fromkeys(check.stores)),
+        notes=tuple(check.notes),
+        unread=tuple({damage.path: damage for damage in unread}.values()),
     )
 
 
-@dataclass
 class _Check:
-    """One look at an index."""
+    """One look at an index: at what is published, and at some versions and candidates."""
 
-    root: Path
-    with_store: bool = True
-    current: Current | None = None
-    counted: Counter[str] = field(default_factory=Counter)
-    bytes: int = 0
-    damages: list[Damage] = field(default_factory=list)
-    unread: list[Damage] = field(default_factory=list)
-    sound: list[str] = field(default_factory=list)
-    lacking: set[str] = field(default_factory=set)
-    stores: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def run(self, folders: list[Path]) -> None:
-        """Look at what is published and at these versions and candidates."""
-        path = self.root / CURRENT
+    def __init__(self, root: Path, folders: Iterable[Path], *, with_store: bool) -> None:
+        self.root, self.with_store = root, with_store
+        self.current: Current | None = None
+        self.counted, self.bytes = Counter[str](), 0
+        self.damages, self.unread = list[Damage](), list[Damage]()
+        self.sound, self.stores, self.notes = list[str](), list[str](), list[str]()
+        # Folders of versions whose store lacks shards.
+        self.lacking = set[str]()
         try:
             self.current = self._published()
             self.counted["CURRENT"] += 1
-            self.bytes += size_of(path)
+            self.bytes += size_of(root / CURRENT)
         except (ArtifactError, StorageError) as error:
-            self._add(path, error)
+            self._add(root / CURRENT, error)
         try:
-            read_index_id(self.root)
+            read_index_id(root)
         except (ArtifactError, StorageError) as error:
-            self._add(self.root / INDEX_ID, error)
-        self._check_strange()
+            self._add(root / INDEX_ID, error)
+        for path in strange_entries(root):
+            why = f"{path} is a link, no folder, or has the name of no version, and is not read"
+            remedy = f"put the folder itself there under its own name, or move {path} away"
+            self.damages.append(Damage(str(path), why, (), remedy))
         for folder in folders:
             self.counted[folder.parent.name] += 1
             self.bytes += size_of(folder)
@@ -119,18 +111,12 @@ class _Check:
             except (ArtifactError, StorageError) as error:
                 self._add(folder, error, f"{_kind(folder)} {folder.name}")
             else:
-                if folder.parent.name == VERSIONS and str(folder) not in self.lacking:
+                if folder.parent.name == VERSIONS:
                     self.sound.append(folder.name)
 
     def _add(self, path: Path, error: ArtifactError | StorageError, *touches: str) -> None:
         found = self.unread if isinstance(error, StorageError) else self.damages
         found.append(Damage(str(path), reason(error), touches, remedy_for(error, "")))
-
-    def _check_strange(self) -> None:
-        for path in strange_entries(self.root):
-            why = f"{path} is a link, no folder, or has the name of no version, and is not read"
-            remedy = f"put the folder itself there under its own name, or move {path} away"
-            self.damages.append(Damage(str(path), why, (), remedy))
 
     def _published(self) -> Current:
         current = read_current(self.root)
@@ -150,7 +136,8 @@ class _Check:
         sha256 = self.current.manifest_sha256 if self.current and published else None
         version = read_version(folder, sha256=sha256 if in_versions else None).check()
         fields = version.fields
-        self._note_store(fields)
+        places = (place for place in store_places(self.root, fields) if isinstance(place, Path))
+        self.stores += [str(place) for place in places if is_folder(place)][:1]
         counts = {
             DOCUMENTS: len(Documents(version.file(DOCUMENTS))),
             RECORD: corpus_record(version).rows,
@@ -165,7 +152,6 @@ class _Check:
             self._check_store(version)
 
     def _check_store(self, version: Version) -> None:
-        """Look whether the store has the shards of a version that is sound itself."""
         folder = version.folder
         store, missing = missing_shards(self.root, version)
         if store is None:
@@ -181,24 +167,20 @@ class _Check:
                 "nor updated"
             )
 
-    def _note_store(self, fields: VersionManifest) -> None:
-        places = (place for place in store_places(self.root, fields) if isinstance(place, Path))
-        self.stores += [str(place) for place in places if is_folder(place)][:1]
-
 
 def _kind(folder: Path) -> str:
     return "candidate" if folder.parent.name == CANDIDATES else "version"
 
 
 def _with_remedy(root: Path, damage: Damage, check: _Check) -> Damage:
-    """Return a damage with what mends it, by what is sound beside it."""
+    """Return a damage with a remedy, which depends on the other versions."""
     if damage.remedy:
         return damage
     path = Path(damage.path)
     latest = _to_go_back_to(check)
     again = (
-        "run the same build again: it makes the version anew from the store, and encodes nothing "
-        "that is there"
+        "run the same build again: it makes the version from the store, and encodes nothing that "
+        "is there"
     )
     published = check.current is not None and check.current.version == path.name
     if path.name == CURRENT:
@@ -206,7 +188,14 @@ def _with_remedy(root: Path, damage: Damage, check: _Check) -> Damage:
     elif path.parent.name == CANDIDATES:
         remedy = f"remove {path}: it is not published, and the next update makes another"
     elif damage.path in check.lacking:
-        remedy = _remedy_without_store(root, path, check, latest if published else None)
+        remedy = (
+            "where its corpus still has these rows, run whiten-index build (or encode) with it "
+            "again, which encodes just them; or restore the store from a copy"
+        )
+        if published and latest is not None:
+            remedy += f"; or whiten-index rollback {root} --to {latest}"
+        elif check.current is not None and not published:
+            remedy += f"; or, as nobody reads it, remove it with whiten-index prune {root} --keep N"
     elif check.current is not None and not published:
         remedy = f"nobody reads it: whiten-index prune {root} --keep N removes it"
     elif latest is None:
@@ -214,32 +203,6 @@ def _with_remedy(root: Path, damage: Damage, check: _Check) -> Damage:
     else:
         remedy = f"whiten-index rollback {root} --to {latest}, which is sound; or {again}"
     return Damage(damage.path, damage.why, damage.touches, remedy)
-
-
-def _remedy_without_store(root: Path, path: Path, check: _Check, latest: str | None) -> str:
-    """Return what to do about a version of which the store lacks shards."""
-    encode = (
-        "where its corpus still has these rows, run whiten-index build (or encode) with it again, "
-        "which encodes just them; or restore the store from a copy"
-    )
-    if check.current is None:
-        return encode
-    if check.current.version == path.name:
-        return encode + (f"; or whiten-index rollback {root} --to {latest}" if latest else "")
-    keep = _keeping_without(check, check.current, path.name)
-    return f"{encode}; or, as nobody reads it, whiten-index prune {root} --keep {keep} removes it"
-
-
-def _keeping_without(check: _Check, current: Current, name: str) -> int:
-    """Return how many versions a prune may keep at most that is to remove one."""
-    lacking = (Path(path) for path in check.lacking)
-    there = {*check.sound, *(path.name for path in lacking if path.parent.name == VERSIONS)}
-    newest_first = sorted(there - set(current.withdrawn), key=version_number, reverse=True)
-    limit = version_number(current.version)
-    older = [each for each in newest_first if version_number(each) <= limit]
-    newer = [each for each in reversed(newest_first) if version_number(each) > limit]
-    order = [*older, *newer]
-    return max(order.index(name), 1) if name in order else 1
 
 
 def _to_go_back_to(check: _Check) -> str | None:
