@@ -64,7 +64,7 @@ def assert_reads_the_same(before, after):
 @pytest.fixture
 def large_rows(monkeypatch):
     """Let folders count for nothing beside the rows, as if these were thousands of bytes each."""
-    monkeypatch.setattr("whiten_index.store.compaction_plan.WORTH_WRITING", math.inf)
+    monkeypatch.setattr("whiten_index.store.shard_packing.WORTH_WRITING", math.inf)
 
 
 @pytest.mark.parametrize("spread", [True, False])

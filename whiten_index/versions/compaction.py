@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from whiten_index.artifacts.disk_space import require_space
 from whiten_index.artifacts.files import require_path
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.corpus.sharding import SHARD_ROWS
 from whiten_index.errors import ConfigError
-from whiten_index.store.compaction_plan import plan_compaction
-from whiten_index.store.dtypes import keeps_moments, moments_bytes, rows_bytes
-from whiten_index.store.embedding_store import EmbeddingStore
-from whiten_index.store.live_set import Inventory, LiveSet, open_stores
-from whiten_index.store.packs import ToPack
+from whiten_index.store.live_set import Inventory, open_stores
+from whiten_index.store.shard_packing import remove_replaced, write_packs
 from whiten_index.versions.references import (
     corpus_references,
     index_references,
@@ -105,10 +98,10 @@ def compact_store(root: Path | str, *, pack_rows: int = SHARD_ROWS) -> CompactRe
             store.tidy()
             inventory = Inventory.take(store)
             before.update(inventory.sizes())
-            counts.update(_write_packs(inventory, pack_rows))
+            counts.update(_pack_needed(inventory, pack_rows))
             if counts["packs"]:
                 inventory = Inventory.take(store)
-            removed = _remove_replaced(inventory)
+            removed = remove_replaced(inventory)
             counts["removed"] += removed
             after.update(Inventory.take(store).sizes() if removed else inventory.sizes())
     return CompactReport(
@@ -116,7 +109,7 @@ def compact_store(root: Path | str, *, pack_rows: int = SHARD_ROWS) -> CompactRe
     )
 
 
-def _write_packs(inventory: Inventory, pack_rows: int) -> Counter[str]:
+def _pack_needed(inventory: Inventory, pack_rows: int) -> Counter[str]:
     store = inventory.store
     shards = [name for each in corpus_references(store) for name in each.record.shards]
     others = frozenset(
@@ -125,54 +118,4 @@ def _write_packs(inventory: Inventory, pack_rows: int) -> Counter[str]:
         for reference in index_references(index, store.root, [store])
         for shard in reference.record.shards
     )
-    plan = plan_compaction(inventory, list(dict.fromkeys(shards)), others, pack_rows)
-    names = [name for group in plan.groups for name in group]
-    _require_space(store, names)
-    rows = 0
-    for group in plan.groups:
-        packed = store.packs.write(
-            store.packs.next_name(), [_to_pack(inventory, name) for name in group]
-        )
-        rows += sum(member.rows for member in packed)
-    return Counter(
-        packed=len(names),
-        rows=rows,
-        packs=len(plan.groups),
-        damaged=plan.damaged,
-        derived=plan.derived,
-        alone=plan.alone,
-    )
-
-
-def _require_space(store: EmbeddingStore, names: Collection[str]) -> None:
-    total = 0
-    for name in names:
-        found = store.require(name, verify=False)
-        dim = int(store.mapped_embeddings(name).shape[1])
-        itemsize = np.dtype(found.dtype).itemsize
-        total += rows_bytes(found.rows, dim, itemsize) + moments_bytes(found.rows, dim)
-    require_space({store.folder: total}, "compaction")
-
-
-def _to_pack(inventory: Inventory, name: str) -> ToPack:
-    store = inventory.store
-    place, embeddings = store.resolver.find(name, verify=True), store.embeddings(name)
-    # Others know only the rows in the folder of a derived shard: the folder stays for them.
-    derived = place is None or place.picks() is not None
-    return ToPack(
-        name,
-        embeddings,
-        store.digests(name),
-        store.truncated(name),
-        store.moments(name) if keeps_moments(*embeddings.shape) else None,
-        "" if place is None or derived else place.held_as,
-    )
-
-
-def _remove_replaced(inventory: Inventory) -> int:
-    """Remove folders of shards, and packs, all of which is in a later pack; return how many."""
-    kept = LiveSet(inventory)
-    kept.keep(inventory.shards)
-    folders, packs = set(inventory.folders) - kept.folders, set(inventory.packs) - kept.packs
-    inventory.remove(folders=folders, packs=packs)
-    return len(folders) + len(packs)
+    return write_packs(inventory, list(dict.fromkeys(shards)), others, pack_rows)

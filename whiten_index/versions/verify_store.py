@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from whiten_index.artifacts.files import exists, list_folder, require_path, resolved, size_of
-from whiten_index.artifacts.manifest import MANIFEST, check_files, fingerprint
+from whiten_index.artifacts.manifest import MANIFEST, fingerprint
 from whiten_index.errors import (
     ArtifactError,
     ConfigError,
@@ -20,11 +20,9 @@ from whiten_index.errors import (
     WhitenIndexError,
 )
 from whiten_index.store.embedding_store import EmbeddingStore, read_encoder
-from whiten_index.store.live_set import encoder_folders, require_encoder_folders, shard_names
-from whiten_index.store.packs import InPack, read_pack
+from whiten_index.store.live_set import encoder_folders, require_encoder_folders
 from whiten_index.store.records import CorpusRecord
-from whiten_index.store.row_refs import other_sources
-from whiten_index.store.shard_resolver import InFolder, read_shard
+from whiten_index.store.shard_checks import ShardChecks
 from whiten_index.versions.published import CURRENT, require_published
 from whiten_index.versions.references import (
     Reference,
@@ -149,11 +147,7 @@ class _Check:
         self.damages, self.unread = list[Damage](), list[Damage]()
         self.notes = list[str]()
         self.store = EmbeddingStore(root, {}, folder.name)
-        # Shard -> shards that pick rows from it; pack -> its shards.
-        self._pickers: dict[str, set[str]] = {}
-        self._members: dict[str, tuple[str, ...]] = {}
-        # Of packs that cannot be read, any of which may hold any shard.
-        self._unread_pack: StorageError | None = None
+        self._checks = ShardChecks(self.store)
         self._references = list[Reference]()
         self._run()
 
@@ -161,14 +155,11 @@ class _Check:
         mending = partial(_nobody, _ENCODE)
         self._try("manifests", self.folder / MANIFEST, _check_manifest, mending)
         self._references += [*self._corpora(), *self._versions()]
-        self._look_around()
-        for name in shard_names(self.store):
+        for name in self._checks.shards():
             path = self.store.shards_folder / name
-            self._try("shards", path, self._check_shard, partial(self._mending, (name,)))
-        for name in self.store.packs.names():
-            members = self._members.get(name, ())
-            path = self.store.packs.folder / name
-            self._try("packs", path, _check_pack, partial(self._mending, members))
+            self._try("shards", path, self._checks.check_shard, partial(self._mending, (name,)))
+        for path, members in self._checks.packs.items():
+            self._try("packs", path, self._checks.check_pack, partial(self._mending, members))
         self._check_documents()
         self._check_missing_shards()
         for kind in ("choices", "samples", "runtimes"):
@@ -261,50 +252,7 @@ class _Check:
             except (ArtifactError, ConfigError) as error:
                 self.notes.append(reason(error))
 
-    def _look_around(self) -> None:
-        """Note the sources of shards and the members of packs that can be read."""
-        for name in shard_names(self.store):
-            # The error is reported where the shard is checked.
-            shard = None
-            with contextlib.suppress(ArtifactError, StorageError):
-                shard = self.store.resolver.fields(name, verify=False)
-            for source, _ in [] if shard is None else other_sources(shard):
-                self._pickers.setdefault(source, set()).add(name)
-        for name in self.store.packs.names():
-            pack = None
-            try:
-                pack = self.store.packs.fields(name, verify=False)
-            except FormatError:
-                pass
-            except StorageError as error:
-                self._unread_pack = error
-            members = () if pack is None else pack["members"]
-            self._members[name] = tuple(member.fingerprint for member in members)
-
     # Checks
-
-    def _check_shard(self, folder: Path) -> None:
-        fields = read_shard(folder)
-        check_files(folder, fields, content=True)
-        place = InFolder(folder, fields)
-        rows, picks = place.shard.rows, place.picks()
-        lengths = {"digests": len(place.tensor("digests"))}
-        if picks is None:
-            lengths["embeddings"] = len(place.tensor("embeddings"))
-        else:
-            lengths |= {"source": len(picks.source), "row": len(picks.row)}
-        if wrong := [f"{n} {name}" for name, n in lengths.items() if n != rows]:
-            raise ArtifactError(f"{folder} is damaged: it has {', '.join(wrong)} for {rows} rows")
-        if (moments := place.moments()) is not None and moments.count != rows:
-            raise ArtifactError(f"{folder} is damaged: its moments are of other rows")
-        if self.store.packs.find(folder.name, verify=True):
-            # It is read from there; the folder stays for the rows that it holds itself.
-            return
-        for source, held_as in other_sources(fields):
-            if self.store.resolver.find(source, verify=False, held_as=held_as) is None:
-                raise ArtifactError(
-                    f"{folder} picks rows from shard {source}, which is missing or another"
-                )
 
     def _check_documents(self) -> None:
         """Check the files of rows, those that are needed and missing among them."""
@@ -330,12 +278,12 @@ class _Check:
             self._try("row_files", path, check, mending)
 
     def _check_missing_shards(self) -> None:
-        packed = {shard for members in self._members.values() for shard in members}
+        packed = {shard for members in self._checks.packs.values() for shard in members}
         needed = [shard for each in self._references for shard in each.record.shards]
         for shard in dict.fromkeys(needed):
             path = self.store.shards_folder / shard
             if shard not in packed and self._asks_for(path) and not exists(path):
-                error = self._unread_pack or ArtifactError(f"shard {path} is missing")
+                error = self._checks.unread_pack or ArtifactError(f"shard {path} is missing")
                 self._add(path, error, *self._mending((shard,)))
 
     def _check_result(self, path: Path) -> None:
@@ -346,7 +294,7 @@ class _Check:
 
     def _mending(self, damaged: Collection[str]) -> _Remedy:
         """Return the corpora and versions that damaged shards touch, and what mends them."""
-        near = set(damaged).union(*(self._pickers.get(shard, ()) for shard in damaged))
+        near = set(damaged).union(*(self._checks.pickers.get(shard, ()) for shard in damaged))
         affected = {shard for shard in near if not self._is_readable(shard)}
         if near and not affected:
             gc = _GC.format(root=self.root)
@@ -403,15 +351,3 @@ def _nobody(remedy: str) -> _Remedy:
 
 def _check_manifest(path: Path) -> None:
     read_encoder(path.parent)
-
-
-def _check_pack(folder: Path) -> None:
-    fields = read_pack(folder)
-    check_files(folder, fields, content=True)
-    for member in fields["members"]:
-        place = InPack(folder, member)
-        lengths = {len(place.tensor("embeddings")), len(place.tensor("digests"))}
-        if lengths != {member.rows}:
-            raise ArtifactError(f"{folder} is damaged: it has fewer rows than its shards")
-        if (moments := place.moments()) is not None and moments.count != member.rows:
-            raise ArtifactError(f"{folder / member.moments} is damaged: it is of other rows")

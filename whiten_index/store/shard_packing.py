@@ -1,17 +1,20 @@
-"""Planning of a compaction: the shards to write together in one pack."""
+"""Packing of small and scattered shards: the plan, and the packs."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.disk_space import require_space
 from whiten_index.errors import ArtifactError
+from whiten_index.store.dtypes import keeps_moments, moments_bytes, rows_bytes
+from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.live_set import Inventory, LiveSet, ShardFolder
-from whiten_index.store.packs import Member
+from whiten_index.store.packs import Member, ToPack
 from whiten_index.store.row_refs import SELF, Source
 
 # A shard of fewer rows than this share of a pack is joined with others.
@@ -37,27 +40,36 @@ class _Unit:
     forced: bool
 
 
-@dataclass
-class CompactionPlan:
-    """The shards of each new pack, and the numbers of small shards that stay as they are."""
-
-    groups: list[list[str]] = field(default_factory=list)
-    damaged: int = 0
-    derived: int = 0
-    alone: int = 0
-
-
-def plan_compaction(
+def write_packs(
     inventory: Inventory, shards: Sequence[str], others: Collection[str], pack_rows: int
-) -> CompactionPlan:
-    """Plan packs of about ``pack_rows`` rows for the shards of corpora, in their order.
+) -> Counter[str]:
+    """Write packs of about ``pack_rows`` rows from the shards of corpora, in their order.
 
     Args:
         inventory: of the store.
         shards: of the corpora.
         others: shards that versions of indexes need.
         pack_rows: rows of a full pack.
+
+    Returns:
+        The numbers of shards ``packed``, of their ``rows`` and ``packs``, and of small shards left
+        alone: ``damaged`` or missing, ``derived``, or ``alone`` as there is none to join.
     """
+    groups, counts = _plan(inventory, shards, others, pack_rows)
+    store, rows = inventory.store, 0
+    _require_space(store, [name for group in groups for name in group])
+    for group in groups:
+        to_pack = [_to_pack(store, name) for name in group]
+        members = store.packs.write(store.packs.next_name(), to_pack)
+        rows += sum(member.rows for member in members)
+    counts.update(packed=sum(map(len, groups)), rows=rows, packs=len(groups))
+    return counts
+
+
+def _plan(
+    inventory: Inventory, shards: Sequence[str], others: Collection[str], pack_rows: int
+) -> tuple[list[list[str]], Counter[str]]:
+    """Return the shards of each pack, and the numbers of small shards that stay as they are."""
     packed, store = inventory.packed(), inventory.store
     needed = list(dict.fromkeys([*shards, *sorted(others)]))
     now = LiveSet(inventory)
@@ -89,12 +101,8 @@ def plan_compaction(
     left = [each for each in few if each.name not in to_pack | unsound]
     alone = sum(_is_small(each, pack_rows) for each in left)
     missing = len(mine) - len(folders)
-    return CompactionPlan(
-        groups=[[unit.name for unit in group] for group in groups],
-        damaged=missing + len(unsound),
-        derived=len(left) - alone,
-        alone=alone,
-    )
+    counts = Counter(damaged=missing + len(unsound), derived=len(left) - alone, alone=alone)
+    return [[unit.name for unit in group] for group in groups], counts
 
 
 def _is_small(folder: ShardFolder, pack_rows: int) -> bool:
@@ -234,3 +242,36 @@ class _References:
             return len(self._inventory.store.resolver.held_by(source))
         except ArtifactError:
             return 0
+
+
+def _require_space(store: EmbeddingStore, names: Collection[str]) -> None:
+    total = 0
+    for name in names:
+        found = store.require(name, verify=False)
+        dim = int(store.mapped_embeddings(name).shape[1])
+        itemsize = np.dtype(found.dtype).itemsize
+        total += rows_bytes(found.rows, dim, itemsize) + moments_bytes(found.rows, dim)
+    require_space({store.folder: total}, "compaction")
+
+
+def _to_pack(store: EmbeddingStore, name: str) -> ToPack:
+    place, embeddings = store.resolver.find(name, verify=True), store.embeddings(name)
+    # Others know only the rows in the folder of a derived shard: the folder stays for them.
+    derived = place is None or place.picks() is not None
+    return ToPack(
+        name,
+        embeddings,
+        store.digests(name),
+        store.truncated(name),
+        store.moments(name) if keeps_moments(*embeddings.shape) else None,
+        "" if place is None or derived else place.held_as,
+    )
+
+
+def remove_replaced(inventory: Inventory) -> int:
+    """Remove folders of shards, and packs, all of which is in a later pack; return how many."""
+    kept = LiveSet(inventory)
+    kept.keep(inventory.shards)
+    folders, packs = set(inventory.folders) - kept.folders, set(inventory.packs) - kept.packs
+    inventory.remove(folders=folders, packs=packs)
+    return len(folders) + len(packs)
