@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,21 +83,21 @@ def gc_store(
 ) -> GcReport:
     """Remove the shards, packs and rows that nothing needs, of every encoder in a store.
 
-    Needed is what the corpora are made of that the store remembers, and what the versions and
-    candidates are made of of every index that was built from it. What nothing needs and is younger
-    than ``keep_days`` stays too: it may be of an encode that was interrupted.
+    A shard is needed by a corpus of the store, or by a version or candidate of an index that was
+    built from it. Shards younger than ``keep_days`` stay too: they may be of an encode that was
+    interrupted.
 
     Args:
         root: of the store.
         dry_run: only say what would be removed; nothing is locked or written.
-        forget: indexes that are gone, not to be asked again, as they are registered.
-        indexes: that were built from it and moved since; they are registered where they are now,
-            before any is forgotten.
+        forget: places, as registered, of indexes that are gone; their needs no longer count.
+        indexes: indexes that were built from it and moved since; they are registered at their new
+            places, before any is forgotten.
         keep_days: age in days by the clock of the file system.
 
     Raises:
         ArtifactError: there is no store; an index that was built from it, its published version or
-            a shard that is needed is not there; or of something it cannot be told what it needs.
+            a needed shard is missing; or a version is damaged so that its shards are not known.
         BusyError: another process is writing the store or an index built from it.
         ConfigError: an index built from it is in a bucket, an index to forget is not known or is
             there, one named is none of this store, or ``keep_days`` is no number of days.
@@ -137,8 +139,7 @@ def gc_store(
 
 
 def _require_days(days: float) -> None:
-    number = isinstance(days, int | float) and not isinstance(days, bool)
-    if not number or not 0 <= days < 1e9:
+    if not 0 <= days < 1e9:
         raise ConfigError(
             f"--keep-days takes a number of days, 0 or more (0 keeps nothing for its age alone); "
             f"{shown(days)} was given"
@@ -190,7 +191,8 @@ def _collect(
         )
     needed = len(live.folders) + len(live.packs)
     documents = {part.documents for record in records for part in record.parts if part.rows}
-    is_recent = _Recent(store, keep_days, dry_run=dry_run)
+    since = _now(store, dry_run=dry_run) - keep_days * _DAY if keep_days else math.inf
+    is_recent = partial(_is_recent, since=since)
     recent = {name for name in inventory.folders if is_recent(inventory.shard_path(name))}
     for name, members in inventory.packs.items():
         if is_recent(inventory.pack_path(name)):
@@ -212,25 +214,22 @@ def _collect(
     return removed, kept
 
 
-class _Recent:
-    """Tells whether a file or folder is younger than some days, by the clock of its file system."""
+def _now(store: EmbeddingStore, *, dry_run: bool) -> float:
+    """Return the time by the clock of the store's file system, where that may be written."""
+    if dry_run:
+        return time.time()
+    with (
+        writing(store.folder),
+        tempfile.NamedTemporaryFile(dir=store.folder, prefix=".tmp-clock-") as probe,
+    ):
+        return Path(probe.name).stat().st_mtime
 
-    def __init__(self, store: EmbeddingStore, days: float, *, dry_run: bool) -> None:
-        self._limit = days * _DAY
-        self._now = time.time()
-        if not dry_run:
-            with (
-                writing(store.folder),
-                tempfile.NamedTemporaryFile(dir=store.folder, prefix=".tmp-clock-") as probe,
-            ):
-                self._now = Path(probe.name).stat().st_mtime
 
-    def __call__(self, path: Path) -> bool:
-        """Tell whether it is; a time in the future counts as recent."""
-        marker = path / MANIFEST if is_folder(path) else path
-        try:
-            with reading(marker):
-                written = marker.stat().st_mtime
-        except FileNotFoundError:
-            return False
-        return self._limit > 0 and self._now - written < self._limit
+def _is_recent(path: Path, *, since: float) -> bool:
+    """Tell whether a file or folder was written later; a time in the future counts too."""
+    marker = path / MANIFEST if is_folder(path) else path
+    try:
+        with reading(marker):
+            return marker.stat().st_mtime > since
+    except FileNotFoundError:
+        return False

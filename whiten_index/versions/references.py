@@ -1,4 +1,4 @@
-"""Who needs which shards of a store: the corpora it remembers, and the versions of its indexes."""
+"""References to the shards of a store: its corpora, and the versions of indexes built from it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def real_place(path: Path | str) -> Path:
 
 
 def require_at_its_place(index: RegisteredIndex, root: Path) -> None:
-    """Check that an index can be asked what it needs."""
+    """Check that the needs of an index can be read."""
     if index.in_bucket:
         raise ConfigError(
             f"{index.place} was built from {root}, and gc and compact do not read what an index in "
@@ -105,7 +105,7 @@ def files_naming(
     forget: Collection[Path | str],
     named: Collection[Path] = (),
 ) -> list[Path]:
-    """Return the files by which stores remember indexes that are to be forgotten."""
+    """Return the files that register the indexes to forget."""
     known = [each for store in stores for each in store.indexes.registered()]
     found = list[RegisteredIndex]()
     for index in forget:
@@ -127,13 +127,13 @@ def files_naming(
 
 
 def _spellings(index: Path | str) -> set[Path]:
-    """Return how the place of an index may be registered, its last part not followed."""
+    """Return the places under which an index may be registered; the last link is not followed."""
     absolute = Path(index).absolute()
     return {Path(index), absolute, real_place(absolute.parent) / absolute.name}
 
 
 def stores_of(index: Path, root: Path, stores: Collection[EmbeddingStore]) -> list[EmbeddingStore]:
-    """Return the stores that an index's versions need something of."""
+    """Return the stores with shards of an index's versions."""
     if not is_index(index):
         raise ConfigError(f"--index {index} is no index: it has no {CURRENT}; check the path")
     references = list(index_references(index, root, stores))
@@ -147,19 +147,19 @@ def stores_of(index: Path, root: Path, stores: Collection[EmbeddingStore]) -> li
 
 
 def corpus_references(store: EmbeddingStore) -> Iterator[Reference]:
-    """Yield what the corpora need that a store remembers."""
+    """Yield the references of the corpora of a store."""
     for path in record_paths(store):
         record = store.record(path.name)
         yield Reference(f"corpus {corpus_name(record)}", store.fingerprint, record)
 
 
 def record_paths(store: EmbeddingStore) -> list[Path]:
-    """Return the files of a store that remember corpora."""
+    """Return the files with the records of a store's corpora."""
     return records_in(store.folder / "corpora")
 
 
 def corpus_name(record: CorpusRecord) -> str:
-    """Return what a person calls a corpus: the files, folders or globs that it is read from."""
+    """Return the name of a corpus for users: its files, folders or globs."""
     sources = record.source.get("sources")
     named = sources if isinstance(sources, list | tuple) else [dict(record.source)]
     return ", ".join(map(str, named))
@@ -177,7 +177,7 @@ def version_folders(index: Path) -> list[Path]:
 def index_references(
     index: Path, root: Path, stores: Collection[EmbeddingStore]
 ) -> Iterator[Reference]:
-    """Yield what the versions of an index need, and its candidates."""
+    """Yield the references of the versions and candidates of an index."""
     require_published(index)
     _require_no_strangers(index, root)
     for folder in version_folders(index):
@@ -187,9 +187,9 @@ def index_references(
 
 
 def _require_no_strangers(index: Path, root: Path) -> None:
-    """Refuse an index that has a version behind a link or under a strange name, which is not read.
+    """Refuse an index with a version behind a link or under a strange name, which is not read.
 
-    A link to what is a version here itself does no harm.
+    A link to a version of the same index does no harm.
     """
     here = {real_place(folder) for folder in version_folders(index)}
     for path in strange_entries(index):
@@ -206,7 +206,7 @@ def _require_no_strangers(index: Path, root: Path) -> None:
 def version_reference(
     folder: Path, root: Path, stores: Collection[EmbeddingStore]
 ) -> Reference | None:
-    """Return what a version needs, None where that is nothing of these stores."""
+    """Return the reference of a version, None if it needs nothing of these stores."""
     by = f"version {folder.name} of index {folder.parent.parent}"
     version = _version(folder)
     fields = None if version is None else version.fields
@@ -214,7 +214,7 @@ def version_reference(
     if not any(encoder in (None, store.fingerprint) for store in stores):
         return None
     try:
-        # Without its manifest, a record that its own digest proves sound says what is needed.
+        # A sound record suffices where the manifest is damaged.
         own = CorpusRecord.load(folder / RECORD) if version is None else corpus_record(version)
         return Reference(by, encoder, own)
     except FormatError:
