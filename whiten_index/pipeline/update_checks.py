@@ -35,7 +35,6 @@ from whiten_index.versions.published import (
     VERSIONS,
     read_version,
     withdrawn_facts,
-    withdrawn_versions,
 )
 
 # Room beyond what files are expected to take.
@@ -146,7 +145,7 @@ def withdrawn_texts(
     base: BaseVersion, record: CorpusRecord, store: EmbeddingStore
 ) -> Iterator[str]:
     """Yield a note for each withdrawn version some of whose new texts return."""
-    for name in withdrawn_versions(base.root):
+    for name in withdrawn_facts(base.root):
         # Of what was pruned, shards may be dropped.
         with contextlib.suppress(ArtifactError):
             withdrawn = corpus_record(read_version(base.root / VERSIONS / name))

@@ -1,4 +1,4 @@
-"""Raw embeddings on disk, shard by shard: encode once, whiten and index as often as wished.
+"""Raw embeddings on disk, shard by shard: encoded once, whitened and indexed many times.
 
 Layout below the root, one folder an encoder::
 
@@ -7,15 +7,15 @@ Layout below the root, one folder an encoder::
         samples/<fingerprint>.safetensors pieces of documents that a transform is chosen on
         choices/<fingerprint>.json        transforms chosen
         runtimes/<fingerprint>.json       versions of the libraries that computed embeddings
-        shards/<shard-fingerprint>/       embeddings + text digests, moments of d rows or more,
+        shards/<shard-fingerprint>/       embeddings, text digests, moments of d rows or more,
                                           manifest (last)
         packs/<name>/                     small shards joined, likewise
-        rows/<digest>.arrow.zst           ids and kept columns of a shard, as one corpus has them
+        rows/<digest>.arrow.zst           ids and kept columns of a shard in one corpus
         corpora/<source-fingerprint>.json the shards of a corpus, in order
-        indexes/<fingerprint>.json        where an index is that was built from here
+        indexes/<fingerprint>.json        place of an index built from here
 
-A shard's fingerprint comes from its texts, so it is found again whatever file, id or metadata
-column they are read with.
+A shard's fingerprint comes from its texts: it is found again under any file name, id or metadata
+column.
 """
 
 from __future__ import annotations
@@ -87,7 +87,6 @@ class EmbeddingStore(Shards):
         fingerprint: str,
         verify: bool = True,
     ) -> None:
-        """Take a folder, or a bucket's prefix."""
         self.root, mirror = place_of(root)
         super().__init__(self.root / fingerprint, mirror, verify=verify)
         self.encoder = dict(encoder)
@@ -96,12 +95,11 @@ class EmbeddingStore(Shards):
         self.indexes = IndexRegistry(self.folder / "indexes", self.mirror)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle where it is: other processes and machines open it with what they have."""
         return EmbeddingStore, (self.place, self.encoder, self.fingerprint, self.verify)
 
     @property
     def place(self) -> Place:
-        """Where it is, as users name it: a folder, or a URI."""
+        """Folder or URI, as users name it."""
         return self.mirror.uri or self.root
 
     @property
@@ -156,14 +154,14 @@ class EmbeddingStore(Shards):
                 f"{root} holds embeddings of {len(folders)} encoders ({names}); name the corpus "
                 "and the encoder's options as when they were encoded"
             )
-        # What was listed is not listed again.
+        # A bucket is not listed twice.
         there = mirror if isinstance(mirror, BucketStorage) else place
         return cls(there, read_encoder(folders[0]), folders[0].name, verify)
 
     def tidy(self) -> int:
-        """Remove what a writer that died left, and return how many there were.
+        """Remove unfinished files of a writer that died; return how many there were.
 
-        Only for whoever is the one writer.
+        The caller holds the lock.
         """
         folders = (self.folder, *filter(is_folder, list_folder(self.folder)))
         return sum(map(remove_leftovers, folders))
@@ -174,9 +172,9 @@ class EmbeddingStore(Shards):
         return manifest.fingerprint({"rows": rows, "dtype": dtype.value})
 
     def corpus_shards(self) -> tuple[str, ...]:
-        """Return the shards of all the corpora that were encoded to their end, each once.
+        """Return the shards of all corpora that were encoded to the end, each once.
 
-        A corpus whose record is damaged is passed over: encoded again, it gets a new one.
+        Damaged records are skipped: a corpus that is encoded again gets a new one.
         """
         found = dict[str, None]()
         for name in self._corpus_names():
@@ -226,7 +224,7 @@ class EmbeddingStore(Shards):
         self.mirror.fetch_all(self.shards_folder / name for name in fingerprints)
 
     def save_corpus(self, record: CorpusRecord, *, index: Place | None = None) -> None:
-        """Remember which shards make up a corpus, replacing what was known of it."""
+        """Write the record of a corpus, replacing an earlier one."""
         path, owner = self._corpus_path(record.source), owner_of(index)
         before = self._owner_of(path)
         both = owner if before in (None, owner) else ""
@@ -234,7 +232,7 @@ class EmbeddingStore(Shards):
         self.mirror.push(path)
 
     def forget_corpus(self, source: Mapping[str, Any], *, index: Place) -> None:
-        """Forget which shards make up a corpus that is remembered for an index alone."""
+        """Remove the record of a corpus that is kept for an index alone."""
         path = self._corpus_path(source)
         if self._owner_of(path) == owner_of(index):
             with writing(path):
@@ -250,7 +248,7 @@ class EmbeddingStore(Shards):
             return None
 
     def corpus(self, source: Mapping[str, Any] | None = None) -> CorpusRecord:
-        """Return what is known of a corpus; which one may be left out where there is only one.
+        """Return the record of a corpus; ``source`` may be left out if there is only one.
 
         Raises:
             ArtifactError: no corpus was encoded to the end, or there are several to choose from.

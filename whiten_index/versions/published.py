@@ -70,7 +70,7 @@ WHITENING = "whitening.safetensors"
 MOMENTS, DOCUMENTS = "moments.safetensors", "documents.arrow"
 RECORD, CHANGES = "corpus.json", "changes.arrow"
 _VERSION = re.compile(r"(\d{6,})-[0-9a-f]{12}")
-FULL, MANIFEST_ONLY = VERIFY = ("full", "manifest")
+FULL, _ = VERIFY = ("full", "manifest")
 # Each try needs a version published and another removed since the one before.
 _TRIES = 20
 
@@ -168,23 +168,19 @@ def ensure_index_id(root: Path) -> str:
 
 def read_current(root: Path, mirror: Storage = LOCAL) -> Current:
     """Return the content of ``CURRENT``."""
-    with naming():
-        mirror.latest(root / CURRENT)
-        return _read_current(root)
-
-
-def _read_current(root: Path) -> Current:
-    if not exists(root):
-        raise ArtifactError(f"{root} does not exist; check the path, or build an index there")
     path = root / CURRENT
-    # To the byte, so that any damage to it shows.
-    remedy = mending(root)
-    value = read_json(path, what="a published index", exact=True, remedy=remedy)
-    found = checked(value, CURRENT_SCHEMA, path, remedy=remedy)
-    withdrawn, facts = found["withdrawn"], found["withdrawn_facts"]
-    if set(withdrawn) != set(facts):
-        raise ArtifactError(f"{path} is damaged: its withdrawn versions differ; {remedy}")
-    return Current(found["version"], found["manifest_sha256"], withdrawn, facts)
+    with naming():
+        mirror.latest(path)
+        if not exists(root):
+            raise ArtifactError(f"{root} does not exist; check the path, or build an index there")
+        # To the byte, so that any damage to it shows.
+        remedy = mending(root)
+        value = read_json(path, what="a published index", exact=True, remedy=remedy)
+        found = checked(value, CURRENT_SCHEMA, path, remedy=remedy)
+        withdrawn, facts = found["withdrawn"], found["withdrawn_facts"]
+        if set(withdrawn) != set(facts):
+            raise ArtifactError(f"{path} is damaged: its withdrawn versions differ; {remedy}")
+        return Current(found["version"], found["manifest_sha256"], withdrawn, facts)
 
 
 def set_current(
@@ -216,16 +212,8 @@ def set_current(
             ) from error
 
 
-def withdrawn_versions(root: Path) -> tuple[str, ...]:
-    """Return the versions withdrawn, none where nothing is published or ``CURRENT`` is damaged."""
-    try:
-        return read_current(root).withdrawn
-    except ArtifactError:
-        return ()
-
-
 def withdrawn_facts(root: Path) -> Mapping[str, WithdrawnFacts]:
-    """Return the facts of the versions withdrawn; see ``Current``."""
+    """Return the versions withdrawn, none where nothing is published or ``CURRENT`` is damaged."""
     try:
         return read_current(root).withdrawn_facts
     except ArtifactError:
@@ -290,7 +278,7 @@ def version_number(name: str) -> int:
 
 def find_version(root: Path, identity: str, mirror: Storage = LOCAL) -> str | None:
     """Return a sound version with the same identity that was not withdrawn, if there is one."""
-    withdrawn = withdrawn_versions(root)
+    withdrawn = withdrawn_facts(root)
     for name in mirror.names(root / VERSIONS):
         if name.endswith(f"-{identity[:12]}"):
             mirror.settle(root / VERSIONS / name)
@@ -312,18 +300,12 @@ def next_version(root: Path, identity: str, mirror: Storage = LOCAL) -> str:
 
     Numbers are never used again, not even those of versions removed since.
     """
-    numbers = map(version_number, (*_known_names(root), *mirror.names(root / VERSIONS)))
-    return f"{max(numbers, default=0) + 1:06d}-{identity[:12]}"
-
-
-def _known_names(root: Path) -> Iterator[str]:
-    for inside in (VERSIONS, CANDIDATES):
-        yield from (path.name for path in _entries(root, inside))
-    try:
+    names = [path.name for inside in (VERSIONS, CANDIDATES) for path in _entries(root, inside)]
+    with contextlib.suppress(ArtifactError):
         current = read_current(root)
-    except ArtifactError:
-        return
-    yield from (current.version, *current.withdrawn)
+        names += [current.version, *current.withdrawn]
+    numbers = map(version_number, (*names, *mirror.names(root / VERSIONS)))
+    return f"{max(numbers, default=0) + 1:06d}-{identity[:12]}"
 
 
 @contextlib.contextmanager

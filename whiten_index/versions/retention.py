@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +51,15 @@ class VersionFacts:
 
     Attributes:
         name: of the version.
-        created: when, as in its manifest; None where that cannot be read.
+        created: time in its manifest; None where that cannot be read.
         rows: vectors in it, None likewise.
         bytes: of its files.
         published: whether readers open this one.
         withdrawn: whether it was published and taken back.
-        candidate: whether it was made and never published, as a gate kept it back.
-        sound: empty, or what is damaged.
-        unread: empty, or why the system does not let it be read; it may be sound.
-        decision: of the update that made it: keep or refit; None where a build did.
+        candidate: whether a gate kept it from being published.
+        sound: empty, or the damage.
+        unread: empty, or the error of the system; the version may be sound.
+        decision: of the update that made it: keep or refit; None for a build.
         base: the version that update started from.
     """
 
@@ -361,23 +362,21 @@ def _require_index(root: Path, mirror: Storage = LOCAL) -> None:
 def prune(root: Path | str, *, keep: int, verify: str = "full") -> PruneReport:
     """Remove versions but the published one and the newest sound ones before it.
 
-    Those that are damaged or withdrawn are no use to go back to: they do not count, and go. What
-    readers hold open stays readable to them. Candidates are left alone, and so is what is
-    a link or no folder.
+    Damaged and withdrawn versions do not count, and are removed. Files that readers hold open stay
+    readable. Candidates, links and files are left alone.
 
     Args:
         root: the index folder.
         keep: versions to keep, the published one among them.
-        verify: how those kept are checked, so that not all of them are damaged: see
-            ``list_versions``.
+        verify: check of those kept; see ``list_versions``.
 
     Raises:
-        ConfigError: ``keep`` is no whole number, or below 1.
-        ArtifactError: the published version is missing, or it cannot be told which one it is.
+        ConfigError: ``keep`` is below 1.
+        ArtifactError: the published version is missing, or ``CURRENT`` is damaged.
         BusyError: another process is writing the index.
         StorageError: the disk cannot be read or written.
     """
-    if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
+    if keep < 1:
         raise ConfigError(f"--keep takes how many versions to keep, 1 or more; {keep!r} was given")
     folder = require_path(root)
     _require_index(folder)
@@ -401,21 +400,16 @@ def _kept(root: Path, current: Current, keep: int, verify: str) -> set[str]:
     published = version_number(current.version)
     older = [name for name in reversed(names) if version_number(name) <= published]
     newer = [name for name in names if version_number(name) > published]
-    kept = {current.version}
-    counted = int(_is_sound(root / VERSIONS / current.version, verify))
-    for name in (*older, *newer):
-        if counted >= keep:
-            break
-        if name == current.version or name in current.withdrawn:
-            continue
-        if _is_sound(root / VERSIONS / name, verify):
-            kept.add(name)
-            counted += 1
-    return kept
+    sound = (
+        name
+        for name in dict.fromkeys([current.version, *older, *newer])
+        if name not in current.withdrawn and _is_sound(root / VERSIONS / name, verify)
+    )
+    return {current.version, *islice(sound, keep)}
 
 
 def _is_sound(folder: Path, verify: str) -> bool:
-    """Tell whether a version is whole; a disk that cannot be read is no answer, and raises."""
+    """Tell whether a version is whole; raise ``StorageError`` if it cannot be read."""
     try:
         read_version(folder, verify=verify).check()
     except ArtifactError:
