@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from benchmarks.results_file import data_folder, write
 from whiten_index.evaluation.metrics import evaluate_each
 from whiten_index.measure.grid import FAISS, RAW, Point, Vectors
-from whiten_index.measure.sweep_config import TRUNCATE, sweep_config
+from whiten_index.measure.sweep_config import TRUNCATE, SweepConfig
 from whiten_index.measure.sweep_data import Space, open_space, prepare_dataset, read_queries
 from whiten_index.measure.trial import Made, Trial
 from whiten_index.pipeline.encode import encode_corpus
@@ -106,7 +106,7 @@ def measure(work: Path, seeds: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each setting."""
     stages = Stages(Silent())
     options = {**scifact(work), "out": str(work / "small-codes"), "threads": 2}
-    config = sweep_config(options)
+    config = SweepConfig(**options)
     encoded = encode_corpus(config.build)
     judged = read_queries(config)
     assert judged is not None
@@ -116,7 +116,7 @@ def measure(work: Path, seeds: int) -> Iterator[dict[str, Any]]:
     made = dict[str, Made]()
     spaces = dict[Vectors, Space]()
     for seed in range(seeds):
-        seeded = replace(config, build=replace(config.build, seed=seed))
+        seeded = replace(config, seed=seed)
         dataset = prepare_dataset(seeded, encoded, judged, stages)
         assert dataset.documents is not None
         for title, point in SETTINGS.items():

@@ -22,10 +22,11 @@ from pipelines.papers.pictures import draw_heat_maps, heat_matrix
 from whiten_index import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.evaluation.sts_sets import StsSet, read_sts
-from whiten_index.measure.eval_config import DISTINCT, SCORED, TARGET, EvalConfig
+from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.evaluate_geometry import evaluate_geometry, read_geometry_sets
 from whiten_index.measure.evaluate_layers import LayerStates, encode_states, evaluate_layers
 from whiten_index.measure.evaluate_sts import score_sets
+from whiten_index.measure.measure_options import DISTINCT, SCORED, TARGET
 from whiten_index.measure.spaces import Spaces
 from whiten_index.progress import Silent, Stages
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig

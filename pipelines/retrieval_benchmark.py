@@ -32,10 +32,16 @@ from whiten_index.artifacts.job_file import read_toml
 from whiten_index.cli.log_lines import Ending, LogLines, failure, log, run_job
 from whiten_index.cli.signals import stop_on_signals
 from whiten_index.errors import ConfigError, WhitenIndexError
-from whiten_index.evaluation.beir import set_files, text_columns
+from whiten_index.evaluation.beir import (
+    corpus_file,
+    parquet_corpus,
+    qrels_file,
+    queries_file,
+    text_columns,
+)
 from whiten_index.evaluation.metrics import require_evaluator
 from whiten_index.index.library import load_faiss
-from whiten_index.measure.sweep_config import SweepConfig, sweep_config
+from whiten_index.measure.sweep_config import SweepConfig
 from whiten_index.measure.sweep_report import check_report, write_report
 from whiten_index.measure.sweep_run import run_sweep
 
@@ -89,22 +95,23 @@ class Job:
             CorpusError: a file is damaged, or the corpus is not as BEIR has it.
             StorageError: the corpus cannot be written as Parquet.
         """
-        files = set_files(folder, self.split, work=self.out / "corpora")
+        queries, (qrels, split) = queries_file(folder), qrels_file(folder, self.split)
+        corpus = parquet_corpus(corpus_file(folder), self.out / "corpora" / folder.name)
         options = {
             "id_column": "id",
-            "text_columns": text_columns(files.corpus),
+            "text_columns": text_columns(corpus),
             **self.options,
-            "corpus": [str(files.corpus)],
+            "corpus": [str(corpus)],
             "store": str(self.store),
             "out": str(self.out),
             "name": folder.name,
-            "queries": str(files.queries),
-            "qrels": str(files.qrels),
-            "qrels_split": files.split,
+            "queries": str(queries),
+            "qrels": str(qrels),
+            "qrels_split": split,
         }
         if "k" in options:
             options["widths"] = options.pop("k")
-        return sweep_config(options)
+        return SweepConfig(**options)
 
 
 def run(path: Path) -> int:

@@ -159,7 +159,7 @@ class Bench:
             if model is None:
                 averages = self.words(setting)
                 scores = {
-                    each.name: word_scores(each, averages, remove_common=setting.sif).to_json()
+                    each.name: word_scores(each, averages, remove_common=setting.sif)
                     for each in sets
                 }
                 return {"datasets": scores}

@@ -29,10 +29,10 @@ from pipelines.papers.recipes import (
 from pipelines.papers.settings import recipe_of
 from whiten_index.cli.log_lines import log
 from whiten_index.errors import StorageError, WhitenIndexError
-from whiten_index.measure.eval_config import SCORED
 from whiten_index.measure.evaluate_geometry import evaluate_geometry
 from whiten_index.measure.evaluate_layers import evaluate_layers
 from whiten_index.measure.evaluate_sts import score_sets
+from whiten_index.measure.measure_options import SCORED
 from whiten_index.measure.spaces import Spaces
 from whiten_index.whitening.whitening_config import Kind as Transform
 from whiten_index.whitening.whitening_config import WhiteningConfig

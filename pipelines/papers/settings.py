@@ -36,7 +36,7 @@ from pipelines.papers.recipes import (
     Refusal,
     Setting,
 )
-from whiten_index.measure.eval_config import SCORED
+from whiten_index.measure.measure_options import SCORED
 
 _SBERT_TOKENS = 128
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.sts_scores import pair_cosines
 from whiten_index.evaluation.sts_sets import StsSet
-from whiten_index.measure.evaluate_sts import StsScores, scores_of
+from whiten_index.measure.evaluate_sts import scores_of
 
 SIF_WEIGHT = 1e-3
 Vectors = Mapping[str, NDArray[np.float32]]
@@ -120,7 +120,7 @@ class WordAverages:
         return {"kind": "word average", "dim": self._dim}
 
 
-def word_scores(each: StsSet, words: WordAverages, *, remove_common: bool) -> StsScores:
+def word_scores(each: StsSet, words: WordAverages, *, remove_common: bool) -> dict[str, Any]:
     """Score a set by the cosines of averages, for SIF without their common component.
 
     The component is the first right singular vector of all texts of the set.

@@ -177,7 +177,7 @@ def test_a_process_keeps_the_secret_too(work: Path) -> None:
         lambda form: UpdateConfig(corpus=("c",), index=form),
         lambda form: UpdateConfig(corpus=(form,), index="index"),
         lambda form: UpdateConfig(corpus=("c",), index="index", canary_file=form),
-        lambda form: SweepConfig(build=BuildConfig(corpus=("c",), out="x"), out="o", queries=form),
+        lambda form: SweepConfig(corpus=("c",), out="o", queries=form),
         lambda form: PushConfig(index="index", to=form, table="docs"),
         lambda form: PushConfig(index=form, to="x.parquet"),
         lambda form: PushConfig(index="i", to="qdrant:///x", options={"storage.endpoint": form}),

@@ -14,7 +14,7 @@ import torch
 
 from whiten_index import BuildConfig, Encoder, build_index, open_index
 from whiten_index.encoding.batching import LADDERS, TokenBudget
-from whiten_index.measure.sweep_config import sweep_config
+from whiten_index.measure.sweep_config import SweepConfig
 from whiten_index.measure.sweep_run import run_sweep
 
 pytestmark = pytest.mark.gpu
@@ -160,7 +160,7 @@ def test_a_sweep_on_a_gpu_finds_what_one_on_a_cpu_finds(tmp_path: Path):
             "widths": "16,32", "transforms": "pca", "index_device": device,
             "out": str(tmp_path / device),
         }  # fmt: skip
-        report = run_sweep(sweep_config(options))
+        report = run_sweep(SweepConfig(**options))
         records = map(json.loads, report.results.read_text().splitlines())
         found[device] = {each["key"]: each for each in records if each["type"] == "point"}
     assert found["cpu"].keys() == found["gpu"].keys()

@@ -17,7 +17,7 @@ from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.sts_sets import StsSet, read_sts
 from whiten_index.measure.eval_config import EvalConfig
-from whiten_index.measure.evaluate_layers import combinations, evaluate_layers
+from whiten_index.measure.evaluate_layers import evaluate_layers
 from whiten_index.measure.evaluate_sts import evaluate_sts
 
 
@@ -109,8 +109,6 @@ def test_what_cannot_be(sets, tiny_model, tmp_path):
             report(sets, tiny_model, sizes=sizes)
     with pytest.raises(ConfigError, match="fit on target here"):
         report(sets, tiny_model, k=("6",), fit=str(tmp_path))
-    with pytest.raises(ConfigError, match="more than 20,000; combine fewer layers"):
-        combinations(25, sizes=(12,))
     with pytest.raises(ConfigError, match="name it with --model"):
         evaluate_layers(EvalConfig(index="somewhere"), sets)
 

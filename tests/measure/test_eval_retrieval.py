@@ -14,7 +14,8 @@ from whiten_index.errors import ConfigError
 from whiten_index.evaluation.metrics import evaluate
 from whiten_index.evaluation.trec_run import read_run
 from whiten_index.measure.evaluate_retrieval import evaluate_retrieval
-from whiten_index.measure.retrieval_config import METRICS, RetrievalConfig
+from whiten_index.measure.measure_options import METRICS
+from whiten_index.measure.retrieval_config import RetrievalConfig
 
 DOCUMENTS, QUERIES = 160, 30
 

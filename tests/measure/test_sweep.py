@@ -20,7 +20,7 @@ from whiten_index.errors import (
     StorageError,
 )
 from whiten_index.measure.grid import grid
-from whiten_index.measure.sweep_config import sweep_config
+from whiten_index.measure.sweep_config import SweepConfig
 from whiten_index.measure.sweep_run import run_sweep
 from whiten_index.progress import Silent
 
@@ -80,7 +80,7 @@ class _Notes(Silent):
 
 
 def config_of(**more):
-    return sweep_config({"corpus": ["c.parquet"], "text_columns": ["t"], "out": "o", **more})
+    return SweepConfig(**{"corpus": ["c.parquet"], "text_columns": ["t"], "out": "o", **more})
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def config_of(**more):
         ({"codecs": "sq8,sq8"}, r"--codecs names something twice"),
         ({"indexes": "flat,tree"}, r"--indexes 'tree' is unknown; use flat, ivf, hnsw"),
         ({"widths": "64,x"}, r"--k 'x' is no width"),
-        ({"widths": "0"}, r"--k 0 is no width"),
+        ({"widths": "0"}, r"--k '0' is no width"),
         (
             {"target_recall": 1.5},
             r"--target-recall takes a value less than or equal to 1; 1.5 was given",
@@ -103,9 +103,8 @@ def config_of(**more):
         ({"queries": "q.parquet"}, r"--qrels is missing"),
         ({"qrels_split": "test"}, r"--qrels-split test needs --qrels"),
         ({"out": ""}, r"say where results and report go: --out DIR"),
-        ({"wings": 2}, r"a sweep knows no wings"),
-        ({"whiten": "pca"}, r"a sweep knows no whiten; leave it out"),
-        ({"exponent": 0.5, "factory": "Flat"}, r"a sweep knows no exponent, factory"),
+        ({"wings": 2}, r"wings is unknown"),
+        ({"whiten": "pca"}, r"whiten is unknown"),
     ],
 )
 def test_a_wish_that_cannot_be_is_refused(given, message):
@@ -149,7 +148,7 @@ def test_a_job_file_gives_defaults_that_flags_override(corpus, tmp_path):
         ),
         (
             "corpus = 'c'\nout = 'o'\nembedding_column = 'v'\ntransforms = 3\n",
-            "--transforms '3' is unknown",
+            "--transforms takes a list; 3 was given",
         ),
     ):
         job.write_text(text)
@@ -160,7 +159,7 @@ def test_a_job_file_gives_defaults_that_flags_override(corpus, tmp_path):
 def test_fewer_rows_held_out_than_asked_for_are_reported(tmp_path, corpus):
     watcher = _Notes()
     given = {**options(corpus, tmp_path, **FEW), "sample": 500}
-    assert run_sweep(sweep_config(given), progress=watcher).dataset["queries"] == ROWS // 5
+    assert run_sweep(SweepConfig(**given), progress=watcher).dataset["queries"] == ROWS // 5
     assert any(f"{ROWS // 5} rows are held out as queries" in note for note in watcher.notes)
 
 
@@ -200,7 +199,7 @@ def shared_of(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 def test_figures_are_those_of_brute_force(tmp_path, corpus, embeddings):
     wishes = {"widths": "8,16", "transforms": "pca,whitening:0.5,truncate", "codecs": "fp32,sq8"}
-    report = run_sweep(sweep_config(options(corpus, tmp_path, **wishes)))
+    report = run_sweep(SweepConfig(**options(corpus, tmp_path, **wishes)))
     assert report.measured == len(points_of(tmp_path))
     assert not (tmp_path / ".sweep-work").exists()
     header = lines_of(tmp_path)[0]
@@ -258,7 +257,7 @@ def test_figures_are_those_of_brute_force(tmp_path, corpus, embeddings):
 
 def test_ranked_again_by_exact_vectors_is_as_good_as_the_exact_index(tmp_path, corpus):
     wishes = {"widths": "16", "transforms": "pca", "codecs": "fp32,pq4", "baselines": False}
-    run_sweep(sweep_config(options(corpus, tmp_path, indexes="flat", rerank=200, **wishes)))
+    run_sweep(SweepConfig(**options(corpus, tmp_path, indexes="flat", rerank=200, **wishes)))
     points = points_of(tmp_path)
     exact, coarse = points["ours/pca/k16/fp32/flat"], points["ours/pca/k16/pq4/flat"]
     again = points["ours/pca/k16/pq4/flat/rerank200"]
@@ -269,7 +268,7 @@ def test_ranked_again_by_exact_vectors_is_as_good_as_the_exact_index(tmp_path, c
 
 
 def test_what_was_skipped_for_a_moment_is_tried_again(tmp_path, corpus, monkeypatch):
-    config = sweep_config(options(corpus, tmp_path, **{**FEW, "codecs": "fp32,sq8"}))
+    config = SweepConfig(**options(corpus, tmp_path, **{**FEW, "codecs": "fp32,sq8"}))
     monkeypatch.setattr("whiten_index.measure.trial.available_memory", lambda: 9000)
     first = run_sweep(config)
     assert "free memory and sweep again" in first.skipped["ours/pca/k8/fp32/flat"]
@@ -284,7 +283,7 @@ def test_what_was_skipped_for_a_moment_is_tried_again(tmp_path, corpus, monkeypa
 def test_a_transform_that_cannot_be_does_not_keep_others_from_being_measured(tmp_path, corpus):
     given = options(corpus, tmp_path, **FEW)
     given |= {"widths": "22", "transforms": "all-but-the-top,pca"}
-    report = run_sweep(sweep_config(given))
+    report = run_sweep(SweepConfig(**given))
     assert set(points_of(tmp_path)) >= {"ours/pca/k22/fp32/flat"}
     for key, why in report.skipped.items():
         assert key.startswith("ours/all-but-the-top")
@@ -293,11 +292,11 @@ def test_a_transform_that_cannot_be_does_not_keep_others_from_being_measured(tmp
 
 def test_more_points_join_their_run_and_other_settings_start_another(tmp_path, corpus):
     given = options(corpus, tmp_path, **FEW)
-    first = run_sweep(sweep_config(given))
-    more = run_sweep(sweep_config({**given, "widths": "8,16"}))
+    first = run_sweep(SweepConfig(**given))
+    more = run_sweep(SweepConfig(**{**given, "widths": "8,16"}))
     assert (more.run, more.measured, more.found) == (first.run, 1, 1)
     notes = _Notes()
-    other = run_sweep(sweep_config({**given, "seed": 1}), progress=notes)
+    other = run_sweep(SweepConfig(**{**given, "seed": 1}), progress=notes)
     assert other.run != first.run
     assert (other.measured, other.found) == (1, 0)
     assert any("holds 1 other run" in note for note in notes.notes)
@@ -309,7 +308,7 @@ def test_a_tiny_corpus_is_refused(tmp_path, write_parquet):
     column = pa.FixedSizeListArray.from_arrays(pa.array(np.eye(8, dtype="f4").ravel()), 8)
     corpus = write_parquet(tmp_path / "tiny.parquet", {"id": list(range(8)), "v": column})
     with pytest.raises(CorpusError, match="8 rows are too few to compare indexes on"):
-        run_sweep(sweep_config(options(corpus, tmp_path / "out", widths="4")))
+        run_sweep(SweepConfig(**options(corpus, tmp_path / "out", widths="4")))
 
 
 def test_a_full_disk_is_an_error_of_the_system(tmp_path, corpus, monkeypatch):
@@ -318,19 +317,19 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path, corpus, monkeypatch):
 
     monkeypatch.setattr("whiten_index.index.build_local.write_index", full)
     with pytest.raises(StorageError, match="the disk is full"):
-        run_sweep(sweep_config(options(corpus, tmp_path, widths="8")))
+        run_sweep(SweepConfig(**options(corpus, tmp_path, widths="8")))
     assert not (tmp_path / ".sweep-work").exists()
 
 
 def test_a_second_sweep_into_the_same_folder_waits_its_turn(tmp_path, corpus):
-    config = sweep_config(options(corpus, tmp_path, widths="8"))
+    config = SweepConfig(**options(corpus, tmp_path, widths="8"))
     with only_writer(tmp_path, what="sweep"), pytest.raises(BusyError, match="is being written"):
         run_sweep(config)
 
 
 def test_a_codec_by_the_name_that_faiss_has_for_it(tmp_path, corpus) -> None:
     given = options(corpus, tmp_path / "o", **{**FEW, "codecs": "fp32,SQ8,PRQ2x2x4,Nonsense"})
-    found = run_sweep(sweep_config(given))
+    found = run_sweep(SweepConfig(**given))
     points = points_of(tmp_path / "o")
     assert points["ours/pca/k8/SQ8/flat"]["factory"] == "SQ8"
     # Two bytes of codes and four of the norm.

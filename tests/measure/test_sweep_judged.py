@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from pipelines.retrieval_benchmark import main
 from whiten_index import BuildConfig, build_index
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.evaluation.beir import set_files
+from whiten_index.evaluation.beir import corpus_file, parquet_corpus, queries_file
 from whiten_index.measure import trial
-from whiten_index.measure.sweep_config import sweep_config
+from whiten_index.measure.sweep_config import SweepConfig
 from whiten_index.measure.sweep_run import run_sweep
 
 DOCUMENTS = 160
@@ -64,16 +64,16 @@ def store(tmp_path_factory) -> Path:
 
 
 def options(tmp_path: Path, beir: Path, tiny_model: Path, store: Path, **more) -> dict:
-    files = set_files(beir / "one", "test", work=tmp_path / "corpora")
+    folder = beir / "one"
     return {
-        "corpus": [str(files.corpus)],
+        "corpus": [str(parquet_corpus(corpus_file(folder), tmp_path / "corpora"))],
         "text_columns": ["title", "text"],
         "id_column": "id",
         "model": str(tiny_model),
         "store": str(store),
         "out": str(tmp_path / "out"),
-        "queries": str(files.queries),
-        "qrels": str(files.qrels),
+        "queries": str(queries_file(folder)),
+        "qrels": str(folder / "qrels" / "test.tsv"),
         "widths": "8,16",
         "threads": 1,
         **WISHES,
@@ -88,19 +88,19 @@ def points_of(out: Path) -> dict[str, dict]:
 
 def test_queries_are_encoded_once(tmp_path, beir, tiny_model, store, monkeypatch):
     given = options(tmp_path, beir, tiny_model, store)
-    run_sweep(sweep_config(given))
+    run_sweep(SweepConfig(**given))
 
     def fail(*_):
         raise AssertionError("the queries were encoded again")
 
     monkeypatch.setattr("whiten_index.encoding.encoder.Encoder.encode_queries", fail)
-    assert run_sweep(sweep_config({**given, "widths": "8,16,20"})).measured > 0
+    assert run_sweep(SweepConfig(**{**given, "widths": "8,16,20"})).measured > 0
 
 
 def test_the_prompt_of_queries_tells_runs_apart(tmp_path, beir, tiny_model, store):
     few = {"widths": "8", "codecs": "fp32", "baselines": False}
     plain, asked = (
-        run_sweep(sweep_config(options(tmp_path, beir, tiny_model, store, **few, **more)))
+        run_sweep(SweepConfig(**options(tmp_path, beir, tiny_model, store, **few, **more)))
         for more in ({}, {"query_prompt": "w1 w2 w3 "})
     )
     assert plain.run != asked.run
@@ -111,7 +111,7 @@ def test_queries_beside_a_column_without_its_model_are_refused_before_any_work(t
     given = options(tmp_path, beir, tmp_path, tmp_path / "s", embedding_column="e")
     del given["model"], given["text_columns"]
     with pytest.raises(ConfigError, match="name the model of the embedding column with --model"):
-        run_sweep(sweep_config(given))
+        run_sweep(SweepConfig(**given))
     assert not (tmp_path / "s").exists()
     assert not (tmp_path / "out").exists()
 
@@ -124,7 +124,7 @@ def test_judgements_of_other_documents_are_refused_with_examples(
     )
     given = options(tmp_path, beir, tiny_model, store, qrels=str(qrels))
     with pytest.raises(CorpusError, match=r"no document of the corpus: it judges 'z9', .* 'd0'"):
-        run_sweep(sweep_config(given))
+        run_sweep(SweepConfig(**given))
 
 
 def test_splits_of_the_judgements_that_are_used_together_are_told(
@@ -134,14 +134,14 @@ def test_splits_of_the_judgements_that_are_used_together_are_told(
     qrels = write_parquet(tmp_path / "q.parquet", {**columns, "split": ["train", "test"]})
     few = {"widths": "8", "codecs": "fp32", "baselines": False, "qrels": str(qrels)}
     given = options(tmp_path, beir, tiny_model, store, **few)
-    assert run_sweep(sweep_config(given)).dataset["judgement_splits"] == ["train", "test"]
-    one = run_sweep(sweep_config({**given, "qrels_split": "test"})).dataset
+    assert run_sweep(SweepConfig(**given)).dataset["judgement_splits"] == ["train", "test"]
+    one = run_sweep(SweepConfig(**{**given, "qrels_split": "test"})).dataset
     assert (one["judgement_splits"], one["queries"]) == ([], 1)
 
 
 def test_passages_count_once_a_document(tmp_path, beir, tiny_model, store):
     given = options(tmp_path, beir, tiny_model, store, passage_tokens=6, widths="16")
-    report = run_sweep(sweep_config(given))
+    report = run_sweep(SweepConfig(**given))
     assert report.dataset["rows"] > DOCUMENTS
     raw = points_of(tmp_path / "out")["raw/none/k32/fp32/flat"]["quality"]
     # Of 160 documents 100 are looked at, so that passages do not crowd them out.
@@ -183,12 +183,12 @@ def test_the_job_measures_each_set_and_reports(tmp_path, beir, tiny_model):
 
 def test_bad_sets_and_jobs_say_what_is_wrong(tmp_path, beir):
     with pytest.raises(ConfigError, match=r"no retrieval set: it has no queries.parquet and no"):
-        set_files(tmp_path, "test", work=tmp_path)
+        queries_file(tmp_path)
     broken = tmp_path / "broken"
     _write_set(broken, {"a": "x"}, {"q": "x"}, {"q": {"a": 1}})
     (broken / "corpus.jsonl").write_text('{"_id": "a", "text": "x"}\n{"text": "y"}\n')
     with pytest.raises(CorpusError, match=r"corpus.jsonl, line 2, is not a document of BEIR"):
-        set_files(broken, "test", work=tmp_path / "work")
+        parquet_corpus(corpus_file(broken), tmp_path / "work")
     for text, message in (
         ('sets = ["a"]', "says no folder for the report"),
         ('out = "x"', "names no sets"),
@@ -227,7 +227,7 @@ def test_a_point_and_a_build_are_the_same_index_to_the_byte(
         measured(self, group, reference)
 
     monkeypatch.setattr(trial.Trial, "time", remember)
-    run_sweep(sweep_config(given))
+    run_sweep(SweepConfig(**given))
     points = points_of(tmp_path / "out")
     for key, settings in POINTS.items():
         config = BuildConfig(

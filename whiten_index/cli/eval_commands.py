@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
-from click.core import ParameterSource
 
 from whiten_index.cli import terminal
 from whiten_index.cli.schema_options import (
@@ -17,54 +16,34 @@ from whiten_index.cli.schema_options import (
     with_options,
 )
 from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.measure.measure_options import EvalOptions, RetrievalOptions
 from whiten_index.pipeline.build_options import SHAPES, TransformName, TransformOptions
 
 if TYPE_CHECKING:
     from whiten_index.evaluation.sts_sets import StsSet
 
-_INDEX = click.option(
-    "--index", help="Evaluate the encoder and the transform of a published index."
-)
-_STORE = click.option(
-    "--store", help="Folder that keeps the embeddings for later runs. [default: none kept]"
-)
-_KINDS = [
-    click.option(
-        "--whiten",
-        type=click.Choice([name for name in get_args(TransformName) if name != "auto"]),
-        help="The transform. [default: none; whitening with --k]",
-    ),
-    click.option(
-        "--k",
-        multiple=True,
-        help="Width kept: a number, full, or a share of variance; repeated, all of them side by "
-        "side. [default: a third of the embedding's width, at most 256]",
-    ),
-]
-_FITS = [
-    click.option(
-        "--fit",
-        help="What transforms are fitted on: target (all texts of the task, as often as they "
-        "occur), target-distinct (each once), target-scored (those of the pairs that are scored), "
-        "or a Parquet file of sentences.",
-    ),
-    click.option(
-        "--fit-column",
-        "fit_columns",
-        multiple=True,
-        help="Its column of sentences; may be repeated. [default: those known by name]",
-    ),
-]
-_SHAPES = [
-    schema_options(TransformOptions, only=SHAPES),
-    click.option("--seed", type=int, help="Seed of every random draw. [default: 0]"),
-]
-_ENCODED = [schema_options(EncoderConfig), *_KINDS]
-_EVAL_OPTIONS = [config_option, _INDEX, _STORE, *_ENCODED, *_FITS, *_SHAPES, json_option]
-# Layers are those of a model.
-_LAYER_OPTIONS = [config_option, *_ENCODED, *_FITS, *_SHAPES, json_option]
-# A search encodes its corpus, and fits on it.
-_SEARCH_OPTIONS = [config_option, _INDEX, _STORE, *_ENCODED, *_SHAPES, json_option]
+
+def _setting_options(*without: str) -> Callable[[Any], Any]:
+    """Return the options of the embeddings and their transforms."""
+    return with_options(
+        config_option,
+        schema_options(EvalOptions, without=("seed", *without)),
+        schema_options(EncoderConfig, without=without),
+        click.option(
+            "--whiten",
+            type=click.Choice([name for name in get_args(TransformName) if name != "auto"]),
+            help="The transform. [default: none; whitening with --k]",
+        ),
+        click.option(
+            "--k",
+            multiple=True,
+            help="Width kept: a number, full, or a share of variance; repeated, all of them side "
+            "by side. [default: a third of the embedding's width, at most 256]",
+        ),
+        schema_options(TransformOptions, only=SHAPES),
+        schema_options(EvalOptions, only=("seed",)),
+        json_option,
+    )
 
 
 @click.group(name="eval")
@@ -87,22 +66,25 @@ def _splits(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> di
     return splits
 
 
-def _split_option(text: str) -> Callable[[Any], Any]:
-    return click.option("--split", "splits", multiple=True, callback=_splits, help=text)
+def _pair_options(default: str) -> Callable[[Any], Any]:
+    """Return the arguments that name sets of pairs, and the splits of them."""
+    return with_options(
+        _DATA,
+        click.option(
+            "--set", "names", multiple=True, help="Only this set, such as STS12; repeatable."
+        ),
+        click.option(
+            "--split",
+            "splits",
+            multiple=True,
+            callback=_splits,
+            help=f"SET=SPLIT, the split that is used, or all; repeatable. [default: {default}; all "
+            "pairs of others]",
+        ),
+    )
 
 
 _DATA = click.argument("data", nargs=-1)
-_SETS = click.option(
-    "--set", "names", multiple=True, help="Only this set, such as STS12; repeatable."
-)
-_PAIRS = [
-    _DATA,
-    _SETS,
-    _split_option(
-        "SET=SPLIT, the split that is scored, or all; repeatable. [default: STS-B=test, all pairs "
-        "of others]"
-    ),
-]
 
 
 def _encoder_line(report: Mapping[str, Any]) -> str:
@@ -138,7 +120,7 @@ def _read_pairs(
 
 
 @evaluate.command()
-@with_options(*_PAIRS)
+@_pair_options("STS-B=test")
 @click.option(
     "--measure",
     type=click.Choice(["spearman", "pearson"]),
@@ -146,7 +128,7 @@ def _read_pairs(
     show_default=True,
     help="What the table shows; --json has both.",
 )
-@with_options(*_EVAL_OPTIONS)
+@_setting_options()
 def sts(
     data: tuple[str, ...],
     names: tuple[str, ...],
@@ -177,7 +159,7 @@ def _sts_lines(report: Mapping[str, Any], measure: str) -> Iterator[str]:
     for name, count in dropped.items():
         if count:
             yield f"  note: {count:,} pairs of {name} have no score and are left out"
-    runs = report.get("runs") or [report]
+    runs = report["runs"]
     for run in runs:
         yield f"{measure} × 100, {_heading(run)}"
         rows: list[tuple[str, ...]] = [("", "pairs", "all", "mean", "wmean")]
@@ -192,12 +174,8 @@ def _figures(values: Mapping[str, float]) -> tuple[str, ...]:
     return tuple(f"{values[how]:.2f}" for how in ("all", "mean", "wmean"))
 
 
-# Option of every evaluation -> the one for it here.
-_ELSEWHERE = {"pooling": "--token mean or cls", "layers": "--most N"}
-
-
 @evaluate.command()
-@with_options(*_PAIRS)
+@_pair_options("STS-B=test")
 @click.option(
     "--token",
     type=click.Choice(["mean", "cls"]),
@@ -219,11 +197,9 @@ _ELSEWHERE = {"pooling": "--token mean or cls", "layers": "--most N"}
     show_default=True,
     help="Correlation that the tables show; --json has all three.",
 )
-@with_options(*_LAYER_OPTIONS)
-@click.pass_context
+# Layers are those of a model, and every one is tried.
+@_setting_options("index", "store", "pooling", "layers")
 def layers(
-    context: click.Context,
-    /,
     data: tuple[str, ...],
     names: tuple[str, ...],
     splits: Mapping[str, str],
@@ -242,28 +218,11 @@ def layers(
     from whiten_index.measure.eval_config import EvalConfig
     from whiten_index.measure.evaluate_layers import evaluate_layers
 
-    _refuse_elsewhere(context)
-    # A job file of a build names both, for other commands.
-    config = EvalConfig.from_options({**given(options), **dict.fromkeys(_ELSEWHERE)})
+    config = EvalConfig.from_options(given(options))
     sets, sizes = _read_pairs(data, names, splits), range(1, most + 1)
     bars = terminal.Bars(facts=not as_json)
     report = evaluate_layers(config, sets, pooling=token, sizes=sizes, progress=bars)
     terminal.show(report, _layer_lines(report, aggregation), as_json=as_json)
-
-
-for _parameter in layers.params:
-    if isinstance(_parameter, click.Option) and _parameter.name in _ELSEWHERE:
-        _parameter.hidden = True
-
-
-def _refuse_elsewhere(context: click.Context) -> None:
-    """Refuse options of one embedding, which this command varies itself."""
-    for name, instead in _ELSEWHERE.items():
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise click.BadOptionUsage(
-                f"--{name}",
-                f"--{name} has no meaning here, where every layer is tried; use {instead}",
-            )
 
 
 def _layer_lines(report: Mapping[str, Any], how: str) -> Iterator[str]:
@@ -313,12 +272,7 @@ _FIGURES = (
 
 
 @evaluate.command()
-@_DATA
-@_SETS
-@_split_option(
-    "SET=SPLIT, the split measured, or all; repeatable. [default: STS-B=dev without DATA, "
-    "STS-B=test with it; all pairs of others]"
-)
+@_pair_options("STS-B=dev without DATA, STS-B=test with it")
 @click.option(
     "--positive-above",
     type=float,
@@ -333,7 +287,7 @@ _FIGURES = (
     show_default=True,
     help="Texts measured at most; more are drawn from. The time grows with their square.",
 )
-@with_options(*_EVAL_OPTIONS)
+@_setting_options()
 def geometry(
     data: tuple[str, ...],
     names: tuple[str, ...],
@@ -369,7 +323,7 @@ def geometry(
 
 def _geometry_lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield _encoder_line(report)
-    runs = report.get("runs") or [report]
+    runs = report["runs"]
     for name, first in report["datasets"].items():
         drawn = f" of {first['texts']:,}, drawn" if _measured(first) < first["texts"] else ""
         yield (
@@ -406,7 +360,7 @@ def _three(value: float | None) -> str:
     show_default=True,
     help="Of every cross-validation, outer and inner.",
 )
-@with_options(*_EVAL_OPTIONS)
+@_setting_options()
 def transfer(
     data: tuple[str, ...], names: tuple[str, ...], folds: int, as_json: bool, **options: Any
 ) -> None:
@@ -437,7 +391,7 @@ def _transfer_lines(report: Mapping[str, Any]) -> Iterator[str]:
         for lacking, count in each["dropped"].items():
             if count:
                 yield f"  note: {count:,} rows of {name} have no {lacking} and are left out"
-    for run in report.get("runs") or [report]:
+    for run in report["runs"]:
         yield f"accuracy × 100, {_heading(run)}"
         rows: list[tuple[str, ...]] = [
             ("", "tested", "accuracy", "±", "± over", "F1", "largest class", "C")
@@ -489,45 +443,15 @@ _NOTES = {
     "queries_not_in_run": "judged queries are not in the run, and count 0",
     "run_queries_not_judged": "queries of the run have no relevant document and are left out",
     "hits_of_self": "hits have the id of their own query and are left out, as BEIR does; "
-    "--keep-self if the ids of queries and documents are not the same texts'",
+    "--no-drop-self if the ids of queries and documents are not the same texts'",
 }
 
 
 @evaluate.command()
 @_DATA
-@click.option("--corpus", multiple=True, help="Or the files of one set: documents as Parquet, ")
-@click.option("--queries", help="its queries (.parquet or .jsonl: id and text),")
-@click.option("--qrels", help="and judgements (.parquet, .tsv, or TREC's .qrels, .txt).")
-@click.option(
-    "--qrels-split", help="Which judgements. [default: test in folders, all of a file named]"
-)
-@click.option(
-    "--text-column",
-    "text_columns",
-    multiple=True,
-    help="Text of the documents; may be repeated. [default: title and text]",
-)
-@click.option("--id-column", help="Their ids. [default: id, or _id]")
-@click.option("--filter", "row_filter", help="Only documents where this holds.")
-@click.option("--factory", help="FAISS factory string. [default: Flat]")
-@click.option("--run", help="Judge this run: .trec, .run, .txt, .parquet or .jsonl.")
-@click.option(
-    "--run-out", help="Write the rankings: a file as of --run, or a folder for several settings."
-)
-@click.option(
-    "--metric",
-    "metrics",
-    multiple=True,
-    help="ndcg@N, recall@N, mrr@N or map@N; may be repeated. [default: ndcg@10, recall@100, "
-    "mrr@10, map@100]",
-)
-@click.option(
-    "--drop-self/--keep-self",
-    default=None,
-    help="Leave out hits with the query's own id, as BEIR does. [default: yes, unless the "
-    "judgements call such a hit relevant]",
-)
-@with_options(*_SEARCH_OPTIONS)
+@schema_options(RetrievalOptions)
+# A search encodes its corpus, and fits on it.
+@_setting_options("fit", "fit_columns")
 def retrieval(data: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Search judged queries exactly and judge what is found: nDCG, recall, MRR, MAP.
 
@@ -546,7 +470,7 @@ def retrieval(data: tuple[str, ...], as_json: bool, **options: Any) -> None:
 def _retrieval_lines(report: Mapping[str, Any], metrics: tuple[str, ...]) -> Iterator[str]:
     if report["encoder"]:
         yield _encoder_line(report)
-    runs = report.get("runs") or [report]
+    runs = report["runs"]
     for name in report["datasets"]:
         yield from _set_lines(name, runs, metrics)
     if "average" in report:

@@ -17,7 +17,7 @@ from whiten_index.cli.schema_options import (
     schema_options,
 )
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.measure.sweep_options import SweepOptions
+from whiten_index.measure.measure_options import SweepOptions
 from whiten_index.pipeline.build_options import CorpusOptions, EncodeOptions
 from whiten_index.training.training_config import TrainingConfig
 
@@ -40,21 +40,12 @@ def sweep(plan: bool, as_json: bool, **options: Any) -> None:
     indexes, and agreement with exact search of the raw embeddings is measured. Points that are in
     the results already are not measured again.
     """
-    options = given(options)
-    if "out" not in options:
-        raise click.UsageError("say where results and report go: --out DIR")
     from whiten_index.measure.results import RESULTS
-    from whiten_index.measure.sweep_config import sweep_config
+    from whiten_index.measure.sweep_config import SweepConfig
     from whiten_index.measure.sweep_report import check_report, write_report
     from whiten_index.measure.sweep_run import plan_sweep, run_sweep
 
-    # A list may be given in parts: --k 32,64 --k 128, or as a list in a job file.
-    lists = {
-        name: ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
-        for name in ("widths", "transforms", "codecs", "indexes")
-        if (value := options.get(name)) is not None
-    }
-    config = sweep_config({**options, **lists})
+    config = SweepConfig(**given(options))
     if plan:
         found = plan_sweep(config, progress=terminal.Bars()).to_json()
         lines = ("plan (nothing was written)", *_lines(found))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +23,9 @@ _SOURCE = b"whiten_index.source"
 _ROWS = 8_192
 
 
-@dataclass(frozen=True)
-class SetFiles:
-    """The files of a set."""
-
-    corpus: Path
-    queries: Path
-    qrels: Path
-    split: str | None
-    source: Path
-
-
-def set_files(folder: Path, split: str, *, work: Path) -> SetFiles:
-    """Find the files of a set, and turn a corpus of JSON lines into Parquet in ``work``."""
-    queries = queries_file(folder)
-    qrels, split_of_file = qrels_file(folder, split)
-    source = _first(folder, "corpus.parquet", "corpus.jsonl")
-    corpus = parquet_corpus(source, work / folder.name)
-    return SetFiles(corpus, queries, qrels, split_of_file, source)
+def corpus_file(folder: Path) -> Path:
+    """Return the corpus of a set."""
+    return _first(folder, "corpus.parquet", "corpus.jsonl")
 
 
 def queries_file(folder: Path) -> Path:

@@ -38,7 +38,9 @@ class Geometry:
         isoscore: 0 (one direction) to 1 (the same variance in every direction).
         effective_rank: directions in use, 1 to the width.
         uniformity: lower is more even; about -4 is the least in many dims.
-        hubness: skewness of the k-occurrence; 0 where no row is a hub.
+        hubness: skewness of the k-occurrence, how often a row is a neighbour of another by cosine
+            (Radovanović, Nanopoulos and Ivanović 2010, "Hubs in space"); 0 where no row is a hub.
+            Rows that tie for the last places share them.
         zero_rows: rows of zeros, left out of the above.
         neighbours: neighbours the k-occurrence counts, cut to ``rows`` - 1.
     """
@@ -53,22 +55,23 @@ class Geometry:
     neighbours: int
 
     @classmethod
-    def of(cls, vectors: ArrayLike, *, neighbours: int = _NEIGHBOURS) -> Geometry:
+    def of(cls, vectors: ArrayLike) -> Geometry:
         """Measure vectors (n, d) of any float type, in O(n²d) time and a few blocks of memory."""
         rows, zero_rows = _directed(vectors, least=_LEAST_ROWS)
         n = len(rows)
         spectrum = _spectrum(rows)
         units = unit_rows(rows)
-        near = _cut(neighbours, n)
+        near = min(_NEIGHBOURS, n - 1)
+        total = units.sum(axis=0)
         closeness, occurrences = 0.0, np.zeros(n)
         for cosines in _cosines(units):
             occurrences += _occurrences(cosines, near)
             closeness += _closeness(cosines)
         return cls(
             rows=n,
-            mean_cosine=_mean_cosine(units),
-            isoscore=isoscore(spectrum),
-            effective_rank=effective_rank(spectrum),
+            mean_cosine=float(total @ total - n) / (n * (n - 1)),
+            isoscore=_isoscore(spectrum),
+            effective_rank=_effective_rank(spectrum),
             uniformity=math.log(closeness / (n * (n - 1))),
             hubness=_skewness(occurrences),
             zero_rows=zero_rows,
@@ -80,14 +83,13 @@ class Geometry:
         return asdict(self)
 
 
-def effective_rank(eigenvalues: ArrayLike) -> float:
+def _effective_rank(eigenvalues: NDArray[np.float64]) -> float:
     """Return exp of the entropy of the spectrum (d,) divided by its sum: 1 to d.
 
-    0 where there is no variance at all. Order does not matter. Roy and Vetterli (2007), "The
+    0 where there is no variance at all. Roy and Vetterli (2007), "The
     effective rank", of the eigenvalues of a covariance.
     """
-    values = _checked(eigenvalues)
-    used = values[values > 0]
+    used = eigenvalues[eigenvalues > 0]
     if not len(used):
         return 0.0
     shares = used / used.sum()
@@ -95,18 +97,17 @@ def effective_rank(eigenvalues: ArrayLike) -> float:
     return float(np.exp(-(shares * np.log(shares)).sum()))
 
 
-def isoscore(eigenvalues: ArrayLike) -> float:
+def _isoscore(values: NDArray[np.float64]) -> float:
     """Return IsoScore of a covariance with the eigenvalues (d,): 0 (one direction) to 1 (even).
 
     Rudman, Gillman, Rayne and Eickhoff (2022), "IsoScore: measuring the uniformity of embedding
     space utilization". Their variances v in the principal directions are λ, scaled to norm √d;
     the isotropy defect δ = ‖v − 1‖ / √(2(d − √d)) gives the share of dims in use,
     φ = (d − δ²(d − √d))² / d², and the score (dφ − 1)/(d − 1). The steps come down to
-    dφ = (Σλ)² / Σλ², which is what is computed; the order of λ does not matter.
+    dφ = (Σλ)² / Σλ², which is what is computed.
 
     0 where there is no variance at all; 1 in one dimension, whose only direction is in use.
     """
-    values = _checked(eigenvalues)
     if values.max() == 0:
         return 0.0
     if len(values) == 1:
@@ -114,19 +115,6 @@ def isoscore(eigenvalues: ArrayLike) -> float:
     shares = values / values.max()
     used = float(shares.sum()) ** 2 / float(shares @ shares)
     return min(max((used - 1) / (len(values) - 1), 0.0), 1.0)
-
-
-def isotropy(vectors: ArrayLike) -> float:
-    """Return IsoScore of vectors (n, d), by their covariance."""
-    return isoscore(_spectrum(_directed(vectors, least=2)[0]))
-
-
-def mean_cosine(vectors: ArrayLike) -> float:
-    """Return the mean cosine of all pairs of distinct rows of (n, d), exactly and in O(nd).
-
-    It is (‖Σu‖² − n) / (n(n − 1)) with u the rows at unit length.
-    """
-    return _mean_cosine(unit_rows(_directed(vectors, least=2)[0]))
 
 
 def uniformity(vectors: ArrayLike) -> float:
@@ -158,21 +146,6 @@ def alignment(first: ArrayLike, second: ArrayLike) -> float:
     return float(np.einsum("nd,nd->n", apart, apart).mean())
 
 
-def hubness(vectors: ArrayLike, neighbours: int = _NEIGHBOURS) -> float:
-    """Return the skewness of N_k: how often each row of (n, d) is a neighbour of another.
-
-    Radovanović, Nanopoulos and Ivanović (2010), "Hubs in space", by cosine, each row left out of
-    its own neighbours. Rows that tie for the last places share them, so that neither their order
-    nor rounding decides which of several equal rows becomes a hub.
-    """
-    units = unit_rows(_directed(vectors, least=_LEAST_ROWS)[0])
-    near = _cut(neighbours, len(units))
-    counts = np.zeros(len(units))
-    for cosines in _cosines(units):
-        counts += _occurrences(cosines, near)
-    return _skewness(counts)
-
-
 def _directed(vectors: ArrayLike, *, least: int) -> tuple[NDArray[np.float64], int]:
     """Return the rows that are not zero, scaled as a whole to at most 1, and how many are zero."""
     rows = np.array(vectors, dtype=np.float64)
@@ -200,21 +173,6 @@ def _spectrum(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(values > rounding * values[-1], values, 0.0)
 
 
-def _checked(eigenvalues: ArrayLike) -> NDArray[np.float64]:
-    values = np.asarray(eigenvalues, dtype=np.float64)
-    if values.ndim != 1 or not values.size or not np.isfinite(values).all():
-        raise ConfigError(
-            f"a spectrum is a list of finite eigenvalues; this one has shape {values.shape}"
-        )
-    return np.maximum(values, 0.0)
-
-
-def _cut(neighbours: int, n: int) -> int:
-    if neighbours < 1:
-        raise ConfigError(f"neighbours {neighbours} is below 1; give 1 or more")
-    return min(neighbours, n - 1)
-
-
 def _cosines(units: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
     """Yield the cosines of a block of rows with all rows, (b, n); a row's own is -inf."""
     n = len(units)
@@ -226,11 +184,6 @@ def _cosines(units: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
         within = np.arange(len(block))
         cosines[within, start + within] = -np.inf
         yield cosines
-
-
-def _mean_cosine(units: NDArray[np.float64]) -> float:
-    n, total = len(units), units.sum(axis=0)
-    return float(total @ total - n) / (n * (n - 1))
 
 
 def _closeness(cosines: NDArray[np.float64]) -> float:

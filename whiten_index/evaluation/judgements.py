@@ -283,12 +283,7 @@ def read_judged(
 ) -> JudgedQueries:
     """Read queries and judgements; queries without a relevant document or a text are left out."""
     every = read_queries(queries)
-    judgements = read_qrels(qrels, split=split)
-    relevant = {
-        query: grades
-        for query, grades in judgements.items()
-        if any(grade > 0 for grade in grades.values())
-    }
+    relevant = with_answers(read_qrels(qrels, split=split))
     texts = {query: every[query] for query in relevant if query in every}
     if not texts:
         raise CorpusError(
@@ -303,6 +298,15 @@ def read_judged(
         left_out=len(relevant) - len(texts),
         splits=splits if len(splits) > 1 else (),
     )
+
+
+def with_answers(qrels: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:
+    """Return the queries that have a relevant document."""
+    return {
+        query: grades
+        for query, grades in qrels.items()
+        if any(grade > 0 for grade in grades.values())
+    }
 
 
 def some(names: Iterable[str]) -> str:

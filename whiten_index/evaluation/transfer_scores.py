@@ -1,4 +1,4 @@
-"""Transfer tasks: what a linear classifier learns from frozen embeddings, as SentEval asks.
+"""Transfer tasks scored by a linear classifier on frozen embeddings, as SentEval does.
 
 Conneau and Kiela (2018), "SentEval: an evaluation toolkit for universal sentence
 representations". What it does is done here: embeddings as they are, neither standardised nor
@@ -22,10 +22,9 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,64 +34,26 @@ from whiten_index.evaluation.sts_scores import pair_cosines
 
 FOLDS = 10
 ALL, TRAIN, DEV, TEST = "all", "train", "dev", "test"
+THRESHOLD = 0.5
 # C of SentEval's InnerKFold and Split classifiers, and of its KFold classifier.
 _GRID = tuple(2.0**power for power in range(-2, 4))
 _GRID_OF_FOLDS = tuple(2.0**power for power in range(-1, 6))
 _MOST_STEPS, _LEAST_FOLDS = 2_000, 2
-Rows = NDArray[np.intp]
-_Part = TypeVar("_Part")
-_Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransferScore:
-    """How well a linear classifier does on rows it was not trained on; shares are of 1.
-
-    Attributes:
-        accuracy: share of the tested rows it names rightly; over folds, their mean.
-        deviation: of the accuracy, see ``deviation_of``.
-        deviation_of: ``folds``: sample standard deviation of the accuracies of the folds;
-            ``binomial``: √(p(1 − p)/n) of n tested rows.
-        f1: harmonic mean of precision and recall of the positive class, over folds their mean;
-            None where none was named.
-        chosen_by: what chose C: ``nested folds``, ``train folds`` or ``dev``.
-        chosen: C, one for each classifier tested.
-        rows: rows by split.
-        majority: share of the largest class among the tested rows, what guessing it alone scores.
-        constant: classifiers tested that predicted one class only.
-        classifiers: how many were tested.
-        unseen: tested rows whose class no row trained on has, and which are wrong for that.
-        unconverged: fits that ended at the last step allowed.
-    """
-
-    accuracy: float
-    deviation: float
-    deviation_of: str
-    f1: float | None
-    chosen_by: str
-    chosen: tuple[float, ...]
-    rows: dict[str, int]
-    majority: float
-    constant: int
-    classifiers: int
-    unseen: int
-    unconverged: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the figures by name."""
-        return {**asdict(self), "chosen": list(self.chosen)}
+_Rows = NDArray[np.intp]
+# Rows to train on, and rows to test.
+_Part = tuple[_Rows, _Rows]
 
 
 def score_transfer(
-    features: ArrayLike,
-    labels: ArrayLike,
-    splits: ArrayLike,
+    features: NDArray[np.floating],
+    labels: NDArray[np.int64],
+    splits: NDArray[np.str_],
     *,
     folds: int = FOLDS,
     seed: int = 0,
     positive: int | None = None,
     threads: int | None = None,
-) -> TransferScore:
+) -> dict[str, Any]:
     """Return how well logistic regression on features (n, d) names the labels (n,).
 
     Rows of split ``all`` are tested by cross-validation, C chosen within each training part by
@@ -102,163 +63,111 @@ def score_transfer(
     Args:
         features: one row a text or pair, as it is.
         labels: class numbers.
-        splits: ``all`` for every row, or ``train``, ``dev`` and ``test``.
+        splits: ``all`` for every row, or ``train``, ``test`` and, where there is one, ``dev``.
         folds: of every cross-validation.
         seed: of the shuffled folds.
         positive: class that F1 is of.
         threads: fits at once; None takes the machine's cores.
+
+    Returns:
+        JSON values, shares of 1: ``accuracy`` (over folds their mean), its ``deviation``, and
+        ``deviation_of``: ``folds`` (standard deviation of their accuracies) or ``binomial``,
+        √(p(1 − p)/n). ``f1``, over folds their mean, None without ``positive``. ``chosen_by``:
+        ``nested folds``, ``train folds`` or ``dev``, and the C ``chosen``, one for each classifier
+        tested. ``rows`` by split, ``majority``, the share of the largest class among the tested
+        rows, ``classifiers`` tested, those of them ``constant``, ``unseen`` tested rows whose
+        class no row trained on has, and ``unconverged`` fits.
     """
-    require_learner()
-    learner = Learner.of(features, labels, threads)
-    parts = check_splits(learner.labels, splits, folds=folds)
     from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold
+    from threadpoolctl import threadpool_limits
 
-    with warnings.catch_warnings():
-        # Counted instead, in unconverged; the filter is set here because threads share it.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        if ALL in parts:
-            return _nested(learner, parts[ALL], Folds(folds, seed), positive)
-        return _held_out(learner, parts, Folds(folds, seed), positive)
+    matrix, parts = np.ascontiguousarray(features, np.float64), check_splits(labels, splits, folds)
+    cut = StratifiedKFold(folds, shuffle=True, random_state=seed)
+
+    def folds_of(rows: _Rows) -> list[_Part]:
+        cuts = cut.split(np.zeros((len(rows), 1)), labels[rows])
+        return [(rows[train], rows[test]) for train, test in cuts]
+
+    def fit(classifier: Any, rows: _Rows) -> bool:
+        """Fit a classifier, and tell whether it converged."""
+        classifier.fit(matrix[rows], labels[rows])
+        return bool(np.max(classifier.n_iter_) < _MOST_STEPS)
+
+    def path(part: _Part) -> tuple[list[float], int]:
+        """Return the accuracy at each C, and how many fits did not converge."""
+        train, test = part
+        classifier = LogisticRegression(solver="lbfgs", max_iter=_MOST_STEPS, warm_start=True)
+        accuracies, lost = [], 0
+        for c in grid:
+            lost += not fit(classifier.set_params(C=c), train)
+            accuracies.append(float(np.mean(classifier.predict(matrix[test]) == labels[test])))
+        return accuracies, lost
+
+    def predict(part: _Part, c: float) -> tuple[NDArray[np.int64], int]:
+        classifier = LogisticRegression(solver="lbfgs", max_iter=_MOST_STEPS, C=c)
+        lost = not fit(classifier, part[0])
+        return np.asarray(classifier.predict(matrix[part[1]])), lost
+
+    if ALL in parts:
+        tested, grid, chosen_by = folds_of(parts[ALL]), _GRID, "nested folds"
+        choosing = [folds_of(train) for train, _ in tested]
+    else:
+        tested, grid, chosen_by = [(parts[TRAIN], parts[TEST])], _GRID_OF_FOLDS, "train folds"
+        if DEV in parts:
+            grid, chosen_by, choosing = _GRID, DEV, [[(parts[TRAIN], parts[DEV])]]
+        else:
+            choosing = [folds_of(parts[TRAIN])]
+    pool = ThreadPoolExecutor(threads or os.cpu_count() or 1)
+    try:
+        # A fit's products are too narrow to share: fits side by side are faster.
+        with threadpool_limits(1, user_api="blas"), warnings.catch_warnings():
+            # Counted instead; the filter is set here because threads share it.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            paths = list(pool.map(path, [part for each in choosing for part in each]))
+            found = np.array([accuracies for accuracies, _ in paths])
+            means = found.reshape(len(choosing), -1, len(grid)).mean(axis=1)
+            # The smallest C of the best accuracy in points, to two decimals.
+            chosen = [grid[int(np.argmax(np.round(100 * each, 2)))] for each in means]
+            last = list(pool.map(predict, tested, chosen))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    predicted = [classes for classes, _ in last]
+    gold = [labels[test] for _, test in tested]
+    right = [float(np.mean(a == b)) for a, b in zip(predicted, gold, strict=True)]
+    accuracy, every = float(np.mean(right)), np.concatenate(gold)
+    return {
+        "accuracy": accuracy,
+        "deviation": float(np.std(right, ddof=1)) if ALL in parts else _error(accuracy, len(every)),
+        "deviation_of": "folds" if ALL in parts else "binomial",
+        "f1": None if positive is None else _mean_f1(predicted, gold, positive),
+        "chosen_by": chosen_by,
+        "chosen": chosen,
+        "rows": {name: len(rows) for name, rows in parts.items()},
+        "majority": float(np.unique(every, return_counts=True)[1].max() / len(every)),
+        "constant": sum(len(np.unique(each)) == 1 for each in predicted),
+        "classifiers": len(tested),
+        "unseen": sum(int((~np.isin(labels[b], labels[a])).sum()) for a, b in tested),
+        "unconverged": sum(lost for _, lost in (*paths, *last)),
+    }
 
 
-def check_splits(labels: ArrayLike, splits: ArrayLike, *, folds: int = FOLDS) -> dict[str, Rows]:
+def check_splits(
+    labels: NDArray[np.int64], splits: NDArray[np.str_], folds: int
+) -> dict[str, _Rows]:
     """Return the rows of each split, refusing what ``score_transfer`` could not score."""
-    classes = np.asarray(labels, np.int64)
-    parts = _by_split(splits, len(classes))
-    if folds < 2:
-        raise ConfigError(f"{folds} folds leave nothing to train on; give 2 or more")
+    parts = {name: np.flatnonzero(splits == name) for name in (ALL, TRAIN, DEV, TEST)}
+    parts = {name: rows for name, rows in parts.items() if len(rows)}
     trained = parts[ALL] if ALL in parts else parts[TRAIN]
-    if len(np.unique(classes[trained])) < 2:
+    if len(np.unique(labels[trained])) < 2:
         raise ConfigError(
             f"all {len(trained)} rows to train on have one class, so there is nothing to learn; "
             "give two or more"
         )
     if DEV not in parts:
-        check_folds(classes[trained], folds, nested=ALL in parts)
+        check_folds(labels[trained], folds, nested=ALL in parts)
     return parts
-
-
-def pair_features(first: ArrayLike, second: ArrayLike) -> NDArray[np.float64]:
-    """Return |u − v| and u ∘ v side by side, (n, 2d), of pairs of embeddings (n, d).
-
-    SentEval's features of a pair, the same whichever text comes first.
-    """
-    u, v = np.asarray(first, np.float64), np.asarray(second, np.float64)
-    return np.hstack([np.abs(u - v), u * v])
-
-
-def _by_split(splits: ArrayLike, n: int) -> dict[str, Rows]:
-    """Return the rows of each split, refusing what no protocol is for."""
-    named = np.asarray(splits).astype(str)
-    if named.shape != (n,):
-        raise ConfigError(f"splits of shape {named.shape} for {n} rows; give ({n},)")
-    parts = {name: np.flatnonzero(named == name) for name in dict.fromkeys(named.tolist())}
-    if set(parts) not in ({ALL}, {TRAIN, TEST}, {TRAIN, DEV, TEST}):
-        raise ConfigError(
-            f"the splits are {', '.join(sorted(parts)) or 'none'}; give all, train and test, or "
-            "train, dev and test"
-        )
-    return parts
-
-
-def _nested(learner: Learner, rows: Rows, folds: Folds, positive: int | None) -> TransferScore:
-    outer = folds.of(rows, learner.labels)
-    inner = [part for train, _ in outer for part in folds.of(train, learner.labels)]
-    accuracies, lost = learner.paths(inner, _GRID)
-    means = accuracies.reshape(len(outer), folds.count, len(_GRID)).mean(axis=1)
-    chosen = [_best(each, _GRID) for each in means]
-    predicted, lost_last = learner.predictions(outer, chosen)
-    right = [
-        float(np.mean(found == learner.labels[test]))
-        for found, (_, test) in zip(predicted, outer, strict=True)
-    ]
-    return TransferScore(
-        accuracy=float(np.mean(right)),
-        deviation=float(np.std(right, ddof=1)),
-        deviation_of="folds",
-        f1=_mean_f1(predicted, [learner.labels[test] for _, test in outer], positive),
-        chosen_by="nested folds",
-        chosen=tuple(chosen),
-        rows={ALL: len(rows)},
-        majority=_majority(learner.labels[rows]),
-        constant=sum(map(_constant, predicted)),
-        classifiers=len(outer),
-        unseen=0,
-        unconverged=lost + lost_last,
-    )
-
-
-def _held_out(
-    learner: Learner, parts: dict[str, Rows], folds: Folds, positive: int | None
-) -> TransferScore:
-    train, test = parts[TRAIN], parts[TEST]
-    if DEV in parts:
-        grid, choosing = _GRID, [(train, parts[DEV])]
-    else:
-        grid, choosing = _GRID_OF_FOLDS, folds.of(train, learner.labels)
-    accuracies, lost = learner.paths(choosing, grid)
-    chosen = _best(accuracies.mean(axis=0), grid)
-    (found,), lost_last = learner.predictions([(train, test)], [chosen])
-    gold = learner.labels[test]
-    accuracy = float(np.mean(found == gold))
-    return TransferScore(
-        accuracy=accuracy,
-        deviation=binomial_deviation(accuracy, len(test)),
-        deviation_of="binomial",
-        f1=_mean_f1([found], [gold], positive),
-        chosen_by=DEV if DEV in parts else "train folds",
-        chosen=(chosen,),
-        rows={name: len(parts[name]) for name in (TRAIN, DEV, TEST) if name in parts},
-        majority=_majority(gold),
-        constant=int(_constant(found)),
-        classifiers=1,
-        unseen=int((~np.isin(gold, learner.labels[train])).sum()),
-        unconverged=lost + lost_last,
-    )
-
-
-def binomial_deviation(share: float, n: int) -> float:
-    """Return √(p(1 − p)/n), the standard error of a share p of n rows."""
-    return float(np.sqrt(share * (1 - share) / n))
-
-
-def _best(accuracies: NDArray[np.float64], grid: Sequence[float]) -> float:
-    """Return the smallest C of the best accuracy in points, to two decimals."""
-    return grid[int(np.argmax(np.round(100 * accuracies, 2)))]
-
-
-def _mean_f1(
-    predicted: Sequence[NDArray[np.int64]],
-    gold: Sequence[NDArray[np.int64]],
-    positive: int | None,
-) -> float | None:
-    if positive is None:
-        return None
-    from sklearn.metrics import f1_score
-
-    each = [
-        f1_score(known == positive, found == positive, zero_division=0.0)
-        for known, found in zip(gold, predicted, strict=True)
-    ]
-    return float(np.mean(each))
-
-
-def _majority(labels: NDArray[np.int64]) -> float:
-    return float(np.unique(labels, return_counts=True)[1].max() / len(labels))
-
-
-def _constant(predicted: NDArray[np.int64]) -> bool:
-    return len(np.unique(predicted)) == 1
-
-
-def require_learner() -> None:
-    """Check that scikit-learn is there."""
-    try:
-        import sklearn.linear_model  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            "transfer tasks need scikit-learn; pip install 'whiten-index[eval]'"
-        ) from error
 
 
 def check_folds(labels: NDArray[np.int64], folds: int, *, nested: bool = False) -> None:
@@ -275,143 +184,45 @@ def check_folds(labels: NDArray[np.int64], folds: int, *, nested: bool = False) 
         )
 
 
-@dataclass(frozen=True)
-class Folds:
-    """Folds that keep the shares of the classes, shuffled by a seed."""
-
-    count: int
-    seed: int
-
-    def of(self, rows: Rows, labels: NDArray[np.int64]) -> list[tuple[Rows, Rows]]:
-        """Return the stratified folds of some rows, as rows to train on and rows to test."""
-        from sklearn.model_selection import StratifiedKFold
-
-        folds = StratifiedKFold(self.count, shuffle=True, random_state=self.seed)
-        parts = folds.split(np.zeros((len(rows), 1)), labels[rows])
-        return [(rows[train], rows[test]) for train, test in parts]
+def require_learner() -> None:
+    """Check that scikit-learn is there."""
+    try:
+        import sklearn.linear_model  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            "transfer tasks need scikit-learn; pip install 'whiten-index[eval]'"
+        ) from error
 
 
-@dataclass(frozen=True)
-class Learner:
-    """Fits classifiers on rows of one set of features."""
+def pair_features(first: ArrayLike, second: ArrayLike) -> NDArray[np.float64]:
+    """Return |u − v| and u ∘ v side by side, (n, 2d), of pairs of embeddings (n, d).
 
-    features: NDArray[np.float64]
-    labels: NDArray[np.int64]
-    threads: int
-
-    @classmethod
-    def of(cls, features: ArrayLike, labels: ArrayLike, threads: int | None) -> Learner:
-        """Check features (n, d) and labels (n,); None threads are the machine's cores."""
-        matrix, classes = np.ascontiguousarray(features, np.float64), np.asarray(labels, np.int64)
-        if matrix.ndim != 2 or classes.shape != matrix.shape[:1]:
-            raise ConfigError(
-                f"features of shape {matrix.shape} and labels of shape {classes.shape}; give "
-                "(n, d) and (n,)"
-            )
-        if not np.isfinite(matrix).all():
-            raise ConfigError("the features hold NaN or infinity; drop or mend those rows first")
-        return cls(matrix, classes, threads or os.cpu_count() or 1)
-
-    def paths(
-        self, parts: Sequence[tuple[Rows, Rows]], grid: Sequence[float]
-    ) -> tuple[NDArray[np.float64], int]:
-        """Return accuracies (parts, grid) and the number of fits that did not converge."""
-
-        def path(part: tuple[Rows, Rows]) -> tuple[list[float], int]:
-            train, test = part
-            classifier = _classifier(warm_start=True)
-            known, asked = self.features[train], self.features[test]
-            accuracies, unconverged = [], 0
-            for c in grid:
-                classifier.set_params(C=c).fit(known, self.labels[train])
-                unconverged += _ran_out(classifier)
-                accuracies.append(float(np.mean(classifier.predict(asked) == self.labels[test])))
-            return accuracies, unconverged
-
-        each = self._each(path, parts)
-        return np.array([accuracies for accuracies, _ in each]), sum(lost for _, lost in each)
-
-    def predictions(
-        self, parts: Sequence[tuple[Rows, Rows]], chosen: Sequence[float]
-    ) -> tuple[list[NDArray[np.int64]], int]:
-        """Return the classes of each part's tested rows and the fits that did not converge."""
-
-        def predict(task: tuple[tuple[Rows, Rows], float]) -> tuple[NDArray[np.int64], bool]:
-            (train, test), c = task
-            classifier = _classifier(C=c).fit(self.features[train], self.labels[train])
-            return np.asarray(classifier.predict(self.features[test])), _ran_out(classifier)
-
-        each = self._each(predict, list(zip(parts, chosen, strict=True)))
-        return [found for found, _ in each], sum(lost for _, lost in each)
-
-    def _each(self, work: Callable[[_Part], _Result], parts: Iterable[_Part]) -> list[_Result]:
-        from threadpoolctl import threadpool_limits
-
-        # A fit's products are too narrow to share: fits side by side are faster.
-        with threadpool_limits(1, user_api="blas"):
-            pool = ThreadPoolExecutor(self.threads)
-            try:
-                return list(pool.map(work, parts))
-            finally:
-                pool.shutdown(cancel_futures=True)
-
-
-def _classifier(**options: Any) -> Any:
-    from sklearn.linear_model import LogisticRegression
-
-    return LogisticRegression(solver="lbfgs", max_iter=_MOST_STEPS, **options)
-
-
-def _ran_out(classifier: Any) -> bool:
-    return bool(np.max(classifier.n_iter_) >= _MOST_STEPS)
-
-
-THRESHOLD = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class EntailmentScore:
-    """How often a threshold on the cosine tells entailment; shares are of 1.
-
-    Attributes:
-        accuracy: share of the tested pairs told rightly, a cosine of ``threshold`` or more
-            counting as entailment.
-        deviation: √(p(1 − p)/n) of the accuracy.
-        deviation_of: ``binomial``.
-        threshold: the fixed one.
-        constant: whether it calls every pair the same.
-        tuned_accuracy: accuracy at ``tuned_threshold``.
-        tuned_threshold: the threshold that tells most pairs to train on rightly, of equal ones
-            the lowest. None, as are the two beside it, where those are not of both classes.
-        tuned_constant: whether that one calls every tested pair the same.
-        majority: share of the larger class among the tested pairs.
-        rows: pairs by split.
+    SentEval's features of a pair, the same whichever text comes first.
     """
+    u, v = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    return np.hstack([np.abs(u - v), u * v])
 
-    accuracy: float
-    deviation: float
-    deviation_of: str
-    threshold: float
-    constant: bool
-    tuned_accuracy: float | None
-    tuned_threshold: float | None
-    tuned_constant: bool | None
-    majority: float
-    rows: dict[str, int]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the figures by name."""
-        return asdict(self)
+def _error(share: float, n: int) -> float:
+    """Return √(p(1 − p)/n), the standard error of a share p of n rows."""
+    return float(np.sqrt(share * (1 - share) / n))
+
+
+def _mean_f1(
+    predicted: Sequence[NDArray[np.int64]], gold: Sequence[NDArray[np.int64]], positive: int
+) -> float:
+    from sklearn.metrics import f1_score
+
+    each = [
+        f1_score(known == positive, found == positive, zero_division=0.0)
+        for known, found in zip(gold, predicted, strict=True)
+    ]
+    return float(np.mean(each))
 
 
 def score_entailment(
-    first: ArrayLike,
-    second: ArrayLike,
-    entailed: ArrayLike,
-    tested: ArrayLike,
-    *,
-    threshold: float = THRESHOLD,
-) -> EntailmentScore:
+    first: ArrayLike, second: ArrayLike, entailed: NDArray[np.bool_], tested: NDArray[np.bool_]
+) -> dict[str, Any]:
     """Score pairs of embeddings (n, d) by their cosine.
 
     Huang et al. (2021), "WhiteningBERT: an easy unsupervised sentence embedding approach", take
@@ -422,36 +233,34 @@ def score_entailment(
         second: the partner of each.
         entailed: (n,) whether the pair is an entailment.
         tested: (n,) whether the pair is scored; the others, where there are any, tune.
-        threshold: the fixed one.
+
+    Returns:
+        JSON values, shares of 1: ``accuracy`` at the ``threshold``, a cosine of it or more
+        counting as entailment, its ``deviation``, and whether all tested pairs are called the same
+        (``constant``); the same at the ``tuned_threshold``, which tells most pairs to train on
+        rightly, all None where those are not of both classes. ``majority``, the share of the
+        larger class among the tested pairs, and ``rows`` by split.
     """
-    truth, scored = np.asarray(entailed, dtype=bool), np.asarray(tested, dtype=bool)
-    cosines = _checked_cosines(first, second)
-    if not cosines.shape == truth.shape == scored.shape:
-        raise ConfigError(
-            f"{len(cosines)} pairs, {truth.shape} labels and {scored.shape} splits; give one for "
-            "each pair"
-        )
-    if not scored.any():
-        raise ConfigError(f"none of {len(scored)} pairs is to be tested; give some to test")
-    gold, trained = truth[scored], truth[~scored]
-    accuracy, constant = _at(threshold, cosines[scored], gold)
+    cosines = pair_cosines(first, second)
+    gold, trained = entailed[tested], entailed[~tested]
+    accuracy, constant = _at(THRESHOLD, cosines[tested], gold)
     tuned, tuned_accuracy, tuned_constant = None, None, None
     # Pairs of one class only would be told best by calling every pair the same.
     if trained.any() and not trained.all():
-        tuned = tuned_threshold(cosines[~scored], trained)
-        tuned_accuracy, tuned_constant = _at(tuned, cosines[scored], gold)
-    return EntailmentScore(
-        accuracy=accuracy,
-        deviation=binomial_deviation(accuracy, len(gold)),
-        deviation_of="binomial",
-        threshold=threshold,
-        constant=constant,
-        tuned_accuracy=tuned_accuracy,
-        tuned_threshold=tuned,
-        tuned_constant=tuned_constant,
-        majority=float(max(gold.mean(), 1 - gold.mean())),
-        rows={"train": int((~scored).sum()), "dev": len(gold)},
-    )
+        tuned = tuned_threshold(cosines[~tested], trained)
+        tuned_accuracy, tuned_constant = _at(tuned, cosines[tested], gold)
+    return {
+        "accuracy": accuracy,
+        "deviation": _error(accuracy, len(gold)),
+        "deviation_of": "binomial",
+        "threshold": THRESHOLD,
+        "constant": constant,
+        "tuned_accuracy": tuned_accuracy,
+        "tuned_threshold": tuned,
+        "tuned_constant": tuned_constant,
+        "majority": float(max(gold.mean(), 1 - gold.mean())),
+        "rows": {"train": int((~tested).sum()), "dev": len(gold)},
+    }
 
 
 def tuned_threshold(cosines: ArrayLike, entailed: ArrayLike) -> float:
@@ -473,16 +282,6 @@ def tuned_threshold(cosines: ArrayLike, entailed: ArrayLike) -> float:
     below, above = distinct[best - 1], distinct[best]
     between = below + (above - below) / 2
     return float(between if between > below else above)
-
-
-def _checked_cosines(first: ArrayLike, second: ArrayLike) -> NDArray[np.float64]:
-    """Return the cosine (n,) of each pair, refusing what has none."""
-    a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
-    if a.ndim != 2 or a.shape != b.shape:
-        raise ConfigError(f"pairs of shapes {a.shape} and {b.shape}; give two (n, d) arrays")
-    if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        raise ConfigError("the embeddings hold NaN or infinity; drop or mend those pairs first")
-    return pair_cosines(a, b)
 
 
 def _at(

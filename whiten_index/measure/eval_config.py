@@ -1,28 +1,30 @@
-"""What an evaluation is asked: which embeddings, which transforms, fitted on what."""
+"""Evaluation's configuration: the embeddings, the transforms, and their fit."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Collection, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.files import exists
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
-from whiten_index.paths import require_folder, require_no_secret
+from whiten_index.measure.measure_options import DISTINCT, SCORED, TARGET, EvalOptions
+from whiten_index.options import options_of, schema
+from whiten_index.paths import require_folder
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
-TARGET, DISTINCT, SCORED = "target", "target-distinct", "target-scored"
 # Fits on the sentences of the task itself.
 OF_TASKS = (TARGET, DISTINCT, SCORED)
 # Options of an encoder that say how that of an index is opened.
 OF_OPENING = ("model", "trust_remote_code", "device", "threads")
+VARIABLE = "WHITEN_INDEX_DATA"
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvalConfig:
+@schema
+class EvalConfig(EvalOptions):
     """The embeddings to evaluate and their transforms.
 
     Attributes:
@@ -34,85 +36,70 @@ class EvalConfig:
         fit: what transforms are fitted on: ``target`` (all texts of the task, without labels, as
             often as they occur), ``target-distinct`` (each once), ``target-scored`` (those of
             the pairs that are scored), or a Parquet corpus of sentences.
-        fit_columns: text columns of that file, each a sentence of its own; None for those known.
+        fit_columns: text columns of that file, each a sentence of its own; empty for those known.
         seed: of everything drawn.
-
-    Example:
-        >>> EvalConfig(transforms=(WhiteningConfig(k=128),)).fit
-        'target'
     """
 
-    encoder: EncoderConfig = field(default_factory=EncoderConfig)
-    index: str | None = None
-    store: str | None = None
+    encoder: EncoderConfig = EncoderConfig()
     transforms: tuple[WhiteningConfig, ...] = ()
-    fit: str = TARGET
-    fit_columns: tuple[str, ...] | None = None
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        require_no_secret(vars(self), what="an option of an evaluation")
-        paths = ("index", "store", "fit")
-        if empty := [name for name in paths if getattr(self, name) == ""]:
-            raise ConfigError(f"--{empty[0].replace('_', '-')} is empty; name a file or folder")
-        self._require_one_source()
-        self._require_used()
+        require_folder(self.index or "", what="an evaluation")
+        # An index's encoder still runs somewhere, and the user allows what it may do.
+        encoder = changed(self.encoder, without=OF_OPENING)
+        if self.index and encoder:
+            raise ConfigError(
+                f"{' and '.join(['--index', *encoder])} each say what to evaluate; give one of them"
+            )
+        if self.index and self.transforms:
+            raise ConfigError(
+                "an index has its own transform; leave out --whiten and --k, or evaluate its "
+                "model with --model"
+            )
+        if self.fit != TARGET and not self.transforms:
+            raise ConfigError(
+                f"--fit {self.fit} fits a transform, and none is asked for; add --whiten whitening"
+            )
+        if self.fit_columns and self.fit in OF_TASKS:
+            raise ConfigError("--fit-column names columns of a file to fit on; add --fit FILE")
 
     @property
     def opening(self) -> dict[str, Any]:
         """How the encoder of ``index`` is opened, as options of ``open_index``."""
         return {name: getattr(self.encoder, name) for name in OF_OPENING}
 
-    def _require_one_source(self) -> None:
-        """Refuse options of an encoder with an index, which has its own."""
-        require_folder(self.index or "", what="an evaluation")
-        if self.index is None:
-            return
-        default = EncoderConfig()
-        # An index's encoder still runs somewhere, and the user allows what it may do.
-        encoder = [
-            f"--{f.name.replace('_', '-')}"
-            for f in fields(EncoderConfig)
-            if f.name not in OF_OPENING
-            and getattr(self.encoder, f.name) != getattr(default, f.name)
-        ]
-        if encoder:
-            raise ConfigError(
-                f"{' and '.join(['--index', *encoder])} each say what to evaluate; give one of them"
-            )
-
-    def _require_used(self) -> None:
-        """Refuse options that nothing would look at."""
-        fitted = bool(self.transforms)
-        unused = {
-            "an index has its own transform; leave out --whiten and --k, or evaluate its model "
-            "with --model": self.index and fitted,
-            f"--fit {self.fit} fits a transform, and none is asked for; add --whiten whitening": (
-                self.fit != TARGET and not fitted
-            ),
-            "--fit-column names columns of a file to fit on; add --fit FILE": self.fit_columns
-            and self.fit in OF_TASKS,
-        }
-        for message, found in unused.items():
-            if found:
-                raise ConfigError(message)
+    @property
+    def fit_source(self) -> str | None:
+        """The corpus that transforms are fitted on, None for the task itself."""
+        return self.fit if self.transforms and self.fit not in OF_TASKS else None
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> EvalConfig:
         """Read the options of the command line, by their names."""
-        encoder = {f.name: options[f.name] for f in fields(EncoderConfig) if f.name in options}
-        own = {f.name for f in fields(cls)} - {"encoder", "transforms"}
-        rest = {name: options[name] for name in own if name in options}
-        columns = rest.get("fit_columns")
-        rest["fit_columns"] = tuple(columns) if columns else None
-        return cls(encoder=EncoderConfig(**encoder), transforms=transforms_of(options), **rest)
+        return cls(
+            encoder=EncoderConfig(**_own(EncoderConfig, options)),
+            transforms=_transforms(options),
+            **_own(EvalOptions, options),
+        )
 
 
-def transforms_of(options: Mapping[str, Any]) -> tuple[WhiteningConfig, ...]:
-    """Return one transform for each ``--k`` asked for, of the kind and options given.
+def _own(made: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    return {f.name: options[f.name] for f in fields(made) if f.name in options}
 
-    ``--k`` alone means whitening.
-    """
+
+def changed(given: Any, *, without: Collection[str] = (), only: Collection[str] = ()) -> list[str]:
+    """Return the flags of the options of a schema's instance that are not at their defaults."""
+    return [
+        each.flag
+        for each in options_of(type(given))
+        if each.name not in without
+        and (not only or each.name in only)
+        and getattr(given, each.name) != each.default
+    ]
+
+
+def _transforms(options: Mapping[str, Any]) -> tuple[WhiteningConfig, ...]:
+    """Return a transform for each ``--k``, of the kind and options given; whitening by default."""
     widths = tuple(dict.fromkeys(options.get("k") or ()))
     kind = options.get("whiten")
     names = {f.name for f in fields(WhiteningConfig)} - {"kind", "k"}
@@ -129,9 +116,6 @@ def transforms_of(options: Mapping[str, Any]) -> tuple[WhiteningConfig, ...]:
             raise ConfigError("--whiten none keeps every embedding as it is; leave out --k")
         return ()
     return tuple(replace(config, k=k) for k in widths) or (config,)
-
-
-VARIABLE = "WHITEN_INDEX_DATA"
 
 
 def data_path(name: str) -> Path:

@@ -18,9 +18,9 @@ from whiten_index.evaluation.geometry_scores import POSITIVE_ABOVE, Geometry, al
 from whiten_index.evaluation.judgements import read_pairs
 from whiten_index.evaluation.label_table import JSONL, PARQUET, TSV, LabelTable
 from whiten_index.evaluation.sts_sets import ALL_SPLITS, StsSet, chosen_sets, key_of, read_sts
-from whiten_index.measure.eval_config import SCORED, EvalConfig
-from whiten_index.measure.evaluate_sts import report_of
-from whiten_index.measure.spaces import Space, Spaces, raw_space
+from whiten_index.measure.eval_config import EvalConfig
+from whiten_index.measure.measure_options import SCORED
+from whiten_index.measure.spaces import Space, Spaces, raw_space, report_of, runs_of
 from whiten_index.measure.text_embedder import TextEmbedder, open_embedder
 from whiten_index.progress import Progress, Silent, Stages
 
@@ -102,12 +102,12 @@ def evaluate_geometry(
         config: embeddings and transforms.
         sets: what to measure.
         most_texts: measured at most.
-        embedder: gives the embeddings, where they are at hand; else the one of ``config``.
-        progress: told of the stages.
+        embedder: gives the embeddings, by default the one of ``config``.
+        progress: receives the stages.
 
     Returns:
-        JSON values: encoder, and setting and datasets of the raw space, ``runs`` of all spaces
-        where there are several. Figures are as they are defined, not times 100.
+        JSON values: encoder, setting and datasets of the raw space, and ``runs``, one for each
+        space. Figures are as they are defined, not times 100.
 
     Raises:
         WhitenIndexError: the model, the transform or the data cannot be used.
@@ -124,15 +124,15 @@ def evaluate_geometry(
     maker = Spaces(config, embedder, stages)
     fits = bool(config.transforms) and config.index is None
     embedder.embed([text for each in sets for text in (each.task if fits else each.measured)])
-    runs: dict[int, dict[str, Any]] = {}
     with stages.stage("measure", sum(len(each.measured) for each in sets)) as watcher:
-        for each in sets:
-            for number, space in enumerate(_spaces(each, config, maker)):
-                fresh = {"name": space.name, "setting": space.setting, "datasets": {}}
-                found = _measure(each, embedder, space, most_texts, config.seed)
-                runs.setdefault(number, fresh)["datasets"][each.name] = found
+
+        def measured(each: GeometrySet) -> Iterator[tuple[Space, dict[str, Any]]]:
+            for space in _spaces(each, config, maker):
+                yield space, _measure(each, embedder, space, most_texts, config.seed)
             watcher.advance(len(each.measured))
-    return report_of(embedder.facts(), list(runs.values()), stages)
+
+        runs = runs_of((each.name, measured(each)) for each in sets)
+    return report_of(embedder.facts(), runs, stages)
 
 
 def _spaces(each: GeometrySet, config: EvalConfig, maker: Spaces) -> list[Space]:

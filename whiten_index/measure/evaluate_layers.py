@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -133,10 +133,10 @@ def fill_states(
             filled += len(block)
 
 
-def combinations(count: int, *, sizes: Iterable[int]) -> list[Layers]:
+def _combinations(count: int, sizes: Sequence[int]) -> list[Layers]:
     """Return the combinations of ``count`` layers, of each size in turn."""
-    chosen, total = list(sizes), 0
-    for size in chosen:
+    total = 0
+    for size in sizes:
         if not 1 <= size <= count:
             raise ConfigError(
                 f"{size} layers cannot be combined: the model has {count} states, the embeddings "
@@ -148,7 +148,7 @@ def combinations(count: int, *, sizes: Iterable[int]) -> list[Layers]:
             f"{count} states have {total:,} such combinations, more than {MOST_COMBINATIONS:,}; "
             "combine fewer layers"
         )
-    return [layers for size in chosen for layers in itertools.combinations(range(count), size)]
+    return [layers for size in sizes for layers in itertools.combinations(range(count), size)]
 
 
 def evaluate_layers(
@@ -192,16 +192,15 @@ def evaluate_layers(
     require_ranked(sets)
     sets = needed_pairs(config, sets)
     stages = Stages(progress or Silent())
-    if states is None:
-        # A number of layers that the model does not have is refused before it runs.
-        combinations(resolve_encoder(config.encoder)[1].layers + 1, sizes=sizes)
-        texts = [text for each in sets for text in each.texts]
-        opened: AbstractContextManager[LayerStates]
-        opened = encode_states(config.encoder, texts, pooling, stages)
-    else:
-        opened = nullcontext(states)
-    with opened as states:
-        asked = combinations(states.layers, sizes=sizes)
+    count = resolve_encoder(config.encoder)[1].layers + 1 if states is None else states.layers
+    # A number of layers that the model does not have is refused before it runs.
+    asked = _combinations(count, sizes)
+    texts = [text for each in sets for text in each.texts]
+    with (
+        encode_states(config.encoder, texts, pooling, stages)
+        if states is None
+        else nullcontext(states)
+    ) as states:
         chosen = [layers for layers in asked if layers != (0,) or _ranks(states)]
         runs = _score(config, sets, states, chosen, stages)
         facts = states.embedder(range(states.layers)).facts()

@@ -1,9 +1,10 @@
-"""Retrieval judged: indexes built of sets and searched, an index that is there, or a run file."""
+"""Retrieval judged: indexes built of sets and searched, a published index, or a run file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +12,56 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import remove_path, scratch_folder
-from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.files import is_file, writing
+from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.spec import recorded_spec, resolve_encoder
-from whiten_index.errors import CorpusError
-from whiten_index.evaluation.judgements import qrels_splits, read_qrels, some
+from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.evaluation.beir import (
+    corpus_file,
+    id_column,
+    parquet_corpus,
+    qrels_file,
+    queries_file,
+    text_columns,
+)
+from whiten_index.evaluation.judgements import (
+    JudgedQueries,
+    qrels_splits,
+    read_judged,
+    read_qrels,
+    some,
+    with_answers,
+)
 from whiten_index.evaluation.metrics import Qrels, Run, evaluate, require_evaluator
 from whiten_index.evaluation.trec_run import check_place, read_run, write_run
 from whiten_index.index.library import load_faiss
-from whiten_index.measure.evaluate_sts import report_of
-from whiten_index.measure.retrieval_config import (
-    RetrievalConfig,
-    RetrievalSet,
-    judgements,
-    naming,
-    read_sets,
-)
-from whiten_index.measure.spaces import name_of
+from whiten_index.measure.retrieval_config import RetrievalConfig
+from whiten_index.measure.spaces import Space, name_of, report_of, runs_of
 from whiten_index.measure.text_embedder import encoder_facts
 from whiten_index.pipeline.build import build_index
 from whiten_index.progress import Progress, Silent, Stages
+from whiten_index.search.query_encoder import query_embeddings
 from whiten_index.search.search_index import Ranking, SearchIndex, open_index
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
+
+_SPLIT = "test"
+
+
+@dataclass(frozen=True, eq=False)
+class _Set:
+    """A set whose queries and judgements were read, and whose corpus is Parquet.
+
+    Attributes:
+        made_of: file made of a corpus of JSON lines -> that corpus.
+    """
+
+    name: str
+    judged: JudgedQueries
+    corpus: tuple[str, ...]
+    config: RetrievalConfig
+    made_of: Mapping[str, str]
+    drops_self: bool
 
 
 def evaluate_retrieval(
@@ -41,12 +70,12 @@ def evaluate_retrieval(
     """Search the judged queries of each set under each transform, and judge what is found.
 
     Indexes are built as ``build_index`` builds them, of one store, so that every text is encoded
-    once; they are removed when they have been searched. A run or an index that is there is judged
-    as it is.
+    once; they are removed when they have been searched. A run or a published index is judged as
+    it is.
 
     Returns:
-        JSON values: encoder, setting and datasets of the first run, ``runs`` of all of them where
-        there are several; figures times 100, ``counts`` beside.
+        JSON values: encoder, setting and datasets of the first run, and ``runs``, all of them;
+        figures times 100, with their ``counts``.
 
     Raises:
         WhitenIndexError: model, transform, corpus, queries, judgements, index or run cannot be
@@ -55,11 +84,14 @@ def evaluate_retrieval(
     require_evaluator()
     stages = Stages(progress or Silent())
     if config.run is not None:
-        return _judge_file(config, stages)
-    _check_places(config)
+        return _judge_file(config, config.run, stages)
+    for name in config.names:
+        for transform in config.base.transforms or (None,):
+            if (path := config.run_path(name, transform)) is not None:
+                check_place(path)
     load_faiss()
     with scratch_folder() as folder:
-        sets = read_sets(config, folder / "corpora")
+        sets = [_read_set(config, i, folder / str(i)) for i in range(len(config.names))]
         for each in sets:
             _note_splits(each.judged.splits, stages)
         if config.base.transforms:
@@ -69,18 +101,64 @@ def evaluate_retrieval(
         return _search_all(config, sets, folder, stages)
 
 
-def _check_places(config: RetrievalConfig) -> None:
-    """Refuse places that no ranking can be written to, before any work."""
-    for name in config.names:
-        for transform in config.base.transforms or (None,):
-            path = config.run_path(name, transform)
-            if path is not None:
-                check_place(path)
+def _judgements(config: RetrievalConfig, number: int) -> tuple[Path, str | None]:
+    """Return the judgements of a set, and which of their rows: None for all of them."""
+    if config.sets:
+        return qrels_file(Path(config.sets[number]), config.qrels_split or _SPLIT)
+    return Path(str(config.qrels)), config.qrels_split
 
 
-def _judge_file(config: RetrievalConfig, stages: Stages) -> dict[str, Any]:
-    source = str(config.run)
-    path, split = judgements(config)
+def _read_set(config: RetrievalConfig, number: int, work: Path) -> _Set:
+    """Read queries and judgements of a set, before the corpus of any is encoded."""
+    name, folder = config.names[number], Path(config.sets[number]) if config.sets else None
+    queries = queries_file(folder) if folder else Path(str(config.queries))
+    qrels, split = _judgements(config, number)
+    judged = read_judged(queries, qrels, split=split)
+    drops = drops_self(config.drop_self, judged.qrels)
+    if not config.builds:
+        return _Set(name, judged, (), config, {}, drops)
+    corpus = (str(corpus_file(folder)),) if folder else config.corpus
+    files = {
+        # Each in a folder of its own: files of one name must not replace each other.
+        each: parquet_corpus(Path(each), work / str(place))
+        for place, each in enumerate(corpus)
+        if is_file(each)
+    }
+    made_of = {str(file): each for each, file in files.items()}
+    if files.keys() == set(corpus):
+        first = files[corpus[0]]
+        # What was made of BEIR's JSON lines calls it id.
+        of_lines = str(first) != corpus[0]
+        named = None if of_lines and config.id_column == "_id" else config.id_column
+        config = replace(
+            config,
+            text_columns=config.text_columns or tuple(text_columns(first)),
+            id_column=named or id_column(first),
+        )
+    # Folders, globs and URIs are a build's to open; their columns are named, or the usual ones.
+    sources = tuple(str(files.get(each, each)) for each in corpus)
+    build = config.build_config(None, corpus=sources, out="index", store="store")
+    with _naming(made_of):
+        judged.require_any(map(str, ParquetCorpus.open(build.corpus_config()).ids()))
+    return _Set(name, judged, sources, config, made_of, drops)
+
+
+@contextlib.contextmanager
+def _naming(made_of: Mapping[str, str]) -> Iterator[None]:
+    """Let errors name the user's own file, not the one made of it, which is gone afterwards."""
+    try:
+        yield
+    except (ConfigError, CorpusError) as error:
+        message = str(error)
+        for made, own in made_of.items():
+            message = message.replace(made, own)
+        if message == str(error):
+            raise
+        raise type(error)(message) from error
+
+
+def _judge_file(config: RetrievalConfig, source: str, stages: Stages) -> dict[str, Any]:
+    path, split = _judgements(config, 0)
     qrels = read_qrels(path, split=split)
     _note_splits(qrels_splits(path) if split is None else (), stages)
     run = read_run(source)
@@ -90,14 +168,14 @@ def _judge_file(config: RetrievalConfig, stages: Stages) -> dict[str, Any]:
             f"note: {source} holds {deepest} hits a query at most, and {config.depth} are asked "
             "for; deeper metrics count what is there"
         )
+    drop = drops_self(config.drop_self, qrels)
     with stages.stage("judge", len(qrels)) as watcher:
         names = (source, str(path))
-        found = evaluate_run(run, qrels, config.metrics, drop_self=config.drop_self, names=names)
+        found = evaluate_run(run, qrels, config.metrics, drop_self=drop, names=names)
         watcher.advance(len(qrels))
-    dropped = {"drop_self": drops_self(config.drop_self, qrels)}
-    datasets = {config.names[0]: {**found.to_json(), **dropped}}
-    run_of = {"name": source, "setting": {"run": source, **dropped}, "datasets": datasets}
-    return report_of({}, [run_of], stages)
+    space = Space(source, {"run": source, "drop_self": drop})
+    scored = [(space, {**found, "drop_self": drop})]
+    return report_of({}, runs_of([(config.names[0], scored)]), stages)
 
 
 def _note_splits(splits: tuple[str, ...], stages: Stages) -> None:
@@ -109,42 +187,47 @@ def _note_splits(splits: tuple[str, ...], stages: Stages) -> None:
 
 
 def _search_all(
-    config: RetrievalConfig, sets: list[RetrievalSet], work: Path, stages: Stages
+    config: RetrievalConfig, sets: list[_Set], work: Path, stages: Stages
 ) -> dict[str, Any]:
     encoder: dict[str, Any] = {}
-    runs: dict[WhiteningConfig | None, dict[str, Any]] = {}
+    found: list[tuple[str, list[tuple[Space, dict[str, Any]]]]] = []
     for each in sets:
+        embeddings: NDArray[np.float32] | None = None
+        scored = []
         for transform in config.base.transforms or (None,):
             index = work / "index"
             opened, store = _open(each, transform, work, index, stages)
-            embeddings = each.embeddings(opened, store, stages)
+            if embeddings is None:
+                texts = list(each.judged.texts.values())
+                embeddings = query_embeddings(store, texts, opened.encode, stages)
             encoder = encoder or _encoder_of(opened)
-            fresh = {**_named(opened, each, transform), "datasets": {}}
-            run = runs.setdefault(transform, fresh)
             path = config.run_path(each.name, transform)
-            run["datasets"][each.name] = _judge(each, opened, embeddings, path, stages)
+            figures = _judge(each, opened, embeddings, path, stages)
+            scored.append((_space(opened, each, transform), figures))
             # Room for the next one; the store stays.
             remove_path(index)
+        found.append((each.name, scored))
+    runs = runs_of(found)
     if len(sets) > 1:
-        for run in runs.values():
+        for run in runs:
             run["average"] = {
                 metric: float(np.mean([one[metric] for one in run["datasets"].values()]))
                 for metric in config.metrics
             }
-    return report_of(encoder, list(runs.values()), stages)
+    return report_of(encoder, runs, stages)
 
 
 def _open(
-    each: RetrievalSet, transform: WhiteningConfig | None, work: Path, out: Path, stages: Stages
+    each: _Set, transform: WhiteningConfig | None, work: Path, out: Path, stages: Stages
 ) -> tuple[SearchIndex, EmbeddingStore | None]:
-    """Return the index that is there, or build one of a set, and its store."""
+    """Return the published index, or build one of a set, and its store."""
     base = each.config.base
     if base.index is not None:
         return open_index(base.index, **base.opening), None
     build = each.config.build_config(
         transform, corpus=each.corpus, out=str(out), store=base.store or str(work / "store")
     )
-    with naming(each.made_of):
+    with _naming(each.made_of):
         report = build_index(build, progress=stages.watcher)
     for name, seconds in report.encoded.stages.seconds.items():
         stages.seconds[name] = stages.seconds.get(name, 0.0) + seconds
@@ -152,17 +235,23 @@ def _open(
 
 
 def _judge(
-    each: RetrievalSet,
+    each: _Set,
     opened: SearchIndex,
     embeddings: NDArray[np.float32],
     path: Path | None,
     stages: Stages,
 ) -> dict[str, Any]:
     """Search the judged queries, write the rankings where a path is given, judge them."""
-    judged, documents = each.judged, opened.bundle.documents
+    judged, documents, depth = each.judged, opened.bundle.documents, each.config.depth
     names = [str(name) for name in documents.ids(range(len(documents)))]
     missing = judged.missing(names)
-    rankings, dropped = _rank(each, opened, embeddings, stages)
+    asked = list(judged.texts)
+    with stages.stage("search", len(asked)) as watcher:
+        # One more, since a query that is a document finds itself.
+        found = opened.rank_embeddings(asked, embeddings, top_k=depth + each.drops_self)
+        cut = [_cut(ranking, depth, drop=each.drops_self) for ranking in found]
+        watcher.advance(len(asked))
+    rankings = [ranking for ranking, _ in cut]
     if path is not None:
         with writing(path.parent, kept=""):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -176,30 +265,11 @@ def _judge(
         "rows_skipped": sum(opened.bundle.manifest["counts"]["skipped"].values()),
         "relevant_documents_missing": missing,
         "queries_without_text": judged.left_out,
-        "hits_of_self": dropped,
+        "hits_of_self": sum(dropped for _, dropped in cut),
     }
-    figures = run_figures(run, judged.qrels, each.config.metrics).to_json(counts)
+    figures = _figures(run, judged.qrels, each.config.metrics, counts)
     # What a wish such as full, or the rule for hits of oneself, came to with this set.
-    own = {"k": opened.bundle.whitening.k, "drop_self": _drops_self(each)}
-    return {**figures, **own}
-
-
-def _rank(
-    each: RetrievalSet, opened: SearchIndex, embeddings: NDArray[np.float32], stages: Stages
-) -> tuple[list[Ranking], int]:
-    """Return the best hits of every judged query, and how many of themselves were left out."""
-    asked, depth = list(each.judged.texts), each.config.depth
-    drop = _drops_self(each)
-    with stages.stage("search", len(asked)) as watcher:
-        # One more, since a query that is a document finds itself.
-        found = opened.rank_embeddings(asked, embeddings, top_k=depth + drop)
-        cut = [_cut(ranking, depth, drop=drop) for ranking in found]
-        watcher.advance(len(asked))
-    return [ranking for ranking, _ in cut], sum(dropped for _, dropped in cut)
-
-
-def _drops_self(each: RetrievalSet) -> bool:
-    return drops_self(each.config.drop_self, each.judged.qrels)
+    return {**figures, "k": opened.bundle.whitening.k, "drop_self": each.drops_self}
 
 
 def _cut(ranking: Ranking, depth: int, *, drop: bool) -> tuple[Ranking, int]:
@@ -211,9 +281,7 @@ def _cut(ranking: Ranking, depth: int, *, drop: bool) -> tuple[Ranking, int]:
     return Ranking(ranking.query_id, ids, scores), len(own)
 
 
-def _named(
-    opened: SearchIndex, each: RetrievalSet, transform: WhiteningConfig | None
-) -> dict[str, Any]:
+def _space(opened: SearchIndex, each: _Set, transform: WhiteningConfig | None) -> Space:
     """Return what a run is called, by the width wished for, and how it was made."""
     manifest, whitening = opened.bundle.manifest, opened.bundle.whitening
     raw = whitening.kind is Kind.NONE
@@ -221,10 +289,10 @@ def _named(
         "transform": {"kind": "none"} if raw else whitening.choices(),
         "factory": manifest["factory"]["built"],
         "top_k": each.config.depth,
-        "drop_self": _drops_self(each),
+        "drop_self": each.drops_self,
     }
     wish = None if transform is None else transform.k
-    return {"name": "raw" if raw else name_of(whitening, wish), "setting": setting}
+    return Space("raw" if raw else name_of(whitening, wish), setting)
 
 
 def _encoder_of(opened: SearchIndex) -> dict[str, Any]:
@@ -236,55 +304,49 @@ def _encoder_of(opened: SearchIndex) -> dict[str, Any]:
     return {**encoder_facts(spec), "query_prompt": spec.query_prompt}
 
 
-@dataclass(frozen=True)
-class RunFigures:
-    """What a run is worth.
-
-    Attributes:
-        figures: metric -> its mean over the judged queries, in 0 … 1.
-        counts: of queries and hits: ``queries`` judged, those of them ``queries_not_in_run``,
-            which count 0, ``run_queries_not_judged`` (without a relevant document), which do not
-            count, the ``hits`` of judged queries, those of them ``hits_not_judged``, which count
-            as not relevant, and the ``hits_of_self`` that were left out.
-    """
-
-    figures: dict[str, float]
-    counts: dict[str, int]
-
-    def to_json(self, more: Mapping[str, int] | None = None) -> dict[str, Any]:
-        """Return the figures times 100, and the counts, with ``more`` of them, beside."""
-        figures = {metric: 100 * value for metric, value in self.figures.items()}
-        return {**figures, "counts": {**(more or {}), **self.counts}}
-
-
 def evaluate_run(
     run: Run,
     qrels: Qrels,
     metrics: Sequence[str],
     *,
-    drop_self: bool | None = None,
+    drop_self: bool = False,
     names: tuple[str, str] = ("the run", "the judgements"),
-) -> RunFigures:
-    """Judge a run that was read from a file."""
-    relevant = _with_answers(qrels)
+) -> dict[str, Any]:
+    """Judge a run that was read from a file.
+
+    Returns:
+        Metric -> its mean over the judged queries, times 100; and ``counts``: ``queries`` judged,
+        those of them ``queries_not_in_run``, which count 0, ``run_queries_not_judged`` (without a
+        relevant document), which do not count, the ``hits`` of judged queries, those of them
+        ``hits_not_judged``, which count as not relevant, and the ``hits_of_self`` left out.
+    """
+    relevant = with_answers(qrels)
     _require_match(run, relevant, names)
-    kept, dropped = without_self(run) if drops_self(drop_self, qrels) else (run, 0)
-    found = run_figures(kept, relevant, metrics)
-    return RunFigures(found.figures, {**found.counts, "hits_of_self": dropped})
+    dropped = 0
+    if drop_self:
+        dropped = sum(query in found for query, found in run.items())
+        run = {
+            query: {document: score for document, score in found.items() if document != query}
+            for query, found in run.items()
+        }
+    return _figures(run, relevant, metrics, {"hits_of_self": dropped})
 
 
-def run_figures(run: Run, qrels: Qrels, metrics: Sequence[str]) -> RunFigures:
+def _figures(
+    run: Run, relevant: Qrels, metrics: Sequence[str], counts: Mapping[str, int]
+) -> dict[str, Any]:
     """Judge a run whose ids are known to be those of the judgements; see ``evaluate_run``."""
-    relevant = _with_answers(qrels)
     hits = [(query, document) for query in relevant for document in run.get(query, ())]
     counts = {
+        **counts,
         "queries": len(relevant),
         "queries_not_in_run": sum(query not in run for query in relevant),
         "run_queries_not_judged": sum(query not in relevant for query in run),
         "hits": len(hits),
         "hits_not_judged": sum(document not in relevant[query] for query, document in hits),
     }
-    return RunFigures(evaluate(relevant, run, metrics), counts)
+    figures = evaluate(relevant, run, metrics)
+    return {**{metric: 100 * value for metric, value in figures.items()}, "counts": counts}
 
 
 def drops_self(asked: bool | None, qrels: Qrels) -> bool:
@@ -300,39 +362,18 @@ def drops_self(asked: bool | None, qrels: Qrels) -> bool:
     return not any(grades.get(query, 0) > 0 for query, grades in qrels.items())
 
 
-def without_self(run: Run) -> tuple[dict[str, dict[str, float]], int]:
-    """Return a run without the hits that have their query's id, and how many these were."""
-    kept = {
-        query: {document: score for document, score in found.items() if document != query}
-        for query, found in run.items()
-    }
-    return kept, sum(query in found for query, found in run.items())
-
-
-def _with_answers(qrels: Qrels) -> Qrels:
-    return {
-        query: grades
-        for query, grades in qrels.items()
-        if any(grade > 0 for grade in grades.values())
-    }
-
-
 def _require_match(run: Run, qrels: Qrels, names: tuple[str, str]) -> None:
     """Refuse a run of another set, or of other ids, whose figures would all be 0."""
-    if not run.keys() & qrels.keys():
-        raise _no_match("query", names, run, qrels, "the split of the judgements and the id column")
     found = dict.fromkeys(document for each in run.values() for document in each)
     judged = dict.fromkeys(document for grades in qrels.values() for document in grades)
-    if not found.keys() & judged.keys():
-        raise _no_match("document", names, found, judged, "the id column of the corpus")
-
-
-def _no_match(
-    what: str, names: tuple[str, str], ours: Iterable[str], theirs: Iterable[str], check: str
-) -> CorpusError:
-    run, qrels = names
-    return CorpusError(
-        f"no {what} of {run} is in {qrels}: the run has ids such as {some(ours) or 'none'}, the "
-        f"judgements {some(theirs)}; give files of one set, and check {check} that the run was "
-        "made with"
+    sides: tuple[tuple[str, Mapping[str, Any], Mapping[str, Any], str], ...] = (
+        ("query", run, qrels, "the split of the judgements and the id column"),
+        ("document", found, judged, "the id column of the corpus"),
     )
+    for what, ours, theirs, check in sides:
+        if not ours.keys() & theirs.keys():
+            raise CorpusError(
+                f"no {what} of {names[0]} is in {names[1]}: the run has ids such as "
+                f"{some(ours) or 'none'}, the judgements {some(theirs)}; give files of one set, "
+                f"and check {check} that the run was made with"
+            )

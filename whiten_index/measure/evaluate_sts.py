@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,54 +12,17 @@ from numpy.typing import NDArray
 from whiten_index.evaluation.sts_scores import (
     AGGREGATIONS,
     MEASURES,
-    Correlation,
     correlate,
     pair_cosines,
 )
 from whiten_index.evaluation.sts_sets import StsSet, require_ranked
-from whiten_index.measure.eval_config import DISTINCT, TARGET, EvalConfig
-from whiten_index.measure.spaces import Space, Spaces
+from whiten_index.measure.eval_config import EvalConfig
+from whiten_index.measure.measure_options import DISTINCT, TARGET
+from whiten_index.measure.spaces import Space, Spaces, report_of, runs_of
 from whiten_index.measure.text_embedder import TextEmbedder, open_embedder
 from whiten_index.progress import Progress, Silent, Stages
 
-
-@dataclass(frozen=True)
-class StsScores:
-    """The figures of one set in one space.
-
-    Attributes:
-        measures: spearman and pearson, of the pairs that are scored.
-        pairs: how many those are.
-        dropped: pairs without a gold score.
-        splits: split -> spearman of its pairs together, where a set has several; None where they
-            cannot be ranked.
-        sizes: subset -> how many of its pairs are scored.
-    """
-
-    measures: Mapping[str, Correlation]
-    pairs: int
-    dropped: int
-    splits: Mapping[str, float | None]
-    sizes: Mapping[str, int]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the figures times 100."""
-        facts: dict[str, Any] = {name: c.to_json() for name, c in self.measures.items()}
-        spearman = self.measures["spearman"].subsets
-        return {
-            **facts,
-            "pairs": self.pairs,
-            "dropped": self.dropped,
-            "subsets": {
-                subset: {
-                    **{name: _percent(c.subsets[subset]) for name, c in self.measures.items()},
-                    "pairs": self.sizes[subset],
-                }
-                for subset in spearman
-                if len(spearman) > 1
-            },
-            "splits": {split: _percent(value) for split, value in self.splits.items()},
-        }
+_SILENT = Silent()
 
 
 def evaluate_sts(
@@ -87,7 +49,7 @@ def evaluate_sts(
     maker = Spaces(config, embedder, stages)
     embedder.embed([text for each in sets for text in each.texts])
     with stages.stage("score", sum(len(each) for each in sets)) as watcher:
-        runs = score_sets(sets, embedder, maker, watcher=watcher)
+        runs = score_sets(sets, embedder, maker, watcher)
     return report_of(embedder.facts(), runs, stages)
 
 
@@ -100,38 +62,30 @@ def needed_pairs(config: EvalConfig, sets: Sequence[StsSet]) -> list[StsSet]:
 
 
 def score_sets(
-    sets: Sequence[StsSet],
-    embedder: TextEmbedder,
-    maker: Spaces,
-    *,
-    watcher: Progress | None = None,
+    sets: Sequence[StsSet], embedder: TextEmbedder, maker: Spaces, watcher: Progress = _SILENT
 ) -> list[dict[str, Any]]:
     """Return a run a space: its name, its setting, and the figures of each set."""
-    runs: dict[int, dict[str, Any]] = {}
-    for each in sets:
+
+    def scored(each: StsSet) -> Iterator[tuple[Space, dict[str, Any]]]:
         first, second = embedder.embed(each.first), embedder.embed(each.second)
-        spaces = maker.of(each.texts, scored=np.tile(each.scored, 2))
-        for number, space in enumerate(spaces):
-            run = runs.setdefault(
-                number, {"name": space.name, "setting": space.setting, "datasets": {}}
-            )
-            run["datasets"][each.name] = score(each, first, second, space).to_json()
-        if watcher is not None:
-            watcher.advance(len(each))
-    for run in runs.values():
+        for space in maker.of(each.texts, scored=np.tile(each.scored, 2)):
+            yield space, scores_of(each, pair_cosines(space.apply(first), space.apply(second)))
+        watcher.advance(len(each))
+
+    runs = runs_of((each.name, scored(each)) for each in sets)
+    for run in runs:
         run["average"] = average(run["datasets"])
-    return list(runs.values())
+    return runs
 
 
-def score(
-    each: StsSet, first: NDArray[np.floating], second: NDArray[np.floating], space: Space
-) -> StsScores:
-    """Score the pairs of a set, whose embeddings are (n, d) and (n, d)."""
-    return scores_of(each, pair_cosines(space.apply(first), space.apply(second)))
+def scores_of(each: StsSet, cosines: NDArray[np.float64]) -> dict[str, Any]:
+    """Score the pairs of a set by their cosines (n,).
 
-
-def scores_of(each: StsSet, cosines: NDArray[np.float64]) -> StsScores:
-    """Score the pairs of a set by their cosines (n,)."""
+    Returns:
+        Figures times 100: spearman and pearson of the pairs that are scored, ``pairs`` and
+        ``dropped``, those of each of several subsets, and spearman of each of several splits, None
+        where its pairs cannot be ranked.
+    """
     use = each.scored
     measures = {
         measure: correlate(
@@ -144,10 +98,23 @@ def scores_of(each: StsSet, cosines: NDArray[np.float64]) -> StsScores:
         )
         for measure in MEASURES
     }
-    names = list(dict.fromkeys(each.splits.tolist()))
-    splits = {split: _of_split(each, cosines, split) for split in names if len(names) > 1}
-    sizes = Counter(each.subsets[use].tolist())
-    return StsScores(measures, int(use.sum()), each.dropped, splits, sizes)
+    sizes, splits = Counter(each.subsets[use].tolist()), list(dict.fromkeys(each.splits.tolist()))
+    return {
+        **{measure: found.to_json() for measure, found in measures.items()},
+        "pairs": int(use.sum()),
+        "dropped": each.dropped,
+        "subsets": {
+            subset: {
+                **{name: _percent(found.subsets[subset]) for name, found in measures.items()},
+                "pairs": size,
+            }
+            for subset, size in sizes.items()
+            if len(sizes) > 1
+        },
+        "splits": {
+            split: _percent(_of_split(each, cosines, split)) for split in splits if len(splits) > 1
+        },
+    }
 
 
 def _of_split(each: StsSet, cosines: NDArray[np.float64], split: str) -> float | None:
@@ -173,19 +140,4 @@ def average(datasets: Mapping[str, Any]) -> dict[str, Any]:
         }
         for measure in MEASURES
         if measure in found
-    }
-
-
-def report_of(
-    encoder: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], stages: Stages
-) -> dict[str, Any]:
-    """Return what an evaluation found: the first run on top, all of them in ``runs``.
-
-    The settings of one run differ between sets in what the data gave; the first set's stand.
-    """
-    return {
-        "encoder": dict(encoder),
-        **runs[0],
-        "runs": list(runs),
-        "seconds": dict(stages.seconds),
     }

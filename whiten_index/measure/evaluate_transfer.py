@@ -9,6 +9,7 @@ ends with is not applied: on unit vectors the grid of C would be another one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,7 @@ from whiten_index.evaluation.transfer_scores import (
 )
 from whiten_index.evaluation.transfer_tasks import Task
 from whiten_index.measure.eval_config import EvalConfig
-from whiten_index.measure.evaluate_sts import report_of
-from whiten_index.measure.spaces import Space, Spaces
+from whiten_index.measure.spaces import Space, Spaces, report_of, runs_of
 from whiten_index.measure.text_embedder import TextEmbedder, open_embedder
 from whiten_index.progress import Progress, Silent, Stages
 
@@ -61,13 +61,13 @@ def evaluate_transfer(
         config: embeddings and transforms.
         tasks: what to score.
         folds: of every cross-validation.
-        embedder: gives the embeddings, where they are at hand; else the one of ``config``.
-        progress: told of the stages.
+        embedder: gives the embeddings, by default the one of ``config``.
+        progress: receives the stages.
 
     Returns:
-        JSON values: encoder, and name, setting, datasets and average of the first space; ``runs``
-        of all of them where there are several. Figures times 100; F1 is of the class ``positive``
-        of two-class pairs, None where none is called as one.
+        JSON values: encoder, name, setting, datasets and average of the first space, and ``runs``,
+        one for each space. Figures times 100; F1 is of the class ``positive`` of two-class pairs,
+        None where none is called as one.
 
     Raises:
         WhitenIndexError: scikit-learn is missing, or the model, the transform or the data cannot
@@ -80,17 +80,22 @@ def evaluate_transfer(
     embedder = embedder or open_embedder(config, stages)
     maker = Spaces(config, embedder, stages)
     embedder.embed([text for task in tasks for text in task.texts])
-    runs: dict[int, dict[str, Any]] = {}
     with stages.stage("classify", sum(map(len, tasks))) as watcher:
-        for task in tasks:
-            for number, (space, found) in enumerate(_scores(task, config, folds, embedder, maker)):
+
+        def scored(task: Task) -> Iterator[tuple[Space, dict[str, Any]]]:
+            first = embedder.embed(task.first)
+            second = None if task.second is None else embedder.embed(task.second)
+            tested = np.tile(_tested(task), 1 if second is None else 2)
+            for space in maker.of(task.texts, scored=tested):
+                u, v = space.apply(first), None if second is None else space.apply(second)
                 setting = {**space.setting, "normalized": False}
-                fresh = {"name": space.name, "setting": setting, "datasets": {}}
-                runs.setdefault(number, fresh)["datasets"][task.name] = found
+                yield replace(space, setting=setting), _score(task, u, v, config, folds)
             watcher.advance(len(task))
-    for run in runs.values():
+
+        runs = runs_of((task.name, scored(task)) for task in tasks)
+    for run in runs:
         run["average"] = average(run["datasets"])
-    return report_of(embedder.facts(), list(runs.values()), stages)
+    return report_of(embedder.facts(), runs, stages)
 
 
 def average(datasets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -106,44 +111,35 @@ def average(datasets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
     return {"accuracy": mean, "sets": list(names)}
 
 
-def _scores(
-    task: Task, config: EvalConfig, folds: int, embedder: TextEmbedder, maker: Spaces
-) -> Iterator[tuple[Space, dict[str, Any]]]:
-    """Yield each space and what the task scores in it."""
-    first = embedder.embed(task.first)
-    second = None if task.second is None else embedder.embed(task.second)
-    texts = [*task.first, *(task.second or ())]
-    tested = np.tile(_tested(task), len(texts) // len(task))
-    for space in maker.of(texts, scored=tested):
-        u, v = space.apply(first), None if second is None else space.apply(second)
-        if v is not None and _is_rte(task):
-            scored = score_entailment(u, v, _entailed(task), _tested(task)).to_json()
-        else:
-            features = u if v is None else pair_features(u, v)
-            scored = _classify(task, features, folds, config)
-        points = {name: _percent(value) for name, value in scored.items() if name in _POINTS}
-        yield space, {**scored, **points, "dropped": task.dropped, "notes": _notes(task, scored)}
-
-
-def _classify(
-    task: Task, features: NDArray[np.float64], folds: int, config: EvalConfig
+def _score(
+    task: Task,
+    first: NDArray[np.float64],
+    second: NDArray[np.float64] | None,
+    config: EvalConfig,
+    folds: int,
 ) -> dict[str, Any]:
-    positive = _positive(task)
-    scored = score_transfer(
-        features,
-        task.labels,
-        _splits(task),
-        folds=folds,
-        seed=config.seed,
-        positive=None if positive is None else task.classes.index(positive),
-        threads=config.encoder.threads,
-    )
-    return {**scored.to_json(), "positive": positive}
-
-
-def _has_f1(task: Task) -> bool:
-    """Tell whether F1 is shown beside accuracy: of pairs in two classes, as the papers do."""
-    return task.second is not None and len(task.classes) == 2 and not _is_rte(task)
+    """Return what a task scores in one space, times 100."""
+    if second is not None and _is_rte(task):
+        entailed = task.labels == task.classes.index(_entailment_class(task))
+        scored = score_entailment(first, second, entailed, _tested(task))
+        notes = _entailment_notes(scored)
+    else:
+        positive = _positive(task)
+        scored = score_transfer(
+            first if second is None else pair_features(first, second),
+            task.labels,
+            _splits(task),
+            folds=folds,
+            seed=config.seed,
+            positive=None if positive is None else task.classes.index(positive),
+            threads=config.encoder.threads,
+        )
+        scored["positive"] = positive
+        notes = _notes(task, scored)
+    for name in _POINTS:
+        if scored.get(name) is not None:
+            scored[name] *= 100
+    return {**scored, "dropped": task.dropped, "notes": notes}
 
 
 def _positive(task: Task) -> str | None:
@@ -152,15 +148,15 @@ def _positive(task: Task) -> str | None:
     return next((called[name] for name in _POSITIVE if name in called), None)
 
 
+def _has_f1(task: Task) -> bool:
+    """Tell whether F1 is shown with accuracy: of pairs in two classes, as the papers do."""
+    return task.second is not None and len(task.classes) == 2
+
+
 def _splits(task: Task) -> NDArray[np.str_]:
     if task.name.lower() in _DEV_OF_TRAIN:
         return np.where(task.splits == "dev", "train", task.splits)
     return task.splits
-
-
-def _entailed(task: Task) -> NDArray[np.bool_]:
-    entailed: NDArray[np.bool_] = task.labels == task.classes.index(_entailment_class(task))
-    return entailed
 
 
 def _is_rte(task: Task) -> bool:
@@ -193,7 +189,7 @@ def _check(task: Task, folds: int) -> None:
             f"{task.name} has no split test to score a classifier on; name the part held out test"
         )
     try:
-        check_splits(task.labels, _splits(task), folds=folds)
+        check_splits(task.labels, _splits(task), folds)
     except ConfigError as error:
         raise ConfigError(f"{task.name} (classes {_called(task)}): {error}") from error
 
@@ -218,15 +214,9 @@ def _entailment_class(task: Task) -> str:
     )
 
 
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
-
-
 def _notes(task: Task, scored: Mapping[str, Any]) -> list[str]:
-    """Return what a reader must know beside the figures."""
+    """Return what a reader must know besides the figures."""
     notes = []
-    if "tuned_threshold" in scored:
-        return _entailment_notes(scored)
     if _has_f1(task) and scored["positive"] is None:
         notes.append(
             f"no F1, as neither {' nor '.join(map(_cut, task.classes))} is known to be the "

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import scratch_folder
+from whiten_index.artifacts.files import reading
+from whiten_index.corpus.sources import find_files
 from whiten_index.encoding.spec import recorded_spec
-from whiten_index.errors import ArtifactError, CorpusError
-from whiten_index.measure.eval_config import DISTINCT, SCORED, EvalConfig
-from whiten_index.measure.text_embedder import TextEmbedder, check_fit, fit_source, sentence_columns
+from whiten_index.errors import ArtifactError, ConfigError, CorpusError
+from whiten_index.measure.eval_config import OF_TASKS, EvalConfig
+from whiten_index.measure.measure_options import DISTINCT, SCORED
+from whiten_index.measure.text_embedder import TextEmbedder
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import encode_corpus
 from whiten_index.progress import Stages
@@ -29,6 +34,8 @@ from whiten_index.whitening.whitening_config import Kind
 
 RAW: dict[str, Any] = {"kind": "none"}
 _LEAST_ROWS = 2
+# Columns of sentences that a corpus to fit on may have; each is a sentence of its own.
+_KNOWN_COLUMNS = (("premise", "hypothesis"), ("sentence1", "sentence2"), ("sentence",), ("text",))
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +59,9 @@ class Spaces:
     def __init__(self, config: EvalConfig, embedder: TextEmbedder, stages: Stages) -> None:
         self._config, self._embedder, self._stages = config, embedder, stages
         self._moments: dict[bool, Moments] = {}
-        check_fit(config)
+        source = config.fit_source
+        # Refused before anything is encoded.
+        self._columns = () if source is None else _sentence_columns(source, config.fit_columns)
         self._published = None if config.index is None else _published(config.index, embedder)
 
     def of(self, texts: Sequence[str], *, scored: NDArray[np.bool_] | None = None) -> list[Space]:
@@ -82,15 +91,20 @@ class Spaces:
         *,
         unit: bool,
     ) -> Moments:
-        if fit_source(self._config) is None:
+        source = self._config.fit_source
+        if source is None:
             rows, weights = self._target(texts, scored)
             return Moments.of(_prepared(rows, unit=unit), weights=weights)
         if unit not in self._moments:
-            parts = (_prepared(rows, unit=unit) for rows in self._corpus())
+            parts = (
+                _prepared(rows, unit=unit)
+                for column in self._columns
+                for rows in self._encoded(source, column)
+            )
             found = Moments.total(Moments.of(rows) for rows in parts)
             if found.count < _LEAST_ROWS:
                 raise CorpusError(
-                    f"{fit_source(self._config)} holds {found.count:g} sentences that are not "
+                    f"{source} holds {found.count:g} sentences that are not "
                     "blank; a fit needs thousands"
                 )
             self._moments[unit] = found
@@ -106,12 +120,6 @@ class Spaces:
         counts = Counter(texts)
         weights = None if fit == DISTINCT else np.array(list(counts.values()), np.float64)
         return self._embedder.embed(list(counts)), weights
-
-    def _corpus(self) -> Iterator[NDArray[np.floating]]:
-        """Yield the embeddings (m, d) of the sentences to fit on."""
-        source = str(fit_source(self._config))
-        for column in sentence_columns(source, self._config.fit_columns):
-            yield from self._encoded(source, column)
 
     def _encoded(self, source: str, column: str) -> Iterator[NDArray[np.floating]]:
         config = self._config
@@ -149,3 +157,62 @@ def name_of(whitening: Whitening, wish: str | int | float | None = None) -> str:
     asked = WidthSpec.parse(wish)
     width = whitening.k if asked.variance is None and not asked.full else wish
     return f"{whitening.kind.value}{exponent}, k = {width}"
+
+
+def runs_of(
+    found: Iterable[tuple[str, Iterable[tuple[Space, dict[str, Any]]]]],
+) -> list[dict[str, Any]]:
+    """Return a run for each space: its name, its setting, and its figures of every set.
+
+    The settings of one run differ between sets in what the data gave; the first set's stand.
+
+    Args:
+        found: name of a set, and its figures in each space; the same spaces for all sets.
+    """
+    runs: list[dict[str, Any]] = []
+    for name, scored in found:
+        for place, (space, figures) in enumerate(scored):
+            if place == len(runs):
+                runs.append({"name": space.name, "setting": space.setting, "datasets": {}})
+            runs[place]["datasets"][name] = figures
+    return runs
+
+
+def report_of(
+    encoder: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], stages: Stages
+) -> dict[str, Any]:
+    """Return what an evaluation found: the first run on top, all of them in ``runs``."""
+    return {
+        "encoder": dict(encoder),
+        **runs[0],
+        "runs": list(runs),
+        "seconds": dict(stages.seconds),
+    }
+
+
+def _sentence_columns(source: str, asked: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the columns of sentences of a Parquet corpus: those asked for, or those known."""
+    try:
+        file = find_files([source])[0]
+        with reading(file.path):
+            names = pq.read_schema(file.path, filesystem=file.filesystem).names
+    except (CorpusError, OSError, pa.ArrowException) as error:
+        raise CorpusError(
+            f"{source} cannot be fitted on ({str(error).splitlines()[0][:160]}); --fit takes "
+            f"{', '.join(OF_TASKS)}, or a Parquet corpus of sentences"
+        ) from error
+    if asked:
+        if lacking := [name for name in asked if name not in names]:
+            raise ConfigError(
+                f"{source} has no column {', '.join(lacking)}; --fit-column takes some of "
+                f"{', '.join(names)}"
+            )
+        return asked
+    for columns in _KNOWN_COLUMNS:
+        if set(columns) <= set(names):
+            return columns
+    known = ", ".join(" and ".join(columns) for columns in _KNOWN_COLUMNS)
+    raise CorpusError(
+        f"{source} has the columns {', '.join(names)} and none of {known}; name the columns of "
+        "sentences with --fit-column"
+    )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from whiten_index.errors import ConfigError
-from whiten_index.paths import is_uri, require_folder, require_no_secret
+from whiten_index.measure.measure_options import SweepOptions
+from whiten_index.options import schema
+from whiten_index.paths import is_uri, require_folder
 from whiten_index.pipeline.build_config import BuildConfig
+from whiten_index.pipeline.build_options import EncodeOptions
 
 AUTO, TRUNCATE, NONE = "auto", "truncate", "none"
 TRANSFORMS = (AUTO, "pca", "whitening", TRUNCATE, "all-but-the-top", "random")
@@ -62,49 +64,28 @@ def parse_transform(text: str) -> tuple[str, float | None]:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepConfig:
-    """Options of a sweep.
+_LISTS = {
+    "widths": "--k", "transforms": "--transforms", "codecs": "--codecs", "indexes": "--indexes",
+}  # fmt: skip
 
-    Attributes:
-        build: corpus, encoder, store, threads, seed, device of the indexes, and the index recall
-            that lists and graphs are tuned to, as a build takes them. Its transform and factory
-            are ignored.
-        out: folder of the results and the report.
-        queries, qrels, qrels_split: files of judged queries, which measure quality. Without them
-            rows of the corpus are held out of the indexes and serve as queries.
-        ks: widths to try.
-        transforms: see ``parse_transform``.
-        codecs: see ``CODECS``.
-        indexes: flat, ivf, hnsw.
-        baselines: also measure raw embeddings and FAISS's own transforms.
-        rerank: candidates per query that are ranked again from the store for coarse codecs; 0
-            for none.
-        sample: rows held out as queries if no queries are given.
-        name: name of the dataset in the report, by default the corpus's file or folder.
+
+@schema
+class SweepConfig(SweepOptions, EncodeOptions):
+    """Options of a sweep: those of ``SweepOptions``, and a build's of corpus and encoder.
+
+    Without ``queries`` and ``qrels`` rows of the corpus are held out of the indexes and serve as
+    queries. The lists also take texts such as ``"32,64"``.
+
+    Raises:
+        ConfigError: an option is unknown or invalid, or options do not go together.
     """
 
-    build: BuildConfig
-    out: str
-    queries: str | None = None
-    qrels: str | None = None
-    qrels_split: str | None = None
-    ks: tuple[int, ...] = (32, 64, 128, 256)
-    transforms: tuple[str, ...] = (AUTO, "pca", "whitening", TRUNCATE)
-    codecs: tuple[str, ...] = (FP32, "fp16", "sq8", "pq")
-    indexes: tuple[str, ...] = INDEXES
-    baselines: bool = True
-    rerank: int = 100
-    sample: int = 500
-    name: str | None = None
-
     def __post_init__(self) -> None:
-        require_no_secret(vars(self), what="an option of a sweep")
         if not self.out:
             raise ConfigError("say where results and report go: --out DIR")
-        for place in (self.out, self.build.store or ""):
+        for place in (self.out, self.store or ""):
             require_folder(place, what="a sweep")
-        if self.build.runner != "local":
+        if self.runner != "local":
             raise ConfigError(
                 "a sweep works on one machine: fill a store with encode --runner ray, and sweep "
                 "that store"
@@ -117,6 +98,28 @@ class SweepConfig:
             )
         if self.qrels is None and self.qrels_split is not None:
             raise ConfigError(f"--qrels-split {self.qrels_split} needs --qrels FILE")
+        self._require_lists()
+        if 0 < self.rerank < 10:
+            raise ConfigError(
+                f"--rerank {self.rerank} is fewer than the 10 hits that are measured; give 10 or "
+                "more, or 0 to leave re-ranking out"
+            )
+        _ = self.build
+
+    def _require_lists(self) -> None:
+        for name, flag in _LISTS.items():
+            given = ",".join(map(str, getattr(self, name))).split(",")
+            parts = tuple(part.strip() for part in given if part.strip())
+            if not parts:
+                raise ConfigError(f"{flag} is empty; name one or more, separated by commas")
+            if len(set(parts)) < len(parts):
+                raise ConfigError(f"{flag} names something twice; name each once")
+            object.__setattr__(self, name, parts)
+        for width in self.widths:
+            if not str(width).isdecimal() or int(width) < 1:
+                raise ConfigError(
+                    f"--k {width!r} is no width; give whole numbers from 1, such as 32,64,128"
+                )
         for transform in self.transforms:
             parse_transform(transform)
         for codec in self.codecs:
@@ -128,81 +131,37 @@ class SweepConfig:
         for index in self.indexes:
             if index not in INDEXES:
                 raise ConfigError(f"--indexes {index!r} is unknown; use {', '.join(INDEXES)}")
-        for option, values in (
-            ("--k", self.ks),
-            ("--transforms", self.transforms),
-            ("--codecs", self.codecs),
-            ("--indexes", self.indexes),
-        ):
-            if not values:
-                raise ConfigError(f"{option} is empty; name one or more, separated by commas")
-            if len(set(values)) < len(values):
-                raise ConfigError(f"{option} names something twice; name each once")
-        if min(self.ks) < 1:
-            raise ConfigError(f"--k {min(self.ks)} is no width; give whole numbers from 1")
-        if self.rerank and self.rerank < 10:
-            raise ConfigError(
-                f"--rerank {self.rerank} is fewer than the 10 hits that are measured; give 10 or "
-                "more, or 0 to leave re-ranking out"
-            )
-        if self.sample < 30:
-            raise ConfigError(f"--sample {self.sample} is too small; hold out 30 rows or more")
+
+    @cached_property
+    def build(self) -> BuildConfig:
+        """Corpus, encoder, store and resources as a build takes them."""
+        own = {each.name for each in fields(SweepOptions)} - _OF_A_BUILD_TOO
+        shared = {
+            each.name: getattr(self, each.name) for each in fields(self) if each.name not in own
+        }
+        return BuildConfig(**{**shared, "store": self.store or str(self.folder / "store")})
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """Widths to try, in rising order."""
+        return tuple(sorted(map(int, self.widths)))
 
     @property
     def folder(self) -> Path:
         """Folder of the results and the report."""
-        return Path(self.out)
+        return Path(str(self.out))
 
     @property
     def dataset_name(self) -> str:
         """Name of the corpus in the report."""
         if self.name is not None:
             return self.name
-        if not self.build.corpus:
+        if not self.corpus:
             return Path(self.build.store_place).name
         # A relative path has no name of its folder.
-        path = Path(self.build.corpus[0])
-        path = path if is_uri(self.build.corpus[0]) else path.absolute()
+        path = Path(self.corpus[0])
+        path = path if is_uri(self.corpus[0]) else path.absolute()
         return path.parent.name if path.stem in ("corpus", "*") else path.stem
 
 
-def sweep_config(options: Mapping[str, Any]) -> SweepConfig:
-    """Return the configuration for options by their names on the command line.
-
-    Args:
-        options: those of a build's corpus and encoder, and ``widths``, ``transforms``, ``codecs``
-            and ``indexes`` as texts such as ``a,b`` or as lists. A missing one has its default.
-
-    Raises:
-        ConfigError: an option is unknown or invalid.
-    """
-    left = dict(options)
-    own = {name: left.pop(name) for name in _OWN if name in left}
-    lists: dict[str, Any] = {name: _parts(left.pop(name)) for name in _LISTS if name in left}
-    if (widths := lists.pop("widths", None)) is not None:
-        if wrong := [width for width in widths if not width.isdecimal()]:
-            raise ConfigError(f"--k {wrong[0]!r} is no width; give whole numbers such as 32,64,128")
-        own["ks"] = tuple(sorted(map(int, widths)))
-    out = str(left.pop("out", "") or "")
-    left.setdefault("index_device", "cpu")
-    if left.get("store") is None:
-        left["store"] = str(Path(out) / "store")
-    if unknown := sorted(left.keys() - (BuildConfig.__dataclass_fields__.keys() - _OF_BUILDS)):
-        raise ConfigError(f"a sweep knows no {', '.join(unknown)}; leave it out")
-    return SweepConfig(build=BuildConfig(**left), out=out, **own, **lists)
-
-
-_LISTS = ("widths", "transforms", "codecs", "indexes")
-_OWN = ("queries", "qrels", "qrels_split", "baselines", "rerank", "sample", "name")
-# Options of a build that a sweep varies itself or does not have.
-_OF_BUILDS = {
-    "whiten", "k", "exponent", "center", "normalize_input", "groups", "group_size", "shuffle",
-    "shrinkage", "floor", "remove_top", "pairs", "weight_column", "weighting", "factory",
-    "memory_budget",
-}  # fmt: skip
-
-
-def _parts(text: str | Iterable[object]) -> tuple[str, ...]:
-    """Return the parts of ``a,b,c``, or of a list in a job file."""
-    parts = text.split(",") if isinstance(text, str) else map(str, text)
-    return tuple(part.strip() for part in parts if part.strip())
+_OF_A_BUILD_TOO = {"store", "target_recall", "choose_sample", "index_device", "seed"}

@@ -9,19 +9,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import replacing
-from whiten_index.artifacts.files import list_folder, reading, writing
+from whiten_index.artifacts.files import list_folder, writing
 from whiten_index.artifacts.tensors import content_digest, read_sealed, write_sealed
-from whiten_index.corpus.sources import find_files
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec, recorded_spec, resolve_encoder
-from whiten_index.errors import ArtifactError, ConfigError, CorpusError, StorageError
-from whiten_index.measure.eval_config import OF_TASKS, EvalConfig
+from whiten_index.errors import ArtifactError, StorageError
+from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.progress import Stages
 from whiten_index.search.query_encoder import QueryEncoder
 from whiten_index.store.embedding_store import EmbeddingStore
@@ -126,7 +123,6 @@ class EncoderTexts:
 
 def open_embedder(config: EvalConfig, stages: Stages) -> TextEmbedder:
     """Return what embeds the texts of an evaluation."""
-    check_fit(config)
     if config.index is None:
         asked = config.encoder
         spec, folder = resolve_encoder(asked)
@@ -203,47 +199,3 @@ def _read(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.floating]]:
     if found["digests"].shape[1] != _BYTES:
         raise ArtifactError(f"{path} is damaged; remove it, and its texts are encoded again")
     return found["digests"], found["embeddings"]
-
-
-# Columns of sentences that a corpus to fit on may have; each is a sentence of its own.
-_KNOWN_COLUMNS = (("premise", "hypothesis"), ("sentence1", "sentence2"), ("sentence",), ("text",))
-
-
-def fit_source(config: EvalConfig) -> str | None:
-    """Return the corpus that transforms are fitted on, None for the task itself."""
-    return None if not config.transforms or config.fit in OF_TASKS else config.fit
-
-
-def check_fit(config: EvalConfig) -> None:
-    """Refuse, before anything is encoded, a corpus that cannot be fitted on."""
-    source = fit_source(config)
-    if source is not None:
-        sentence_columns(source, config.fit_columns)
-
-
-def sentence_columns(source: str, asked: tuple[str, ...] | None = None) -> tuple[str, ...]:
-    """Return the columns of sentences of a Parquet corpus: those asked for, or those known."""
-    try:
-        file = find_files([source])[0]
-        with reading(file.path):
-            names = pq.read_schema(file.path, filesystem=file.filesystem).names
-    except (CorpusError, OSError, pa.ArrowException) as error:
-        raise CorpusError(
-            f"{source} cannot be fitted on ({str(error).splitlines()[0][:160]}); --fit takes "
-            f"{', '.join(OF_TASKS)}, or a Parquet corpus of sentences"
-        ) from error
-    if asked is not None:
-        if lacking := [name for name in asked if name not in names]:
-            raise ConfigError(
-                f"{source} has no column {', '.join(lacking)}; --fit-column takes some of "
-                f"{', '.join(names)}"
-            )
-        return asked
-    for columns in _KNOWN_COLUMNS:
-        if set(columns) <= set(names):
-            return columns
-    known = ", ".join(" and ".join(columns) for columns in _KNOWN_COLUMNS)
-    raise CorpusError(
-        f"{source} has the columns {', '.join(names)} and none of {known}; name the columns of "
-        "sentences with --fit-column"
-    )
