@@ -64,9 +64,9 @@ def test_a_run_written_and_read_again_is_the_same_to_every_metric(tmp_path, endi
 @pytest.mark.parametrize(
     ("ending", "text", "message"),
     [
-        (".trec", "", r"run\.trec is empty: it ranks nothing"),
+        (".trec", "", r"run\.trec is empty: it holds no rows"),
         (".trec", "q Q0 d 1 0.5 x\nq Q0 e 2 0.4\n", r"line 2, has 5 fields, expected 6 .*'q Q0 e"),
-        (".trec", "q 0 d 1\n", "line 1, has 4 fields.*; four are a file of judgements"),
+        (".trec", "q 0 d 1\n", "line 1, has 4 fields, expected 6 between blanks"),
         (".run", "q Q0 d 1 half x\n", "line 1, has 'half' as score, expected a finite number"),
         (
             ".trec",

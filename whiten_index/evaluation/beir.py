@@ -15,7 +15,7 @@ from whiten_index.artifacts.limits import load_json
 from whiten_index.artifacts.manifest import canonical_json
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.judgements import to_id, to_utf8
-from whiten_index.evaluation.label_table import first_line, read_lines, shown
+from whiten_index.evaluation.label_table import first_line, read_lines, reading_parquet, shown
 
 _SCHEMA = pa.schema([("id", pa.string()), ("title", pa.string()), ("text", pa.string())])
 # What a Parquet file was made of, in the metadata of its schema.
@@ -71,13 +71,8 @@ def text_columns(corpus: Path) -> list[str]:
 
 
 def _columns(path: Path) -> list[str]:
-    try:
-        with reading(path):
-            return list(pq.read_schema(path).names)
-    except (OSError, pa.ArrowException) as error:
-        raise CorpusError(
-            f"{path} is not a readable Parquet file ({first_line(error)}); restore it"
-        ) from error
+    with reading_parquet(path):
+        return list(pq.read_schema(path).names)
 
 
 def _as_parquet(source: Path, target: Path) -> Path:

@@ -20,6 +20,7 @@ _QUERY, _DOCUMENT = ("query_id", "query-id"), ("doc_id", "corpus-id")
 _GRADE, _SPLIT = ("relevance", "score"), "split"
 _ID, _TEXT = ("id", "query_id", "_id"), ("text", "query")
 _PAIRS, _SCORE = (("sentence1", "sentence2"), ("query", "document"), ("text1", "text2")), "score"
+_TREC_COLUMNS = ("query_id", "iteration", "doc_id", "relevance")
 _WHOLE = re.compile(r"[+-]?[0-9]+(\.0*)?")
 # trec_eval keeps one counter a grade: 2**31 takes 16 GB and a minute, 2**40 ends the process.
 _TOP_GRADE = 1_000_000
@@ -135,7 +136,7 @@ def read_pairs(path: str | Path) -> Pairs:
 
 def _judgements(path: str | Path) -> LabelTable:
     known = {*_QUERY, *_DOCUMENT, *_GRADE, _SPLIT}
-    return LabelTable.read(Path(path), (PARQUET, TSV, *TREC), known, headless=True)
+    return LabelTable.read(Path(path), (PARQUET, TSV, *TREC), known, bare=_TREC_COLUMNS)
 
 
 def qrels_splits(path: str | Path) -> tuple[str, ...]:

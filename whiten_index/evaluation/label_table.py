@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import stat
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from whiten_index.artifacts.limits import LimitError, check_expanded, iterate_li
 from whiten_index.errors import ConfigError, CorpusError
 
 PARQUET, JSONL, TSV, TREC = ".parquet", ".jsonl", ".tsv", (".qrels", ".txt", ".trec")
-TREC_COLUMNS = ("query_id", "iteration", "doc_id", "relevance")
 _LINE, _ROW = "line {}", "row {} (from 0)"
 # What a list takes for a value, at least.
 _VALUE_BYTES = 8
@@ -46,9 +46,17 @@ class LabelTable:
 
     @classmethod
     def read(
-        cls, path: Path, endings: Collection[str], known: Collection[str], *, headless: bool = False
+        cls,
+        path: Path,
+        endings: Collection[str],
+        known: Collection[str],
+        *,
+        bare: Sequence[str] = (),
     ) -> LabelTable:
-        """Read the columns that have a ``known`` name, and two of text that are the only ones."""
+        """Read the columns that have a ``known`` name, and two of text that are the only ones.
+
+        ``bare`` are the columns of a file between blanks without a header, as TREC has them.
+        """
         if path.suffix not in endings:
             raise ConfigError(
                 f"the ending of {path.name or path} names no format of labels; use "
@@ -60,7 +68,7 @@ class LabelTable:
         elif path.suffix == JSONL:
             table = _read_jsonl(path, known)
         else:
-            table = _read_fields(path, known, headless=headless)
+            table = _read_fields(path, known, bare)
         if not len(table):
             raise CorpusError(f"{path} is empty: it holds no rows; name a file that does")
         if len(set(table.names)) < len(table.names):
@@ -125,28 +133,35 @@ def _another(path: Path) -> str:
     return f"a {path.suffix} file" if path.suffix else "a file"
 
 
-def _read_parquet(path: Path, known: Collection[str]) -> LabelTable:
+@contextlib.contextmanager
+def reading_parquet(path: Path) -> Iterator[None]:
+    """Refuse a Parquet file that cannot be read."""
     try:
         with reading(path):
-            schema = pq.read_schema(path)
-            texts = [field.name for field in schema if _is_text(field.type)]
-            wanted = {*known, *(texts if len(texts) == 2 else ())}
-            with open_bounded(path) as file:
-                table = file.read([name for name in schema.names if name in wanted])
-        # Damage that decodes all the same shows as text that is not UTF-8.
-        table.validate(full=True)
-        check_texts(path, table)
-        columns = dict(zip(table.column_names, (c.to_pylist() for c in table.columns), strict=True))
+            yield
     except (OSError, ValueError, pa.ArrowException) as error:
         raise CorpusError(
             f"{path} is not a readable Parquet file ({first_line(error)}); restore it or name "
             "another"
         ) from error
+
+
+def _read_parquet(path: Path, known: Collection[str]) -> LabelTable:
+    with reading_parquet(path):
+        schema = pq.read_schema(path)
+        texts = [field.name for field in schema if _is_text(field.type)]
+        wanted = {*known, *(texts if len(texts) == 2 else ())}
+        with _open_bounded(path) as file:
+            table = file.read([name for name in schema.names if name in wanted])
+        # Damage that decodes all the same shows as text that is not UTF-8.
+        table.validate(full=True)
+        _check_texts(path, table)
+        columns = dict(zip(table.column_names, (c.to_pylist() for c in table.columns), strict=True))
     return LabelTable(path, columns, schema.names, texts, _ROW, range(table.num_rows))
 
 
-def open_bounded(path: Path) -> pq.ParquetFile:
-    """Open a Parquet file whose texts stay in dictionaries until ``check_texts`` has seen them.
+def _open_bounded(path: Path) -> pq.ParquetFile:
+    """Open a Parquet file whose texts stay in dictionaries until ``_check_texts`` has seen them.
 
     A file may hold a text once and name it in a billion rows.
     """
@@ -162,11 +177,11 @@ def open_bounded(path: Path) -> pq.ParquetFile:
     return file
 
 
-def check_texts(path: Path, rows: pa.Table | pa.RecordBatch) -> None:
+def _check_texts(path: Path, rows: pa.Table) -> None:
     """Refuse rows of a Parquet file whose texts are far larger than the file."""
     total = 0
     for column in rows.columns:
-        for chunk in getattr(column, "chunks", [column]):
+        for chunk in column.chunks:
             if pa.types.is_dictionary(chunk.type) and _is_text(chunk.type):
                 lengths = pc.binary_length(chunk.dictionary).cast(pa.int64())
                 total += pc.sum(lengths.take(chunk.indices)).as_py() or 0
@@ -199,12 +214,12 @@ def _read_jsonl(path: Path, known: Collection[str]) -> LabelTable:
     return LabelTable(path, columns, list(names), (), _LINE, numbers)
 
 
-def _read_fields(path: Path, known: Collection[str], *, headless: bool) -> LabelTable:
-    """Read fields between tabs under a header, or TREC's four between blanks without one."""
+def _read_fields(path: Path, known: Collection[str], bare: Sequence[str]) -> LabelTable:
+    """Read fields between tabs under a header, or those of TREC between blanks without one."""
     lines = list(read_lines(path))
     header = lines[0][1].split("\t") if lines else []
-    trec = path.suffix != TSV or (headless and len(header) == 4 and not {*header} & {*known})
-    names: Sequence[str] = TREC_COLUMNS if trec else header
+    trec = path.suffix != TSV or (len(header) == len(bare) and not {*header} & {*known})
+    names: Sequence[str] = bare if trec else header
     separator = "\t" if path.suffix == TSV else None
     records, numbers = [], []
     for number, line in lines if trec else lines[1:]:

@@ -15,15 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from whiten_index.artifacts.atomic import replacing
-from whiten_index.artifacts.files import exists, is_folder, is_link, reading, writing
+from whiten_index.artifacts.files import exists, is_folder, is_link, writing
 from whiten_index.artifacts.limits import load_json
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.judgements import to_id, to_number
 from whiten_index.evaluation.label_table import (
+    LabelTable,
     check_readable,
-    check_texts,
     first_line,
-    open_bounded,
     read_lines,
     shown,
 )
@@ -33,11 +32,10 @@ TREC, PARQUET, JSONL = (".trec", ".run", ".txt"), ".parquet", ".jsonl"
 RUN_ENDINGS = (*TREC, PARQUET, JSONL)
 _TAG = "whiten-index"
 _CHUNK = 256
-_TREC_FIELDS = ("query", "Q0", "document", "rank", "score", "tag")
-_JUDGEMENT_FIELDS = 4
+_TREC_FIELDS = ("query_id", "Q0", "doc_id", "rank", "score", "tag")
 _READ = ("query_id", "doc_id", "score")
-# Where a score stands, the query, the document, the score.
-_Line = tuple[str, Any, Any, Any]
+# The place in the file, the query, and documents with their scores.
+_Hits = tuple[str, Any, list[tuple[Any, Any]]]
 _EMPTY = pa.schema(
     {"query_id": pa.string(), "doc_id": pa.string(), "rank": pa.int64(), "score": pa.float64()}
 )
@@ -169,100 +167,48 @@ def read_run(path: str | Path) -> Run:
     """
     path = Path(path)
     check_run_path(path)
-    check_readable(path)
-    lines = {PARQUET: _parquet_lines, JSONL: _jsonl_lines}.get(path.suffix, _trec_lines)(path)
     run: dict[str, dict[str, float]] = {}
-    for where, query_id, document_id, score in lines:
+    for where, query_id, hits in _jsonl_hits(path) if path.suffix == JSONL else _table_hits(path):
         query = _to_id(query_id, f"{where} query id")
         found = run.setdefault(query, {})
-        if document_id is None:
-            continue
-        document = _to_id(document_id, f"{where} document id")
-        if document in found:
-            raise CorpusError(
-                f"{where} has document {document!r} of query {query!r} again; keep one, such as "
-                "the best passage of a document"
-            )
-        found[document] = _to_score(score, where)
+        for document_id, score in hits:
+            document = _to_id(document_id, f"{where} document id")
+            if document in found:
+                raise CorpusError(
+                    f"{where} has document {document!r} of query {query!r} again; keep one, such "
+                    "as the best passage of a document"
+                )
+            found[document] = _to_score(score, where)
     if not run:
         raise CorpusError(f"{path} is empty: it ranks nothing; name a run that does")
     return run
 
 
-def _trec_lines(path: Path) -> Iterator[_Line]:
-    for number, line in read_lines(path):
-        fields = line.split()
-        if len(fields) != len(_TREC_FIELDS):
-            hint = "; four are a file of judgements" if len(fields) == _JUDGEMENT_FIELDS else ""
-            raise CorpusError(
-                f"{path}, line {number}, has {len(fields)} fields, expected {len(_TREC_FIELDS)} "
-                f"between blanks ({' '.join(_TREC_FIELDS)}): {shown(line)}; mend the line or take "
-                f"it out{hint}"
-            )
-        yield f"{path}, line {number},", fields[0], fields[2], fields[4]
+def _table_hits(path: Path) -> Iterator[_Hits]:
+    table = LabelTable.read(path, RUN_ENDINGS, set(_READ), bare=_TREC_FIELDS)
+    queries, documents, scores = (table.columns[table.need((name,))] for name in _READ)
+    for row, query in enumerate(queries):
+        yield table.where(row), query, [(documents[row], scores[row])]
 
 
-def _wrong(error: Exception) -> str:
-    if isinstance(error, KeyError):
-        return f"it has no {error}"
-    return "a field is of another type" if isinstance(error, TypeError) else first_line(error)
-
-
-def _jsonl_lines(path: Path) -> Iterator[_Line]:
+def _jsonl_hits(path: Path) -> Iterator[_Hits]:
+    check_readable(path)
     first_lines: dict[str, int] = {}
     for number, line in read_lines(path):
         where = f"{path}, line {number},"
         try:
             ranking = load_json(line)
-            query, hits = (
-                ranking["query_id"],
-                [(hit["id"], hit["score"]) for hit in ranking["hits"]],
-            )
+            query = ranking["query_id"]
+            hits = [(hit["id"], hit["score"]) for hit in ranking["hits"]]
         except (ValueError, KeyError, TypeError) as error:
+            why = f"it has no {error}" if isinstance(error, KeyError) else first_line(error)
             raise CorpusError(
                 f'{where} is no ranking such as {{"query_id": "q1", "hits": [{{"id": "d1", '
-                f'"score": 0.5}}]}} ({_wrong(error)}): {shown(line)}; '
-                "mend it or take it out"
+                f'"score": 0.5}}]}} ({why}): {shown(line)}; mend it or take it out'
             ) from error
         if (earlier := first_lines.setdefault(str(query), number)) != number:
             raise CorpusError(f"{where} ranks query {query!r} of line {earlier} again; keep one")
-        # A query without hits is ranked all the same.
-        yield where, query, None, None
-        for document, score in hits:
-            yield where, query, _present(document, where), score
-
-
-def _parquet_lines(path: Path) -> Iterator[_Line]:
-    try:
-        with reading(path), open_bounded(path) as file:
-            names = file.schema_arrow.names
-            if missing := [name for name in _READ if name not in names]:
-                raise CorpusError(
-                    f"{path} has no column {' and no '.join(missing)}; its columns are "
-                    f"{', '.join(names)}: rename or add one"
-                )
-            if len(set(names)) < len(names):
-                raise CorpusError(f"{path} names a column twice: {', '.join(names)}; rename one")
-            numbers = itertools.count()
-            for batch in file.iter_batches(columns=list(_READ)):
-                batch.validate(full=True)
-                check_texts(path, batch)
-                columns = (batch.column(name).to_pylist() for name in _READ)
-                # The numbers last: they never end, and none is to be lost between two batches.
-                for query, document, score, number in zip(*columns, numbers, strict=False):
-                    where = f"{path}, row {number} (from 0),"
-                    yield where, query, _present(document, where), score
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise CorpusError(
-            f"{path} is not a readable Parquet file ({first_line(error)}); restore it or name "
-            "another"
-        ) from error
-
-
-def _present(document: Any, where: str) -> Any:
-    if document is None:
-        raise CorpusError(f"{where} has no document id; mend it or take it out")
-    return document
+        yield where, query, hits
 
 
 def _to_id(value: Any, where: str) -> str:
