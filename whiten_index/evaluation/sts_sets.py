@@ -88,7 +88,10 @@ class StsSet:
 
 
 def read_sts(
-    paths: Iterable[str | Path], *, splits: Mapping[str, str] | None = None
+    paths: Iterable[str | Path],
+    *,
+    splits: Mapping[str, str] | None = None,
+    unscored: bool = False,
 ) -> list[StsSet]:
     """Read sets of pairs, in the order in which they occur.
 
@@ -99,6 +102,7 @@ def read_sts(
             dropped and counted.
         splits: name of a set -> the split to score, or ``all``. STS-B is scored on test, others
             on all their pairs unless it says so.
+        unscored: also take files without a column score, whose pairs are above any score.
 
     Raises:
         ConfigError: an ending names no format, or a set or split that is not there.
@@ -111,7 +115,7 @@ def read_sts(
     wished = {key_of(name): (name, split) for name, split in (splits or {}).items()}
     found: list[StsSet] = []
     for path in _files(paths):
-        for made in _read_file(path, wished):
+        for made in _read_file(path, wished, unscored=unscored):
             same = [each.name for each in found if key_of(each.name) == key_of(made.name)]
             if same:
                 raise CorpusError(
@@ -177,10 +181,13 @@ def _files(paths: Iterable[str | Path]) -> list[Path]:
     return files
 
 
-def _read_file(path: Path, wished: Mapping[str, tuple[str, str]]) -> list[StsSet]:
+def _read_file(
+    path: Path, wished: Mapping[str, tuple[str, str]], *, unscored: bool
+) -> list[StsSet]:
     known = {*_PAIR, _SCORE, _DATASET, _SUBSET, _SPLIT}
     table = LabelTable.read(path, (PARQUET, JSONL, TSV), known)
-    if lacking := [name for name in (*_PAIR, _SCORE) if name not in table.columns]:
+    needed = _PAIR if unscored else (*_PAIR, _SCORE)
+    if lacking := [name for name in needed if name not in table.columns]:
         raise table.lacks(
             f"no column {' and no '.join(lacking)} (pairs have sentence1, sentence2 and score, and "
             "may have dataset, subset and split)"
@@ -195,7 +202,9 @@ def _read_set(
     table: LabelTable, name: str, rows: Sequence[int], wished: Mapping[str, tuple[str, str]]
 ) -> StsSet:
     published = _PUBLISHED.get(key_of(name), _Published(name, None, _SUBSET in table.columns))
-    every = np.array([table.parse(_SCORE, row, to_score) for row in rows])
+    every = np.full(len(rows), np.inf)
+    if _SCORE in table.columns:
+        every = np.array([table.parse(_SCORE, row, to_score) for row in rows])
     kept = [row for row, score in zip(rows, every, strict=True) if not np.isnan(score)]
     splits = _labels(table, _SPLIT, kept)
     split = _split_to_score(table, published, wished)
@@ -203,7 +212,7 @@ def _read_set(
     if split is not None and not scored.any():
         there = ", ".join(sorted(set(splits.tolist())))
         raise ConfigError(
-            f"{table.path} has no scored pairs of {published.name} in split {split!r}; its splits "
+            f"{table.path} has no pairs of {published.name} in split {split!r}; its splits "
             f"are {there}: name one with --split {published.name}=SPLIT, or all"
         )
     if scored.sum() < 2:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.files import is_folder, list_folder
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.geometry_scores import POSITIVE_ABOVE, Geometry, alignment
-from whiten_index.evaluation.judgements import read_pairs
-from whiten_index.evaluation.label_table import JSONL, PARQUET, TSV, LabelTable
-from whiten_index.evaluation.sts_sets import ALL_SPLITS, StsSet, chosen_sets, key_of, read_sts
+from whiten_index.evaluation.sts_sets import StsSet, chosen_sets, read_sts
 from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.measure_options import SCORED
 from whiten_index.measure.spaces import Space, Spaces, raw_space, report_of, runs_of
@@ -27,7 +23,6 @@ from whiten_index.progress import Progress, Silent, Stages
 # Geometry is of all pairs of texts, so its time grows with their square.
 MOST_TEXTS = 10_000
 _LEAST_TEXTS = 3
-_ENDINGS = (PARQUET, JSONL, TSV)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,23 +60,8 @@ def read_geometry_sets(
     """
     if not math.isfinite(above):
         raise ConfigError(f"positive pairs are to score above {above:g}; give a number such as 4")
-    given = [(path, _without_score(path)) for path in _opened(paths)]
-    wished = dict(splits or {})
-    sets = [_read_unscored(table, wished) for _, table in given if table is not None]
-    scored = [path for path, table in given if table is None]
-    if scored:
-        sets += read_sts(scored, splits=wished)
-    elif wished:
-        raise ConfigError(
-            f"--split names {', '.join(wished)}, and the sets are "
-            f"{', '.join(each.name for each in sets)}"
-        )
-    counts = Counter(key_of(each.name) for each in sets)
-    if twice := [each.name for each in sets if counts[key_of(each.name)] > 1]:
-        raise CorpusError(
-            f"two files hold a set called {twice[-1]}; rename one, or name each set's file once"
-        )
-    return [_geometry_set(each, above) for each in chosen_sets(sets, names)]
+    sets = chosen_sets(read_sts(paths, splits=splits, unscored=True), names)
+    return [_geometry_set(each, above) for each in sets]
 
 
 def evaluate_geometry(
@@ -171,53 +151,6 @@ def _measure(
         "dropped": each.dropped,
         "texts": len(texts),
     }
-
-
-def _opened(paths: Iterable[str | Path]) -> Iterator[Path]:
-    """Yield files, those of a folder by name; a folder without any, which ``read_sts`` refuses."""
-    for path in map(Path, paths):
-        inside = list_folder(path) if is_folder(path) else []
-        yield from [each for each in inside if each.suffix in _ENDINGS] or [path]
-
-
-def _without_score(path: Path) -> LabelTable | None:
-    """Return the splits of a file of pairs without a score; None where it has one."""
-    if is_folder(path):
-        return None
-    table = LabelTable.read(path, _ENDINGS, {"score", "split"})
-    return None if "score" in table.columns else table
-
-
-def _read_unscored(table: LabelTable, wished: dict[str, str]) -> StsSet:
-    """Return the pairs of a file, each above any score; what is wished of it is taken out."""
-    path, pairs = table.path, read_pairs(table.path)
-    own = [wished.pop(name) for name in list(wished) if key_of(name) == key_of(path.stem)]
-    split = own[-1] if own else ALL_SPLITS
-    splits = table.columns.get("split")
-    measured = np.ones(len(pairs), bool)
-    values = [None] * len(pairs) if splits is None else splits
-    labels = np.array(["" if each is None else str(each) for each in values], dtype=object)
-    if split != ALL_SPLITS:
-        if splits is None:
-            raise ConfigError(
-                f"{path} has no column split; do not ask for split {split!r} of {path.stem}"
-            )
-        measured = labels == split
-    if not measured.any():
-        raise ConfigError(
-            f"{path} has no pairs of {path.stem} in split {split!r}; its splits are "
-            f"{', '.join(sorted(set(labels)))}: name one with --split {path.stem}=SPLIT, or all"
-        )
-    return StsSet(
-        name=path.stem,
-        first=pairs.first,
-        second=pairs.second,
-        scores=np.full(len(pairs), np.inf),
-        subsets=np.full(len(pairs), "", dtype=object),
-        splits=labels,
-        scored=measured,
-        averaged=False,
-    )
 
 
 def _geometry_set(each: StsSet, above: float) -> GeometrySet:
