@@ -47,7 +47,7 @@ def sweep(plan: bool, as_json: bool, **options: Any) -> None:
 
     config = SweepConfig(**given(options))
     if plan:
-        found = plan_sweep(config, progress=terminal.Bars()).to_json()
+        found = plan_sweep(config, progress=terminal.Bars())
         lines = ("plan (nothing was written)", *_lines(found))
         terminal.show(found, lines, as_json=as_json)
         return

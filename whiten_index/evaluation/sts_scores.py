@@ -39,27 +39,16 @@ class Correlation:
     wmean: float
     subsets: dict[str, float | None]
 
-    def to_json(self, *, scale: float = 100.0) -> dict[str, Any]:
-        """Return the figures times ``scale``."""
-        return {name: scale * getattr(self, name) for name in AGGREGATIONS}
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures times 100."""
+        return {name: 100 * getattr(self, name) for name in AGGREGATIONS}
 
 
 def pair_cosines(first: ArrayLike, second: ArrayLike) -> NDArray[np.float64]:
     """Return the cosine (n,) of each row of (n, k) with its partner; 0 where one is all zeros."""
     a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
-    return _cosines(np.einsum("ij,ij->i", a, b), _squares(a), _squares(b))
-
-
-def _squares(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    squares: NDArray[np.float64] = np.einsum("ij,ij->i", rows, rows)
-    return squares
-
-
-def _cosines(
-    dots: NDArray[np.float64], first: NDArray[np.float64], second: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return dots over lengths, whose squares are given."""
-    norms = np.sqrt(first * second)
+    dots, left, right = (np.einsum("ij,ij->i", *pair) for pair in ((a, b), (a, a), (b, b)))
+    norms = np.sqrt(left * right)
     cosines: NDArray[np.float64] = np.divide(dots, norms, out=np.zeros(len(dots)), where=norms > 0)
     return np.clip(cosines, -1.0, 1.0)
 

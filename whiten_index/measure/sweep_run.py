@@ -41,39 +41,6 @@ _MEASURES = 1
 
 
 @dataclass(frozen=True)
-class SweepPlan:
-    """Estimate of a sweep. The embeddings may turn out to span fewer directions than dims.
-
-    Attributes:
-        rows: of the corpus.
-        to_encode: rows that are not in the store yet.
-        encode_seconds: expected for these, None if there are none.
-        dim: width d of the embeddings.
-        points: to measure, including those found.
-        by_family: family -> points.
-        found: points in the results file, of runs with as many rows and the same settings.
-        skipped: key -> reason why a point cannot be measured.
-        work_bytes: largest total of the temporary index files.
-        largest_index_bytes: of the index that takes the most memory.
-    """
-
-    rows: int
-    to_encode: int
-    encode_seconds: float | None
-    dim: int
-    points: int
-    by_family: dict[str, int]
-    found: int
-    skipped: dict[str, str]
-    work_bytes: int
-    largest_index_bytes: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan as JSON values."""
-        return dict(vars(self))
-
-
-@dataclass(frozen=True)
 class SweepReport:
     """Outcome of a sweep."""
 
@@ -91,8 +58,15 @@ class SweepReport:
         return {**vars(self), "results": str(self.results)}
 
 
-def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> SweepPlan:
+def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> dict[str, Any]:
     """Estimate a sweep without writing anything.
+
+    Returns:
+        JSON values: ``rows`` of the corpus, those ``to_encode``, and the ``encode_seconds`` of
+        these, None if there are none; the width ``dim``; ``points`` to measure, in all and
+        ``by_family``, those ``found`` in the results file, and ``skipped``: key -> reason. The
+        embeddings may turn out to span fewer directions than dims. ``work_bytes``: largest total
+        of the temporary index files, and ``largest_index_bytes``.
 
     Raises:
         CorpusError: corpus or judgements cannot be used.
@@ -115,19 +89,19 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Swee
         for where, some in points.by_vectors().items()
         if where.family != FAISS
     ]
-    return SweepPlan(
-        rows=rows,
-        to_encode=to_encode,
-        encode_seconds=seconds,
-        dim=dim,
-        points=len(points.points),
-        by_family=dict(Counter(point.vectors.family for point in points.points)),
-        found=sum(point.key in found for point in points.points),
-        skipped={point.key: why for point, why in points.skipped.items()},
+    return {
+        "rows": rows,
+        "to_encode": to_encode,
+        "encode_seconds": seconds,
+        "dim": dim,
+        "points": len(points.points),
+        "by_family": dict(Counter(point.vectors.family for point in points.points)),
+        "found": sum(point.key in found for point in points.points),
+        "skipped": {point.key: why for point, why in points.skipped.items()},
         # Indexes over the same vectors exist at the same time, next to the raw embeddings.
-        work_bytes=4 * rows * dim + max(map(sum, sizes), default=0),
-        largest_index_bytes=max((size for some in sizes for size in some), default=0),
-    )
+        "work_bytes": 4 * rows * dim + max(map(sum, sizes), default=0),
+        "largest_index_bytes": max((size for some in sizes for size in some), default=0),
+    }
 
 
 def _measured_before(config: SweepConfig, rows: int) -> set[str]:
