@@ -19,8 +19,6 @@ MEASURES: dict[str, Callable[[ArrayLike, ArrayLike], float]] = {
 }
 # What rounding makes of equal cosines.
 _SPREAD = 1e-12
-# Rows of a few hundred numbers that stay in the cache.
-_BLOCK = 256
 
 
 @dataclass(frozen=True)
