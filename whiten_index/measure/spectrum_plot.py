@@ -29,7 +29,6 @@ from whiten_index.measure.charts import (
 
 _ENDINGS = (".png", ".svg", ".pdf")
 _TITLE = 14  # points
-_FEW = 24  # directions that are marked one by one
 _ROOM = 1.6  # factor between the eigenvalues drawn and the edge of the axis
 
 # Field of the geometry, its label, its format, and how to read it.
@@ -65,20 +64,15 @@ def draw_spectrum(path: Path | str, description: Mapping[str, Any], eigenvalues:
     path = Path(path)
     check_plot_path(path)
     values = np.maximum(np.asarray(eigenvalues, dtype=np.float64), 0.0)
-    figure = _compose(_title(description), _panels(description, values))
-    with writing(path), replacing(path) as temporary:
-        figure.savefig(temporary, format=path.suffix.lower()[1:], dpi=DOTS_PER_INCH)
-
-
-def _compose(title: tuple[str, str], panels: list[Panel]) -> Any:
-    """Return a figure of up to four panels: side by side, or two by two."""
+    panels, (above, below) = _panels(description, values), _title(description)
     rows, columns = (2, 2) if len(panels) == 4 else (1, len(panels))
     figure = empty_figure(5.9 * columns, 4.2 * rows + 1)
-    figure.suptitle(title[0], size=_TITLE, color=INK)
-    figure.supxlabel(title[1], size=TEXT, color=GREY)
+    figure.suptitle(above, size=_TITLE, color=INK)
+    figure.supxlabel(below, size=TEXT, color=GREY)
     for axes, draw in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=True):
         draw(axes)
-    return figure
+    with writing(path), replacing(path) as temporary:
+        figure.savefig(temporary, format=path.suffix.lower()[1:], dpi=DOTS_PER_INCH)
 
 
 def _title(description: Mapping[str, Any]) -> tuple[str, str]:
@@ -121,40 +115,18 @@ def _draw_eigenvalues(axes: Any, values: NDArray[np.float64], whitening: Mapping
         axes.text(0.5, 0.5, "no variance: all embeddings are equal", ha="center", va="center",
                   transform=axes.transAxes, size=TEXT, color=GREY)  # fmt: skip
         return
-    shown = values[:rank]
-    place = np.arange(1, rank + 1)
+    shown, top = values[:rank], whitening.get("remove_top", 0)
     axes.set_yscale("log")
-    axes.plot(place, shown, color=BLUE, lw=2, marker=_marker(values), label="embeddings")
-    after, top = _after(shown, whitening), whitening.get("remove_top", 0)
-    if len(after):
-        axes.plot(place[top : top + len(after)], after, color=RED, lw=2, ls=(0, (5, 2)),
-                  marker=_marker(values), label="vectors, scaled to the same start")  # fmt: skip
-        shown = np.concatenate([shown, after])
-    # The labels of k and the rank stand in the upper fifth, clear of every line.
+    axes.plot(np.arange(1, rank + 1), shown, color=BLUE, lw=2, marker=".", ms=4)
+    # The labels of k and the rank stand in the upper fifth, clear of the line.
     least, most = np.log10(shown.min() / _ROOM), np.log10(shown.max() * _ROOM)
     axes.set_ylim(10**least, 10 ** (least + (most - least) / 0.82))
     text = f"k = {k}, the first {top} left out" if top else f"k = {k}"
     _mark(axes, top + k, rank, len(values), text=text, heights=(0.98, 0.90))
-    if len(after):
-        _legend(axes, "lower left")
 
 
 def _rank(values: NDArray[np.float64], whitening: Mapping[str, Any]) -> int:
     return min(int(whitening["rank"]), int((values > 0).sum()))
-
-
-def _after(shown: NDArray[np.float64], whitening: Mapping[str, Any]) -> NDArray[np.float64]:
-    """Return λ^(1 − γ) of the directions kept, scaled to start at the first one's λ.
-
-    Nothing if the vectors keep λ or do not follow it.
-    """
-    follows = whitening["kind"] in ("whitening", "zca") and whitening["exponent"] != 0
-    # A floor drops directions within the rank, and shrunk eigenvalues are not the data's.
-    if not follows or whitening.get("floor") or whitening.get("estimator"):
-        return shown[:0]
-    top = whitening.get("remove_top", 0)
-    used = shown[top : top + whitening["k"]]
-    return np.asarray(used[:1] * (used / used[:1]) ** (1 - whitening["exponent"]))
 
 
 def _draw_variance(axes: Any, values: NDArray[np.float64], whitening: Mapping[str, Any]) -> None:
@@ -163,7 +135,7 @@ def _draw_variance(axes: Any, values: NDArray[np.float64], whitening: Mapping[st
     if total == 0:
         return
     most = np.concatenate([[0.0], np.cumsum(values) / total])
-    axes.plot(np.arange(len(most)), most, color=BLUE, lw=2, marker=_marker(values))
+    axes.plot(np.arange(len(most)), most, color=BLUE, lw=2, marker=".", ms=4)
     axes.set_ylim(0, 1.04)
     axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     # Directions that are not the leading ones lie below the curve.
@@ -244,12 +216,4 @@ def _draw_choice(axes: Any, choice: Mapping[str, Any]) -> None:
                       mew=2, zorder=4, ls="none",
                       label=f"chosen: γ = {candidate['exponent']:g}")  # fmt: skip
     axes.margins(x=0.06, y=0.12)
-    _legend(axes, "best")
-
-
-def _marker(values: NDArray[np.float64]) -> str:
-    return "o" if len(values) <= _FEW else ""
-
-
-def _legend(axes: Any, place: str) -> None:
-    axes.legend(loc=place, fontsize=SMALL, framealpha=0.9, edgecolor="none", labelcolor=INK)
+    axes.legend(fontsize=SMALL, framealpha=0.9, edgecolor="none", labelcolor=INK)

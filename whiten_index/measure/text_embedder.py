@@ -70,19 +70,23 @@ class EncoderTexts:
         return encoder_facts(self._spec)
 
     def _make(self, texts: list[str]) -> NDArray[np.float32]:
-        made = np.empty((len(texts), self._spec.dim), np.float32)
-        kept = self._opened()
-        there = np.zeros(len(texts), bool)
-        if kept is not None:
+        """Return the embeddings (n, d) of texts, from the store if it has them."""
+        made, missing = np.empty((len(texts), self._spec.dim), np.float32), np.ones(len(texts), bool)
+        kept: KeptTexts | None = None
+        if self._store is not None:
+            spec = self._spec
+            store = EmbeddingStore.create(self._store, spec.to_json(), spec.fingerprint)
+            kept = KeptTexts(store.folder / "texts")
             there, rows = kept.find(texts)
+            missing = ~there
             if rows:
                 made[there] = np.stack(rows)
                 self._stages.watcher.note(
                     f"{len(rows):,} of {len(texts):,} texts: embeddings found in {self._store}"
                 )
-        new = [text for text, found in zip(texts, there, strict=True) if not found]
-        if new:
-            made[~there] = self._encode(new, kept)
+        if missing.any():
+            new = [text for text, lacks in zip(texts, missing, strict=True) if lacks]
+            made[missing] = self._encode(new, kept)
         return made
 
     def _encode(self, texts: list[str], kept: KeptTexts | None) -> NDArray[np.float32]:
@@ -97,28 +101,14 @@ class EncoderTexts:
             for block in self._encoder.stream([texts], advance=watcher.advance):
                 made[filled : filled + len(block)] = block
                 if kept is not None:
-                    kept = self._kept(kept, texts[filled : filled + len(block)], block)
+                    try:
+                        kept.add(texts[filled : filled + len(block)], block)
+                    except StorageError as error:
+                        # The evaluation needs no store; the user should know that it was of no use.
+                        self._stages.watcher.note(f"note: embeddings are not kept: {error}")
+                        kept = None
                 filled += len(block)
         return made
-
-    def _kept(
-        self, kept: KeptTexts, texts: list[str], embeddings: NDArray[np.float32]
-    ) -> KeptTexts | None:
-        """Keep embeddings; None where that cannot be, so that it is tried and told once."""
-        try:
-            kept.add(texts, embeddings)
-        except StorageError as error:
-            # The evaluation needs no store; the user should know that it was of no use.
-            self._stages.watcher.note(f"note: embeddings are not kept: {error}")
-            return None
-        return kept
-
-    def _opened(self) -> KeptTexts | None:
-        if self._store is None:
-            return None
-        spec = self._spec
-        store = EmbeddingStore.create(self._store, spec.to_json(), spec.fingerprint)
-        return KeptTexts(store.folder / "texts")
 
 
 def open_embedder(config: EvalConfig, stages: Stages) -> TextEmbedder:
