@@ -47,7 +47,7 @@ def parquet_corpus(corpus: Path, work: Path) -> Path:
 
 
 def is_set(folder: Path) -> bool:
-    """Tell whether a folder has the corpus of a set."""
+    """Return whether a folder has the corpus of a set."""
     return any(is_file(folder / name) for name in ("corpus.parquet", "corpus.jsonl"))
 
 
@@ -90,7 +90,7 @@ def _as_parquet(source: Path, target: Path) -> Path:
 
 
 def _identity(source: Path) -> bytes:
-    """Return what tells a file from others, of other folders or times."""
+    """Return path, size and time of a file."""
     stat = source.stat()
     facts = {"path": str(resolved(source)), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
     return canonical_json(facts).encode()

@@ -1,4 +1,4 @@
-"""How a cloud of vectors fills its space: isotropy, uniformity, hubs. numpy only, float64.
+"""Isotropy, uniformity and hubs of a cloud of vectors, in float64.
 
 Rows of zeros have no direction and are left out everywhere.
 """
@@ -24,7 +24,7 @@ _LEAST_ROWS = 3
 _NEIGHBOURS = 10
 # Larger blocks leave the cache and are slower.
 _BLOCK_BYTES = 8 << 20
-# Above the rounding of a float64 cosine, far below what tells two texts apart.
+# Above the rounding of a float64 cosine, far below the difference of two texts.
 _TIE = 1e-12
 
 
@@ -166,7 +166,7 @@ def _directed(vectors: ArrayLike, *, least: int) -> tuple[NDArray[np.float64], i
 
 
 def _spectrum(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the eigenvalues (d,) of the covariance; what is left by rounding is 0."""
+    """Return the eigenvalues (d,) of the covariance; rounding errors are 0."""
     covariance = empirical_covariance(Moments.of(rows), ddof=0)
     values = np.asarray(np.linalg.eigvalsh(covariance), dtype=np.float64)
     rounding = len(values) * float(np.finfo(np.float64).eps)

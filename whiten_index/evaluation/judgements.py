@@ -146,7 +146,7 @@ def qrels_splits(path: str | Path) -> tuple[str, ...]:
 
 
 def _rows_of(table: LabelTable, split: str | None) -> Iterator[int]:
-    """Yield the rows of a split, all rows where none is asked for."""
+    """Yield the rows of a split, all rows without a split."""
     if split is None:
         yield from range(len(table))
         return

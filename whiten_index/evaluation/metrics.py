@@ -14,7 +14,7 @@ from whiten_index.errors import ConfigError, CorpusError
 Qrels = Mapping[str, Mapping[str, int]]
 Run = Mapping[str, Mapping[str, float]]
 _MEASURES = {"ndcg": "ndcg_cut", "recall": "recall", "map": "map_cut", "mrr": "recip_rank"}
-# Seven ASCII digits at most: beyond them lies what trec_eval's counters cannot hold.
+# Seven ASCII digits at most: trec_eval's counters cannot hold more.
 _CUT = re.compile(r"0*([0-9]{1,7})")
 _DEEPEST = 1_000_000
 
@@ -32,7 +32,7 @@ def evaluate(qrels: Qrels, run: Run, metrics: Sequence[str]) -> dict[str, float]
 
     Raises:
         ConfigError: a metric is unknown, or pytrec_eval is not installed.
-        CorpusError: an id is none that trec_eval can read.
+        CorpusError: trec_eval cannot read an id.
     """
     scores = {metric: evaluate_each(qrels, run, metric) for metric in metrics}
     return {metric: sum(each.values()) / max(len(each), 1) for metric, each in scores.items()}
@@ -55,7 +55,7 @@ def evaluate_each(qrels: Qrels, run: Run, metric: str) -> dict[str, float]:
     for ids in together:
         _require_c_strings(ids)
     if name == "mrr":
-        # trec_eval's reciprocal rank has no cut of its own.
+        # trec_eval's reciprocal rank has no cut.
         ranked = {query: _best(scores, cut) for query, scores in ranked.items()}
         measure = key = "recip_rank"
     else:

@@ -23,7 +23,7 @@ _SPREAD = 1e-12
 
 @dataclass(frozen=True)
 class Correlation:
-    """How predictions correlate with gold scores over the subsets of a set, in −1 … 1.
+    """Correlations of predictions with gold scores over the subsets of a set, in −1 … 1.
 
     Attributes:
         all: of all pairs together (SimCSE, MTEB).

@@ -23,14 +23,14 @@ ALL_SPLITS = "all"
 
 @dataclass(frozen=True)
 class _Published:
-    """How a public set is called and scored."""
+    """Name and scoring of a public set."""
 
     name: str
     split: str | None
     subsets: bool
 
 
-# SICK's rows are scored all together, as MTEB does; its test split is reported beside.
+# SICK's rows are scored all together, as MTEB does; its test split is reported too.
 _PUBLISHED = {
     **{f"sts{year}": _Published(f"STS{year}", None, True) for year in range(12, 17)},
     "stsb": _Published("STS-B", "test", False),

@@ -57,8 +57,8 @@ def score_transfer(
     """Return how well logistic regression on features (n, d) names the labels (n,).
 
     Rows of split ``all`` are tested by cross-validation, C chosen within each training part by
-    cross-validation of its own. Else the rows of ``test`` are tested, C chosen on ``dev`` where
-    there is one, by cross-validation of ``train`` where there is none.
+    another cross-validation. Else the rows of ``test`` are tested, C chosen on ``dev`` where
+    there is one, else by cross-validation of ``train``.
 
     Args:
         features: one row a text or pair, as it is.
@@ -91,7 +91,7 @@ def score_transfer(
         return [(rows[train], rows[test]) for train, test in cuts]
 
     def fit(classifier: Any, rows: _Rows) -> bool:
-        """Fit a classifier, and tell whether it converged."""
+        """Fit a classifier, and return whether it converged."""
         classifier.fit(matrix[rows], labels[rows])
         return bool(np.max(classifier.n_iter_) < _MOST_STEPS)
 
@@ -237,15 +237,15 @@ def score_entailment(
     Returns:
         JSON values, shares of 1: ``accuracy`` at the ``threshold``, a cosine of it or more
         counting as entailment, its ``deviation``, and whether all tested pairs are called the same
-        (``constant``); the same at the ``tuned_threshold``, which tells most pairs to train on
-        rightly, all None where those are not of both classes. ``majority``, the share of the
+        (``constant``); the same at the ``tuned_threshold``, which is right for most pairs to
+        train on, all None where those are not of both classes. ``majority``, the share of the
         larger class among the tested pairs, and ``rows`` by split.
     """
     cosines = pair_cosines(first, second)
     gold, trained = entailed[tested], entailed[~tested]
     accuracy, constant = _at(THRESHOLD, cosines[tested], gold)
     tuned, tuned_accuracy, tuned_constant = None, None, None
-    # Pairs of one class only would be told best by calling every pair the same.
+    # Pairs of one class only are scored best by calling every pair the same.
     if trained.any() and not trained.all():
         tuned = tuned_threshold(cosines[~tested], trained)
         tuned_accuracy, tuned_constant = _at(tuned, cosines[tested], gold)

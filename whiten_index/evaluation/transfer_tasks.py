@@ -19,7 +19,7 @@ from whiten_index.evaluation.label_table import JSONL, PARQUET, TSV, LabelTable,
 _TEXT, _PAIR, _LABEL, _SPLIT = "text", ("sentence1", "sentence2"), "label", "split"
 _ENDINGS = (PARQUET, JSONL, TSV)
 _EXPECTED = "a task has text, or sentence1 and sentence2, with label and split"
-# What a set may be split into: folds of all rows, or parts of its own.
+# What a set may be split into: folds of all rows, or parts.
 _LAYOUTS = (
     ("all",), ("train", "test"), ("train", "dev", "test"), ("train", "dev"),
 )  # fmt: skip

@@ -18,7 +18,7 @@ from whiten_index.measure.formatting import point_name
 from whiten_index.measure.recommend import NDCG, Figure, Recommendation, front
 from whiten_index.measure.results import Measured, Sweep
 
-# Colours that colour-blind readers can tell apart.
+# Colours that colour-blind readers can distinguish.
 BLUE, RED, GREEN = "#0072B2", "#D55E00", "#00835F"
 INK, GREY, PALE = "#222222", "#6E6E6E", "#E4E4E4"
 SMALL, TEXT, HEAD = 9.5, 10.5, 12  # points

@@ -29,14 +29,14 @@ class EvalConfig(EvalOptions):
 
     Attributes:
         encoder: the Transformer. Of an ``index`` it says only where the index's own encoder is and
-            runs, and whether that may run code of its own.
+            runs, and whether that may run the model's code.
         index: folder of a published index, whose encoder and transform are evaluated.
         store: folder that keeps embeddings for later runs; None keeps none.
         transforms: one a setting; empty for the embeddings as they are.
         fit: what transforms are fitted on: ``target`` (all texts of the task, without labels, as
             often as they occur), ``target-distinct`` (each once), ``target-scored`` (those of
             the pairs that are scored), or a Parquet corpus of sentences.
-        fit_columns: text columns of that file, each a sentence of its own; empty for those known.
+        fit_columns: text columns of that file, each a sentence; empty for those known.
         seed: of everything drawn.
     """
 
@@ -65,7 +65,7 @@ class EvalConfig(EvalOptions):
 
     @property
     def opening(self) -> dict[str, Any]:
-        """How the encoder of ``index`` is opened, as options of ``open_index``."""
+        """Options of ``open_index`` that open the encoder of ``index``."""
         return {name: getattr(self.encoder, name) for name in OF_OPENING}
 
     @property

@@ -72,7 +72,7 @@ def evaluate_geometry(
     embedder: TextEmbedder | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Measure each set raw and in each space asked for.
+    """Measure each set raw and in each space.
 
     Alignment is over the positive pairs, None where there are none; the rest over the distinct
     texts, of which ``most_texts`` are drawn where there are more. Lengths of vectors count in

@@ -119,7 +119,7 @@ def _read_set(config: RetrievalConfig, number: int, work: Path) -> _Set:
         return _Set(name, judged, (), config, {}, drops)
     corpus = (str(corpus_file(folder)),) if folder else config.corpus
     files = {
-        # Each in a folder of its own: files of one name must not replace each other.
+        # Each in another folder: files of one name must not replace each other.
         each: parquet_corpus(Path(each), work / str(place))
         for place, each in enumerate(corpus)
         if is_file(each)
@@ -350,7 +350,7 @@ def _figures(
 
 
 def drops_self(asked: bool | None, qrels: Qrels) -> bool:
-    """Tell whether hits with the query's own id are left out.
+    """Return whether hits with the query's own id are left out.
 
     Where queries are themselves documents (ArguAna, Quora) each finds itself first, and no
     judgement says so; BEIR's evaluation leaves such hits out of every set. A judgement that calls

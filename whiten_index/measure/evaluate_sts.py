@@ -28,7 +28,7 @@ _SILENT = Silent()
 def evaluate_sts(
     config: EvalConfig, sets: Sequence[StsSet], *, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Score sets of pairs by the cosine of their vectors, in each space asked for.
+    """Score sets of pairs by the cosine of their vectors, in each space.
 
     Returns:
         JSON values: encoder, name, setting and datasets of the first space, ``runs`` of all of

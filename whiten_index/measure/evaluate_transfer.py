@@ -51,7 +51,7 @@ def evaluate_transfer(
     embedder: TextEmbedder | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Score each task by a classifier on its vectors, RTE by the cosine, in each space asked for.
+    """Score each task by a classifier on its vectors, RTE by the cosine, in each space.
 
     A set called rte is scored by ``score_entailment``, the others by ``score_transfer``; pairs by
     their ``pair_features``. The dev split of mrpc joins its train split, as in SentEval.
@@ -143,13 +143,13 @@ def _score(
 
 
 def _positive(task: Task) -> str | None:
-    """Return what the file calls the class that F1 is of; None where it cannot be told."""
+    """Return the name of the class that F1 is of; None where no name says it."""
     called = {name.lower(): name for name in task.classes} if _has_f1(task) else {}
     return next((called[name] for name in _POSITIVE if name in called), None)
 
 
 def _has_f1(task: Task) -> bool:
-    """Tell whether F1 is shown with accuracy: of pairs in two classes, as the papers do."""
+    """Return whether F1 is shown with accuracy: of pairs in two classes, as the papers do."""
     return task.second is not None and len(task.classes) == 2
 
 

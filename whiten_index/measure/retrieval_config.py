@@ -72,7 +72,7 @@ class RetrievalConfig(RetrievalOptions):
 
     @property
     def builds(self) -> bool:
-        """Whether indexes are built, not an index or a run judged that is there."""
+        """True if indexes are built; False if a published index or a run is judged."""
         return self.run is None and self.base.index is None
 
     @property
@@ -82,7 +82,7 @@ class RetrievalConfig(RetrievalOptions):
 
     @property
     def writes_one_run(self) -> bool:
-        """Whether the rankings go to a file, not to a folder of them."""
+        """True if the rankings go to one file, not to a folder of files."""
         return self.run_out is not None and Path(self.run_out).suffix in RUN_ENDINGS
 
     def run_path(self, name: str, transform: WhiteningConfig | None) -> Path | None:
@@ -143,7 +143,7 @@ class RetrievalConfig(RetrievalOptions):
             )
 
     def _require_used(self) -> None:
-        """Refuse options of a build or a search where there is none."""
+        """Refuse options of a build or a search that does not happen."""
         given = ["--whiten or --k"] if self.base.transforms else []
         given += changed(self.base, only=("store", "seed")) + changed(self, only=_OF_BUILDS)
         given += changed(self.base.encoder, without=OF_OPENING)

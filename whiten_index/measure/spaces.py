@@ -34,7 +34,7 @@ from whiten_index.whitening.whitening_config import Kind
 
 RAW: dict[str, Any] = {"kind": "none"}
 _LEAST_ROWS = 2
-# Columns of sentences that a corpus to fit on may have; each is a sentence of its own.
+# Columns of sentences that a corpus to fit on may have; each is a sentence.
 _KNOWN_COLUMNS = (("premise", "hypothesis"), ("sentence1", "sentence2"), ("sentence",), ("text",))
 
 
@@ -191,7 +191,7 @@ def report_of(
 
 
 def _sentence_columns(source: str, asked: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the columns of sentences of a Parquet corpus: those asked for, or those known."""
+    """Return the columns of sentences of a Parquet corpus: those named, or those known."""
     try:
         file = find_files([source])[0]
         with reading(file.path):

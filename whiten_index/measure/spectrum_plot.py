@@ -138,7 +138,7 @@ def _draw_variance(axes: Any, values: NDArray[np.float64], whitening: Mapping[st
     axes.plot(np.arange(len(most)), most, color=BLUE, lw=2, marker=".", ms=4)
     axes.set_ylim(0, 1.04)
     axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
-    # Directions that are not the leading ones lie below the curve.
+    # Directions that are not the leading ones are below the curve.
     kept = whitening["variance_kept"]
     axes.plot([k], [kept], "o", color=RED, ms=7, zorder=4)
     # The curve is concave, so that the lower right is free of it.

@@ -98,10 +98,6 @@ class Dataset:
         """Width d of the raw embeddings."""
         return int(self.store.encoder["dim"])
 
-    def at(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the raw embeddings (m, d) of some of the n rows, by their numbers 0 to n - 1."""
-        return self.embeddings.at(rows)
-
     @property
     def embeddings(self) -> CorpusEmbeddings:
         """The raw embeddings of the n rows."""

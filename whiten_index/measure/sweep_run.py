@@ -105,7 +105,7 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> dict
 
 
 def _measured_before(config: SweepConfig, rows: int) -> set[str]:
-    """Return the points of runs that a sweep may resume, as far as a plan can tell."""
+    """Return the points of runs that a sweep may resume, as far as a plan knows."""
     path, judged = config.folder / RESULTS, config.qrels is not None
     settings = _settings(config)
     indexed = rows if judged else rows - min(config.sample, rows // 5)

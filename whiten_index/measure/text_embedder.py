@@ -151,7 +151,7 @@ class KeptTexts:
     """The texts of one encoder that are kept in a folder; damaged files are passed over."""
 
     def __init__(self, folder: Path) -> None:
-        """Read what is kept; a folder that is not there holds nothing."""
+        """Read the files of a folder; one that does not exist holds nothing."""
         self._folder = folder
         self._blocks: list[NDArray[np.floating]] = []
         self._places: dict[bytes, tuple[int, int]] = {}

@@ -169,7 +169,7 @@ class Trial:
         # Their order is what FAISS draws its first centroids by.
         sample = rng.permutation(dataset.rows)[:_PEER_ROWS]
         with stages.stage("train", len(sample)):
-            train(index, dataset.at(sample).astype(np.float32), factory)
+            train(index, dataset.embeddings.at(sample).astype(np.float32), factory)
         with stages.stage("project and add", dataset.rows):
             for block in dataset.embeddings.blocks():
                 index.add(np.ascontiguousarray(block, dtype=np.float32))
