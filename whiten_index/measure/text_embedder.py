@@ -71,7 +71,10 @@ class EncoderTexts:
 
     def _make(self, texts: list[str]) -> NDArray[np.float32]:
         """Return the embeddings (n, d) of texts, from the store if it has them."""
-        made, missing = np.empty((len(texts), self._spec.dim), np.float32), np.ones(len(texts), bool)
+        made, missing = (
+            np.empty((len(texts), self._spec.dim), np.float32),
+            np.ones(len(texts), bool),
+        )
         kept: KeptTexts | None = None
         if self._store is not None:
             spec = self._spec
