@@ -143,7 +143,7 @@ def _whole(
 
 
 def _mostly_removed(before: Moments, left: Moments) -> bool:
-    """Tell whether so much was taken away, as of outliers, that rounding shows in the rest."""
+    """Return whether so much was taken away, as of outliers, that rounding shows in the rest."""
     sums = [(float(np.trace(before.scatter)), float(np.trace(left.scatter)))]
     if before.quartic is not None and left.quartic is not None:
         sums.append((before.quartic, left.quartic))

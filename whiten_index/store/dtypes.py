@@ -1,4 +1,4 @@
-"""How embeddings are kept: float16 unless that would show."""
+"""Types of stored embeddings: float16 unless that would show."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def type_of(dtype: np.dtype[Any]) -> EmbeddingsType:
 
 
 class StoreDtype(Enum):
-    """How embeddings are kept; ``OWN`` keeps the precision they came with."""
+    """Type of stored embeddings; ``OWN`` keeps the precision they came with."""
 
     FLOAT16 = "float16"
     FLOAT32 = "float32"
@@ -56,7 +56,7 @@ def as_kept(
 def fits_float16(
     embeddings: NDArray[np.floating], *, variances: NDArray[np.float64] | None = None
 ) -> bool:
-    """Tell whether rounding (n, d) to float16 is small against the spread of each coordinate.
+    """Return whether rounding (n, d) to float16 is small against the spread of each coordinate.
 
     Coordinates whose variance is below 1e-10 of the largest carry nothing and do not count.
     """
@@ -91,7 +91,7 @@ _SOURCE = 150
 
 
 def keeps_moments(rows: int, dim: int) -> bool:
-    """Tell whether a shard of so many rows keeps its moments in a file.
+    """Return whether a shard of so many rows keeps its moments in a file.
 
     The moments of fewer rows than d are larger than the rows, and slower to read than to compute.
     """

@@ -203,7 +203,7 @@ class EmbeddingStore(Shards):
         return self.document_files.read(part.documents)
 
     def has(self, part: CorpusPart) -> bool:
-        """Tell whether a part's shard, checked against its checksums, and its rows are there."""
+        """Return whether a part's shard, checked against its checksums, and its rows are there."""
         if not part.rows:
             return True
         sound = self.document_files.is_sound(part.documents)

@@ -32,7 +32,7 @@ class RegisteredIndex:
     Attributes:
         file: the file that registers it.
         place: its folder or URI when it was built.
-        id: of the index, which tells it from another at the same place; None for a URI.
+        id: of the index, to recognise it at its place; None for a URI.
     """
 
     file: Path
@@ -46,7 +46,7 @@ class RegisteredIndex:
 
     @property
     def in_bucket(self) -> bool:
-        """Whether it is in a bucket."""
+        """True for a URI."""
         return is_uri(self.place)
 
 

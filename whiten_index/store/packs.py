@@ -141,7 +141,7 @@ class Packs:
 
     def __init__(self, folder: Path, mirror: Storage = LOCAL) -> None:
         self.folder, self.mirror = folder, mirror
-        # Of a shard that was packed anew, the latest place last.
+        # The latest place of a shard last.
         self._places: dict[str, list[InPack]] = {}
         # None before the first look.
         self._read: frozenset[str] | None = None
@@ -248,7 +248,7 @@ class Packs:
         self._read = frozenset(names)
 
     def is_sound(self, name: str) -> bool:
-        """Tell whether a pack matches its checksums, which are compared once."""
+        """Return whether a pack matches its checksums, which are compared once."""
         if name not in self._sound:
             self._sound[name] = self.fields(name, verify=True) is not None
         return self._sound[name]

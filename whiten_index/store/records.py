@@ -1,4 +1,4 @@
-"""What is known of a corpus in a store: its parts in order, and the files they come from."""
+"""Records of corpora in a store: parts in order, the files they come from, and their rows."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class CorpusFile:
 
     Attributes:
         name: of the file within the corpus.
-        fingerprint: changes with the file and the columns read; empty where only reading tells.
+        fingerprint: changes with the file and the columns read; empty where only reading shows.
         parts: number of its parts.
         skipped: reason -> rows left out.
     """
@@ -239,7 +239,7 @@ class DocumentFiles:
         return pa.ipc.open_stream(data).read_all()
 
     def is_sound(self, name: str) -> bool:
-        """Tell whether the rows of that name are there, and undamaged."""
+        """Return whether the rows of that name are there, and undamaged."""
         return self._content(self.path(name)) is not None
 
     def name_of(self, documents: pa.Table) -> str:
@@ -289,5 +289,5 @@ def compressed(data: bytes) -> bytes:
 
 
 def digest(data: bytes) -> str:
-    """Return 32 hex digits that tell bytes from others."""
+    """Return 32 hex digits that identify bytes."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()

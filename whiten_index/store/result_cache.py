@@ -66,7 +66,7 @@ class ResultCache:
             return None
 
     def is_sound(self, path: Path) -> bool:
-        """Tell whether a file of a sample or a choice is whole."""
+        """Return whether a file of a sample or a choice is whole."""
         try:
             if path.parent.name == "samples":
                 _read_sample(path, {})

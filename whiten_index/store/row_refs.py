@@ -77,7 +77,7 @@ def _beyond(some: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.in
 
 
 class EmbeddingRows(Protocol):
-    """Embeddings (n, d) of which only rows that are asked for are read: an array, or like one."""
+    """Embeddings (n, d), read row by row: an array, or an object like one."""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -53,7 +53,7 @@ def write_packs(
 
     Returns:
         The numbers of shards ``packed``, of their ``rows`` and ``packs``, and of small shards left
-        alone: ``damaged`` or missing, ``derived``, or ``alone`` as there is none to join.
+        alone: ``damaged`` or missing, ``derived``, or ``alone`` without another to join.
     """
     groups, counts = _plan(inventory, shards, others, pack_rows)
     store, rows = inventory.store, 0

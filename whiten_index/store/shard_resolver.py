@@ -133,7 +133,7 @@ class ShardResolver:
         self.packs.look_again()
 
     def read(self, name: str, read: Callable[[Place], T]) -> T:
-        """Return what is read from the place of a shard."""
+        """Return the result of ``read`` on the place of a shard."""
         for left in reversed(range(_MOVES + 1)):
             # It may be moved into a pack between the look and the reading.
             try:
@@ -186,7 +186,7 @@ class ShardResolver:
         return found
 
     def is_there(self, name: str) -> bool:
-        """Tell whether a shard is there, sound or damaged."""
+        """Return whether a shard is there, sound or damaged."""
         return self.mirror.has(self.folder / name) or bool(self.packs.find(name, verify=False))
 
     def culprit(self, name: str) -> Path:
@@ -212,7 +212,7 @@ class ShardResolver:
         return self.packs.find(name, verify=verify, held_as=held_as)
 
     def _stands(self, place: Place, held_as: str | None) -> bool:
-        """Tell by sizes whether a place is still as it was found."""
+        """Return whether a place is still as it was found, by its sizes."""
         if isinstance(place, InPack):
             return exists(place.path)
         if self.fields(place.path.name, verify=False) != place.fields:

@@ -84,11 +84,11 @@ class Shards:
         return found
 
     def holds(self, fingerprint: str) -> bool:
-        """Tell whether a shard is there, sound or damaged."""
+        """Return whether a shard is there, sound or damaged."""
         return self.resolver.is_there(fingerprint)
 
     def seems_there(self, fingerprint: str) -> bool:
-        """Tell by sizes, and of a store in a bucket by names, whether a shard is there."""
+        """Return whether a shard is there, by its sizes, or in a bucket by its name."""
         if self.mirror.uri:
             return self.holds(fingerprint)
         return self.find(fingerprint, verify=False) is not None

@@ -93,7 +93,7 @@ class Bundle:
 
     @property
     def grouped(self) -> bool:
-        """Whether rows are passages, several to a document, and hits are grouped by document."""
+        """True if rows are passages, several to a document; hits are then grouped by document."""
         return bool(self.manifest["corpus"]["source"].get("passages"))
 
     def search(
@@ -137,7 +137,7 @@ class Bundle:
         """Return scores and row numbers nearest to the document at ``row``, itself left out.
 
         Both are (1, m), m <= top_k. Where rows are passages, ``row`` is the document's first, and
-        a document counts by the best score between a passage of its own and one of that document.
+        a document counts by the best score between one of its passages and one of that document.
 
         Raises:
             ConfigError: this kind of index gives no vectors back and there is no rescorer to give
@@ -237,7 +237,7 @@ def open_files(version: Version, *, mapped: bool | None = None, device: str = "c
             one that takes this kind and the index is not mapped.
 
     Raises:
-        ConfigError: ``gpu`` was asked for and cannot be had, or the index is mapped.
+        ConfigError: ``gpu`` was given and cannot be had, or the index is mapped.
         ArtifactError: the version is damaged.
     """
     mapped = IVF_DATA in version if mapped is None else mapped

@@ -100,7 +100,7 @@ def gc_store(
             a needed shard is missing; or a version is damaged so that its shards are not known.
         BusyError: another process is writing the store or an index built from it.
         ConfigError: an index built from it is in a bucket, an index to forget is not known or is
-            there, one named is none of this store, or ``keep_days`` is no number of days.
+            there, a named one was not built from this store, or ``keep_days`` is no number of days.
         StorageError: the disk cannot be read or written.
     """
     _require_days(keep_days)
@@ -226,7 +226,7 @@ def _now(store: EmbeddingStore, *, dry_run: bool) -> float:
 
 
 def _is_recent(path: Path, *, since: float) -> bool:
-    """Tell whether a file or folder was written later; a time in the future counts too."""
+    """Return whether a file or folder was written later; a time in the future counts too."""
     marker = path / MANIFEST if is_folder(path) else path
     try:
         with reading(marker):

@@ -1,4 +1,4 @@
-"""What a version of an index was built from: the store of raw embeddings, and its rows there."""
+"""Provenance of a version: the store of raw embeddings, and the version's rows there."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from whiten_index.versions.published import RECORD, Version
 
 
 def store_places(root: Place, fields: Mapping[str, Any]) -> Iterator[Place]:
-    """Yield where the store may be: beside or inside the index as it was built, or where it was."""
-    told, out = (fields["config"].get(name) for name in ("store", "out"))
-    if told is None:
+    """Yield places of the store: as near the index as when it was built, then its old place."""
+    given, out = (fields["config"].get(name) for name in ("store", "out"))
+    if given is None:
         yield f"{root}/store" if isinstance(root, str) else root / "store"
         return
-    if is_uri(told):
-        yield str(told)
+    if is_uri(given):
+        yield str(given)
         return
     beside = isinstance(root, Path) and out is not None and not is_uri(out)
-    if beside and Path(told).is_absolute() == Path(out).is_absolute():
-        yield Path(os.path.normpath(Path(root).absolute() / os.path.relpath(told, out)))
-    # What was told may be relative to wherever the build was started.
-    yield Path(fields.get("store", told))
+    if beside and Path(given).is_absolute() == Path(out).is_absolute():
+        yield Path(os.path.normpath(Path(root).absolute() / os.path.relpath(given, out)))
+    # The given path may be relative to the folder in which the build was started.
+    yield Path(fields.get("store", given))
 
 
 def open_store(

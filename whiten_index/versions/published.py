@@ -94,7 +94,7 @@ class Current:
     withdrawn_facts: Mapping[str, WithdrawnFacts] = field(default_factory=dict)
 
     def same_version(self, other: Current) -> bool:
-        """Tell whether both publish the same."""
+        """Return whether both publish the same."""
         mine = (self.version, self.manifest_sha256)
         return mine == (other.version, other.manifest_sha256)
 
@@ -125,7 +125,7 @@ class Version:
         return self.folder.name
 
     def __contains__(self, name: str) -> bool:
-        """Tell whether the version has a file of that name."""
+        """Return whether the version has a file of that name."""
         return name in self.fields["files"] if self.verify else exists(self.folder / name)
 
     def file(self, name: str) -> Path:
@@ -265,7 +265,7 @@ def _entries(root: Path, inside: str) -> list[Path]:
 
 
 def _is_strange(path: Path) -> bool:
-    """Tell whether a path is there, and a link or no folder."""
+    """Return whether a path is there, and a link or no folder."""
     mode = mode_of(path, follow=False)
     return mode != 0 and not stat.S_ISDIR(mode)
 
@@ -414,7 +414,7 @@ def read_published(root: Path) -> Version:
 def read_version(folder: Path, *, verify: str = FULL, sha256: str | None = None) -> Version:
     """Return a version, published or not, by its folder.
 
-    Its manifest is checked now, and each of its files when it is asked for.
+    Its manifest is checked now, and each of its files before its first use.
     """
     if verify not in VERIFY:
         raise ConfigError(f"verify {verify!r} is unknown; use {', '.join(VERIFY)}")

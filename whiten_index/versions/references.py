@@ -41,19 +41,19 @@ class Reference:
     record: CorpusRecord
 
     def is_of(self, store: EmbeddingStore) -> bool:
-        """Tell whether these may be shards of a store."""
+        """Return whether these may be shards of a store."""
         return self.encoder in (None, store.fingerprint)
 
 
 def is_index(folder: Path) -> bool:
-    """Tell whether a folder is that of an index, or was to be."""
+    """Return whether a folder is that of an index, or was to be."""
     return any(exists(folder / name) or is_link(folder / name) for name in _PARTS)
 
 
 def indexes_of(
     root: Path, stores: Iterable[EmbeddingStore], *, but: Collection[Path] = ()
 ) -> list[Path]:
-    """Return the indexes that are built from a store, and the one it lies in, each once."""
+    """Return the indexes that are built from a store, and the one around it, each once."""
     known = [
         each for store in stores for each in store.indexes.registered() if each.file not in but
     ]
@@ -241,6 +241,6 @@ def _version(folder: Path) -> Version | None:
 
 
 def _is_elsewhere(fields: VersionManifest, root: Path) -> bool:
-    """Tell whether a version was built from another store that is there."""
+    """Return whether a version was built from another store that is there."""
     built_from = Path(fields["store"])
     return is_folder(built_from) and real_place(built_from) != real_place(root)

@@ -1,4 +1,4 @@
-"""The versions of an index: what is there, going back to one, and removing old ones."""
+"""The versions of an index: listing, rollback, pruning and description."""
 
 from __future__ import annotations
 
@@ -409,7 +409,7 @@ def _kept(root: Path, current: Current, keep: int, verify: str) -> set[str]:
 
 
 def _is_sound(folder: Path, verify: str) -> bool:
-    """Tell whether a version is whole; raise ``StorageError`` if it cannot be read."""
+    """Return whether a version is whole; raise ``StorageError`` if it cannot be read."""
     try:
         read_version(folder, verify=verify).check()
     except ArtifactError:

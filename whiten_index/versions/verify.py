@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from whiten_index.artifacts.cached_storage import BucketStorage, naming, place_of, stamp
@@ -202,11 +203,11 @@ def _with_remedy(root: Path, damage: Damage, check: _Check) -> Damage:
         remedy = again
     else:
         remedy = f"whiten-index rollback {root} --to {latest}, which is sound; or {again}"
-    return Damage(damage.path, damage.why, damage.touches, remedy)
+    return replace(damage, remedy=remedy)
 
 
 def _to_go_back_to(check: _Check) -> str | None:
-    """Return the newest sound version, rather none withdrawn, nor newer than the published."""
+    """Return the newest sound version, if possible older than the published and not withdrawn."""
     if check.current is None:
         return check.sound[-1] if check.sound else None
     limit, withdrawn = version_number(check.current.version), check.current.withdrawn
@@ -255,18 +256,17 @@ def verify_bucket(uri: str) -> VerifyReport:
     others = [name for name in sound if current is None or name != current.version]
     remedy = f"{_AGAIN}; or whiten-index rollback {mirror.uri} --to {others[-1]}" if others else ""
     return VerifyReport(
-        mirror.uri,
-        "index",
-        {CURRENT: int(published), "versions": len(names)},
-        size,
-        tuple(Damage(each.path, each.why, each.touches, remedy or _AGAIN) for each in damages),
-        (),
-        ("the store in the bucket, if there is one, was not looked at",),
+        path=mirror.uri,
+        kind="index",
+        checked={CURRENT: int(published), "versions": len(names)},
+        bytes=size,
+        damages=tuple(replace(damage, remedy=remedy or _AGAIN) for damage in damages),
+        notes=("the store in the bucket, if there is one, was not looked at",),
     )
 
 
 def _damages(mirror: BucketStorage, folder: Path, current: Current | None) -> Iterator[Damage]:
-    """Yield what is damaged of a version."""
+    """Yield the damaged objects of a version."""
     place, touches = f"{mirror.uri}/{VERSIONS}/{folder.name}", (f"version {folder.name}",)
     data = mirror.manifest(folder) or b""
     wanted = current.manifest_sha256 if current and current.version == folder.name else None

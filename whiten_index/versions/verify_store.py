@@ -78,7 +78,7 @@ class VerifyReport:
 
     @property
     def sound(self) -> bool:
-        """Whether everything was read, and nothing is damaged."""
+        """True if everything was read, and nothing is damaged."""
         return not self.damages and not self.unread
 
     def to_json(self) -> dict[str, Any]:

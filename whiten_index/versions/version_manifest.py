@@ -111,7 +111,7 @@ class _Candidate(_Setting):
 
 
 class ChoiceFacts(TypedDict):
-    """How a transform was chosen; see ``Choice``."""
+    """Choice of a transform; see ``Choice``."""
 
     rule: Literal["pieces", "spectrum", "labels"]
     chosen: _Setting
