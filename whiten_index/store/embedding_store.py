@@ -33,20 +33,29 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.artifacts import manifest
-from whiten_index.artifacts.atomic import make_folder, remove_leftovers
+from whiten_index.artifacts.atomic import make_folder, remove_leftovers, replace_file
 from whiten_index.artifacts.cached_storage import BucketStorage, place_of
-from whiten_index.artifacts.files import exists, is_folder, list_folder, writing
+from whiten_index.artifacts.files import (
+    exists,
+    is_folder,
+    list_folder,
+    open_regular,
+    reading,
+    writing,
+)
 from whiten_index.artifacts.manifest import Digest, Schema, Sealed
 from whiten_index.artifacts.storage import Place
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.store.dtypes import StoreDtype
 from whiten_index.store.index_registry import IndexRegistry, owner_of
-from whiten_index.store.records import CorpusPart, CorpusRecord, DocumentFiles, EncoderFacts
+from whiten_index.store.records import REMEDY, CorpusPart, CorpusRecord, EncoderFacts
 from whiten_index.store.result_cache import ResultCache
 from whiten_index.store.shards import Shards
 
 FORMAT_VERSION = 1
 KIND = "store"
+# Files of ids and kept columns.
+_DOCUMENTS = ".arrow.zst"
 
 
 class StoreManifest(Sealed):
@@ -68,7 +77,6 @@ class EmbeddingStore(Shards):
         mirror: the bucket, if there is one.
         encoder: the encoder as JSON values.
         folder: this encoder's folder.
-        document_files: ids and kept columns of the shards.
         results: choices, samples and runtimes that are remembered.
         indexes: registry of the indexes built from here.
         verify: whether a shard's content is compared with its checksums before its first row is
@@ -90,7 +98,6 @@ class EmbeddingStore(Shards):
         self.root, mirror = place_of(root)
         super().__init__(self.root / fingerprint, mirror, verify=verify)
         self.encoder = dict(encoder)
-        self.document_files = DocumentFiles(self.folder / "rows", self.mirror)
         self.results = ResultCache(self.folder, self.mirror)
         self.indexes = IndexRegistry(self.folder / "indexes", self.mirror)
 
@@ -187,12 +194,31 @@ class EmbeddingStore(Shards):
         return tuple(found)
 
     def write_documents(self, documents: pa.Table) -> str:
-        """Keep the ids and metadata of a shard; return the digest that names them."""
-        return self.document_files.write(documents)
+        """Keep the ids and kept columns of a shard; return the digest that names them.
+
+        Equal rows get equal names, however the table is chunked or sliced. The name is of the rows,
+        as the bytes of the compressed file change with zstd's release.
+        """
+        data = _as_bytes(documents)
+        name = _digest(data)
+        path = self.documents_path(name)
+        if self._document_bytes(name) == data:
+            self.mirror.keep(path)
+            return name
+        sink = pa.BufferOutputStream()
+        with pa.CompressedOutputStream(sink, "zstd") as stream:
+            stream.write(data)
+        with writing(path):
+            if not exists(path.parent):
+                # On another machine than that which made the store in its bucket.
+                make_folder(path.parent)
+            replace_file(path, sink.getvalue().to_pybytes())
+        self.mirror.push(path)
+        return name
 
     def name_documents(self, documents: pa.Table) -> str:
         """Return the digest that ``write_documents`` would return."""
-        return self.document_files.name_of(documents)
+        return _digest(_as_bytes(documents))
 
     def documents(self, part: CorpusPart) -> pa.Table:
         """Return the ids and kept columns of a part, n rows.
@@ -200,13 +226,39 @@ class EmbeddingStore(Shards):
         Raises:
             ArtifactError: they are missing or damaged.
         """
-        return self.document_files.read(part.documents)
+        data = self._document_bytes(part.documents)
+        if data is None and self.mirror.look_again():
+            data = self._document_bytes(part.documents)
+        if data is None:
+            path = self.documents_path(part.documents)
+            unreadable = _unpacked(path) is None
+            how = "missing or unreadable" if unreadable else "damaged: it does not match its name"
+            raise ArtifactError(f"{path} is {how}; {REMEDY}")
+        return pa.ipc.open_stream(data).read_all()
+
+    def documents_path(self, name: str) -> Path:
+        """Return the path of the ids and kept columns with that digest."""
+        return self.folder / "rows" / f"{name}{_DOCUMENTS}"
+
+    def documents_paths(self) -> dict[str, Path]:
+        """Return digest -> file of ids and kept columns."""
+        files = list_folder(self.folder / "rows", f"[!.]*{_DOCUMENTS}")
+        return {file.name.removesuffix(_DOCUMENTS): file for file in files}
+
+    def _document_bytes(self, name: str) -> bytes | None:
+        """Return the content of a file of rows, None where it is missing or damaged."""
+        path = self.documents_path(name)
+        self.mirror.fetch(path)
+        data = _unpacked(path)
+        if data is not None and _digest(data) == name:
+            return data
+        return self._document_bytes(name) if self.mirror.fetch_again(path) else None
 
     def has(self, part: CorpusPart) -> bool:
         """Return whether a part's shard, checked against its checksums, and its rows are there."""
         if not part.rows:
             return True
-        sound = self.document_files.is_sound(part.documents)
+        sound = self._document_bytes(part.documents) is not None
         return sound and self.find(part.shard) is not None
 
     def fetch_corpus(self, source: Mapping[str, Any] | None = None) -> None:
@@ -216,7 +268,7 @@ class EmbeddingStore(Shards):
             with suppress(ArtifactError):
                 parts = self.record(name).parts if only in (None, name) else ()
                 shards = (self.shards_folder / part.shard for part in parts if part.rows)
-                rows = (self.document_files.path(p.documents) for p in parts if p.rows)
+                rows = (self.documents_path(p.documents) for p in parts if p.rows)
                 self.mirror.fetch_all(chain(shards, rows))
 
     def fetch_shards(self, fingerprints: Iterable[str]) -> None:
@@ -309,6 +361,34 @@ def read_encoder(folder: Path) -> EncoderFacts:
             f"{found['fingerprint']}; {manifest.REMEDY}"
         )
     return found["encoder"]
+
+
+def _as_bytes(documents: pa.Table) -> bytes:
+    everything = pa.array(range(documents.num_rows), pa.int64())
+    table = documents.take(everything).combine_chunks()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _unpacked(path: Path) -> bytes | None:
+    """Return the content of a compressed file, None if it is missing or damaged."""
+    try:
+        with (
+            reading(path),
+            open_regular(path) as file,
+            pa.input_stream(file, compression="zstd") as stream,
+        ):
+            data: bytes = stream.read()
+    except (ArtifactError, OSError, pa.ArrowException):
+        return None
+    return data
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _encoder_name(folder: Path) -> str:

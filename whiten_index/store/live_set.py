@@ -88,7 +88,7 @@ class Inventory:
             packs={name: fields["members"] for name, fields in packs.items() if fields},
             damaged_folders=frozenset(name for name, folder in folders.items() if folder is None),
             damaged_packs=frozenset(name for name, fields in packs.items() if not fields),
-            documents=store.document_files.by_name(),
+            documents=store.documents_paths(),
         )
 
     @property

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
-import pyarrow as pa
 from pydantic import Field, StringConstraints
 from typing_extensions import TypedDict
 
 from whiten_index.artifacts import manifest
-from whiten_index.artifacts.atomic import make_folder, replace_file
-from whiten_index.artifacts.files import exists, list_folder, open_regular, reading, writing
+from whiten_index.artifacts.files import writing
 from whiten_index.artifacts.manifest import Count, Flag, Positive, Schema, Sealed, Sha256
-from whiten_index.artifacts.storage import Storage
 from whiten_index.errors import ArtifactError
 
 KIND, FORMAT_VERSION = "corpus", 1
@@ -188,106 +184,3 @@ EncoderFacts = Annotated[TransformerFacts | ColumnFacts, Field(discriminator="ki
 
 
 REMEDY = "run the same encode or build with the corpus again, which makes just what is missing"
-_SUFFIX = ".arrow.zst"
-
-
-class DocumentFiles:
-    """The files in a folder."""
-
-    def __init__(self, folder: Path, mirror: Storage) -> None:
-        self.folder, self.mirror = folder, mirror
-
-    def path(self, name: str) -> Path:
-        """Return the path of the rows of that name."""
-        return self.folder / f"{name}{_SUFFIX}"
-
-    def by_name(self) -> dict[str, Path]:
-        """Return the files in the folder, by the digest that names them."""
-        files = list_folder(self.folder, f"[!.]*{_SUFFIX}")
-        return {file.name.removesuffix(_SUFFIX): file for file in files}
-
-    def write(self, documents: pa.Table) -> str:
-        """Keep rows; return the digest that names them.
-
-        Equal rows get equal names, however the table is chunked or sliced.
-        """
-        data = rows_as_bytes(documents)
-        # The name is of the rows: the bytes of the compressed file change with zstd's release.
-        name = digest(data)
-        path = self.path(name)
-        if self._content(path) == data:
-            self.mirror.keep(path)
-            return name
-        with writing(path):
-            if not exists(path.parent):
-                # On another machine than that which made the store in its bucket.
-                make_folder(path.parent)
-            replace_file(path, compressed(data))
-        self.mirror.push(path)
-        return name
-
-    def read(self, name: str) -> pa.Table:
-        """Return the rows of that name."""
-        path = self.path(name)
-        data = self._content(path)
-        if data is None and self.mirror.look_again():
-            data = self._content(path)
-        if data is None:
-            unreadable = content(path) is None
-            how = "missing or unreadable" if unreadable else "damaged: it does not match its name"
-            raise ArtifactError(f"{path} is {how}; {REMEDY}")
-        return pa.ipc.open_stream(data).read_all()
-
-    def is_sound(self, name: str) -> bool:
-        """Return whether the rows of that name are there, and undamaged."""
-        return self._content(self.path(name)) is not None
-
-    def name_of(self, documents: pa.Table) -> str:
-        """Return the digest that would name rows."""
-        return digest(rows_as_bytes(documents))
-
-    def _content(self, path: Path) -> bytes | None:
-        self.mirror.fetch(path)
-        data = content(path)
-        if data is not None and f"{digest(data)}{_SUFFIX}" == path.name:
-            return data
-        return self._content(path) if self.mirror.fetch_again(path) else None
-
-
-def rows_as_bytes(documents: pa.Table) -> bytes:
-    """Return rows as bytes, equal for equal rows however they are chunked or sliced."""
-    everything = pa.array(range(documents.num_rows), pa.int64())
-    table = documents.take(everything).combine_chunks()
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
-
-
-def content(path: Path) -> bytes | None:
-    """Return what a compressed file holds, None if it is missing or damaged."""
-    try:
-        with (
-            reading(path),
-            open_regular(path) as file,
-            pa.input_stream(file, compression="zstd") as stream,
-        ):
-            data: bytes = stream.read()
-    except (ArtifactError, OSError, pa.ArrowException):
-        return None
-    return data
-
-
-def compressed(data: bytes) -> bytes:
-    """Return bytes as ``content`` reads them back."""
-    sink = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(sink, "zstd") as stream:
-        stream.write(data)
-    packed: bytes = sink.getvalue().to_pybytes()
-    return packed
-
-
-def digest(data: bytes) -> str:
-    """Return 32 hex digits that identify bytes."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()

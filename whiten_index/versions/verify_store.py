@@ -21,7 +21,7 @@ from whiten_index.errors import (
 )
 from whiten_index.store.embedding_store import EmbeddingStore, read_encoder
 from whiten_index.store.live_set import encoder_folders, require_encoder_folders
-from whiten_index.store.records import CorpusRecord
+from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.store.shard_checks import ShardChecks
 from whiten_index.versions.published import CURRENT, require_published
 from whiten_index.versions.references import (
@@ -258,12 +258,15 @@ class _Check:
         """Check the files of rows, those that are needed and missing among them."""
         parts = [part for each in self._references for part in each.record.parts if part.rows]
         rows = {part.documents: part.rows for part in parts}
-        paths = self.store.document_files.by_name()
-        paths |= {name: self.store.document_files.path(name) for name in rows if name not in paths}
+        paths = self.store.documents_paths()
+        paths |= {name: self.store.documents_path(name) for name in rows if name not in paths}
         for name, path in paths.items():
 
             def check(path: Path, name: str = name) -> None:
-                found, wanted = self.store.document_files.read(name).num_rows, rows.get(name)
+                found, wanted = (
+                    self.store.documents(CorpusPart("", name, 0, 0, 0)).num_rows,
+                    rows.get(name),
+                )
                 if wanted not in (None, found):
                     raise ArtifactError(f"{path} has {found} rows, and its embeddings are {wanted}")
 
