@@ -104,7 +104,7 @@ class Inventory:
     @property
     def shards(self) -> set[str]:
         """Fingerprints of the shards in folders and packs."""
-        members = {each.fingerprint for members in self.packs.values() for each in members}
+        members = {each.shard.fingerprint for members in self.packs.values() for each in members}
         return members | set(self.folders)
 
     def packed(self) -> dict[str, list[Member]]:
@@ -112,7 +112,7 @@ class Inventory:
         found: dict[str, list[Member]] = {}
         for members in self.packs.values():
             for member in members:
-                found.setdefault(member.fingerprint, []).insert(0, member)
+                found.setdefault(member.shard.fingerprint, []).insert(0, member)
         return found
 
     def shard_path(self, name: str) -> Path:

@@ -30,28 +30,6 @@ _MomentsFile = Annotated[str, StringConstraints(pattern=r"^(moments-[0-9]{5,}\.s
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """A shard in a pack, as the manifest of the pack lists it.
-
-    Attributes:
-        pack: name of the pack.
-        start: first row of the shard in the pack.
-        moments: file of its moments, empty where it keeps none; see ``keeps_moments``.
-        held_as: the name by which derived shards that pick from it know its rows.
-    """
-
-    pack: str
-    fingerprint: Digest
-    start: Count
-    rows: Positive
-    dtype: EmbeddingsType
-    truncated: Count
-    bytes: Count
-    moments: _MomentsFile
-    held_as: str
-
-
-@dataclass(frozen=True, slots=True)
 class StoredShard:
     """A finished shard.
 
@@ -70,6 +48,25 @@ class StoredShard:
     bytes: Count
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A shard in a pack, as the manifest of the pack lists it.
+
+    Attributes:
+        pack: name of the pack.
+        shard: facts of the shard.
+        start: first row of the shard in the pack.
+        moments: file of its moments, empty where it keeps none; see ``keeps_moments``.
+        held_as: the name by which derived shards that pick from it know its rows.
+    """
+
+    pack: str
+    shard: StoredShard
+    start: Count
+    moments: _MomentsFile
+    held_as: str
+
+
 @dataclass(frozen=True)
 class InPack:
     """A shard in the folder of a pack."""
@@ -80,8 +77,7 @@ class InPack:
     @property
     def shard(self) -> StoredShard:
         """Facts of the shard."""
-        of = self.member
-        return StoredShard(of.fingerprint, of.rows, of.dtype, of.truncated, of.bytes)
+        return self.member.shard
 
     @property
     def held_as(self) -> str:
@@ -91,7 +87,7 @@ class InPack:
     def tensor(self, name: str) -> NDArray[Any]:
         """Return an array of the shard, mapped."""
         whole = map_tensor(self.path / EMBEDDINGS, name, remedy=REMEDY)
-        return whole[self.member.start : self.member.start + self.member.rows]
+        return whole[self.member.start : self.member.start + self.shard.rows]
 
     def moments(self) -> Moments | None:
         """Return the moments of the shard, None where it keeps none."""
@@ -120,7 +116,7 @@ def read_pack(folder: Path) -> PackManifest:
                 f"{folder / manifest.MANIFEST} is damaged: its shards do not follow one another; "
                 f"{REMEDY}"
             )
-        start += member.rows
+        start += member.shard.rows
     return fields
 
 
@@ -187,19 +183,11 @@ class Packs:
         members: list[Member] = []
         start = 0
         for number, shard in enumerate(shards):
-            rows = shard.embeddings
-            member = Member(
-                pack=name,
-                fingerprint=shard.fingerprint,
-                start=start,
-                rows=len(rows),
-                dtype=type_of(rows.dtype),
-                truncated=int(shard.truncated.sum()),
-                bytes=rows.nbytes,
-                moments="" if shard.moments is None else f"moments-{number:05d}.safetensors",
-                held_as=shard.held_as or f"{name}:{start}",
-            )
-            members.append(member)
+            rows, cut = shard.embeddings, int(shard.truncated.sum())
+            facts = StoredShard(shard.fingerprint, len(rows), type_of(rows.dtype), cut, rows.nbytes)
+            moments = "" if shard.moments is None else f"moments-{number:05d}.safetensors"
+            held_as = shard.held_as or f"{name}:{start}"
+            members.append(Member(name, facts, start, moments, held_as))
             start += len(rows)
         tensors = {
             "embeddings": np.concatenate([shard.embeddings for shard in shards]),
@@ -229,7 +217,7 @@ class Packs:
             except ArtifactError:
                 unknown = unknown or folder / manifest.MANIFEST
                 continue
-            if fingerprint in {each.fingerprint for each in members} and (
+            if fingerprint in {each.shard.fingerprint for each in members} and (
                 found := manifest.first_damaged(folder, SCHEMA)
             ):
                 return found
@@ -243,8 +231,8 @@ class Packs:
             for member in [] if fields is None else fields["members"]:
                 place = InPack(self.folder / name, member)
                 # Another thread may read the list of before.
-                before = self._places.get(member.fingerprint, [])
-                self._places[member.fingerprint] = [*before, place]
+                before = self._places.get(place.shard.fingerprint, [])
+                self._places[place.shard.fingerprint] = [*before, place]
         self._read = frozenset(names)
 
     def is_sound(self, name: str) -> bool:

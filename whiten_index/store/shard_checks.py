@@ -44,7 +44,9 @@ class ShardChecks:
             except StorageError as error:
                 self.unread_pack = error
             members = () if pack is None else pack["members"]
-            self.packs[store.packs.folder / name] = tuple(each.fingerprint for each in members)
+            self.packs[store.packs.folder / name] = tuple(
+                each.shard.fingerprint for each in members
+            )
 
     def shards(self) -> list[str]:
         """Return the names of the folders of shards, sound or damaged."""

@@ -61,7 +61,7 @@ def write_packs(
     for group in groups:
         to_pack = [_to_pack(store, name) for name in group]
         members = store.packs.write(store.packs.next_name(), to_pack)
-        rows += sum(member.rows for member in members)
+        rows += sum(member.shard.rows for member in members)
     counts.update(packed=sum(map(len, groups)), rows=rows, packs=len(groups))
     return counts
 
@@ -128,9 +128,10 @@ def _pack_units(
     for pack, homes in members.items():
         if pack in live.pinned:
             continue
-        rows = sum(home.rows for home in homes)
-        dead = sum(member.rows for member in inventory.packs[pack]) - rows
-        units = [_Unit(m.fingerprint, m.rows, m.dtype, pack, rows <= dead) for m in homes]
+        rows = sum(home.shard.rows for home in homes)
+        dead = sum(member.shard.rows for member in inventory.packs[pack]) - rows
+        shards = [home.shard for home in homes]
+        units = [_Unit(s.fingerprint, s.rows, s.dtype, pack, rows <= dead) for s in shards]
         if rows <= dead:
             mostly_dead += units
         elif rows < _FILLED * pack_rows:

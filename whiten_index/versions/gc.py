@@ -196,7 +196,7 @@ def _collect(
     recent = {name for name in inventory.folders if is_recent(inventory.shard_path(name))}
     for name, members in inventory.packs.items():
         if is_recent(inventory.pack_path(name)):
-            recent |= {member.fingerprint for member in members}
+            recent |= {member.shard.fingerprint for member in members}
     live.keep(recent)
     documents |= {name for name, path in inventory.documents.items() if is_recent(path)}
     kept = Counter(
