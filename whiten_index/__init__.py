@@ -57,29 +57,11 @@ _HOME = {
 }
 
 __all__ = [
-    "BuildConfig",
-    "CorpusConfig",
-    "EmbeddingStore",
-    "Encoder",
-    "EvalConfig",
-    "Moments",
-    "ParquetCorpus",
-    "PushConfig",
-    "QueryTransform",
-    "TrainingConfig",
-    "WhitenIndexError",
-    "Whitening",
-    "WhiteningConfig",
-    "__version__",
-    "build_index",
-    "encode_corpus",
-    "evaluate_sts",
-    "open_index",
-    "push_index",
-    "pushed_version",
-    "read_sts",
-    "train_encoder",
-]
+    "BuildConfig", "CorpusConfig", "EmbeddingStore", "Encoder", "EvalConfig", "Moments",
+    "ParquetCorpus", "PushConfig", "QueryTransform", "TrainingConfig", "WhitenIndexError",
+    "Whitening", "WhiteningConfig", "__version__", "build_index", "encode_corpus",
+    "evaluate_sts", "open_index", "push_index", "pushed_version", "read_sts", "train_encoder",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -1,10 +1,6 @@
-"""``whiten-index``: click commands; each parses, calls one function, prints.
+"""``whiten-index``: click commands; each parses, calls one function, and shows its report.
 
-Exit status: 0 done · 1 an error nobody foresaw · 2 options · 3 corpus or queries · 4 encoder ·
-5 store or index missing, damaged or mismatched · 6 another process writes there · 7 disk, bucket ·
-8 the embeddings do not allow the whitening · 9 a gate kept a new version from being published ·
-10 a database cannot be reached, or refuses · 11 a cluster cannot be reached, or has no worker ·
-12 shards failed, all others are done · 130 interrupted · 141 the reader of the output ended.
+The epilog of ``--help`` lists the exit statuses; 1 is an error that nobody foresaw.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from whiten_index.cli import terminal
+from whiten_index.cli.log_lines import Ending, log_job
 from whiten_index.cli.schema_options import (
     GroupedCommand,
     config_option,
@@ -22,6 +23,7 @@ from whiten_index.cli.schema_options import (
 from whiten_index.errors import GateError
 from whiten_index.pipeline.build_options import BuildOptions, EncodeOptions
 from whiten_index.pipeline.update_config import UpdateConfig
+from whiten_index.progress import Progress
 
 corpus_argument = click.argument("corpus", nargs=-1)
 
@@ -39,8 +41,6 @@ def build(plan: bool, log: str | None, as_json: bool, **options: Any) -> None:
     Without CORPUS the index is built from --store alone, and no encoder is needed.
     """
     options = given(options)
-    if "out" not in options:
-        raise click.UsageError("say where the index goes: --out DIR")
     if log is not None and (plan or as_json):
         raise click.UsageError("--log prints the report as its last line; leave out --plan, --json")
     if plan:
@@ -51,9 +51,8 @@ def build(plan: bool, log: str | None, as_json: bool, **options: Any) -> None:
 
     config = BuildConfig(**options)
     if log is not None:
-        from whiten_index.cli.log_lines import Ending, log_job
 
-        def work(progress: Any) -> Ending:
+        def work(progress: Progress) -> Ending:
             report = build_index(config, progress=progress)
             return Ending("up_to_date" if report.up_to_date else "published", report.to_json())
 
@@ -115,15 +114,11 @@ def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> Non
     from whiten_index.pipeline.plan import plan_update
     from whiten_index.pipeline.update import update_index
 
-    options = given(options)
-    if "index" not in options:
-        raise click.UsageError("name the index to bring up to date: --index DIR")
-    config = UpdateConfig(**options)
+    config = UpdateConfig(**given(options))
     do = plan_update if dry_run else update_index
     if log is not None:
-        from whiten_index.cli.log_lines import Ending, log_job
 
-        def work(progress: Any) -> Ending:
+        def work(progress: Progress) -> Ending:
             said = do(config, progress=progress).to_json()
             done = "up_to_date" if said["up_to_date"] else "published"
             status = GateError.exit_code if said.get("refused") else 0
@@ -155,7 +150,7 @@ def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> Non
     type=click.Path(readable=False),
     help="Draw spectrum, geometry and choice: .png, .svg or .pdf.",
 )
-@verify_option
+@verify_option()
 @json_option
 def inspect(index: str, plot: str | None, verify: str, as_json: bool) -> None:
     """Show what is in INDEX: counts, transform and choice, geometry, spectrum, bytes."""

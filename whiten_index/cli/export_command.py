@@ -32,7 +32,7 @@ _ENDINGS = {".safetensors": MATRIX, ".sql": SQL}
 @click.option("--schema", help="That the function goes in (sql). [default: public]")
 @click.option("--vector-schema", help="That pgvector is in (sql). [default: public]")
 @click.option("--dtype", help="float32: returns a vector; float16: a halfvec (sql).")
-@verify_option
+@verify_option()
 @json_option
 def export(
     index: str,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from whiten_index.cli import terminal
-from whiten_index.cli.schema_options import json_option
+from whiten_index.cli.schema_options import json_option, verify_option
 from whiten_index.errors import ArtifactError, StorageError
 
 if TYPE_CHECKING:
@@ -45,13 +45,7 @@ def nightly(context: click.Context, job: Path, dry_run: bool, form: str) -> None
 
 @click.command()
 @index_argument
-@click.option(
-    "--verify",
-    type=click.Choice(["full", "manifest"]),
-    default="manifest",
-    show_default=True,
-    help="Check every file's checksum, or sizes and the manifests only.",
-)
+@verify_option("manifest", "Check every file's checksum, or sizes and the manifests only.")
 @json_option
 def versions(index: str, verify: str, as_json: bool) -> None:
     """List the versions of INDEX: the published one, those to go back to, a candidate."""
@@ -98,13 +92,7 @@ def rollback(index: str, to: str | None, as_json: bool) -> None:
     required=True,
     help="Versions to keep, the published one among them.",
 )
-@click.option(
-    "--verify",
-    type=click.Choice(["full", "manifest"]),
-    default="full",
-    show_default=True,
-    help="How to check those that are kept, as damaged ones do not count.",
-)
+@verify_option(help="How to check those that are kept, as damaged ones do not count.")
 @json_option
 def prune(index: str, keep: int, verify: str, as_json: bool) -> None:
     """Remove versions of INDEX but the published one and the newest sound ones before it."""

@@ -135,13 +135,15 @@ log_option = click.option(
 plan_option = click.option(
     "--plan", is_flag=True, help="Only say what would be done, how long and how many bytes."
 )
-verify_option = click.option(
-    "--verify",
-    type=click.Choice(["full", "manifest"]),
-    default="full",
-    show_default=True,
-    help="Compare every file's checksum, or only its size, which misses flipped bits.",
-)
+
+
+def verify_option(
+    default: str = "full",
+    help: str = "Compare every file's checksum, or only its size, which misses flipped bits.",
+) -> Callable[[Command], Command]:
+    """Return the option that says how thoroughly files are checked."""
+    kinds = click.Choice(["full", "manifest"])
+    return click.option("--verify", type=kinds, default=default, show_default=True, help=help)
 
 
 def _option(each: OptionField) -> Callable[[Command], Command]:

@@ -73,7 +73,7 @@ _QUERIES = ("run", "text_columns", "embedding_column", "id_column")
     help="Read the index file as it is searched, not as a whole. [default: if its lists "
     "are in a file of their own]",
 )
-@verify_option
+@verify_option()
 @json_option
 def search(
     index: str,
