@@ -55,7 +55,7 @@ from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.vectordb.push_config import PushConfig
 
 # Logged apart, before the last line.
-_LOGGED_APART = ("drift", "decision", "gates")
+_LOGGED_APART = ("drift", "decision", "gates", "notes")
 # Left out of text lines: the manifest or the lines of the stages have them.
 _FOR_MACHINES = ("whitening", "factory", "bytes", "seconds", "stage_rows")
 # Options that name, next to the address, the place of a table.
@@ -242,8 +242,6 @@ class _Night:
             with self._step(f"push {target(config)}", "push", lines, DatabaseError.exit_code):
                 config = replace(config, store=config.store or store)
                 report = push_index(config, progress=lines).to_json()
-                for note in report.pop("notes"):
-                    lines.note(note)
                 lines.log("push_finished", **_shown(report, lines))
 
     def _tidy(self, store: Path) -> None:
@@ -340,18 +338,11 @@ def _place(config: PushConfig) -> dict[str, str]:
 
 
 class _PushLines(LogLines):
-    """Log lines with the target of a push, and each note once."""
+    """Log lines with the target of a push."""
 
     def __init__(self, config: PushConfig, form: LogForm) -> None:
         super().__init__(form)
         self._place = _place(config)
-        self._noted = set[str]()
-
-    def note(self, message: str) -> None:
-        """Log a sentence that was not logged yet."""
-        if message not in self._noted:
-            self._noted.add(message)
-            super().note(message)
 
     def log(self, event: str, /, **fields: Any) -> None:
         """Print one line."""

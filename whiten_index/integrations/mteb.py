@@ -172,11 +172,8 @@ class WhitenedEncoder:
     ) -> NDArray[np.float32]:
         """Return the vectors of the texts of a data loader, (n, k) float32.
 
-        Args:
-            inputs: batches with the key ``text``, to which mteb joined titles and instructions.
-            prompt_type: queries get the encoder's query prompt, documents its document prompt.
-            given: what else mteb passes: the task, split and subset, a batch size, which an encoder
-                that fills batches by tokens ignores, and a ``precision``.
+        Queries get the encoder's query prompt, documents its document prompt. Batches are filled by
+        tokens, so a batch size is ignored.
 
         Raises:
             ConfigError: a batch has no text, or another precision than float32 is wanted.
@@ -266,14 +263,9 @@ class IndexedSearch:
     def index(
         self, corpus: Any, *, task_metadata: Any, hf_split: str, hf_subset: str, **given: Any
     ) -> None:
-        """Write the corpus as Parquet and build its index, or find it as it was built before.
+        """Write a corpus (``id``, ``text``, perhaps ``title``) as Parquet and build its index.
 
-        Args:
-            corpus: data set with ``id``, ``text`` and perhaps ``title``.
-            task_metadata: of the task.
-            hf_split: of the task.
-            hf_subset: of the task.
-            given: other arguments of mteb.
+        An index that was built before is used again.
 
         Raises:
             WhitenIndexError: see ``build_index``.
@@ -313,7 +305,7 @@ class IndexedSearch:
             task_metadata: of the task.
             top_k: documents a query.
             top_ranked: query id -> the only documents to rank, if the task reranks.
-            given: what else mteb passes: split, subset, ``encode_kwargs``, ``num_proc``.
+            given: other arguments of mteb.
 
         Raises:
             ConfigError: nothing is indexed yet.
@@ -384,10 +376,7 @@ def _model_meta(
 def _batches(
     rows: Any, task_metadata: Any, side: PromptType, given: Mapping[str, Any]
 ) -> Iterable[Batch]:
-    """Return batches of documents or queries with the texts that MTEB gives to encoders.
-
-    MTEB's loader joins title and text, query and instruction, and the turns of a conversation.
-    """
+    """Return batches; mteb joins title and text, query and instruction, turns of conversations."""
     batches: Iterable[Batch] = create_dataloader(
         rows,
         task_metadata=task_metadata,
@@ -399,11 +388,7 @@ def _batches(
 
 
 def _field(batch: Batch, name: str) -> list[Any]:
-    """Return a column of a batch.
-
-    Raises:
-        ConfigError: it is missing, as in tasks on images or sounds.
-    """
+    """Return a column of a batch; tasks on images or sounds lack it."""
     if name not in batch:
         raise ConfigError(
             f"the task gives {', '.join(batch) or 'nothing'} and no {name}; this model takes tasks "

@@ -163,6 +163,9 @@ def _write_file(config: PushConfig, stages: Stages) -> PushReport:
             for batch in batches:
                 write(batch)
                 watcher.advance(batch.num_rows)
+    notes = _new_queries_note(before, source.pushed())
+    for note in notes:
+        stages.watcher.note(note)
     return _report(
         source,
         stages,
@@ -173,7 +176,7 @@ def _write_file(config: PushConfig, stages: Stages) -> PushReport:
         mode="all",
         why="a file is written as a whole",
         pushed=len(source),
-        notes=tuple(_new_queries_note(before, source.pushed())),
+        notes=tuple(notes),
     )
 
 
