@@ -17,7 +17,6 @@ from tests.helpers.bad_input import (
     DIM,
     EMBEDDED,
     ENCODER,
-    NAN,
     OPTIONS,
     ROWS,
     WHITENING,
@@ -38,28 +37,12 @@ def with_value(position: int, value: Any, rows: int = ROWS) -> list[Any]:
     return [value if i == position else list(row) for i, row in enumerate(numbers(rows=rows))]
 
 
-def constant(width: int = DIM) -> list[list[float]]:
-    return [[0.25] * width] * ROWS
-
-
 def rank_two() -> list[Any]:
     basis = np.random.default_rng(1).standard_normal((2, DIM))
     return list(np.random.default_rng(2).standard_normal((ROWS, 2)) @ basis)
 
 
 TABLES: dict[str, tuple[Callable[[], pa.Table], tuple[Any, ...], int, str]] = {
-    "missing embedding column": (
-        table,
-        ("--embedding-column", "nope"),
-        CORPUS,
-        "no column 'nope'; its columns are id, e, text, year",
-    ),
-    "missing id column": (
-        table,
-        ("--embedding-column", "e", "--id-column", "nope"),
-        CORPUS,
-        "no column 'nope'",
-    ),
     "filter that nothing passes": (
         table,
         (*EMBEDDED, "--filter", "year > 999"),
@@ -73,9 +56,6 @@ TABLES: dict[str, tuple[Callable[[], pa.Table], tuple[Any, ...], int, str]] = {
         "'text' .*is string; .*columns that fit: e",
     ),
     "no column": (table, (), OPTIONS, "--text-column .* or --embedding-column"),
-    "no rows": (lambda: table().slice(0, 0), EMBEDDED, CORPUS, "holds no rows"),
-    "NaN": (lambda: table(e=with_value(9, [NAN] * DIM)), EMBEDDED, CORPUS, "#0:9 .*NaN"),
-    "another width": (lambda: table(e=with_value(6, [1.0])), EMBEDDED, CORPUS, "#0:6 .*width"),
     "beyond float32": (
         lambda: table(e=with_value(4, [1e100] * DIM)),
         (*EMBEDDED, "--whiten", "none"),
@@ -94,12 +74,6 @@ TABLES: dict[str, tuple[Callable[[], pa.Table], tuple[Any, ...], int, str]] = {
         WHITENING,
         "k = 5 is above the rank 3 .*4 rows",
     ),
-    "constant embeddings": (
-        lambda: table(e=constant()),
-        EMBEDDED,
-        WHITENING,
-        "all 60 embeddings are equal",
-    ),
     "k above the rank": (
         lambda: table(e=rank_two()),
         (*EMBEDDED, "--k", 3),
@@ -112,7 +86,6 @@ TABLES: dict[str, tuple[Callable[[], pa.Table], tuple[Any, ...], int, str]] = {
         OPTIONS,
         "transform of its own .*--k",
     ),
-    "factory unknown": (table, (*EMBEDDED, "--factory", "Tree"), OPTIONS, "FAISS cannot make"),
     "factory that does not divide": (
         table,
         (*EMBEDDED, "--k", 5, "--factory", "PQ2"),
@@ -131,7 +104,6 @@ TABLES: dict[str, tuple[Callable[[], pa.Table], tuple[Any, ...], int, str]] = {
         OPTIONS,
         "cannot be called 'id'",
     ),
-    "no such model": (table, ("--text-column", "text", "--model", "./none"), ENCODER, "./none"),
 }
 
 

@@ -14,10 +14,8 @@ import pytest
 from tests.helpers import bad_input
 from tests.helpers.bad_input import (
     CORPUS,
-    DIM,
     DISK,
     ENCODER,
-    NAN,
     OPTIONS,
     Place,
     assert_one_error,
@@ -30,16 +28,9 @@ from tests.helpers.bad_input import (
 place = bad_input.place
 
 SEARCHES: dict[str, tuple[tuple[Any, ...], int, str]] = {
-    "unknown document": (("--like", "d999"), CORPUS, "no document has the id 'd999'"),
-    "top-k of 0": (("--like", "d1", "--top-k", "0"), OPTIONS, "--top-k"),
     "nothing asked": ((), OPTIONS, "a text, --queries FILE, --like ID"),
     "two things asked": (("text", "--like", "d1"), OPTIONS, "one of"),
     "text without an encoder": (("text",), OPTIONS, "built from an embedding column"),
-    "queries that are gone": (
-        ("--queries", "gone.parquet", "--embedding-column", "e", "--run", "r.trec"),
-        CORPUS,
-        "gone.parquet does not exist",
-    ),
     "queries without a run": (("--queries", "q.parquet"), OPTIONS, "--run FILE"),
     "run of no format": (
         ("--queries", "q.parquet", "--embedding-column", "e", "--run", "r.csv"),
@@ -61,16 +52,6 @@ SEARCHES: dict[str, tuple[tuple[Any, ...], int, str]] = {
         OPTIONS,
         "--embedding-column",
     ),
-    "queries of another width": (
-        ("--queries", "q.parquet", "--embedding-column", "narrow", "--run", "r.trec"),
-        OPTIONS,
-        "takes .n, 6. raw embeddings",
-    ),
-    "queries with NaN": (
-        ("--queries", "q.parquet", "--embedding-column", "broken", "--run", "r.trec"),
-        CORPUS,
-        "NaN or an infinity",
-    ),
     "duplicate query ids": (
         (
             *("--queries", "q.parquet", "--embedding-column", "e"),
@@ -79,7 +60,6 @@ SEARCHES: dict[str, tuple[tuple[Any, ...], int, str]] = {
         CORPUS,
         "more than once",
     ),
-    "unknown verify": (("--like", "d1", "--verify", "none"), OPTIONS, "--verify"),
 }
 
 
@@ -91,8 +71,6 @@ def test_a_search_that_cannot_be_answered(
     queries = pa.table(
         {
             "e": list(numbers(3, rows=2)),
-            "narrow": [[1.0], [2.0]],
-            "broken": [[1.0] * DIM, [NAN] * DIM],
             "same": ["q", "q"],
         }
     )
