@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 # Path("s3://bucket") has one slash.
@@ -59,45 +58,24 @@ _USER_INFO = re.compile(r"://[^/\s@]*:([^/\s@]+)@")
 _SHORTEST, _LONG = 6, 8
 
 
-@dataclass(frozen=True, repr=False, slots=True)
-class Address:
-    """A path or URI as a user gave it; ``str`` and ``repr`` hide its secrets.
+def secret_in(text: str) -> str:
+    """Return the place of a possible secret in a path or URI, in words; empty without one."""
+    found = next(filter(None, (_secret_in(*uri) for uri in _uris(text))), "")
+    if not found and _WITHOUT_SCHEME.fullmatch(text):
+        return "a password before the @"
+    return "a password" if not found and _KEY_VALUE.fullmatch(text) else found
 
-    Attributes:
-        text: what the user gave. Never store or print it while ``secret`` is not empty.
-    """
 
-    text: str
+def scheme_of(text: str) -> str:
+    """Return the scheme in lower case, of the URI with a secret if there are several."""
+    uris = list(_uris(text))
+    return next((uri for uri in uris if _secret_in(*uri)), uris[0] if uris else ("", ""))[0]
 
-    def __str__(self) -> str:
-        if not self.secret:
-            return self.text
-        return f"{self.scheme}://…" if self.scheme else "…"
 
-    def __repr__(self) -> str:
-        return f"Address({str(self)!r})"
-
-    @property
-    def scheme(self) -> str:
-        """The scheme in lower case; empty for a path."""
-        uris = list(_uris(self.text))
-        found = next((uri for uri in uris if _secret_in(*uri)), uris[0] if uris else ("", ""))
-        return found[0]
-
-    @property
-    def secret(self) -> str:
-        """Place of a possible secret, in words; empty without one."""
-        found = next(filter(None, (_secret_in(*uri) for uri in _uris(self.text))), "")
-        if not found and _WITHOUT_SCHEME.fullmatch(self.text):
-            return "a password before the @"
-        if not found and _KEY_VALUE.fullmatch(self.text):
-            return "a password"
-        return found
-
-    @property
-    def remedy(self) -> str:
-        """Proper place of the secret, by the scheme."""
-        return next(told for form, told in _REMEDIES if not form or re.fullmatch(form, self.scheme))
+def remedy_for(text: str) -> str:
+    """Return the proper place for the secret of an address, by its scheme."""
+    scheme = scheme_of(text)
+    return next(told for form, told in _REMEDIES if not form or re.fullmatch(form, scheme))
 
 
 def _uris(text: str) -> Iterator[tuple[str, str]]:
@@ -133,7 +111,7 @@ def _secret_in(scheme: str, rest: str) -> str:
             return f"the parameter {name}" if named else "a parameter"
         if _OPAQUE.fullmatch(value or name):
             return "a parameter that may be a token"
-        if ":" in value and Address(value).secret:
+        if ":" in value and secret_in(value):
             return "an address inside the address"
     return _secret_in(scheme, unquote(rest)) if "%3f" in path.lower() else ""
 

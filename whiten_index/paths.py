@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from whiten_index.address import Address, hide_secrets
+from whiten_index.address import hide_secrets, remedy_for, scheme_of, secret_in
 from whiten_index.errors import ConfigError
 
 _ADDRESS_VARIABLES = (
@@ -31,10 +31,11 @@ def require_no_secret(given: object, *, what: str) -> None:
     elif isinstance(given, list | tuple):
         for number, each in enumerate(given, 1):
             require_no_secret(each, what=f"{what} {number}")
-    elif isinstance(given, str | Path) and (secret := (address := Address(str(given))).secret):
+    elif isinstance(given, str | Path) and (secret := secret_in(text := str(given))):
+        scheme = scheme_of(text)
         raise ConfigError(
-            f"{what} ({address}) has {secret}, which is, or may be, a secret and would be stored "
-            f"and shown; leave it out, and {address.remedy}"
+            f"{what} ({scheme}{'://' * bool(scheme)}…) has {secret}, which is, or may be, a secret "
+            f"and would be stored and shown; leave it out, and {remedy_for(text)}"
         )
 
 

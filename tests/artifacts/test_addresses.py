@@ -19,11 +19,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from whiten_index import BuildConfig, build_index, open_index
-from whiten_index.address import Address
 from whiten_index.cli import cli
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError, WhitenIndexError
 from whiten_index.measure.sweep_config import SweepConfig
+from whiten_index.paths import require_no_secret
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.vectordb.push_config import PushConfig
@@ -247,12 +247,11 @@ def test_what_a_library_says_of_a_secret_of_the_environment_is_hidden(
 
 @pytest.mark.parametrize("given", PLAIN)
 def test_addresses_without_a_secret(given: str) -> None:
-    assert Address(given).secret == ""
-    assert str(Address(given)) == given
+    require_no_secret(given, what="--out")
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_address_hides_its_secret(form: str) -> None:
-    address = Address(form)
-    assert address.secret
-    assert not leaks(f"{address} {address!r} {[address]}".encode())
+def test_an_address_with_a_secret_is_refused_without_showing_it(form: str) -> None:
+    with pytest.raises(ConfigError, match="which is, or may be, a secret") as raised:
+        require_no_secret([form], what="--out")
+    assert not leaks(str(raised.value).encode())

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from whiten_index.address import Address
+from whiten_index.address import remedy_for
 from whiten_index.errors import ConfigError
 from whiten_index.paths import cut, require_no_secret
 from whiten_index.vectordb.engine_options import (
@@ -145,5 +145,5 @@ def _require_plain_address(address: str, parameters: frozenset[str]) -> None:
 def _secret(what: str, address: str) -> ConfigError:
     return ConfigError(
         f"{what} is, or may be, a secret and would be stored and shown; leave it out, and "
-        f"{Address(address).remedy}"
+        f"{remedy_for(address)}"
     )
