@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +34,31 @@ def read_toml(path: Path) -> dict[str, Any]:
     return found
 
 
-def read_job(path: Path, names: dict[str, str]) -> dict[str, Any]:
-    """Read a job file of known keys.
+def read_job(path: Path, names: Mapping[str, str]) -> dict[str, Any]:
+    """Read a job file of known keys; see ``read_toml`` and ``rename_keys``."""
+    return rename_keys(read_toml(path), names, where=f"job file {path}")
+
+
+def rename_keys(
+    values: Mapping[str, Any], names: Mapping[str, str], *, where: str
+) -> dict[str, Any]:
+    """Return a table of a job file by the names of fields.
 
     Args:
-        path: the file.
+        values: the table; its keys may have dashes.
         names: key with underscores -> name of the field. A field may have several keys.
+        where: the place of the table, for errors.
+
+    Raises:
+        ConfigError: a key is unknown, or sets a field a second time.
     """
-    job: dict[str, Any] = {}
-    for key, value in read_toml(path).items():
-        if key not in names:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = names.get(key.replace("-", "_"))
+        if name is None:
             known = ", ".join(sorted(names))
-            raise ConfigError(f"job file {path} sets {key!r}, which is unknown; known are {known}")
-        name = names[key]
-        if name in job:
-            raise ConfigError(f"job file {path} sets {name} twice, once as {key}; leave one out")
-        job[name] = value
-    return job
+            raise ConfigError(f"{where} sets {key!r}, which is unknown; known are {known}")
+        if name in found:
+            raise ConfigError(f"{where} sets {name} twice, once as {key}; leave one out")
+        found[name] = value
+    return found

@@ -44,7 +44,7 @@ from urllib.parse import parse_qs
 
 from pydantic import Field
 
-from whiten_index.artifacts.job_file import read_job
+from whiten_index.artifacts.job_file import read_job, rename_keys
 from whiten_index.cli.log_lines import Ending, LogForm, LogLines, failure, run_job
 from whiten_index.cli.monitoring import Outcome, check_metrics, write_metrics
 from whiten_index.cli.signals import INTERRUPTED
@@ -103,9 +103,16 @@ class NightlyJob(UpdateConfig):
             raise ConfigError(f"{where}: {error}") from error
         if job.metrics is not None:
             require_path(job.metrics, what="metrics")
-        pushes = [
-            _read_push(f"{where}, push {n}", job.index, each) for n, each in enumerate(tables, 1)
-        ]
+        keys = job_keys(PushConfig)
+        del keys["index"]
+        pushes = []
+        for number, table in enumerate(tables, 1):
+            push = f"{where}, push {number}"
+            named = rename_keys(table, keys, where=push)
+            try:
+                pushes.append(PushConfig(index=job.index, **named))
+            except ConfigError as error:
+                raise ConfigError(f"{push}: {error}") from error
         _require_apart(where, pushes)
         return replace(job, push=tuple(pushes))
 
@@ -347,24 +354,6 @@ class _PushLines(LogLines):
     def log(self, event: str, /, **fields: Any) -> None:
         """Print one line."""
         super().log(event, **self._place, **fields)
-
-
-def _read_push(where: str, index: str, table: Mapping[str, Any]) -> PushConfig:
-    """Return the push of a ``[[push]]``; no client of a database is needed.
-
-    Raises:
-        ConfigError: a key or value is not valid, or holds a password.
-    """
-    named = {key.replace("-", "_"): value for key, value in table.items()}
-    if len(named) < len(table):
-        raise ConfigError(f"{where} sets a key twice, with - and with _; leave one out")
-    known = job_keys(PushConfig).keys() - {"index"}
-    if odd := ", ".join(sorted(named.keys() - known)):
-        raise ConfigError(f"{where} sets {odd}, which is unknown; known are {sorted(known)}")
-    try:
-        return PushConfig(index=index, **named)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
 
 
 def _require_apart(where: str, pushes: Sequence[PushConfig]) -> None:
