@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any, Protocol, Self, TypeVar
 
@@ -15,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import DatabaseError
@@ -114,14 +116,7 @@ class PushedTable:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> PushedTable:
         """Return the table that ``to_json`` described; unknown fields are ignored."""
-        types: dict[str, Callable[[Any], Any]] = {
-            "k": int,
-            "rows": int,
-            "done": int,
-            "columns": lambda names: tuple(map(str, names)),
-        }
-        names = (field.name for field in fields(cls))
-        return cls(**{name: types.get(name, str)(value[name]) for name in names if name in value})
+        return _pushed_tables().validate_python(dict(value))
 
     def changing_to(self, after: PushedTable, *, lease: str = "") -> PushedTable:
         """Return the description to write before rows are changed to those of ``after``."""
@@ -131,6 +126,11 @@ class PushedTable:
     def same_vectors(self, other: PushedTable) -> bool:
         """Tell whether equal rows of the two tables have equal vectors."""
         return (self.transform, self.k, self.dtype) == (other.transform, other.k, other.dtype)
+
+
+@functools.cache
+def _pushed_tables() -> TypeAdapter[PushedTable]:
+    return TypeAdapter(PushedTable)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
+from urllib.parse import urlsplit
 
 from whiten_index.address import hide_secrets
 from whiten_index.artifacts.files import is_folder, list_folder
@@ -86,6 +87,19 @@ def require_engine_folder(
             f"{address} is not there, or nothing was pushed to it yet; look at the path in the "
             "address, or push an index to it first"
         )
+
+
+def host_and_port(address: str, port: int, forms: str) -> str:
+    """Return ``host:port`` of an address, with a default port; refuse one of another form."""
+    parts = urlsplit(address)
+    try:
+        host, port = parts.hostname or "", parts.port or port
+    except ValueError:
+        host = ""
+    # A file needs three slashes.
+    if not host or host.endswith(".db"):
+        raise ConfigError(forms)
+    return f"{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def require_name(name: str, pattern: str, *, longest: int, engine: str, rule: str) -> None:

@@ -102,7 +102,7 @@ class LanceChanges(RowChanges):
     def __init__(self, writer: LanceWriter, handle: Any, layout: Layout) -> None:
         self._writer, self.handle, self._layout = writer, handle, layout
         self._deleted = set[str | int]()
-        # Id -> number of its rows that were put, which have the numbers from 0 on.
+        # Id -> number of its rows now, if some were put.
         self._put = Counter[str | int]()
 
     def upsert(self, rows: pa.RecordBatch) -> None:
@@ -113,7 +113,10 @@ class LanceChanges(RowChanges):
             merge.when_matched_update_all().when_not_matched_insert_all().execute(
                 pa.Table.from_batches([as_stored(rows, self._layout)])
             )
-        self._put.update(rows[ID].to_pylist())
+        passages = PASSAGE in self._layout.key
+        numbers = rows[PASSAGE].to_pylist() if passages else [0] * len(rows)
+        for name, number in zip(rows[ID].to_pylist(), numbers, strict=True):
+            self._put[name] = max(self._put[name], number + 1)
 
     def delete(self, ids: Sequence[str | int]) -> None:
         """Delete all rows with these ids but those that are put; missing ones are ignored."""

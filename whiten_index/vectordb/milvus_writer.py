@@ -43,6 +43,7 @@ from whiten_index.vectordb.engine_options import MilvusOptions
 from whiten_index.vectordb.engine_support import (
     disk_advice,
     first_line,
+    host_and_port,
     reporting,
     reports,
     require_engine_folder,
@@ -62,6 +63,54 @@ _IDS_AT_ONCE, _QUERIES_AT_ONCE, _PAGE_ROWS = 500, 1000, 8192
 # What was written is read.
 _STRONG = {"consistency_level": "Strong"}
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"})
+_TOKEN = "MILVUS_TOKEN"
+_PORT = 19530
+_FORMS = (
+    f"the address of Milvus is one of milvus://host:{_PORT}, milvus+https://host and "
+    f"milvus:///folder/file.db; give the token, or user:password, in {_TOKEN}"
+)
+_CONNECT_SECONDS = 10.0
+
+# What the client and Milvus Lite log as errors, they raise too.
+for _name in ("pymilvus", "milvus_lite", "grpc"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
+
+
+@dataclass(frozen=True)
+class MilvusAddress:
+    """A server or a file."""
+
+    shown: str
+    uri: str = ""
+    file: Path | None = None
+    database: str = ""
+    tls: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, address: str, database: str) -> MilvusAddress:
+        """Return what an address and the option ``db`` name."""
+        parts = urlsplit(address)
+        path = unquote(parts.path)
+        if not parts.netloc:
+            if not path.endswith(".db"):
+                raise ConfigError(
+                    f"milvus://{path}: Milvus Lite takes a file that ends in .db, in its full path"
+                )
+            return cls(f"milvus://{path}", file=Path(path).absolute())
+        secure = parts.scheme == "milvus+https"
+        at = host_and_port(address, 443 if secure else _PORT, _FORMS)
+        inside = path.strip("/")
+        if inside and database and inside != database:
+            raise ConfigError(
+                f"the address names the database {inside!r} and --option db {database!r}"
+            )
+        named = "/".join(filter(None, (at, inside or database)))
+        return cls(
+            f"{parts.scheme}://{named}",
+            f"http{'s' if secure else ''}://{at}",
+            database=inside or database,
+            tls=dict(parse_qsl(parts.query)),
+        )
 
 
 class MilvusWriter(AliasWriter):
@@ -381,62 +430,6 @@ def _among(ids: Sequence[str | int]) -> str:
 
 def _quoted(value: str | int) -> str:
     return f'"{value.translate(_ESCAPES)}"' if isinstance(value, str) else str(value)
-
-
-_TOKEN = "MILVUS_TOKEN"
-_PORT = 19530
-_FORMS = (
-    f"the address of Milvus is one of milvus://host:{_PORT}, milvus+https://host and "
-    f"milvus:///folder/file.db; give the token, or user:password, in {_TOKEN}"
-)
-_CONNECT_SECONDS = 10.0
-
-# What the client and Milvus Lite log as errors, they raise too.
-for _name in ("pymilvus", "milvus_lite", "grpc"):
-    logging.getLogger(_name).setLevel(logging.CRITICAL)
-
-
-@dataclass(frozen=True)
-class MilvusAddress:
-    """A server or a file."""
-
-    shown: str
-    uri: str = ""
-    file: Path | None = None
-    database: str = ""
-    tls: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, address: str, database: str) -> MilvusAddress:
-        """Return what an address and the option ``db`` name."""
-        parts = urlsplit(address)
-        path = unquote(parts.path)
-        if not parts.netloc:
-            if not path.endswith(".db"):
-                raise ConfigError(
-                    f"milvus://{path}: Milvus Lite takes a file that ends in .db, in its full path"
-                )
-            return cls(f"milvus://{path}", file=Path(path).absolute())
-        secure = parts.scheme == "milvus+https"
-        try:
-            host, port = parts.hostname or "", parts.port or (443 if secure else _PORT)
-        except ValueError:
-            raise ConfigError(_FORMS) from None
-        if not host or host.endswith(".db"):
-            raise ConfigError(f"milvus://{host}: {_FORMS}")
-        inside = path.strip("/")
-        if inside and database and inside != database:
-            raise ConfigError(
-                f"the address names the database {inside!r} and --option db {database!r}"
-            )
-        at = f"{f'[{host}]' if ':' in host else host}:{port}"
-        named = "/".join(filter(None, (at, inside or database)))
-        return cls(
-            f"{parts.scheme}://{named}",
-            f"http{'s' if secure else ''}://{at}",
-            database=inside or database,
-            tls=dict(parse_qsl(parts.query)),
-        )
 
 
 class _Lite:

@@ -40,6 +40,7 @@ from whiten_index.vectordb.engine_options import QdrantOptions
 from whiten_index.vectordb.engine_support import (
     disk_advice,
     first_line,
+    host_and_port,
     reporting,
     reports,
     require_engine_folder,
@@ -56,6 +57,63 @@ _REQUEST_BYTES, _JSON_NUMBER = 1 << 20, 21
 _IDS_AT_ONCE, _QUERIES_AT_ONCE = 500, 64
 # Seconds between two looks at the state of an index.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
+
+
+# Collections keep metadata, in which a push writes what they hold, from this release on.
+_LEAST_RELEASE = (1, 16)
+_PORT = 6333
+_FORMS = f"qdrant://host:{_PORT}, qdrant+https://host:{_PORT} and qdrant:///folder"
+
+
+@dataclass(frozen=True)
+class QdrantAddress:
+    """A server or a folder."""
+
+    shown: str
+    url: str = ""
+    folder: Path | None = None
+
+    @classmethod
+    def parse(cls, address: str) -> QdrantAddress:
+        """Return what an address names."""
+        parts = urlsplit(address)
+        https, path = parts.scheme == "qdrant+https", unquote(parts.path).rstrip("/")
+        if not parts.netloc and path and not https:
+            return cls(f"qdrant://{path}", folder=Path(path))
+        place = host_and_port(address, _PORT, f"the address of Qdrant is one of {_FORMS}") + path
+        return cls(f"{parts.scheme}://{place}", f"http{'s' if https else ''}://{place}")
+
+    def explain(self, error: Exception) -> tuple[str, str]:
+        """Return the reason of an error of the client, and what to do."""
+        # REST and gRPC have their own errors, and wrap those of their transports.
+        cause = getattr(error, "source", error)
+        status, code = getattr(error, "status_code", None), getattr(error, "code", None)
+        why: object = cause
+        if status is not None:
+            why = f"{status}: {_answer(error)}"
+        elif callable(code):
+            status = code().name
+            why = f"{status}: {getattr(error, 'details', str)()}"
+        elif type(cause).__module__.startswith(("httpx", "httpcore")):
+            status = "UNAVAILABLE"
+        reason = first_line(why)
+        return reason, self._advice(status, reason)
+
+    def _advice(self, status: Any, reason: str) -> str:
+        if "CERTIFICATE_VERIFY_FAILED" in reason:
+            return "name a file of the certificates to trust with --option tls_ca=FILE"
+        if status in (401, 403, "UNAUTHENTICATED", "PERMISSION_DENIED"):
+            return "give a key that may write in QDRANT_API_KEY"
+        if status in ("UNAVAILABLE", "DEADLINE_EXCEEDED", 502, 503, 504):
+            return (
+                "check that a Qdrant server answers there, or give it more seconds with "
+                "--option timeout=N; push again to resume"
+            )
+        if "already accessed" in reason:
+            return "another connection has this folder, and it takes one at a time; close that one"
+        if self.folder is not None:
+            return disk_advice(reason) or "push again when that is mended"
+        return "see the log of the server, and push again"
 
 
 class QdrantWriter(AliasWriter):
@@ -297,69 +355,6 @@ def _quantization(kind: str) -> Any:
         type=models.ScalarType.INT8, quantile=0.99, always_ram=True
     )
     return models.ScalarQuantization(scalar=scalar)
-
-
-# Collections keep metadata, in which a push writes what they hold, from this release on.
-_LEAST_RELEASE = (1, 16)
-_PORT = 6333
-_FORMS = f"qdrant://host:{_PORT}, qdrant+https://host:{_PORT} and qdrant:///folder"
-
-
-@dataclass(frozen=True)
-class QdrantAddress:
-    """A server or a folder."""
-
-    shown: str
-    url: str = ""
-    folder: Path | None = None
-
-    @classmethod
-    def parse(cls, address: str) -> QdrantAddress:
-        """Return what an address names."""
-        parts = urlsplit(address)
-        https, path = parts.scheme == "qdrant+https", unquote(parts.path).rstrip("/")
-        if not parts.netloc and path and not https:
-            return cls(f"qdrant://{path}", folder=Path(path))
-        try:
-            host, port = parts.hostname or "", parts.port or _PORT
-        except ValueError:
-            host, port = "", 0
-        if not host:
-            raise ConfigError(f"the address of Qdrant is one of {_FORMS}")
-        place = f"{f'[{host}]' if ':' in host else host}:{port}{path}"
-        return cls(f"{parts.scheme}://{place}", f"http{'s' if https else ''}://{place}")
-
-    def explain(self, error: Exception) -> tuple[str, str]:
-        """Return the reason of an error of the client, and what to do."""
-        # REST and gRPC have their own errors, and wrap those of their transports.
-        cause = getattr(error, "source", error)
-        status, code = getattr(error, "status_code", None), getattr(error, "code", None)
-        why: object = cause
-        if status is not None:
-            why = f"{status}: {_answer(error)}"
-        elif callable(code):
-            status = code().name
-            why = f"{status}: {getattr(error, 'details', str)()}"
-        elif type(cause).__module__.startswith(("httpx", "httpcore")):
-            status = "UNAVAILABLE"
-        reason = first_line(why)
-        return reason, self._advice(status, reason)
-
-    def _advice(self, status: Any, reason: str) -> str:
-        if "CERTIFICATE_VERIFY_FAILED" in reason:
-            return "name a file of the certificates to trust with --option tls_ca=FILE"
-        if status in (401, 403, "UNAUTHENTICATED", "PERMISSION_DENIED"):
-            return "give a key that may write in QDRANT_API_KEY"
-        if status in ("UNAVAILABLE", "DEADLINE_EXCEEDED", 502, 503, 504):
-            return (
-                "check that a Qdrant server answers there, or give it more seconds with "
-                "--option timeout=N; push again to resume"
-            )
-        if "already accessed" in reason:
-            return "another connection has this folder, and it takes one at a time; close that one"
-        if self.folder is not None:
-            return disk_advice(reason) or "push again when that is mended"
-        return "see the log of the server, and push again"
 
 
 def open_client(
