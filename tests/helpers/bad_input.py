@@ -138,6 +138,3 @@ def assert_refused(place: Place, arguments: tuple[Any, ...], status: int, match:
 
 
 EMBEDDED = ("--embedding-column", "e", "--id-column", "id")
-
-
-NAN = float("nan")
