@@ -14,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from whiten_index.errors import ConfigError
-from whiten_index.integrations.lazy import Found, LazyIndex, QueryEmbedder, plain_options
+from whiten_index.integrations.lazy import LazyIndex, QueryEmbedder
 
 try:
     from haystack import Document, component, default_to_dict
@@ -188,11 +188,11 @@ class WhitenedIndexRetriever(_Settings):
         Raises:
             ConfigError: the path can name nothing, or an option is a permission.
         """
+        self._lazy = LazyIndex(index, options, trust_remote_code)
         self._settings = {
             "index": str(index), "top_k": top_k, "text_column": text_column,
-            "row_filter": row_filter, "options": plain_options(options or {}),
+            "row_filter": row_filter, "options": self._lazy.options,
         }  # fmt: skip
-        self._lazy = LazyIndex(index, options, trust_remote_code)
 
     def warm_up(self) -> None:
         """Open the index and load the encoder of queries, once.
@@ -235,8 +235,8 @@ class WhitenedIndexRetriever(_Settings):
             text_column=self._settings["text_column"],
             row_filter=self._settings["row_filter"] if row_filter is None else row_filter,
         )
-        return {"documents": [_document(each) for each in found]}
-
-
-def _document(found: Found) -> Document:
-    return Document(id=str(found.id), content=found.text, meta=found.columns, score=found.score)
+        return {
+            "documents": [
+                Document(id=str(e.id), content=e.text, meta=e.columns, score=e.score) for e in found
+            ]
+        }

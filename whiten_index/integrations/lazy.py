@@ -131,7 +131,17 @@ class LazyIndex:
     ) -> None:
         """Take the arguments of ``open_index``; no file is read yet."""
         require_path(str(folder), what="the index")
-        self.folder, self.options = str(absolute(folder)), plain_options(options or {})
+        if "trust_remote_code" in (options or {}):
+            raise ConfigError(
+                "trust_remote_code is an argument, not one of the options, which frameworks write "
+                "down; move it out of options"
+            )
+        self.folder = str(absolute(folder))
+        # As JSON values, which frameworks write down.
+        self.options: dict[str, Any] = {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in (options or {}).items()
+        }
         self._trusted = trust_remote_code
 
     def __getstate__(self) -> dict[str, Any]:
@@ -183,18 +193,6 @@ class LazyIndex:
                 f"build the index again with --keep {asked}"
             )
         return asked
-
-
-def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of ``open_index`` as JSON values; a permission is never written down."""
-    if "trust_remote_code" in options:
-        raise ConfigError(
-            "trust_remote_code is an argument, not one of the options, which frameworks write "
-            "down; move it out of options"
-        )
-    return {
-        name: str(value) if isinstance(value, Path) else value for name, value in options.items()
-    }
 
 
 def _no_encoder(source: Path | str, who: str) -> ConfigError:
