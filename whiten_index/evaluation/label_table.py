@@ -28,13 +28,8 @@ _Value = TypeVar("_Value")
 class LabelTable:
     """The columns of a file that have a known name; missing values are None.
 
-    Attributes:
-        path: the file.
-        columns: name -> one value a row.
-        names: of all columns of the file, read or not.
-        texts: of all columns of text, where the format has types.
-        call: what errors call a row, such as ``line {}``.
-        numbers: number of each row in the file.
+    ``names`` are those of all columns, ``texts`` those of text where the format has types. Errors
+    name a row by ``call``, such as ``line {}``, and its number in the file.
     """
 
     path: Path

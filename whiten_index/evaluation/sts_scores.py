@@ -60,16 +60,10 @@ def correlate(
     averaged: bool = True,
     name: str = "the pairs",
 ) -> Correlation:
-    """Correlate (n,) predictions with (n,) gold scores.
+    """Correlate (n,) predictions with (n,) gold scores of the subset of each pair.
 
-    Args:
-        gold: gold scores.
-        predicted: such as cosines.
-        subsets: (n,) which subset each pair is of.
-        measure: one of ``MEASURES``.
-        averaged: whether subsets are files of their own; where not, the three figures are one,
-            and a subset that cannot be ranked is None.
-        name: what errors call the set.
+    Where subsets are not ``averaged``, the three figures are one, and a subset that cannot be
+    ranked is None. ``name`` is the set's in errors.
     """
     truth, found = np.asarray(gold, np.float64), np.asarray(predicted, np.float64)
     groups = np.asarray(subsets, dtype=object)

@@ -51,12 +51,7 @@ def read_geometry_sets(
 ) -> list[GeometrySet]:
     """Read pairs of texts; positive are those with a score above ``above``.
 
-    Args:
-        paths: files or folders as ``read_sts`` takes them; a file of pairs without a score is a
-            set too, of which all pairs are positive.
-        names: keep only these sets; none keeps all.
-        splits: name of a set -> the split to measure, or ``all``.
-        above: the score a positive pair exceeds.
+    Paths and splits are as of ``read_sts``. Of a file of pairs without a score all are positive.
     """
     if not math.isfinite(above):
         raise ConfigError(f"positive pairs are to score above {above:g}; give a number such as 4")

@@ -40,13 +40,9 @@ _SAME = 1e-5  # of the largest coordinate: the rounding of float32 in equal stat
 
 @dataclass(frozen=True, eq=False)
 class LayerStates:
-    """Pooled states of n distinct texts, every layer of a model.
+    """Pooled states (n, S, d) float32 of n distinct texts, layer 0 (embeddings) to L of a model.
 
-    Attributes:
-        values: (n, S, d) float32, layer 0 (embeddings) to L.
-        pooling: of the tokens.
-        spec: the model.
-        rows: text -> its row.
+    ``rows`` has the row of each text.
     """
 
     values: NDArray[np.floating]

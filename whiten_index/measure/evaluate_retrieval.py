@@ -52,8 +52,7 @@ _SPLIT = "test"
 class _Set:
     """A set whose queries and judgements were read, and whose corpus is Parquet.
 
-    Attributes:
-        made_of: file made of a corpus of JSON lines -> that corpus.
+    ``made_of`` has the corpus of JSON lines that a file was made of.
     """
 
     name: str

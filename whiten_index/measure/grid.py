@@ -91,14 +91,7 @@ class Grid:
 
 
 def grid(config: SweepConfig, *, dim: int, rank: int, rows: int) -> Grid:
-    """Return the points of a sweep.
-
-    Args:
-        config: of the sweep.
-        dim: width d of the raw embeddings.
-        rank: directions that they span.
-        rows: rows of each index.
-    """
+    """Return the points of a sweep of raw embeddings with ``dim`` dims, which span ``rank``."""
     baselines = _baselines(config, dim) if config.baselines else ()
     wanted = dict.fromkeys([*baselines, *_ours(config)])
     reasons = {point: _why_not(point, dim=dim, rank=rank, rows=rows) for point in wanted}

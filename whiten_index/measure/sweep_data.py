@@ -56,16 +56,8 @@ def read_queries(config: SweepConfig) -> JudgedQueries | None:
 class Dataset:
     """Corpus in its store, queries, and spectrum of the corpus.
 
-    Attributes:
-        encoded: the corpus in its store.
-        moments: of the embeddings that are indexed.
-        spectrum: of their covariance.
-        queries: (q, d) float32 raw embeddings.
-        subset: (n,) row numbers of the corpus that are indexed, in rising order; None for all.
-        judged: None if the queries are rows held out.
-        documents: (n,) document id of each row, None if nothing is judged.
-        document_numbers: (n,) the same as numbers. Passages of one document share a number.
-        facts: description of the dataset in the results.
+    ``subset`` has the row numbers (n,) that are indexed, in rising order, None for all. With
+    judgements ``documents`` and ``document_numbers`` name the document of each row.
     """
 
     encoded: EncodeReport

@@ -123,10 +123,6 @@ def _measured_before(config: SweepConfig, rows: int) -> set[str]:
 def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> SweepReport:
     """Measure every point of a sweep that the results do not have yet.
 
-    Args:
-        config: points to measure.
-        progress: watcher of the stages.
-
     Raises:
         ConfigError: FAISS has no GPU and one is required; or nothing encodes the queries.
         CorpusError: corpus, queries or judgements cannot be used, or do not fit together.
