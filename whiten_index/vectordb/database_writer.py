@@ -124,7 +124,7 @@ class PushedTable:
         return replace(self, changing=" ".join(versions), lease=lease)
 
     def same_vectors(self, other: PushedTable) -> bool:
-        """Tell whether equal rows of the two tables have equal vectors."""
+        """Return whether equal rows of the two tables have equal vectors."""
         return (self.transform, self.k, self.dtype) == (other.transform, other.k, other.dtype)
 
 
@@ -195,7 +195,7 @@ class DatabaseWriter(ABC):
 
     @abstractmethod
     def pending(self) -> PushedTable | None:
-        """Return the table that a push began and did not publish, None if there is none."""
+        """Return the table that a push began and did not publish, or None."""
 
     @abstractmethod
     def begin(self, pushed: PushedTable, layout: Layout) -> None:
@@ -317,7 +317,7 @@ def new_lease() -> str:
 
 
 def not_begun(target: str) -> DatabaseError:
-    """Return the error of a call that needs a pending pushed where there is none."""
+    """Return the error of a call that needs a pending table when there is no such table."""
     return DatabaseError(f"no push to {target} was begun, or it was dropped meanwhile; push again")
 
 

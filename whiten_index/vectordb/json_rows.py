@@ -27,7 +27,7 @@ def to_objects(rows: pa.RecordBatch, names: Sequence[str]) -> list[dict[str, Any
     and durations numbers of their unit, bytes base64, pairs of a map lists of two, and NaN null.
 
     Raises:
-        RowsError: a date lies outside the years 1 to 9999, or a number is infinite.
+        RowsError: a date is outside the years 1 to 9999, or a number is infinite.
     """
     columns = []
     for name in names:
@@ -172,7 +172,7 @@ def _leaf_from_json(value: Any, kind: pa.DataType) -> Any:
 
 
 def _has_bytes_or_floats(kind: pa.DataType) -> bool:
-    """Tell whether values differ in JSON; maps are lists there."""
+    """Return whether values differ in JSON; maps are lists there."""
     return pa.types.is_nested(kind) or pa.types.is_floating(kind) or _is_bytes(kind)
 
 

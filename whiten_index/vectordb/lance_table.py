@@ -43,7 +43,7 @@ def read_metadata(table: Any) -> PushedTable | None:
 
 
 def write_metadata(table: Any, pushed: PushedTable) -> None:
-    """Write what a table holds, in a commit of its own.
+    """Write what a table holds, in a separate commit.
 
     The engine refuses it if another push wrote this since the handle saw it.
     """

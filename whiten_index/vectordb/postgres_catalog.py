@@ -116,7 +116,7 @@ class Catalog:
         return self.connection.execute(sql.SQL(order).format(*parts))
 
     def published(self) -> StoredTable | None:
-        """Return the table of the name, None if there is none."""
+        """Return the table of the name, or None."""
         for row in self._rows():
             if row[0] == self._name:
                 # A copy by CREATE TABLE … LIKE has the comments of columns, not that of the key.
@@ -130,7 +130,7 @@ class Catalog:
         return None
 
     def pending(self) -> StoredTable | None:
-        """Return the table that a push began and did not publish, None if there is none."""
+        """Return the table that a push began and did not publish, or None."""
         form = re.escape(self._name) + "__[0-9a-f]{8}"
         rows = [row for row in self._rows() if re.fullmatch(form, row[0])]
         return next(filter(None, (self._stored(row, row[8] or row[9]) for row in rows)), None)
@@ -194,7 +194,7 @@ class Catalog:
                 self.execute("COMMENT ON COLUMN {} IS {}", place, sql.Literal(comment))
 
     def has_vector_index(self, table: StoredTable) -> bool:
-        """Tell whether a table has a valid index of vectors, or of an expression of them."""
+        """Return whether a table has a valid index of vectors, or of an expression of them."""
         found = self.connection.execute(
             "SELECT FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid "
             "JOIN pg_am m ON m.oid = c.relam WHERE i.indrelid = %s AND i.indisvalid "

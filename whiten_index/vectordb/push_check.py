@@ -120,7 +120,7 @@ def _changed(ours: pa.Array, came: pa.Array) -> list[int]:
 
 
 def _same(one: Any, two: Any) -> bool:
-    """Tell whether a value came back; NaN may do so as null, at any depth."""
+    """Return whether a value came back; NaN may do so as null, at any depth."""
     if isinstance(one, float) and one != one:
         return two is None or two != two
     if isinstance(one, dict) and isinstance(two, dict):

@@ -99,7 +99,7 @@ class PushConfig:
 
     @property
     def to_file(self) -> bool:
-        """Whether rows go to a file rather than a database."""
+        """True if rows go to a file rather than a database."""
         return "://" not in self.to and Path(self.to).suffix.lower() in ENDINGS
 
     @property

@@ -50,7 +50,7 @@ def require_file(address: str) -> Path:
 
 
 def written_version(path: Path) -> PushedTable | None:
-    """Return the description of the rows of a file, None if there is none."""
+    """Return the description of the rows of a file, or None."""
     described = written_files(path)[-1]
     if not exists(described):
         return None
@@ -66,7 +66,7 @@ def written_version(path: Path) -> PushedTable | None:
 
 
 def _is_ours(described: Path) -> bool:
-    """Tell whether a push wrote a file."""
+    """Return whether a push wrote a file."""
     try:
         with reading(described):
             return _METADATA.encode() in (_schema(described).metadata or {})
