@@ -99,10 +99,7 @@ class Ending:
 def run_job(work: Callable[[], Ending], *, kept: str, lines: LogLines | None = None) -> int:
     """Do the work of a job, log its end whatever happened, and return the exit status.
 
-    Args:
-        work: the job.
-        kept: noun of the finished work that an interruption keeps, such as ``shards``.
-        lines: log of the job, by default JSON lines.
+    ``kept`` is the noun of the finished work that an interruption keeps, such as ``shards``.
     """
     with guarded() as streams:
         ending = _ended(work, kept)

@@ -60,12 +60,7 @@ class Outcome(Enum):
 
 
 def check_metrics(path: Path) -> None:
-    """Refuse a file before the work that could not be written, or read, after it.
-
-    Raises:
-        ConfigError: prometheus-client is not installed, or the file's name or folder is wrong.
-        StorageError: the folder cannot be written.
-    """
+    """Refuse a file before the work if it could not be written, or read, after it."""
     _client()
     require_path(str(path), what="metrics")
     if path.suffix != ".prom":
@@ -98,10 +93,6 @@ def write_metrics(
 
     Every metric has the label ``index``, the folder's absolute path. The time of the last success
     is taken over from the file that is there. ``report`` is that of an update that succeeded.
-
-    Raises:
-        ConfigError: prometheus-client is not installed.
-        StorageError: the file cannot be written.
     """
     label, now = _shown(str(index.absolute())), time.time()
     samples: list[_Sample] = [

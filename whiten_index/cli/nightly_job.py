@@ -82,11 +82,7 @@ class NightlyJob(UpdateConfig):
 
     @classmethod
     def read(cls, path: Path) -> NightlyJob:
-        """Read a job file.
-
-        Raises:
-            ConfigError: it cannot be read, is not TOML, or has a key or value that is not valid.
-        """
+        """Read a job file, and refuse it whole if any key or value is not valid."""
         where = f"job file {path}"
         values = read_job(path, job_keys(cls))
         if values.get("corpus") == []:
@@ -357,11 +353,7 @@ class _PushLines(LogLines):
 
 
 def _require_apart(where: str, pushes: Sequence[PushConfig]) -> None:
-    """Refuse two pushes to one place, each of which would undo the other every night.
-
-    Raises:
-        ConfigError: with their numbers.
-    """
+    """Refuse two pushes to one place, each of which would undo the other every night."""
     seen = dict[tuple[str, ...], int]()
     for number, config in enumerate(pushes, 1):
         for place in _written(config):

@@ -67,10 +67,7 @@ def schema_options(
 ) -> Callable[[Command], Command]:
     """Return a decorator that adds the options of a schema, whose value is ``None`` if not given.
 
-    Args:
-        made_from: the schema.
-        only: names of the fields to offer; all where it is left out.
-        without: names of fields that the command does not offer.
+    ``only`` and ``without`` name the fields that the command offers, or does not.
     """
     fields = [
         each

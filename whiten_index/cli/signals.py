@@ -29,9 +29,6 @@ def raise_if_interrupted() -> None:
 
     Libraries print and drop an exception that is raised in one of their callbacks, so progress
     reports ask again.
-
-    Raises:
-        KeyboardInterrupt: a signal came.
     """
     if _State.stopped:
         raise KeyboardInterrupt

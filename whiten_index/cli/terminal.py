@@ -20,11 +20,7 @@ _FOR_MACHINES = frozenset({
 
 
 class Bars:
-    """Progress bars with rate and time left on a terminal; silent elsewhere.
-
-    Attributes:
-        facts: whether standard output is for people, and shows notes on the work.
-    """
+    """Progress bars on a terminal; with ``facts`` notes on the work are printed too."""
 
     def __init__(self, *, facts: bool = False) -> None:
         self.facts = facts
@@ -85,12 +81,8 @@ def _finite(value: Any) -> Any:
 def describe(report: Mapping[str, Any], *names: str) -> Iterator[str]:
     """Yield the fields of a report as lines, nested ones under headings and in tables.
 
-    Fields without a value and counts of zero are left out. Units come from the names: ``bytes``
-    and ``seconds``.
-
-    Args:
-        report: JSON values.
-        names: fields to show; all by default.
+    All fields are shown, or those named; fields without a value and counts of zero are left out.
+    Units come from the names: ``bytes`` and ``seconds``.
     """
     shown = (*names, "stage_rows") if names else report
     return _described({name: report.get(name) for name in shown})

@@ -175,12 +175,7 @@ _SCHEMA = Schema(KIND, FORMAT_VERSION, _Exported)
 
 
 def _files(folder: Path) -> Collection[str] | None:
-    """Return the files of a folder that was exported, None of another one.
-
-    Raises:
-        FormatError: a later release exported it.
-        StorageError: the disk does not let it be read.
-    """
+    """Return the files of a folder that was exported, None of another one."""
     try:
         fields = read_manifest(folder, _SCHEMA, name=MARK)
     except FormatError:

@@ -282,11 +282,7 @@ def _usage(name: str, schema: str, vector_schema: str) -> dict[str, str]:
 
 
 def _quoted(name: str, option: str) -> str:
-    """Return a name as PostgreSQL reads it.
-
-    Raises:
-        ConfigError: PostgreSQL would cut or refuse it.
-    """
+    """Return a name as PostgreSQL reads it; one that it would cut is refused."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
