@@ -333,8 +333,7 @@ def test_rows_of_two_versions_of_a_library_in_one_store_are_reported(tmp_path, m
     assert "computed by different versions" in told
     assert "torch 0.1-torch, transformers 0.1-transformers, tokenizers" in told
     assert run("verify", store)[0] == 0
-    code, out, _ = run("inspect", index)
-    assert "encoded by torch 0.1-torch, transformers 0.1-transformers" in out
-    assert out.count(", inputs packed") + out.count(", inputs padded") == 2
     found = json.loads(run("inspect", index, "--json")[1])["runtimes"]
     assert found[0].keys() == {"torch", "transformers", "tokenizers", "inputs"}
+    assert len(found) == 2
+    assert "0.1-torch" in {each["torch"] for each in found}

@@ -12,7 +12,6 @@ import os
 import statistics
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,9 +28,6 @@ from whiten_index.artifacts.manifest import fingerprint, write_json
 from whiten_index.encoding.tokenization import TokenWindow
 from whiten_index.encoding.transformer import Transformer
 from whiten_index.errors import EncoderError, StorageError
-
-_TRIES_OF_ONE_TEXT = 3
-_SECONDS_BETWEEN_TRIES = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +72,6 @@ class Batches:
         self._clock = clock
         self._lengths = window.tokens.lengths
         self._lock = threading.Lock()
-        self._failures: Counter[int] = Counter()
         self._left = [slice(0, len(self._lengths))] if len(self._lengths) else []
         self.padded_tokens = 0
         self.embeddings = torch.empty(
@@ -84,30 +79,26 @@ class Batches:
         )
 
     def step(self) -> int | None:
-        """Encode one batch and return its number of rows, None at the end.
-
-        Raises:
-            EncoderError: a single text does not fit into the memory.
-        """
+        """Encode one batch and return its number of rows, None at the end."""
         asked = self._budget.ask(self._most)
         rows = self._take(asked)
         if rows is None:
             return None
         finding = self._budget.chosen is None
         started = self._clock()
-        tokens = self._tokens_of(rows)
+        offsets, width = self._window.tokens.offsets, int(self._lengths[rows.start])
+        real, full = int(offsets[rows.stop] - offsets[rows.start]), (rows.stop - rows.start) * width
+        tokens = real if self._transformer.packs else full
         try:
             self.embeddings[rows] = self._embed(rows)
             if finding:
                 _wait_for(self._transformer.device)
         except RuntimeError as error:
-            if not is_out_of_memory(error):
+            if not _is_out_of_memory(error):
                 raise
             self._requeue(rows, tokens, error)
             return 0
-        width = int(self._lengths[rows.start])
-        if finding and (rows.stop - rows.start + 1) * width > asked:
-            real = self._real_tokens(rows)
+        if finding and full + width > asked:
             spent = self._clock() - started
             self._budget.tell(asked, tokens=real, seconds=spent, most=self._most)
         with self._lock:
@@ -129,13 +120,6 @@ class Batches:
         """Put the rows of a batch that did not fit back, to be tried with half the budget."""
         device = self._transformer.device
         if rows.stop - rows.start == 1:
-            # Other threads or programs may hold the memory for a moment.
-            with self._lock:
-                self._failures[rows.start] += 1
-                failures = self._failures[rows.start]
-            if failures < _TRIES_OF_ONE_TEXT:
-                time.sleep(_SECONDS_BETWEEN_TRIES * failures)
-        if self._failures[rows.start] >= _TRIES_OF_ONE_TEXT:
             raise EncoderError(
                 f"one text of {tokens} tokens does not fit into the memory of {device}; use a "
                 "smaller --max-length, a smaller model or another --device"
@@ -145,16 +129,6 @@ class Batches:
             torch.cuda.empty_cache()
         with self._lock:
             self._left.append(rows)
-
-    def _tokens_of(self, rows: slice) -> int:
-        """Return the tokens that a batch computes, padding included."""
-        if self._transformer.packs:
-            return self._real_tokens(rows)
-        return int((rows.stop - rows.start) * self._lengths[rows.start])
-
-    def _real_tokens(self, rows: slice) -> int:
-        offsets = self._window.tokens.offsets
-        return int(offsets[rows.stop] - offsets[rows.start])
 
     def _embed(self, rows: slice) -> Tensor:
         window, transformer = self._window, self._transformer
@@ -195,7 +169,7 @@ def _wait_for(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
-def is_out_of_memory(error: BaseException) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     """Return whether the memory of a device ran out."""
     # The allocators of CPUs and of MPS raise a plain RuntimeError.
     messages = ("DefaultCPUAllocator", "MPS backend out of memory")

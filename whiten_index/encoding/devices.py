@@ -9,11 +9,7 @@ _WINDOW_ROWS_FACTOR_ON_A_GPU = 4
 
 
 def chosen_devices(asked: str) -> tuple[str, ...]:
-    """Return the devices that encode side by side, one process each where there are several.
-
-    Raises:
-        ConfigError: a name is empty.
-    """
+    """Return the devices that encode side by side, one process each where there are several."""
     names = tuple(name.strip() for name in asked.split(","))
     if "" in names or (len(names) > 1 and "auto" in names):
         raise ConfigError(

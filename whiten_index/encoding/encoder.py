@@ -24,10 +24,9 @@ from whiten_index.encoding.batching import (
 from whiten_index.encoding.devices import chosen_devices
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.pooling import Pooling
 from whiten_index.encoding.spec import EncoderSpec, resolve_encoder, states_spec
 from whiten_index.encoding.tokenization import prompt_tokens, require_known_tokens, tokenize
-from whiten_index.encoding.transformer import LayeredTransformer, Transformer
+from whiten_index.encoding.transformer import Transformer
 from whiten_index.errors import ConfigError, EncoderError
 from whiten_index.whitening.moments import MEAN_OF_EVERY, Moments
 
@@ -105,6 +104,9 @@ class Encoder:
         (1, 384)
     """
 
+    # Poolings whose layers stay separate; see ``StateEncoder``.
+    poolings: tuple[str, ...] = ()
+
     def __init__(self, spec: EncoderSpec, folder: ModelFolder, config: EncoderConfig) -> None:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
@@ -112,7 +114,7 @@ class Encoder:
         # A job on several devices has one encoder for each of them.
         self.device = _device(chosen_devices(config.device)[0])
         self._kind = "cpu" if self.device.type == "cpu" else "other"
-        self._transformer = self._open(spec, folder)
+        self._transformer = Transformer(spec, folder, self.device, separate=self.poolings)
         prompts = {spec.document_prompt, spec.query_prompt}
         self._unpooled = {prompt: self._count_unpooled(prompt) for prompt in prompts}
         self._threads = InferenceThreads(self.device, config.threads)
@@ -236,11 +238,7 @@ class Encoder:
     def run(
         self, prepared: PreparedWindow, *, advance: Callable[[int], None] | None = None
     ) -> RanWindow:
-        """Encode a prepared window; on a GPU this returns before the embeddings are there.
-
-        Raises:
-            EncoderError: one text alone does not fit into the memory.
-        """
+        """Encode a prepared window; on a GPU this returns before the embeddings are there."""
         if prepared.ready is not None:
             here = torch.cuda.current_stream(self.device)
             here.wait_event(prepared.ready)
@@ -275,11 +273,7 @@ class Encoder:
         return RanWindow(prepared, host, batches.padded_tokens, arrived, kept)
 
     def collect(self, ran: RanWindow) -> Encoded:
-        """Return the embeddings of a window in the order of its texts.
-
-        Raises:
-            EncoderError: the model gives NaN or infinity.
-        """
+        """Return the embeddings of a window in the order of its texts."""
         if ran.arrived is not None:
             ran.arrived.synchronize()
         tokens = ran.prepared.tokens
@@ -299,9 +293,6 @@ class Encoder:
             distinct=len(distinct),
             _on_device=ran.on_device,
         )
-
-    def _open(self, spec: EncoderSpec, folder: ModelFolder) -> Transformer:
-        return Transformer(spec, folder, self.device)
 
     def _prepare(self, texts: Sequence[str], prompt: str, *, low_latency: bool) -> PreparedWindow:
         prompted = [prompt + text for text in texts]
@@ -395,7 +386,7 @@ class StateEncoder(Encoder):
     """Encoder of the pooled states of all layers, 0 (embeddings) to L, in one forward pass.
 
     A text has P·S·d numbers in float32: by pooling, by layer (S = L + 1), by coordinate. Heads and
-    normalisations after pooling are left out: they have no meaning for lower layers.
+    normalisations after pooling are not applied: they have no meaning for lower layers.
 
     Attributes:
         poolings: names of the P poolings.
@@ -428,11 +419,6 @@ class StateEncoder(Encoder):
         """Number of texts sorted by length together; fewer where a text has many numbers."""
         return max(min(super().window_rows, _WINDOW_BYTES // (4 * self.dim)), 1)
 
-    def _open(self, spec: EncoderSpec, folder: ModelFolder) -> Transformer:
-        return LayeredTransformer(
-            spec, folder, self.device, [Pooling(each) for each in self.poolings]
-        )
-
 
 _BLOCK_ROWS = 8192
 
@@ -456,16 +442,9 @@ def _moments_on_device(rows: Tensor) -> Moments:
         second.addmm_(y.T, y)
         third.addmv_(y.T, square)
         fourth += square @ square
+    # A general product does not promise to be symmetric to the bit.
+    sums = (point, first, (second + second.T) / 2, third)
+    point_, first_, second_, third_ = (each.cpu().numpy() for each in sums)
     return Moments.from_sums(
-        _array(point),
-        count=float(n),
-        first=_array(first),
-        # A general product does not promise to be symmetric to the bit.
-        second=_array((second + second.T) / 2),
-        third=_array(third),
-        fourth=float(fourth),
+        point_, count=float(n), first=first_, second=second_, third=third_, fourth=float(fourth)
     )
-
-
-def _array(values: Tensor) -> NDArray[np.float64]:
-    return values.cpu().numpy().astype(np.float64, copy=False)

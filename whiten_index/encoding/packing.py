@@ -9,7 +9,6 @@ Models with relative position biases (MPNet, T5, DeBERTa) cannot be packed: the 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -144,11 +143,7 @@ class PackedForward:
     """
 
     def __init__(self, model: Any, kernel: Kernel | None = None) -> None:
-        """Prepare a loaded model of a type in ``PACKABLE``, in evaluation mode.
-
-        Raises:
-            EncoderError: the model cannot be packed.
-        """
+        """Prepare a loaded model of a type in ``PACKABLE``, in evaluation mode."""
         if obstacle := _model_obstacle(model):
             raise EncoderError(f"the model cannot run without padding: {obstacle}; pad its batches")
         self._model = model
@@ -207,8 +202,8 @@ def packing_obstacle(model: Any, device: torch.device, dtype: torch.dtype) -> st
     """
     try:
         if device.type != "cpu":
-            obstacle = _gpu_obstacle(device, dtype) or _model_obstacle(model)
-            return obstacle or _head_obstacle(model) or _trial_obstacle(model, device)
+            obstacle = _model_obstacle(model) or _gpu_obstacle(model, device, dtype)
+            return obstacle or _trial_obstacle(model, device)
         if dtype is not torch.float32:
             return f"{str(dtype).removeprefix('torch.')} on a CPU is not float32"
         return _model_obstacle(model) or _cpu_trial_obstacle(model)
@@ -290,24 +285,18 @@ def _attend(
     return out.unsqueeze(0), None
 
 
-def _gpu_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
+def _gpu_obstacle(model: Any, device: torch.device, dtype: torch.dtype) -> str | None:
+    config = model.config
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if device.type != "cuda" or torch.version.hip is not None:
         return f"device {device} is no NVIDIA GPU"
     if dtype not in (torch.float16, torch.bfloat16):
         return f"{str(dtype).removeprefix('torch.')} is not a half precision"
-    if not _torch_has_varlen():
-        return f"torch {torch.__version__} has no variable-length attention with windows"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return f"{torch.cuda.get_device_name(device)} is older than compute capability 8.0"
+    if width % _HEAD_DIM_STEP or width > _LARGEST_HEAD_DIM:
+        return f"its heads have {width} dimensions, not a multiple of 8 up to 256"
     return None
-
-
-def _torch_has_varlen() -> bool:
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return False
-    return {"scale", "window_size", "enable_gqa"} <= set(inspect.signature(varlen_attn).parameters)
 
 
 def _model_obstacle(model: Any) -> str | None:
@@ -315,22 +304,11 @@ def _model_obstacle(model: Any) -> str | None:
     kind = config.model_type
     if kind not in PACKABLE or not type(model).__module__.startswith("transformers."):
         return f"a {kind} model ({type(model).__name__}) is not among {', '.join(sorted(PACKABLE))}"
-    if not hasattr(transformers, "AttentionMaskInterface"):
-        return f"transformers {transformers.__version__} takes no attention of others"
     if config._attn_implementation not in ("sdpa", _IMPLEMENTATION):
         return f"its attention is {config._attn_implementation}, not sdpa"
     if kind != "modernbert" and not getattr(config, "is_causal", True) and _slides(config):
         # transformers then lets a token see one further than it tells the attention.
         return "it is a decoder made bidirectional, with sliding windows"
-    return None
-
-
-def _head_obstacle(model: Any) -> str | None:
-    """Return what torch's variable-length attention cannot take."""
-    config = model.config
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if width % _HEAD_DIM_STEP or width > _LARGEST_HEAD_DIM:
-        return f"its heads have {width} dimensions, not a multiple of 8 up to 256"
     return None
 
 

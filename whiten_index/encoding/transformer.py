@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,15 @@ class Transformer:
     model knows, None if unknown.
     """
 
-    def __init__(self, spec: EncoderSpec, folder: ModelFolder, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: EncoderSpec,
+        folder: ModelFolder,
+        device: torch.device,
+        *,
+        separate: Sequence[str] = (),
+    ) -> None:
+        """Load a model; with ``separate`` poolings, layers stand side by side before any head."""
         self.device = device
         self.tokenizer, model = load_transformer(spec, folder, device)
         self.pad = int(self.tokenizer.pad_token_id or 0)
@@ -51,8 +58,9 @@ class Transformer:
         # With padding, and by a GPU's kernels, a text depends on its batch.
         self.fewest_rows = _FEWEST_ROWS if self.packs and device.type == "cpu" else 0
         self._layers = ChosenLayers(model, spec.layers, last)
-        self._pooling = Pooling(spec.pooling)
-        head = load_head(folder)
+        self._separate = separate
+        self._poolings = [Pooling(each) for each in separate or (spec.pooling,)]
+        head = None if separate else load_head(folder)
         self._head = None if head is None else head.to(device)
         # A decoder would otherwise keep keys and values for a next token that never comes.
         self._options = {"use_cache": False} if hasattr(config, "use_cache") else {}
@@ -86,7 +94,10 @@ class Transformer:
 
     def _embedded(self, inputs: dict[str, Any], pool: Pool) -> Tensor:
         """Return (n, d) for a model's inputs; ``pool`` takes its states (n, t, d) or (1, T, d)."""
-        pooled = pool(mean_layers(self._layers(**inputs)), self._pooling)
+        states = self._layers(**inputs)
+        if self._separate:
+            return torch.cat([pool(one, each) for each in self._poolings for one in states], dim=1)
+        pooled = pool(mean_layers(states), self._poolings[0])
         if self._head is None:
             return pooled
         rows = pad(pooled, (0, 0, 0, max(self.fewest_rows - len(pooled), 0)))
@@ -94,35 +105,10 @@ class Transformer:
         return embeddings
 
 
-class LayeredTransformer(Transformer):
-    """Gives the pooled states of every chosen layer side by side, before any head.
-
-    A text has (P·S·d) numbers: by pooling, by layer, by coordinate.
-    """
-
-    def __init__(
-        self,
-        spec: EncoderSpec,
-        folder: ModelFolder,
-        device: torch.device,
-        poolings: Sequence[Pooling],
-    ) -> None:
-        super().__init__(replace(spec, pooling=poolings[0].value), folder, device)
-        self._poolings = tuple(poolings)
-
-    def _embedded(self, inputs: dict[str, Any], pool: Pool) -> Tensor:
-        states = self._layers(**inputs)
-        return torch.cat([pool(state, each) for each in self._poolings for state in states], dim=1)
-
-
 def load_transformer(
     spec: EncoderSpec, folder: ModelFolder, device: torch.device
 ) -> tuple[Any, Any]:
-    """Return a model's tokenizer, and the model without a head, for evaluation.
-
-    Raises:
-        EncoderError: they cannot be loaded, or weights are missing.
-    """
+    """Return a model's tokenizer, and the model without a head, for evaluation."""
     tokenizer = load_tokenizer(spec, folder)
     transformers.utils.logging.disable_progress_bar()
     try:
@@ -190,11 +176,7 @@ class _Normalize(nn.Module):
 
 
 def load_head(folder: ModelFolder) -> nn.Module | None:
-    """Return the module from pooled states (n, hidden_size) to embeddings (n, dim), None without.
-
-    Raises:
-        EncoderError: weights are damaged, incomplete or of other shapes than configured.
-    """
+    """Return the module from pooled states (n, hidden_size) to embeddings (n, dim)."""
     if not folder.head:
         return None
     steps: list[nn.Module] = []

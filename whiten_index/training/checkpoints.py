@@ -74,11 +74,7 @@ def any_whole(folder: Path) -> bool:
 
 
 def last_whole(folder: Path) -> Path | None:
-    """Return the last whole checkpoint, None without one; remove what was written after it.
-
-    Raises:
-        ArtifactError: the checkpoint or the best weights are damaged.
-    """
+    """Return the last whole checkpoint, None without one; remove what was written after it."""
     whole = None
     for path in _named(folder, _CHECKPOINT):
         if exists(path / _WHOLE):

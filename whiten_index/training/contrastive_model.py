@@ -158,13 +158,7 @@ def _unit(features: Tensor) -> Tensor:
 def contrastive_model(
     config: TrainingConfig, spec: EncoderSpec, folder: ModelFolder
 ) -> tuple[ContrastiveModel, Collator]:
-    """Return the model, its head drawn by the seed, and the collator of its batches.
-
-    Raises:
-        ConfigError: see ``head_whitening``.
-        WhiteningError: a batch cannot whiten its groups.
-        EncoderError: the encoder cannot be loaded, or has no dropout where views need it.
-    """
+    """Return the model, its head drawn by the seed, and the collator of its batches."""
     # Before loading too: a pooler that a checkpoint lacks is drawn then.
     transformers.set_seed(config.seed)
     whitening = head_whitening(config, folder.hidden_size)
@@ -193,12 +187,7 @@ def contrastive_model(
 
 
 def head_whitening(config: TrainingConfig, dim: int) -> ShuffledGroupWhitening | None:
-    """Return the whitening of features of ``dim`` channels, None for SimCSE.
-
-    Raises:
-        ConfigError: the groups do not divide the channels, or views that share a pass are equal.
-        WhiteningError: a batch cannot whiten the groups.
-    """
+    """Return the whitening of features of ``dim`` channels, None for SimCSE."""
     whitening = None
     if config.whiten:
         whitening = ShuffledGroupWhitening(
@@ -222,11 +211,7 @@ def head_whitening(config: TrainingConfig, dim: int) -> ShuffledGroupWhitening |
 
 
 def require_device(config: TrainingConfig) -> None:
-    """Refuse a device that this machine lacks, or a precision that the device lacks.
-
-    Raises:
-        ConfigError: it does.
-    """
+    """Refuse a device that this machine lacks, or a precision that the device lacks."""
     there = torch.cuda.is_available()
     if config.device == "cuda" and not there:
         raise ConfigError("torch sees no GPU; give device cpu or auto, or repair the driver")

@@ -18,11 +18,7 @@ from whiten_index.whitening.whitening_config import divisors
 
 
 def group_map(kind: GroupMap, covariances: Tensor) -> Tensor:
-    """Return W (..., c, c) of covariances (..., c, c); rows x become xWᵀ.
-
-    Raises:
-        WhiteningError: a covariance has no Cholesky factor, or is not finite.
-    """
+    """Return W (..., c, c) of covariances (..., c, c); rows x become xWᵀ."""
     if kind is GroupMap.NEWTON:
         return _inverse_root_iterated(covariances)
     try:
@@ -94,9 +90,6 @@ class ShuffledGroupWhitening(nn.Module):
         """Whiten features (n, d) or (views, n, d); in training each view by its own batch.
 
         The result has the same shape, in float32, or float64 if that is given.
-
-        Raises:
-            WhiteningError: in training, n does not exceed the channels of a group.
         """
         with torch.autocast(features.device.type, enabled=False):
             wide = features.double() if features.dtype == torch.float64 else features.float()
@@ -180,9 +173,6 @@ def number_of_groups(dim: int, *, groups: int | None = None, group_size: int | N
     """Return the number of groups of ``dim`` channels, by either reading of the parameter.
 
     The published code gives the number of groups (128), the paper's text their size.
-
-    Raises:
-        ConfigError: the number does not divide the channels.
     """
     given, what = (groups, "groups") if group_size is None else (group_size, "channels a group")
     assert given is not None

@@ -127,11 +127,7 @@ def train_encoder(
 
 
 def read_sentences(corpus: ParquetCorpus, *, batch_size: int) -> list[str]:
-    """Return the sentences of a corpus; rows without text are left out.
-
-    Raises:
-        CorpusError: the corpus cannot be read, or has fewer sentences than a batch.
-    """
+    """Return the sentences of a corpus; rows without text are left out."""
     batches = (corpus.read(shard) for shard in corpus.shards)
     texts = [text for batch in batches if isinstance(batch, TextBatch) for text in batch.texts]
     if len(texts) < batch_size:
@@ -170,13 +166,7 @@ def model_of(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
 
 
 def require_trainable(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
-    """Return the model that is trained; refuse an impossible training before anything is read.
-
-    Raises:
-        ConfigError: see ``train_encoder``.
-        EncoderError: the model cannot be found.
-        WhiteningError: a batch cannot whiten its groups.
-    """
+    """Return the model that is trained; refuse an impossible training before anything is read."""
     if importlib.util.find_spec("accelerate") is None:
         raise ConfigError(
             "training needs accelerate, which is not installed; run: pip install "
@@ -196,12 +186,7 @@ def require_trainable(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]
 
 
 def read_dev(pairs: Path | str) -> StsSet:
-    """Return the dev split of STS-B, on which checkpoints are compared.
-
-    Raises:
-        ConfigError: there is none.
-        CorpusError: it cannot be used.
-    """
+    """Return the dev split of STS-B, on which checkpoints are compared."""
     try:
         (dev,) = (each for each in read_sts([pairs], splits={_STSB: "dev"}) if each.name == _STSB)
         require_ranked([dev])
@@ -261,11 +246,7 @@ class _Training:
         return found
 
     def finished(self) -> dict[str, Any] | None:
-        """Return the facts of the model if it is there already.
-
-        Raises:
-            ConfigError: the folder holds a model of another training, or something else.
-        """
+        """Return the facts of the model if it is there already."""
         if _files(self.out) is None:
             # Before hours of training, not after.
             require_free(self.out, files=_files, what=_WHAT)
@@ -309,19 +290,11 @@ class _Training:
         # Scored as the written model will be used.
         whole = replace(collator, max_length=self.spec.max_length)
         score = None if self.dev is None else _scorer(self.config, whole, self.dev)
-        trained = run(
+        facts, curves = run(
             self.config, model, self.sentences, collator,
             score=score, folder=self.work / _CHECKPOINTS, stages=stages,
         )  # fmt: skip
-        facts = {
-            "encoder": self.spec.model,
-            "sentences": len(self.sentences),
-            "steps": trained.steps,
-            "best_step": trained.best_step,
-            BEST: trained.best,
-            "stsb_dev_before": next((row[BEST] for row in trained.curves if BEST in row), None),
-            "resumed_at": trained.resumed,
-        }
+        facts = {"encoder": self.spec.model, "sentences": len(self.sentences), **facts}
 
         def make(path: Path) -> None:
             with written(path):
@@ -329,7 +302,7 @@ class _Training:
             with (path / CURVES_FILE).open("w", newline="") as file:
                 writer = csv.DictWriter(file, CURVES, lineterminator="\n")
                 writer.writeheader()
-                writer.writerows(trained.curves)
+                writer.writerows(curves)
             manifest.write_json(path / RUN, {"identity": dict(self.identity), **facts})
             files = manifest.describe_files(path)
             fields = {"kind": KIND, "format_version": FORMAT_VERSION, "files": files}

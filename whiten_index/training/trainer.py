@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +33,6 @@ Score = Callable[[ContrastiveModel], Mapping[str, float]]
 Curves = list[dict[str, float]]
 
 
-@dataclass(frozen=True)
-class Trained:
-    """Result of a training; the model has the weights of ``best_step``, ``best`` is their score."""
-
-    steps: int
-    best_step: int
-    best: float | None
-    curves: Curves
-    resumed: int
-
-
 def run(
     config: TrainingConfig,
     model: ContrastiveModel,
@@ -54,12 +42,10 @@ def run(
     score: Score | None,
     folder: Path,
     stages: Stages,
-) -> Trained:
+) -> tuple[dict[str, Any], Curves]:
     """Train a model in place, from the last checkpoint in ``folder`` if there is one.
 
-    Raises:
-        StorageError: checkpoints cannot be written.
-        EncoderError: the training diverges, or a GPU's memory is full.
+    Returns the facts for the report, and the curves. The model has the weights of ``best_step``.
     """
     total = config.max_steps or max(round(len(sentences) // config.batch_size * config.epochs), 1)
     # The reports of the libraries are kept off a user's terminal.
@@ -101,13 +87,14 @@ def run(
     if best is not None:
         checkpoints.load_weights(checkpoints.best_weights(folder, int(best["step"])), model)
     _require_finite(model)
-    return Trained(
-        steps=trainer.state.global_step,
-        best_step=int(best["step"]) if best else trainer.state.global_step,
-        best=best[BEST] if best else None,
-        curves=rows,
-        resumed=resumed,
-    )
+    facts = {
+        "steps": trainer.state.global_step,
+        "best_step": int(best["step"]) if best else trainer.state.global_step,
+        BEST: best[BEST] if best else None,
+        "stsb_dev_before": next((row[BEST] for row in rows if BEST in row), None),
+        "resumed_at": resumed,
+    }
+    return facts, rows
 
 
 def _require_finite(model: ContrastiveModel) -> None:
