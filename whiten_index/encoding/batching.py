@@ -187,9 +187,7 @@ _CLOSE = 0.98
 class TokenBudget:
     """Padded tokens of a batch, found by timing a ladder of budgets; threads may share it.
 
-    Attributes:
-        chosen: the best budget, None until it is found.
-        halvings: number of times that memory ran out.
+    ``chosen`` is None until it is found; ``halvings`` counts how often memory ran out.
     """
 
     def __init__(

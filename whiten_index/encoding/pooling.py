@@ -31,14 +31,10 @@ def mean_layers(states: Sequence[Tensor]) -> Tensor:
 
 
 def pool(states: Tensor, mask: Tensor, pooling: Pooling, *, prompt_tokens: int = 0) -> Tensor:
-    """Return the pooled states (n, d), computed in float32.
+    """Return the pooled states (n, d) in float32 of states (n, t, d) and a mask (n, t).
 
-    Args:
-        states: (n, t, d) of the tokens.
-        mask: (n, t), 1 where there is a token, whatever the padding side.
-        pooling: tokens to take.
-        prompt_tokens: tokens at the front of every text that are not pooled. They still count
-            as places of the weighted mean, as in sentence-transformers.
+    The padding may be on either side. The first ``prompt_tokens`` of every text are not pooled, but
+    count as places of the weighted mean, as in sentence-transformers.
     """
     states = states.float()
     kept = mask * (mask.cumsum(dim=1) > prompt_tokens) if prompt_tokens else mask
