@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from benchmarks.judged_sets import EXTRACTS, JudgedSet, judged_set, ndcg
 from benchmarks.results_file import data_folder, write
 from whiten_index import BuildConfig
-from whiten_index.pipeline.choose_transform import choose_setting, piece_trials
+from whiten_index.pipeline.choose_transform import choose_setting, piece_evidence
 from whiten_index.pipeline.encode import EncodeReport, encode_corpus
 from whiten_index.pipeline.pseudo_queries import Sample, sample_pieces
 from whiten_index.progress import Silent, Stages
@@ -168,7 +168,7 @@ def _row(
     choice = choose_setting(stages, case.encoded, config, None, case.moments)
     seconds = time.perf_counter() - started
     variants = {}
-    trials = piece_trials(case.encoded, sample)
+    trials = piece_evidence(case.encoded, sample).trials
     sentences, windows = (score_settings(held_out, [trial], list(true)) for trial in trials)
     for task, share in TASKS.items():
         scored = share * sentences + (1 - share) * windows

@@ -114,7 +114,7 @@ def _choose(
             setting = choose_by_spectrum(fit, width, exponent=config.exponent, center=config.center)
             why = f"{sample}, so mean and spectrum alone decide"
             return Choice("spectrum", setting, "", 0, (), why)
-        evidence = _piece_evidence(encoded, sample)
+        evidence = piece_evidence(encoded, sample)
     with encoded.stages.stage("choose", evidence.count) as watcher:
         why = evidence.why
         if evidence.rows is not None:
@@ -122,10 +122,13 @@ def _choose(
             own = unit_rows(own) if config.normalize_input else own
             own_weights = None if weights is None else weights[evidence.rows]
             least = width or min(_widths(ks, fit.k))
-            held_out = _fit_without(moments, Moments.of(own, weights=own_weights), config, least)
-            if held_out is None:
+            held_out = None
+            with contextlib.suppress(WhiteningError):
+                held_out = _pca(moments - Moments.of(own, weights=own_weights), config)
+            if held_out is None or held_out.k < least:
                 why += " (which are part of the fit, since the corpus has too few others)"
-            fit = held_out or fit
+            else:
+                fit = held_out
         tried = (width,) if width is not None else _widths(ks, fit.k)
         grid, scores = _scored(fit, evidence.trials, tried, config)
         setting, candidates = choose_by_scores(grid, scores, errors=evidence.errors)
@@ -133,39 +136,23 @@ def _choose(
     return Choice(evidence.rule, setting, evidence.measure, evidence.count, candidates, why)
 
 
-def piece_trials(encoded: EncodeReport, sample: Sample) -> list[Trial]:
+def piece_evidence(encoded: EncodeReport, sample: Sample) -> Evidence:
     """Return the trials of pieces: a sentence finds its others, some words their document."""
     documents = embeddings_of(encoded.store, encoded.record, sample.candidates)
     own = np.arange(len(sample))
-    return [
+    trials = [
         Trial(sample.sentences, sample.others, reciprocal_ranks(own), _SENTENCE_WEIGHT),
         Trial(sample.windows, documents, reciprocal_ranks(own)),
     ]
-
-
-def _piece_evidence(encoded: EncodeReport, sample: Sample) -> Evidence:
-    return Evidence(
-        "pieces",
-        piece_trials(encoded, sample),
-        len(sample),
+    measure = (
         "MRR of a sentence among what is left of the documents, weight 2, and of 8 to 20 words "
-        "among whole documents, weight 1",
-        "the gentlest within one standard error of the best, by how well pieces of "
-        f"{len(sample)} documents find the rest",
-        errors=1.0,
-        rows=sample.rows,
+        "among whole documents, weight 1"
     )
-
-
-def _fit_without(
-    moments: Moments, rows: Moments, config: BuildConfig, least: int
-) -> Whitening | None:
-    """Return the fit without some rows, None if what remains spans too little."""
-    try:
-        fit = _pca(moments - rows, config)
-    except WhiteningError:
-        return None
-    return fit if fit.k >= least else None
+    why = (
+        "the gentlest within one standard error of the best, by how well pieces of "
+        f"{len(sample)} documents find the rest"
+    )
+    return Evidence("pieces", trials, len(sample), measure, why, errors=1.0, rows=sample.rows)
 
 
 def _scored(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -250,20 +250,19 @@ def _ndcg(
     order = np.argsort(of_row, kind="stable")
     starts = np.flatnonzero(np.diff(of_row[order], prepend=-1))
 
-    def nearest(vectors: Vectors, candidates: Vectors) -> Iterator[dict[str, float]]:
-        best = np.maximum.reduceat((vectors @ candidates.T)[:, order], starts, axis=1)
-        cut = min(_DEPTH, len(documents))
-        places = np.argpartition(best, -cut, axis=1)[:, -cut:]
-        for row, cosines in zip(places, np.take_along_axis(best, places, axis=1), strict=True):
-            yield dict(zip(documents[row].tolist(), cosines.tolist(), strict=True))
+    cut = min(_DEPTH, len(documents))
 
     def score(vectors: Vectors, candidates: Vectors) -> Scores:
-        runs = [
-            run
-            for start in range(0, len(queries), _QUERY_BLOCK)
-            for run in nearest(vectors[start : start + _QUERY_BLOCK], candidates)
-        ]
-        each = evaluate_each(judged, dict(zip(queries, runs, strict=True)), f"ndcg@{_DEPTH}")
+        run: dict[str, dict[str, float]] = {}
+        for start in range(0, len(queries), _QUERY_BLOCK):
+            block = slice(start, start + _QUERY_BLOCK)
+            cosines = (vectors[block] @ candidates.T)[:, order]
+            best = np.maximum.reduceat(cosines, starts, axis=1)
+            places = np.argpartition(best, -cut, axis=1)[:, -cut:]
+            found = np.take_along_axis(best, places, axis=1)
+            for query, row, scores in zip(queries[block], places, found, strict=True):
+                run[query] = dict(zip(documents[row].tolist(), scores.tolist(), strict=True))
+        each = evaluate_each(judged, run, f"ndcg@{_DEPTH}")
         return np.array([each[query] for query in queries])
 
     return score

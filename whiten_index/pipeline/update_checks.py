@@ -121,8 +121,6 @@ def require_not_withdrawn(
 ) -> None:
     """Refuse to publish a corpus that was rolled back, unless another transform is made of it.
 
-    ``identity`` is that of the version to be made, None before it is known.
-
     Raises:
         GateError: the corpus is that of a version which was rolled back.
     """
