@@ -109,17 +109,16 @@ def gc_store(
     named = [real_place(require_path(index)) for index in indexes]
     users = {index: stores_of(index, place, stores) for index in named}
     files = files_naming(place, stores, list(map(require_path, forget)), named)
-    removed, kept, leftovers = Counter[str](), Counter[str](), 0
+    asked = list(dict.fromkeys([*indexes_of(place, stores, but=files), *named]))
+    removed, kept = Counter[str](leftovers=0), Counter[str]()
     with contextlib.ExitStack() as locks:
-        if dry_run:
-            asked = list(dict.fromkeys([*indexes_of(place, stores, but=files), *named]))
-        else:
-            asked = _lock_all(locks, place, stores, files, users)
+        if not dry_run:
+            asked += _lock_all(locks, place, stores, asked, files, users)
         references = [each for store in stores for each in corpus_references(store)]
         for index in asked:
             references += index_references(index, place, stores)
         if not dry_run:
-            leftovers = sum(store.tidy() for store in stores)
+            removed["leftovers"] = sum(store.tidy() for store in stores)
         for store in stores:
             records = [each.record for each in references if each.is_of(store)]
             one, counts = _collect(store, records, dry_run, keep_days)
@@ -129,7 +128,6 @@ def gc_store(
         store=str(place),
         dry_run=dry_run,
         **removed,
-        leftovers=leftovers,
         kept=dict(kept),
         indexes=tuple(map(str, asked)),
         references=len(references),
@@ -150,15 +148,15 @@ def _lock_all(
     locks: contextlib.ExitStack,
     root: Path,
     stores: Sequence[EmbeddingStore],
+    indexes: Sequence[Path],
     forget: Collection[Path],
     named: Mapping[Path, Sequence[EmbeddingStore]],
 ) -> list[Path]:
-    """Become the one writer of the store and of all indexes built from it; return these.
+    """Become the one writer of the store and of the indexes built from it; return late ones.
 
     Registers the indexes named, then removes the files of those to forget.
     """
     # In the order that a build takes the locks.
-    indexes = list(dict.fromkeys([*indexes_of(root, stores, but=forget), *named]))
     for index in indexes:
         locks.enter_context(only_writer(index, what="index"))
     for store in stores:
@@ -173,7 +171,7 @@ def _lock_all(
     late = [index for index in indexes_of(root, stores, but=forget) if index not in indexes]
     for index in late:
         locks.enter_context(only_writer(index, what="index"))
-    return [*indexes, *late]
+    return late
 
 
 def _collect(
