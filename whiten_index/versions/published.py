@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import (
     leftovers_in,
     make_folder,
@@ -37,6 +36,7 @@ from whiten_index.artifacts.files import (
     fsync_path,
     list_folder,
     mode_of,
+    reading,
     require_target,
     sha256_file,
     writing,
@@ -421,24 +421,19 @@ def read_version(folder: Path, *, verify: str = FULL, sha256: str | None = None)
     remedy = mending(folder.parent.parent)
     fields = read_manifest(folder, VERSION_SCHEMA, remedy=remedy, missing=remedy)
     path = folder / MANIFEST
-    if sha256 not in (None, manifest_sha256(folder)):
-        raise ArtifactError(f"{path} is damaged: it does not match {CURRENT}; {remedy}")
+    if sha256 is not None:
+        try:
+            with reading(path):
+                found = sha256_file(path)
+        except OSError as error:
+            raise ArtifactError(f"{path} is missing; {remedy}") from error
+        if found != sha256:
+            raise ArtifactError(f"{path} is damaged: it does not match {CURRENT}; {remedy}")
     if fields["version"] != folder.name:
         raise ArtifactError(
             f"{path} is damaged: it is the manifest of {fields['version']}; {remedy}"
         )
     return Version(folder, fields, verify, sha256)
-
-
-def manifest_sha256(folder: Path) -> str:
-    """Return the SHA-256 of a version's manifest, as ``CURRENT`` has it."""
-    try:
-        return sha256_file(folder / MANIFEST)
-    except OSError as error:
-        raise ArtifactError(
-            f"{folder / manifest.MANIFEST} cannot be read ({error.strerror}); "
-            f"{mending(folder.parent.parent)}"
-        ) from error
 
 
 def mending(root: Path) -> str:
