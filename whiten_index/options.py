@@ -179,6 +179,8 @@ def _plain(value: Any, hint: Any) -> Any:
             return (str(value),)
         if isinstance(value, list | tuple):
             return tuple(str(each) if isinstance(each, Path) else each for each in value)
+        if kinds == (tuple,) and isinstance(value, int | float) and not isinstance(value, bool):
+            return (value,)
     for kind in kinds:
         if issubclass(kind, Enum) and isinstance(value, str) and value in choices:
             return kind(value)

@@ -13,7 +13,7 @@ from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
 from whiten_index.measure.measure_options import DISTINCT, SCORED, TARGET, EvalOptions
 from whiten_index.options import options_of, schema
-from whiten_index.paths import require_folder
+from whiten_index.paths import require_folder, shown
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 # Fits on the sentences of the task itself.
@@ -100,7 +100,9 @@ def changed(given: Any, *, without: Collection[str] = (), only: Collection[str] 
 
 def _transforms(options: Mapping[str, Any]) -> tuple[WhiteningConfig, ...]:
     """Return a transform for each ``--k``, of the kind and options given; whitening by default."""
-    widths = tuple(dict.fromkeys(options.get("k") or ()))
+    wanted = options.get("k") or ()
+    # A job file may name a single width, as for a build.
+    widths = tuple(dict.fromkeys(wanted if isinstance(wanted, list | tuple) else (wanted,)))
     kind = options.get("whiten")
     names = {f.name for f in fields(WhiteningConfig)} - {"kind", "k"}
     given = {name: options[name] for name in names if options.get(name) is not None}
@@ -110,6 +112,11 @@ def _transforms(options: Mapping[str, Any]) -> tuple[WhiteningConfig, ...]:
         if not widths and set(shaped) <= {"seed"}:
             return ()
         kind = Kind.WHITENING.value
+    if kind not in [each.value for each in Kind]:
+        raise ConfigError(
+            f"--whiten {shown(kind)} is no transform to evaluate; use one of "
+            f"{', '.join(each.value for each in Kind)}"
+        )
     config = WhiteningConfig(kind=Kind(kind), **given)
     if config.kind is Kind.NONE:
         if widths:
