@@ -38,6 +38,10 @@ class EvalConfig(EvalOptions):
             the pairs that are scored), or a Parquet corpus of sentences.
         fit_columns: text columns of that file, each a sentence; empty for those known.
         seed: of everything drawn.
+
+    Example:
+        >>> EvalConfig(transforms=(WhiteningConfig(k=128),)).fit
+        'target'
     """
 
     encoder: EncoderConfig = EncoderConfig()
