@@ -225,3 +225,57 @@ def test_changes_that_are_cut_off() -> None:
         assert (version, done, set(changing.split())) == (V1.version, 10, expected)
     change(engine, V3)
     assert published(engine) == (V3.version, 10, "")
+
+
+def test_what_is_swapped_in_while_another_push_drops_it_stays() -> None:
+    engine = Engine()
+    fill(Writer(engine), V1)
+    begun(engine, V2)
+    (pending,) = set(engine.metadata) - set(engine.aliases.values())
+    engine.before["write"] = lambda: engine.aliases.update(docs=pending)
+    Writer(engine).discard()
+    assert published(engine)[0] == V2.version
+    change(engine, V3)
+    assert published(engine) == (V3.version, 10, "")
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+def test_what_another_push_drops_while_it_is_swapped_in(ends: bool, first: bool) -> None:
+    """The swap is refused, and users see what they saw."""
+    engine = Engine()
+    if not first:
+        fill(Writer(engine), V1)
+    writer = begun(engine, V2)
+    (pending,) = set(engine.metadata) - set(engine.aliases.values())
+
+    def gone() -> None:
+        # As Qdrant does, with the aliases that point to it.
+        del engine.metadata[pending]
+        engine.aliases = {name: to for name, to in engine.aliases.items() if to != pending}
+
+    def dropping() -> None:
+        # It saw, before the swap, that the alias does not point to it.
+        engine.metadata[pending]["lease"] = ""
+        if ends:
+            engine.before["read"] = gone
+
+    engine.before["alias"] = dropping
+    with pytest.raises(DatabaseError, match=TAKEN):
+        writer.swap()
+    if not first:
+        assert published(engine) == (V1.version, 10, "")
+    fill(Writer(engine), V3)
+    assert published(engine) == (V3.version, 10, "")
+    assert len(engine.metadata) == 1
+
+
+@pytest.mark.parametrize("call", ["write", "drop", "read"])
+def test_two_connections_drop_the_same(call: str) -> None:
+    engine = Engine()
+    fill(Writer(engine), V1)
+    begun(engine, V2)
+    engine.before[call] = Writer(engine).discard
+    Writer(engine).discard()
+    assert len(engine.metadata) == 1
+    assert published(engine)[0] == V1.version

@@ -27,6 +27,7 @@ from tests.vectordb.pushed_rows import (
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb import lance_writer
 from whiten_index.vectordb.database_writer import DatabaseWriter, Metric, VectorDtype
+from whiten_index.vectordb.lance_table import read_metadata, write_metadata
 from whiten_index.vectordb.lance_writer import LanceChanges
 from whiten_index.vectordb.registry import open_writer
 
@@ -408,3 +409,65 @@ def test_a_change_under_way_while_another_push_publishes(
             change()
         assert_holds(one, theirs)
         assert_clean(one, theirs)
+
+
+def test_a_pending_table_without_its_files(address: str, folder: Path) -> None:
+    """A commit that was under way when the table was dropped."""
+    rows = Rows.make()
+    with open_writer(address, "docs") as writer:
+        writer.begin(rows.pushed, rows.layout)
+        writer.append(rows.batches(100)[0])
+        table = lancedb.connect(folder).open_table("docs__pending")
+        metadata = read_metadata(table)
+        assert metadata is not None
+        writer.discard()
+        write_metadata(table, metadata)
+        assert lancedb.connect(folder).open_table("docs__pending").count_rows() == 100
+        assert writer.pending() is None
+        fill(writer, rows)
+        assert_holds(writer, rows)
+
+
+@pytest.mark.parametrize("does", ["begin", "resume"])
+def test_a_swap_under_way_while_another_push_takes_over(
+    address: str, monkeypatch: pytest.MonkeyPatch, does: str
+) -> None:
+    old, rows, theirs = (Rows.make(300, seed=seed) for seed in range(3))
+    with open_writer(address, "docs") as one, open_writer(address, "docs") as two:
+        fill(one, old)
+        one.begin(rows.pushed, rows.layout)
+        for batch in rows.batches():
+            one.append(batch)
+
+        def take() -> None:
+            if does == "begin":
+                two.begin(theirs.pushed, theirs.layout)
+            else:
+                two.resume(rows.layout)
+
+        before(monkeypatch, lance_writer, "read_slices", take)
+        with pytest.raises(DatabaseError, match=TAKEN):
+            end(one, rows, [])
+        assert_holds(two, old)
+        # What the other one holds is left to it.
+        one.discard()
+        end(two, theirs, theirs.batches()) if does == "begin" else end(two, rows, [])
+        assert_holds(one, theirs if does == "begin" else rows)
+
+
+@pytest.mark.parametrize("batches", range(5))
+def test_a_table_that_was_dropped_and_made_again(address: str, batches: int) -> None:
+    """Whatever numbers its versions have, it is another one's."""
+    mine, theirs = Rows.make(500), Rows.make(500, seed=1)
+    with open_writer(address, "docs") as one, open_writer(address, "docs") as two:
+        one.begin(mine.pushed, mine.layout)
+        for batch in mine.batches(100)[:2]:
+            one.append(batch)
+        two.discard()
+        two.begin(theirs.pushed, theirs.layout)
+        for batch in theirs.batches(100)[:batches]:
+            two.append(batch)
+        with pytest.raises(DatabaseError, match=TAKEN):
+            one.append(mine.batches(100)[2])
+        end(two, theirs, theirs.batches(100)[batches:])
+        assert_holds(two, theirs)

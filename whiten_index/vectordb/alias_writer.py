@@ -182,7 +182,11 @@ class AliasWriter(DatabaseWriter):
             # The answer alone may be lost.
             if not self._has_lease(held, published=True):
                 raise
-        self._require_lease(held, published=True)
+        if not self._has_lease(held, published=True):
+            # Another push is dropping it at this moment.
+            if before is not None:
+                self._point_back(held, before)
+            raise taken_over(self.target)
         self._held = self._seen = None
         # A larger number belongs to a push that began meanwhile.
         self._drop_all(each for each in self._staged() if each.number <= held.number)
@@ -308,6 +312,12 @@ class AliasWriter(DatabaseWriter):
             except DatabaseError:
                 if each.name in self._collections():
                     raise
+
+    def _point_back(self, held: _Collection, before: _Collection) -> None:
+        with suppress(DatabaseError):
+            target = self._alias_target()
+            if target in (None, held.name):
+                self._point_alias(before.name, replaces=target is not None)
 
     # Leases.
 

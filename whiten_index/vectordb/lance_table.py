@@ -67,6 +67,20 @@ def with_metadata(schema: pa.Schema, pushed: PushedTable) -> pa.Schema:
     return schema.set(number, schema.field(ID).with_metadata(_metadata(pushed)))
 
 
+def has_files(table: Any) -> bool:
+    """Return whether the files of the rows exist.
+
+    A commit that was under way when its table was dropped leaves a table without them.
+    """
+    try:
+        table.head(1)
+    except (RuntimeError, OSError, ValueError) as error:
+        if "not found" in str(error).lower():
+            return False
+        raise
+    return True
+
+
 def _metadata(pushed: PushedTable) -> dict[str, str]:
     return {_METADATA_KEY: json.dumps(pushed.to_json())}
 

@@ -63,6 +63,7 @@ from whiten_index.vectordb.engine_support import (
 from whiten_index.vectordb.lance_table import (
     as_stored,
     from_stored,
+    has_files,
     read_metadata,
     read_slices,
     stored_schema,
@@ -191,7 +192,7 @@ class LanceWriter(DatabaseWriter):
     def pending(self) -> PushedTable | None:
         """Return the pending table of an earlier push, else None."""
         found = self._open(self._pending_name)
-        if found is None or not found[1].lease:
+        if found is None or not found[1].lease or not has_files(found[0]):
             return None
         return replace(found[1], done=int(found[0].count_rows()))
 
