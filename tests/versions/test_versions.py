@@ -154,6 +154,37 @@ def test_a_rollback_leaves_behind_what_a_disk_does_not_give(
     assert read_current(out).version == second
 
 
+@pytest.mark.parametrize("reranked", [True, False])
+def test_a_rollback_refuses_a_version_whose_searches_need_what_the_store_lacks(
+    tmp_path: Path, *, reranked: bool
+) -> None:
+    out, budget = tmp_path / "out", "9KB" if reranked else None
+    for seed in range(2):
+        corpus = write_rows(tmp_path / "c.parquet", random_rows(seed, rows=2000))
+        build(out, corpus, factory="auto", memory_budget=budget)
+    first, last = names(out)
+    assert (find_rerank(out, first) is not None) == reranked
+    needed = json.loads((out / "versions" / first / "corpus.json").read_text())["parts"]
+    for part in needed:
+        for folder in out.glob(f"store/*/shards/{part['shard']}"):
+            shutil.rmtree(folder)
+    if reranked:
+        with pytest.raises(ArtifactError, match=r"lacks 1 of its shards .* its searches fail"):
+            rollback(out, to=first)
+        with pytest.raises(ArtifactError, match=r"no sound version.* its searches fail"):
+            rollback(out)
+        assert read_current(out).version == last
+    else:
+        assert "lacks 1 of the shards" in rollback(out).note
+        assert open_index(out).search_embeddings(random_rows(0, rows=1), top_k=1)[0]
+
+
+def find_rerank(out: Path, name: str) -> int | None:
+    """Return the candidates that searches of a version rank again by default."""
+    fields = json.loads((out / "versions" / name / manifest.MANIFEST).read_text())
+    return fields["factory"]["rerank"]
+
+
 def test_prune_keeps_what_can_be_gone_back_to_after_a_rollback(out: Path) -> None:
     first, second, third, last = names(out)
     rollback(out, to=second)

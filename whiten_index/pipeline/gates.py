@@ -18,7 +18,8 @@ from whiten_index.corpus.batches import ID
 from whiten_index.errors import CorpusError, GateError, StorageError, WhitenIndexError
 from whiten_index.index.exact import exact_neighbours
 from whiten_index.index.examine import examine
-from whiten_index.index.factory import inner_of, is_exact
+from whiten_index.index.factory import inner_of, is_exact, is_graph
+from whiten_index.index.transforms import is_lossy
 from whiten_index.index.vector_search import nearest
 from whiten_index.pipeline.canary_file import CanaryFile
 from whiten_index.pipeline.update_config import GateConfig
@@ -38,9 +39,9 @@ _TOP_K = 10
 # How far below what the index was set to the canaries' recall may be. Of fewer canaries than are
 # enough, or an index set by fewer, it may be further: the error of a mean goes with 1/√n.
 _RECALL_MARGIN, _ENOUGH = 0.05, 200
-# Share of the sampled rows that must find themselves. Graphs do not reach every row where many are
-# copies of one, and coarse codes tell a row from others only as well as their recall says.
-_LEAST_SELF = 0.95
+# Share of the sampled rows that must find themselves if codes lose little, as a recall above the
+# first bound shows. Graphs do not reach every row if many are copies of one.
+_FINE_RECALL, _LEAST_SELF, _LEAST_SELF_OF_GRAPH = 0.85, 0.99, 0.95
 # Cosines nearer than this are equal: float32 adds up k products.
 _TIED = 1e-5
 
@@ -236,8 +237,8 @@ class _Trial:
         total = self.record.rows
         rows = np.sort(rng.choice(total, min(self.config.canaries, total), replace=False))
         least = self._least_recall(len(rows))
-        exact = is_exact(inner_of(self.candidate.index))
-        bound = {"recall": least, "self_found": 1.0 if exact else min(least or 0.0, _LEAST_SELF)}
+        inner = inner_of(self.candidate.index)
+        bound = {"recall": least, "self_found": _least_self(inner, least)}
         if self.canaries is not None:
             bound["query_recall"] = self._least_recall(len(self.canaries))
         found: dict[str, Any] = {"sampled": len(rows)}
@@ -409,3 +410,16 @@ def _below(share: float | None, least: float | None, what: str) -> list[str]:
     if share is None or least is None or share >= least:
         return []
     return [f"{what} find {share:.1%} of their {_TOP_K} exact neighbours, below {least:.1%}"]
+
+
+def _least_self(inner: Any, least: float | None) -> float:
+    """Return the share of the sampled rows that must find themselves."""
+    if is_exact(inner):
+        return 1.0
+    if least is None:
+        # Nothing is known of the losses of its codes.
+        least = 0.0 if is_lossy(inner) else 1.0
+    if least < _FINE_RECALL:
+        # Codes so coarse that many rows share one, or a graph torn by copies of one row.
+        return least
+    return _LEAST_SELF_OF_GRAPH if is_graph(inner) else _LEAST_SELF

@@ -37,6 +37,9 @@ RUN, CURVES_FILE, _CHECKPOINTS = "training.json", "curves.csv", "checkpoints"
 _SCHEMA = Schema(KIND, FORMAT_VERSION, Described)
 _WHAT, _REMEDY = "a trained model", "remove it to train anew"
 _RECORD = "checkpoints of a training"
+_OF_ACCELERATE = (
+    "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP",
+)  # fmt: skip
 _STSB = "STS-B"
 
 
@@ -177,6 +180,9 @@ def require_trainable(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]
             "training is one process on one device; start it without torchrun, and unset "
             "WORLD_SIZE and LOCAL_RANK"
         )
+    for name in _OF_ACCELERATE:
+        if os.environ.get(name, "no").lower() not in ("", "no", "false"):
+            raise ConfigError(f"{name} is set, which would change the training; unset it")
     spec, folder = model_of(config)
     from whiten_index.training.contrastive_model import head_whitening, require_device
 

@@ -317,6 +317,14 @@ def _checked(root: Path, name: str, mirror: Storage) -> Version:
     folder = root / VERSIONS / name
     mirror.settle(folder)
     version = read_version(folder).check()
+    if version.fields["factory"]["rerank"]:
+        store, missing = missing_shards(mirror.uri or root, version)
+        if missing:
+            raise ArtifactError(
+                f"{name} ranks candidates again from the store {store}, which lacks "
+                f"{len(missing):,} of its shards (first {missing[0]}), so that its searches fail; "
+                "restore them from a copy, or name another version with --to"
+            )
     mirror.keep(folder)
     return version
 
