@@ -83,7 +83,7 @@ class ModelFolder:
 
     @property
     def has_code(self) -> bool:
-        """Whether transformers would run code that comes with the model, given consent."""
+        """True if transformers would run code that comes with the model, given consent."""
         return bool(self.classes or self.hub_kernel)
 
     @property

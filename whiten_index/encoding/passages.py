@@ -30,7 +30,7 @@ _MOST_CLOSING = 8
 
 @dataclass(frozen=True)
 class PassageConfig:
-    """How texts are cut into passages.
+    """Size and overlap of the passages of a text.
 
     Attributes:
         tokens: most tokens of a passage that the model sees: special ones and the document

@@ -92,7 +92,7 @@ class BaseVersion:
 
     @property
     def passages(self) -> bool:
-        """Whether rows are passages of documents."""
+        """True if rows are passages of documents."""
         return bool(self.fields["corpus"]["source"].get("passages"))
 
     @property

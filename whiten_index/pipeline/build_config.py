@@ -112,7 +112,7 @@ class BuildConfig(BuildOptions):
 
     @property
     def chooses(self) -> bool:
-        """Whether the transform is chosen, not named."""
+        """True if the transform is chosen, not named."""
         return self.whiten == AUTO
 
     def whitening_config(self) -> WhiteningConfig:

@@ -57,7 +57,7 @@ class Gate:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed."""
+        """True if nothing failed."""
         return not self.faults
 
     @property

@@ -67,7 +67,7 @@ class UpdateReport:
 
     @property
     def up_to_date(self) -> bool:
-        """Whether nothing was published, since nothing had changed."""
+        """True if nothing was published, since nothing had changed."""
         return self.version == self.base
 
     @property

@@ -83,7 +83,7 @@ class ShuffledGroupWhitening(nn.Module):
 
     @property
     def shuffles(self) -> bool:
-        """Whether permutations change anything, as with groups of some channels, but not all."""
+        """True if permutations change anything, as with groups of some channels, but not all."""
         return self.shuffle and 1 not in (self.groups, self.group_size)
 
     def forward(self, features: Tensor) -> Tensor:

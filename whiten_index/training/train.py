@@ -226,7 +226,7 @@ class _Training:
 
     @property
     def begun(self) -> bool:
-        """Whether there is a checkpoint to resume from."""
+        """True if there is a checkpoint to resume from."""
         from whiten_index.training.checkpoints import any_whole
 
         return any_whole(self.work / _CHECKPOINTS)
