@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from whiten_index.artifacts.disk_space import require_space
+from whiten_index.artifacts.atomic import require_space
 from whiten_index.errors import StorageError
 
 

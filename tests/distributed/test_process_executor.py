@@ -19,7 +19,7 @@ from tests.distributed.squares import Square, squares
 from whiten_index import BuildConfig, encode_corpus, open_index
 from whiten_index.distributed.executors import SerialExecutor
 from whiten_index.distributed.process_executor import ProcessExecutor
-from whiten_index.encoding.devices import chosen_devices
+from whiten_index.encoding.encoder_config import chosen_devices
 from whiten_index.errors import ConfigError, CorpusError, EncoderError
 from whiten_index.pipeline.build import build_index
 

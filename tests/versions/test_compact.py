@@ -161,7 +161,7 @@ def test_a_full_disk_leaves_everything_as_it_was(tmp_path, monkeypatch):
     assert_reads_the_same(before, reads(world))
     assert len(shard_folders(world)) == 5
     with monkeypatch.context() as patch:
-        patch.setattr("whiten_index.artifacts.disk_space.free_bytes", lambda _: 10)
+        patch.setattr("whiten_index.artifacts.atomic.free_bytes", lambda _: 10)
         with pytest.raises(StorageError, match=r"compaction needs about .* bytes"):
             compact_store(world.place, pack_rows=PACK)
     assert compact(world).packs == 1

@@ -20,7 +20,7 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from whiten_index.artifacts.files import (
@@ -30,12 +30,13 @@ from whiten_index.artifacts.files import (
     is_folder,
     is_link,
     list_folder,
-    require_path,
+    mode_of,
     resolved,
     walk_files,
     writing,
 )
 from whiten_index.errors import ConfigError, StorageError
+from whiten_index.paths import require_folder
 
 _TEMPORARY = ".tmp-"
 _FORM = re.compile(re.escape(_TEMPORARY) + r"(.*)~([0-9a-f]{8})-[0-9a-f]{12}", re.DOTALL)
@@ -43,6 +44,13 @@ _MOVED_ASIDE = ".moved-aside"
 _TRIES = 3
 _DAY = 86_400.0
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+def require_path(path: Path | str) -> Path:
+    """Return a valid path, whether or not it exists."""
+    require_folder(path, what="this")
+    mode_of(path)
+    return Path(path)
 
 
 @contextlib.contextmanager
@@ -312,3 +320,44 @@ def _leaves(folder: Path) -> Iterator[Path]:
             yield from _leaves(path)
         else:
             yield path
+
+
+def require_space(wanted: Mapping[Path, int], what: str) -> None:
+    """Check that files still to be written will fit, each file system by its sum.
+
+    Space reserved for the root user does not count as free. Quotas, and file systems that do not
+    report their free space, show only when they are written.
+
+    Args:
+        wanted: folder or file, existing or not -> bytes that will be added to its file system.
+        what: name of the work, for the error.
+    """
+    disks: dict[int, list[Path]] = {}
+    for path, size in wanted.items():
+        if size > 0:
+            with writing(path):
+                disks.setdefault(_nearest(path).stat().st_dev, []).append(path)
+    for paths in disks.values():
+        with writing(paths[0]):
+            free = free_bytes(paths[0])
+        total = sum(wanted[path] for path in paths)
+        if free is not None and total > free:
+            raise StorageError(
+                f"{what} needs about {total:,} bytes for {' and '.join(map(str, paths))}, and the "
+                f"disk there has {free:,} free; free {total - free:,} bytes more, or choose "
+                "folders on another disk, then run the same command again"
+            )
+
+
+def free_bytes(path: Path) -> int | None:
+    """Return the bytes that this user may still write at ``path``, None if unknown."""
+    found = os.statvfs(_nearest(path))
+    return found.f_bavail * found.f_frsize if found.f_blocks else None
+
+
+def _nearest(path: Path) -> Path:
+    """Return the path itself if it exists, else the nearest existing folder above it."""
+    path = path.absolute()
+    while not exists(path) and path != path.parent:
+        path = path.parent
+    return path

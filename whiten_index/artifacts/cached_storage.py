@@ -42,7 +42,6 @@ from whiten_index.artifacts.files import (
     list_folder,
     read_bytes,
     reading,
-    resolved,
     sha256_file,
     writing,
 )
@@ -63,7 +62,6 @@ from whiten_index.artifacts.object_store import (
     Listing,
     Tag,
     endpoint,
-    plain_uri,
 )
 from whiten_index.artifacts.storage import LOCAL, Place, Storage
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, StorageError
@@ -406,13 +404,6 @@ def place_of(place: Place | BucketStorage) -> tuple[Path, Storage]:
     mirror = BucketStorage(str(found))
     _make_cache(mirror.folder)
     return mirror.folder, mirror
-
-
-def settled(place: Place) -> Place:
-    """Return a place in the form that names it in any working directory."""
-    if isinstance(place, str) and is_uri(place):
-        return plain_uri(place)
-    return resolved(place)
 
 
 def _cache_folder(uri: str) -> Path:

@@ -22,9 +22,9 @@ from safetensors import SafetensorError
 
 from whiten_index.artifacts.limits import read_up_to
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
-from whiten_index.paths import cut, require_folder
 
 _BLOCK = 1 << 20
+_MOST_SHOWN = 80
 _KEPT = "what was published and the shards already finished are kept"
 _REASONS = {
     errno.ENOSPC: "the disk is full",
@@ -59,7 +59,7 @@ def system_error(
     """
     number = _number_of(error) or 0
     if number == errno.ENAMETOOLONG:
-        return ConfigError(f"{cut(str(path))} is longer than a path can be; check it")
+        return ConfigError(f"{str(path)[:_MOST_SHOWN]}... is longer than a path can be; check it")
     reason = _REASONS.get(number) or (os.strerror(number) if number else str(error))
     return StorageError(
         f"cannot {action} {path}: {reason}; fix that and run the same command again"
@@ -112,13 +112,6 @@ def writing(path: Path, *, kept: str = _KEPT) -> Iterator[None]:
             f"cannot write {path}: {reason}; {remedy} or choose another folder, then run the same "
             f"command again{kept and f' ({kept})'}"
         ) from error
-
-
-def require_path(path: Path | str) -> Path:
-    """Return a valid path, whether or not it exists."""
-    require_folder(path, what="this")
-    mode_of(path)
-    return Path(path)
 
 
 def require_target(path: Path) -> None:

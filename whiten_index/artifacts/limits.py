@@ -110,3 +110,8 @@ def _require_shallow(value: T) -> T:
 
 def _too_deep() -> LimitError:
     return LimitError(f"it nests more than {_JSON_LEVELS} levels")
+
+
+def canonical_json(value: Any) -> str:
+    """Return ``value`` as JSON with sorted keys and no spaces, so that equal values agree."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

@@ -38,7 +38,7 @@ from whiten_index.artifacts.files import (
     walk_files,
     writing,
 )
-from whiten_index.artifacts.limits import load_json
+from whiten_index.artifacts.limits import canonical_json, load_json
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.paths import cut
 
@@ -55,11 +55,6 @@ _DIGEST = "digest"
 def fingerprint(identity: Mapping[str, Any]) -> str:
     """Return 32 hex digits that identify ``identity``, a JSON-serialisable mapping."""
     return hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:32]
-
-
-def canonical_json(value: Any) -> str:
-    """Return ``value`` as JSON with sorted keys and no spaces, so that equal values agree."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
 @contextlib.contextmanager

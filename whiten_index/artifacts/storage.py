@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from whiten_index.artifacts.atomic import remove_path, replace_file
-from whiten_index.artifacts.files import exists, list_folder
-from whiten_index.artifacts.object_store import Tag
+from whiten_index.artifacts.files import exists, list_folder, resolved
+from whiten_index.artifacts.object_store import Tag, plain_uri
+from whiten_index.paths import is_uri
 
 # A folder, or the URI of a bucket's prefix.
 Place = Path | str
@@ -88,3 +89,10 @@ class Storage:
 
 
 LOCAL = Storage()
+
+
+def settled(place: Place) -> Place:
+    """Return a place in the form that names it in any working directory."""
+    if isinstance(place, str) and is_uri(place):
+        return plain_uri(place)
+    return resolved(place)

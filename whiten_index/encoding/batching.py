@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,8 +26,10 @@ from torch.nn.functional import pad
 from whiten_index.artifacts.limits import load_json
 from whiten_index.artifacts.manifest import fingerprint, write_json
 from whiten_index.encoding.tokenization import TokenWindow
-from whiten_index.encoding.transformer import Transformer
 from whiten_index.errors import EncoderError, StorageError
+
+if TYPE_CHECKING:
+    from whiten_index.encoding.transformer import Transformer
 
 
 @dataclass(frozen=True, slots=True)

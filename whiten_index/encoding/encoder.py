@@ -21,8 +21,7 @@ from whiten_index.encoding.batching import (
     PreparedWindow,
     cached_budget,
 )
-from whiten_index.encoding.devices import chosen_devices
-from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.encoder_config import EncoderConfig, chosen_devices
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec, resolve_encoder, states_spec
 from whiten_index.encoding.tokenization import prompt_tokens, require_known_tokens, tokenize

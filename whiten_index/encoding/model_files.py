@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.files import exists, list_folder, reading, sha256_file
-from whiten_index.artifacts.limits import load_json, read_bounded
-from whiten_index.artifacts.manifest import canonical_json
+from whiten_index.artifacts.limits import canonical_json, load_json, read_bounded
 from whiten_index.errors import EncoderError
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.files import exists, is_file, is_folder, list_folder, walk_files
-from whiten_index.artifacts.manifest import canonical_json
+from whiten_index.artifacts.limits import canonical_json
 from whiten_index.encoding.model_files import (
     HeadStep,
     files_sha256,

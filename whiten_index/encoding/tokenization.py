@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.prefetch import ahead
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.errors import EncoderError
+
+if TYPE_CHECKING:
+    from whiten_index.encoding.spec import EncoderSpec
 
 # Texts and characters tokenised at once: the tokenizer's result is a hundred times their size.
 _CHUNK_TEXTS, _CHUNK_CHARACTERS = 1024, 1 << 20

@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 
 from whiten_index.artifacts.atomic import replacing
 from whiten_index.artifacts.files import is_file, reading, resolved, writing
-from whiten_index.artifacts.limits import load_json
-from whiten_index.artifacts.manifest import canonical_json
+from whiten_index.artifacts.limits import canonical_json, load_json
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.judgements import to_id, to_utf8
 from whiten_index.evaluation.label_table import first_line, read_lines, reading_parquet, shown

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,11 @@ from whiten_index.index.choice import IndexPlan
 from whiten_index.index.factory import inner_index, is_exact, lists_of
 from whiten_index.index.gpu import DeviceIndex
 from whiten_index.index.library import first_line, load_faiss
-from whiten_index.index.transforms import VectorSource
 from whiten_index.index.tuning import HELD_OUT_SHARE
 from whiten_index.progress import Stages
+
+if TYPE_CHECKING:
+    from whiten_index.index.transforms import VectorSource
 
 _HELD_OUT = 1_000
 _MOST_TRAINING_BYTES = 1 << 30

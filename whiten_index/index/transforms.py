@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,10 @@ from whiten_index.index.exact import FEW_QUERIES, Rows, Vectors
 from whiten_index.index.library import load_faiss
 from whiten_index.progress import Stages
 from whiten_index.whitening.spectrum import unit_rows
-from whiten_index.whitening.transform import Whitening
 from whiten_index.whitening.whitening_config import Kind
+
+if TYPE_CHECKING:
+    from whiten_index.whitening.transform import Whitening
 
 _Step = Callable[[Vectors], Vectors]
 # Rows of a block, the fewest within a budget, and those of a block whose lengths are checked.

@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.atomic import replacing, require_replaceable
-from whiten_index.artifacts.files import require_path, writing
+from whiten_index.artifacts.atomic import replacing, require_path, require_replaceable
+from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError
 from whiten_index.search.query_transform import QueryTransform
 from whiten_index.whitening.transform import Whitening

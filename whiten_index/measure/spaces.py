@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,6 @@ from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError
 from whiten_index.measure.eval_config import OF_TASKS, EvalConfig
 from whiten_index.measure.measure_options import DISTINCT, SCORED
-from whiten_index.measure.text_embedder import TextEmbedder
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import encode_corpus
 from whiten_index.progress import Stages
@@ -31,6 +30,9 @@ from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import WidthSpec, unit_rows
 from whiten_index.whitening.transform import Whitening
 from whiten_index.whitening.whitening_config import Kind
+
+if TYPE_CHECKING:
+    from whiten_index.measure.text_embedder import TextEmbedder
 
 RAW: dict[str, Any] = {"kind": "none"}
 _LEAST_ROWS = 2

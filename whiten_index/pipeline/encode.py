@@ -14,7 +14,7 @@ from whiten_index.corpus.sharding import SHARD_BYTES, Shard, plan_windows
 from whiten_index.distributed.executors import Executor, Failure, SerialExecutor
 from whiten_index.distributed.process_executor import ProcessExecutor
 from whiten_index.distributed.ray_executor import RayExecutor
-from whiten_index.encoding.devices import chosen_devices, window_factor
+from whiten_index.encoding.encoder_config import chosen_devices, window_factor
 from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.errors import ConfigError, CorpusError, PartialFailureError
 from whiten_index.pipeline.build_config import BuildConfig

@@ -10,13 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from whiten_index.artifacts.disk_space import free_bytes
+from whiten_index.artifacts.atomic import free_bytes
 from whiten_index.corpus.batches import EmbeddingBatch, TextBatch
 from whiten_index.corpus.sharding import Shard
-from whiten_index.encoding.devices import chosen_devices
+from whiten_index.encoding.encoder_config import chosen_devices
 from whiten_index.errors import ConfigError
 from whiten_index.index.choice import FactoryChoice
-from whiten_index.pipeline.base_version import BaseVersion
+from whiten_index.pipeline.base_version import (
+    BaseVersion,
+    advising,
+    nothing_to_do,
+    open_base,
+    require_not_withdrawn,
+    room_wanted,
+)
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.changes import (
     apart,
@@ -30,13 +37,6 @@ from whiten_index.pipeline.encode import kept_parts, open_corpus
 from whiten_index.pipeline.gates import size_faults
 from whiten_index.pipeline.labels import read_labels
 from whiten_index.pipeline.shard_encoding import ReadShard, ShardWork, shard_work
-from whiten_index.pipeline.update_checks import (
-    advising,
-    nothing_to_do,
-    open_base,
-    require_not_withdrawn,
-    room_wanted,
-)
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.store.dedup import BY_REFERENCE

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whiten_index import __version__
-from whiten_index.artifacts.cached_storage import settled as settled_place
 from whiten_index.artifacts.manifest import fingerprint
-from whiten_index.artifacts.storage import Place
+from whiten_index.artifacts.storage import Place, settled
 from whiten_index.distributed.remote_call import remote_call
 from whiten_index.errors import StorageError
 from whiten_index.evaluation.geometry_scores import Geometry
@@ -214,7 +213,7 @@ def _facts(
         "identity": spec.identity,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "config": config.to_json(),
-        "store": str(settled_place(config.store_place)),
+        "store": str(settled(config.store_place)),
         "corpus": {
             "fingerprint": encoded.record.fingerprint,
             "source": dict(encoded.record.source),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from whiten_index.corpus.batches import EmbeddingBatch, TextBatch
 from whiten_index.store.digest_index import DigestIndex, Lookup
 from whiten_index.store.dtypes import StoreDtype, as_kept
-from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.row_refs import SELF, Change, EmbeddingRows, RowRefs, Source
 from whiten_index.whitening.moments import Moments
+
+if TYPE_CHECKING:
+    from whiten_index.store.embedding_store import EmbeddingStore
 
 # A shard of which less is known is kept whole.
 BY_REFERENCE = 0.5

@@ -43,13 +43,15 @@ from whiten_index.artifacts.files import (
     reading,
     writing,
 )
+from whiten_index.artifacts.limits import canonical_json
 from whiten_index.artifacts.manifest import Digest, Schema, Sealed
 from whiten_index.artifacts.storage import Place
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.store.dtypes import StoreDtype
 from whiten_index.store.index_registry import IndexRegistry, owner_of
-from whiten_index.store.records import REMEDY, CorpusPart, CorpusRecord, EncoderFacts
+from whiten_index.store.records import CorpusPart, CorpusRecord, EncoderFacts
 from whiten_index.store.result_cache import ResultCache
+from whiten_index.store.shard_resolver import REMEDY
 from whiten_index.store.shards import Shards
 
 FORMAT_VERSION = 1
@@ -315,7 +317,7 @@ class EmbeddingStore(Shards):
                 "CORPUS --store DIR again, which takes up where it stopped"
             )
         if len(records) > 1:
-            found = "; ".join(manifest.canonical_json(dict(r.source)) for r in records)
+            found = "; ".join(canonical_json(dict(r.source)) for r in records)
             raise ArtifactError(
                 f"{self.place} holds {len(records)} corpora ({found}); name the corpus to index "
                 "and its columns, as when it was encoded"

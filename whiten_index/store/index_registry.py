@@ -7,10 +7,9 @@ from pathlib import Path
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import make_folder
-from whiten_index.artifacts.cached_storage import settled
 from whiten_index.artifacts.files import exists, writing
 from whiten_index.artifacts.manifest import Digest, Schema, Sealed
-from whiten_index.artifacts.storage import Place, Storage
+from whiten_index.artifacts.storage import Place, Storage, settled
 from whiten_index.errors import ArtifactError
 from whiten_index.paths import is_uri
 

@@ -24,9 +24,8 @@ from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ArtifactError
 from whiten_index.store.dtypes import keeps_moments, rows_bytes
 from whiten_index.store.embedding_store import EmbeddingStore
-from whiten_index.store.packs import Member
 from whiten_index.store.row_refs import Source, other_sources
-from whiten_index.store.shard_resolver import MOMENTS, InFolder
+from whiten_index.store.shard_resolver import MOMENTS, InFolder, Member
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 # Most file systems allocate files in blocks of this size.

@@ -181,6 +181,3 @@ class ColumnFacts(TypedDict):
 
 
 EncoderFacts = Annotated[TransformerFacts | ColumnFacts, Field(discriminator="kind")]
-
-
-REMEDY = "run the same encode or build with the corpus again, which makes just what is missing"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -11,9 +12,11 @@ from numpy.typing import NDArray
 
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ArtifactError
-from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.store.row_refs import EmbeddingRows
+
+if TYPE_CHECKING:
+    from whiten_index.store.embedding_store import EmbeddingStore
 
 _PARTS, _ENOUGH_ROWS, _BLOCK_ROWS = 8, 8_192, 8_192
 

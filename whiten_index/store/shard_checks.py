@@ -10,9 +10,8 @@ from whiten_index.artifacts.manifest import check_files
 from whiten_index.errors import ArtifactError, FormatError, StorageError
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.live_set import shard_names
-from whiten_index.store.packs import InPack, read_pack
 from whiten_index.store.row_refs import other_sources
-from whiten_index.store.shard_resolver import InFolder, Place, read_shard
+from whiten_index.store.shard_resolver import InFolder, InPack, Place, read_pack, read_shard
 
 
 class ShardChecks:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.disk_space import require_space
+from whiten_index.artifacts.atomic import require_space
 from whiten_index.errors import ArtifactError
 from whiten_index.store.dtypes import keeps_moments, moments_bytes, rows_bytes
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.live_set import Inventory, LiveSet, ShardFolder
-from whiten_index.store.packs import Member, ToPack
 from whiten_index.store.row_refs import SELF, Source
+from whiten_index.store.shard_resolver import Member, ToPack
 
 # A shard of fewer rows than this share of a pack is joined with others.
 _SMALL = 1 / 4

@@ -28,16 +28,18 @@ from whiten_index.artifacts.storage import Storage
 from whiten_index.artifacts.tensors import write_tensors
 from whiten_index.errors import ArtifactError
 from whiten_index.store.dtypes import EmbeddingsType, StoreDtype, as_kept, keeps_moments, type_of
-from whiten_index.store.packs import Packs, StoredShard, ToPack
-from whiten_index.store.records import REMEDY
 from whiten_index.store.row_refs import SELF, EmbeddingRows, RowRefs, RowView
 from whiten_index.store.shard_resolver import (
     EMBEDDINGS,
     FORMAT_VERSION,
     KIND,
     MOMENTS,
+    REMEDY,
+    Packs,
     Place,
     ShardResolver,
+    StoredShard,
+    ToPack,
 )
 from whiten_index.whitening.moments import Moments
 

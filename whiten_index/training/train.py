@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whiten_index.artifacts import manifest
-from whiten_index.artifacts.atomic import discard, replace_folder, require_free
-from whiten_index.artifacts.files import is_file, list_folder, require_path, resolved, writing
+from whiten_index.artifacts.atomic import discard, replace_folder, require_free, require_path
+from whiten_index.artifacts.files import is_file, list_folder, resolved, writing
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import Described, Schema
 from whiten_index.corpus.batches import TextBatch

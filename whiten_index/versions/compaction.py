@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.files import require_path
+from whiten_index.artifacts.atomic import require_path
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.corpus.sharding import SHARD_ROWS
 from whiten_index.errors import ConfigError

@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.files import is_folder, reading, require_path, writing
+from whiten_index.artifacts.atomic import require_path
+from whiten_index.artifacts.files import is_folder, reading, writing
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ArtifactError, ConfigError

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.atomic import remove_folder
+from whiten_index.artifacts.atomic import remove_folder, require_path
 from whiten_index.artifacts.cached_storage import BucketStorage, naming, place_of
-from whiten_index.artifacts.files import exists, require_path, size_of
+from whiten_index.artifacts.files import exists, size_of
 from whiten_index.artifacts.limits import load_json
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import as_manifest, read_manifest

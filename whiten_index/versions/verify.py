@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from whiten_index.artifacts.atomic import require_path
 from whiten_index.artifacts.cached_storage import BucketStorage, naming, place_of, stamp
-from whiten_index.artifacts.files import is_folder, require_path, size_of
+from whiten_index.artifacts.files import is_folder, size_of
 from whiten_index.artifacts.manifest import MANIFEST, sealed_json
 from whiten_index.errors import ArtifactError, StorageError
 from whiten_index.paths import absolute, is_uri

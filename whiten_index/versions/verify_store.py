@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from whiten_index.artifacts.files import exists, list_folder, require_path, resolved, size_of
+from whiten_index.artifacts.atomic import require_path
+from whiten_index.artifacts.files import exists, list_folder, resolved, size_of
 from whiten_index.artifacts.manifest import MANIFEST, fingerprint
 from whiten_index.errors import (
     ArtifactError,

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from safetensors import SafetensorError, safe_open
 
-from whiten_index.artifacts.atomic import replacing, require_replaceable
-from whiten_index.artifacts.files import require_path, writing
+from whiten_index.artifacts.atomic import replacing, require_path, require_replaceable
+from whiten_index.artifacts.files import writing
 from whiten_index.artifacts.tensors import read_sealed, write_sealed
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.whitening.spectrum import unit_rows

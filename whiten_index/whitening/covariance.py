@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import WhiteningError
-from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.whitening_config import parse_shrinkage
+
+if TYPE_CHECKING:
+    from whiten_index.whitening.moments import Moments
 
 
 def empirical_covariance(moments: Moments, *, ddof: int = 1) -> NDArray[np.float64]:
