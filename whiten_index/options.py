@@ -169,6 +169,14 @@ def _kinds(hint: Any) -> tuple[tuple[type, ...], tuple[str, ...]]:
     return (get_origin(hint) or hint,), ()
 
 
+def _item_types(hint: Any) -> tuple[Any, ...]:
+    """Return the plain types of the items of a list."""
+    if get_origin(hint) is Annotated:
+        return _item_types(get_args(hint)[0])
+    items = get_args(hint)[:1] if get_origin(hint) is tuple else ()
+    return _kinds(items[0])[0] if items else ()
+
+
 def _plain(value: Any, hint: Any) -> Any:
     """Return a value as its field keeps it: tuple, text or member of an enumeration."""
     if hint is None:
@@ -179,7 +187,7 @@ def _plain(value: Any, hint: Any) -> Any:
             return (str(value),)
         if isinstance(value, list | tuple):
             return tuple(str(each) if isinstance(each, Path) else each for each in value)
-        if kinds == (tuple,) and isinstance(value, int | float) and not isinstance(value, bool):
+        if type(value) in _item_types(hint):
             return (value,)
     for kind in kinds:
         if issubclass(kind, Enum) and isinstance(value, str) and value in choices:
