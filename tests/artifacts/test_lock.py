@@ -13,7 +13,7 @@ import pytest
 
 from tests.artifacts.test_manifest import child, enter
 from whiten_index.artifacts.lock import only_writer
-from whiten_index.errors import BusyError
+from whiten_index.errors import ArtifactError, BusyError
 
 HOLDER = """
 import sys
@@ -101,3 +101,29 @@ def test_a_dead_owner_of_this_host_is_followed_at_once(tmp_path):
         enter(tmp_path)
     assert f"process {os.getpid()} " in str(caught.value)
     assert (tmp_path / ".lock").read_text() == ""
+
+
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe", "folder"])
+def test_a_lock_that_is_no_plain_file_is_refused_and_its_target_kept(tmp_path, kind):
+    victim, lock = tmp_path / "victim", tmp_path / "out" / ".lock"
+    lock.parent.mkdir()
+    if kind == "link":
+        victim.write_text("precious")
+    if kind == "pipe":
+        os.mkfifo(lock)
+    elif kind == "folder":
+        lock.mkdir()
+    else:
+        lock.symlink_to(victim)
+    with (
+        pytest.raises(ArtifactError, match="is not a plain file, as a lock is; remove it"),
+        only_writer(lock.parent, what="index"),
+    ):
+        pass
+    assert (victim.read_text() == "precious") if kind == "link" else not victim.exists()
+
+
+def test_a_lock_of_deeply_nested_json_names_nobody(tmp_path):
+    (tmp_path / ".lock").write_text("[" * 3000)
+    with only_writer(tmp_path, what="index"):
+        assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()

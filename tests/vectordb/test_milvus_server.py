@@ -199,6 +199,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def shared(backend: Backend) -> Backend:
+    return backend
+
+
+@pytest.fixture
 def client(server: Server) -> Iterator[MilvusClient]:
     yield from _emptied(server, "")
 

@@ -145,7 +145,7 @@ def test_a_link_stays_one(index: Path, tmp_path: Path, name: str) -> None:
 
 def test_a_file_that_does_not_say_what_it_holds(index: Path, tmp_path: Path) -> None:
     path = tmp_path / "v.parquet"
-    for text in ("push", "{}", '{"rows": []}'):
+    for text in ("push", "{}", '{"rows": []}', "[]", "5", "null"):
         pq.write_table(pa.table({"id": [1]}).replace_schema_metadata({"whiten_index": text}), path)
         with pytest.raises(ConfigError, match="does not say what it holds"):
             pushed_version(str(path))

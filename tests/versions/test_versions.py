@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import faiss
 import pytest
 
 from tests.helpers.bad_input import ARTIFACT, run
@@ -152,6 +153,57 @@ def test_a_rollback_leaves_behind_what_a_disk_does_not_give(
     with pytest.raises(StorageError, match="the disk reports an input/output error"):
         rollback(out, to=last)
     assert read_current(out).version == second
+
+
+@pytest.mark.parametrize(
+    "name", ["/absolute", "../../../outside", "index.faiss", "documents.arrow"]
+)
+def test_lists_in_a_file_that_the_manifest_does_not_name_are_refused(
+    tmp_path: Path, name: str
+) -> None:
+    """An index from elsewhere, checksums and all, whose lists are in another file."""
+    outside = tmp_path / "outside"
+    outside.write_bytes(bytes(1 << 16))
+    corpus = write_rows(tmp_path / "c.parquet", random_rows(3, rows=300))
+    build(tmp_path / "out", corpus, factory="IVF4,SQ8")
+    (only,) = names(tmp_path / "out")
+    folder = tmp_path / "out" / "versions" / only
+    place = str(outside) if name == "/absolute" else name
+    make_lists_on_disk(folder / "index.faiss", place, tmp_path / "made")
+    reseal(tmp_path / "out", only, "index.faiss")
+    before = outside.read_bytes()
+    for mapped in (None, True):
+        with pytest.raises(ArtifactError, match=r"index\.faiss"):
+            open_index(tmp_path / "out", mapped=mapped)
+    assert outside.read_bytes() == before
+
+
+def make_lists_on_disk(path: Path, place: str, made: Path) -> None:
+    """Rewrite an index of lists so that its lists are in another file."""
+    index = faiss.read_index(str(path))
+    ivf = faiss.extract_index_ivf(index)
+    lists = faiss.OnDiskInvertedLists(ivf.nlist, ivf.code_size, str(made))
+    for number in range(ivf.nlist):
+        rows = ivf.invlists.list_size(number)
+        if rows:
+            ids = faiss.rev_swig_ptr(ivf.invlists.get_ids(number), rows).copy()
+            codes = faiss.rev_swig_ptr(ivf.invlists.get_codes(number), rows * ivf.code_size).copy()
+            lists.add_entries(number, rows, faiss.swig_ptr(ids), faiss.swig_ptr(codes))
+    lists.filename = place
+    ivf.replace_invlists(lists, False)
+    faiss.write_index(index, str(path))
+
+
+def reseal(out: Path, name: str, file: str) -> None:
+    """Give a changed file of a version its checksum, as whoever made the index could."""
+    folder = out / "versions" / name
+    fields = manifest.read_json(folder / manifest.MANIFEST, what="it")
+    path = folder / file
+    fields["files"][file] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+    manifest.write_manifest(folder / manifest.MANIFEST, fields)
+    current = manifest.read_json(out / "CURRENT", what="it")
+    current["manifest_sha256"] = sha256_file(folder / manifest.MANIFEST)
+    manifest.write_manifest(out / "CURRENT", current)
 
 
 @pytest.mark.parametrize("reranked", [True, False])

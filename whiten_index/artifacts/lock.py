@@ -15,13 +15,14 @@ import fcntl
 import json
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.atomic import make_folder
-from whiten_index.artifacts.files import writing
-from whiten_index.errors import BusyError
+from whiten_index.artifacts.files import exists, is_link, writing
+from whiten_index.errors import ArtifactError, BusyError
 
 LOCK = ".lock"
 _MOST_BYTES = 4096
@@ -37,13 +38,15 @@ def only_writer(folder: Path, *, what: str) -> Iterator[None]:
         what: the kind of folder, for the message.
 
     Raises:
+        ArtifactError: the lock is a link, or another thing than a file.
         BusyError: another process holds it, or one of another host did and may still be alive.
         StorageError: the folder cannot be written.
     """
     path = folder / LOCK
     with writing(folder):
         make_folder(folder)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        _require_plain(path)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
         with writing(folder):
             _acquire(descriptor, path, what)
@@ -55,6 +58,17 @@ def only_writer(folder: Path, *, what: str) -> Iterator[None]:
                 os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)
+
+
+def _require_plain(path: Path) -> None:
+    """Refuse a lock that is a link or no file: its target would be truncated."""
+    if exists(path) or is_link(path):
+        mode = path.lstat().st_mode
+        if not stat.S_ISREG(mode):
+            raise ArtifactError(
+                f"{path} is not a plain file, as a lock is; remove it, then run the same command "
+                "again"
+            )
 
 
 def _acquire(descriptor: int, path: Path, what: str) -> None:
@@ -85,7 +99,7 @@ def _owner(descriptor: int) -> dict[str, Any]:
     """Return host, process and start of the last owner, empty if the file names none."""
     try:
         found = json.loads(os.pread(descriptor, _MOST_BYTES, 0))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

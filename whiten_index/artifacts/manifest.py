@@ -110,7 +110,7 @@ def sealed_json(fields: Mapping[str, Any]) -> bytes:
 
 def unsealed(value: Mapping[str, Any]) -> dict[str, Any]:
     """Return fields without their digest; raise ``ValueError`` if they do not match it."""
-    if value != sealed(value):
+    if not isinstance(value, Mapping) or value != sealed(value):
         raise ValueError("its fields do not match its digest")
     return {name: field for name, field in value.items() if name != _DIGEST}
 

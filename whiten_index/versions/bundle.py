@@ -14,7 +14,7 @@ from whiten_index.artifacts.files import reading
 from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.index.exact import Rows, Scores, flat_vectors, use_large_pages
-from whiten_index.index.factory import inner_of
+from whiten_index.index.factory import inner_of, lists_of
 from whiten_index.index.filtered import Search, Selection
 from whiten_index.index.gpu import DeviceIndex
 from whiten_index.index.library import INDEX, load_faiss
@@ -31,6 +31,9 @@ from whiten_index.versions.documents import Documents
 from whiten_index.versions.published import DOCUMENTS, WHITENING, Version, mending
 from whiten_index.versions.version_manifest import VersionManifest
 from whiten_index.whitening.transform import Whitening
+
+# Sums of squares of larger numbers are beyond float32, whatever the width.
+_LARGEST = 1e15
 
 
 class Rescorer(Protocol):
@@ -217,9 +220,13 @@ class Bundle:
             raise ConfigError(
                 f"this index takes (n, {self.dim}) raw embeddings; these have shape {queries.shape}"
             )
-        if not np.isfinite(queries).all():
-            broken = int(np.argmin(np.isfinite(queries).all(axis=1)))
-            raise ConfigError(f"query {broken} holds NaN or infinity (in float32); mend or drop it")
+        # NaN is not below any bound.
+        if not np.abs(queries).max(initial=0.0) <= _LARGEST:
+            broken = int(np.argmin((np.abs(queries) <= _LARGEST).all(axis=1)))
+            raise ConfigError(
+                f"query {broken} holds NaN or infinity, or a number above {_LARGEST:g}, whose square "
+                "is beyond float32; mend or drop it"
+            )
         return queries
 
 
@@ -285,6 +292,8 @@ def read_index(version: Version, *, mapped: bool) -> Any:
     """Return the FAISS index of a version."""
     faiss, path = load_faiss(), version.file(INDEX)
     flags = faiss.IO_FLAG_MMAP_IFC if mapped else 0
+    # An index from elsewhere may name any file for its lists; this keeps FAISS in the folder.
+    flags |= faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY
     on_disk = IVF_DATA in version
     if on_disk:
         version.file(IVF_DATA)
@@ -293,8 +302,13 @@ def read_index(version: Version, *, mapped: bool) -> Any:
     try:
         with reading(path):
             index = faiss.read_index(str(path), flags)
-            if on_disk:
-                lists = faiss.downcast_InvertedLists(faiss.extract_index_ivf(index).invlists)
+            lists = _lists_on_disk(index)
+            if on_disk != (lists is not None):
+                raise ArtifactError(
+                    f"{path} and {IVF_DATA} do not belong together; "
+                    f"{mending(version.folder.parent.parent)}"
+                )
+            if lists is not None:
                 lists.filename = str(version.file(IVF_DATA))
                 lists.do_mmap()
     except RuntimeError as error:
@@ -302,3 +316,10 @@ def read_index(version: Version, *, mapped: bool) -> Any:
             f"FAISS cannot read {path}; {mending(version.folder.parent.parent)}"
         ) from error
     return index
+
+
+def _lists_on_disk(index: Any) -> Any:
+    """Return the inverted lists of an index that are in a file of their own, else None."""
+    faiss, ivf = load_faiss(), lists_of(index)
+    lists = None if ivf is None else faiss.downcast_InvertedLists(ivf.invlists)
+    return lists if isinstance(lists, faiss.OnDiskInvertedLists) else None
