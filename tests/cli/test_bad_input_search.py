@@ -47,6 +47,11 @@ SEARCHES: dict[str, tuple[tuple[Any, ...], int, str]] = {
         DISK,
         "cannot write .*folder.trec",
     ),
+    "run onto the queries": (
+        ("--queries", "q.parquet", "--embedding-column", "e", "--run", "./q.parquet"),
+        OPTIONS,
+        "is the file of the queries; name another file",
+    ),
     "queries without a column": (
         ("--queries", "q.parquet", "--run", "r.trec"),
         OPTIONS,

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
+from tests.helpers.builds import build, random_rows, write_rows
 from tests.versions.upkeep import (
     Crash,
     World,
@@ -211,3 +212,14 @@ def test_a_version_behind_a_link_stops_it_and_so_does_a_link_to_nothing(tmp_path
     with pytest.raises(ArtifactError, match=f"{first} is a link to a version"):
         gc_store(world.place, keep_days=0)
     assert len(shard_folders(world)) == 6
+
+
+def test_an_index_of_another_store_is_not_registered(tmp_path):
+    for number in range(2):
+        corpus = write_rows(tmp_path / f"{number}.parquet", random_rows(number, rows=80))
+        build(tmp_path / str(number), corpus)
+    store, other = tmp_path / "0" / "store", tmp_path / "1"
+    with pytest.raises(ArtifactError, match=r"1 is not registered: .* lacks 1 of the 1 shards"):
+        gc_store(store, indexes=[other], keep_days=0)
+    assert gc_store(store, keep_days=0).indexes == (str(tmp_path / "0"),)
+    assert verify_store(store).damages == ()

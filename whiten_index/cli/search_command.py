@@ -17,6 +17,7 @@ from whiten_index.cli.schema_options import (
 )
 from whiten_index.cli.streams import cell
 from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.errors import ConfigError
 from whiten_index.paths import shown
 
 if TYPE_CHECKING:
@@ -123,11 +124,14 @@ def _search_file(
         raise click.UsageError("say where the rankings go: --run FILE.trec, .parquet or .jsonl")
     if columns.keys() <= {"id_column"}:
         raise click.UsageError("name the column of the queries: --text-column, --embedding-column")
+    from whiten_index.artifacts.files import exists
     from whiten_index.corpus.corpus_config import CorpusConfig
     from whiten_index.evaluation.trec_run import check_place, check_run_path, write_run
 
     check_run_path(Path(run))
     check_place(Path(run))
+    if exists(run) and exists(queries) and Path(run).samefile(queries):
+        raise ConfigError(f"--run {run} is the file of the queries; name another file")
     config = CorpusConfig(sources=(queries,), **columns)
     written = write_run(Path(run), opened.rank(config, **how))
     line = f"{run}: top {how['top_k']} of {written:,} queries"

@@ -224,8 +224,8 @@ class Bundle:
         if not np.abs(queries).max(initial=0.0) <= _LARGEST:
             broken = int(np.argmin((np.abs(queries) <= _LARGEST).all(axis=1)))
             raise ConfigError(
-                f"query {broken} holds NaN or infinity, or a number above {_LARGEST:g}, whose square "
-                "is beyond float32; mend or drop it"
+                f"query {broken} holds NaN or infinity, or a number above {_LARGEST:g}, whose "
+                "square is beyond float32; mend or drop it"
             )
         return queries
 

@@ -163,6 +163,7 @@ def _lock_all(
     for store in stores:
         locks.enter_context(only_writer(store.folder, what="store"))
     for index, users in named.items():
+        _require_shards(index, root, users)
         for store in users:
             store.indexes.register(index, read_index_id(index))
     for file in forget:
@@ -173,6 +174,23 @@ def _lock_all(
     for index in late:
         locks.enter_context(only_writer(index, what="index"))
     return late
+
+
+def _require_shards(index: Path, root: Path, stores: Sequence[EmbeddingStore]) -> None:
+    """Refuse to register an index whose shards the store lacks: it may be of another store."""
+    shards = {
+        shard: store
+        for each in index_references(index, root, stores)
+        for store in stores
+        if each.is_of(store)
+        for shard in each.record.shards
+    }
+    lacking = [shard for shard, store in shards.items() if not store.seems_there(shard)]
+    if lacking:
+        raise ArtifactError(
+            f"{index} is not registered: {root} lacks {len(lacking)} of the {len(shards)} shards "
+            f"that it needs (first {lacking[0]}); name the store that it was built from"
+        )
 
 
 def _collect(
