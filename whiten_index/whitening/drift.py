@@ -24,6 +24,7 @@ from whiten_index.whitening.transform import Whitening
 
 # Nats a kept dimension beyond chance above which a transform is fitted again: of Wikinews with
 # Wikipedia added, a tenth of the nearest neighbours by full whitening, k = 128, are then others.
+# The default of --drift-threshold (pipeline/update_config.py), which loads no numpy.
 DRIFT_THRESHOLD = 0.002
 # Share of the variance that the kept directions may miss more of than they did at the fit.
 _VARIANCE_THRESHOLD = 0.05
