@@ -1,7 +1,7 @@
 """Damage to an index with its lists on disk is refused with an error that says what to do.
 
 This file is the child too: run with a folder, it opens and searches the index there once for
-every damage, each in a fork of its own, and prints a line for each.
+every damage, each in a separate fork, and prints a line for each.
 """
 
 from __future__ import annotations
