@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
-from pymilvus import MilvusClient
+from pymilvus import MilvusClient, MilvusException
 from pymilvus.client import grpc_handler
 
 from tests.vectordb.pushed_rows import (
@@ -292,6 +292,21 @@ def test_of_databases_the_default_alone(file: str, client: MilvusClient) -> None
         client.drop_database("other")
 
 
+def _wait_for_the_role(place: str, token: str) -> None:
+    """A role that was granted counts from some later moment on."""
+    user = MilvusClient(f"http://{place}", token=token, dedicated=True)
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            user.list_aliases()
+            break
+        except MilvusException:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+    user.close()
+
+
 def test_a_push_of_a_user_with_a_password(
     guarded: Server, root: MilvusClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +314,7 @@ def test_a_push_of_a_user_with_a_password(
     place = f"127.0.0.1:{guarded.port}"
     root.create_user("pusher", SECRET)
     root.grant_role("pusher", "admin")
+    _wait_for_the_role(place, f"pusher:{SECRET}")
     try:
         monkeypatch.setenv("MILVUS_TOKEN", f"pusher:{SECRET}")
         with open_writer(f"milvus://{place}", "docs") as writer:
