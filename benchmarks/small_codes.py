@@ -124,7 +124,7 @@ def measure(work: Path, seeds: int) -> Iterator[dict[str, Any]]:
             if where not in spaces:
                 spaces[where] = open_space(config, dataset, where, stages)
             truth = spaces[SETTINGS[RAW_EXACT].vectors].truth
-            trial = Trial(seeded, dataset, truth, 2, folder / str(seed))
+            trial = Trial(seeded, dataset, truth, folder / str(seed))
             trial.folder.mkdir(exist_ok=True)
             index = trial.make(point, spaces[where])
             scores, rows = trial.search_of(index)(dataset.queries, 10)

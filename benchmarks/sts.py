@@ -21,13 +21,12 @@ from benchmarks.results_file import data_folder, read, write
 from pipelines.papers.pictures import draw_heat_maps, heat_matrix
 from whiten_index import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.evaluation.sts_sets import StsSet, read_sts
+from whiten_index.evaluation.sts_sets import StsSet, chosen_sets, read_sts
 from whiten_index.measure.eval_config import EvalConfig
-from whiten_index.measure.evaluate_geometry import evaluate_geometry, read_geometry_sets
+from whiten_index.measure.evaluate_geometry import evaluate_geometry
 from whiten_index.measure.evaluate_layers import LayerStates, encode_states, evaluate_layers
-from whiten_index.measure.evaluate_sts import score_sets
+from whiten_index.measure.evaluate_sts import evaluate_sts
 from whiten_index.measure.measure_options import DISTINCT, SCORED, TARGET
-from whiten_index.measure.spaces import Spaces
 from whiten_index.progress import Silent, Stages
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
@@ -48,14 +47,13 @@ TRANSFORMS = (
 
 def figures(sets: Sequence[StsSet], states: LayerStates) -> Iterator[dict[str, Any]]:
     """Yield a row for each choice of layers, transform and fit."""
-    stages = Stages(Silent())
     for layers in LAYERS:
         embedder = states.embedder(layers)
         for fit in (None, TARGET, DISTINCT, SCORED):
             config = EvalConfig(encoder=ENCODER)
             if fit is not None:
                 config = replace(config, transforms=TRANSFORMS, fit=fit)
-            for run in score_sets(sets, embedder, Spaces(config, embedder, stages)):
+            for run in evaluate_sts(config, sets, embedder=embedder)["runs"]:
                 public = PUBLIC if fit is None and layers == (-1,) else None
                 kept = {name: run[name] for name in ("name", "datasets", "average")}
                 yield {"figure": "sts", "layers": layers, "fit": fit, "public": public, **kept}
@@ -63,9 +61,8 @@ def figures(sets: Sequence[StsSet], states: LayerStates) -> Iterator[dict[str, A
 
 def geometry(store: str) -> Iterator[dict[str, Any]]:
     """Yield alignment, uniformity and the rest on STS-B dev, raw and in each transform."""
-    pairs = read_geometry_sets(
-        [data_folder() / "sts" / "sts_raw.parquet"], names=["STS-B"], splits={"STS-B": "dev"}
-    )
+    sets = read_sts([data_folder() / "sts" / "sts_raw.parquet"], splits={"STS-B": "dev"})
+    pairs = chosen_sets(sets, ["STS-B"])
     transforms = tuple(WhiteningConfig(k=k) for k in (128, 256, "full"))
     config = EvalConfig(encoder=ENCODER, transforms=transforms, store=store)
     for run in evaluate_geometry(config, pairs)["runs"]:

@@ -27,12 +27,10 @@ from pipelines.papers.words import (
 from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.evaluation.sts_sets import StsSet
 from whiten_index.evaluation.transfer_tasks import Task
-from whiten_index.measure.eval_config import EvalConfig
+from whiten_index.measure.eval_config import EvalConfig, RetrievalConfig
 from whiten_index.measure.evaluate_retrieval import evaluate_retrieval
-from whiten_index.measure.evaluate_sts import evaluate_sts, score_sets
+from whiten_index.measure.evaluate_sts import evaluate_sts
 from whiten_index.measure.evaluate_transfer import evaluate_transfer
-from whiten_index.measure.retrieval_config import RetrievalConfig
-from whiten_index.measure.spaces import Spaces
 from whiten_index.measure.text_embedder import TextEmbedder
 from whiten_index.whitening.whitening_config import Kind as Transform
 from whiten_index.whitening.whitening_config import WhiteningConfig
@@ -155,7 +153,6 @@ class Bench:
             return {}
 
         def make() -> dict[str, Any]:
-            config, stages = self.config(setting, model), self.encoders.stages
             if model is None:
                 averages = self.words(setting)
                 scores = {
@@ -163,11 +160,9 @@ class Bench:
                     for each in sets
                 }
                 return {"datasets": scores}
-            if model.once:
-                found: Mapping[str, Any] = evaluate_sts(config, sets, progress=stages.watcher)
-            else:
-                embedder = self.embedder(setting, model)
-                found = score_sets(sets, embedder, Spaces(config, embedder, stages))[0]
+            embedder = None if model.once else self.embedder(setting, model)
+            config, watcher = self.config(setting, model), self.encoders.stages.watcher
+            found = evaluate_sts(config, sets, embedder=embedder, progress=watcher)
             return {"datasets": found["datasets"]}
 
         kept = self.kept.get(self.key(setting, model, sets), make)
@@ -192,8 +187,8 @@ class Bench:
         folder = str(self.files.quora)
 
         def make() -> dict[str, Any]:
-            base = replace(self.config(setting, model), store=str(self.work / "store"))
-            config = RetrievalConfig(base=base, sets=(folder,), metrics=(_MRR,))
+            wanted = {**vars(self.config(setting, model)), "store": str(self.work / "store")}
+            config = RetrievalConfig(**wanted, sets=(folder,), metrics=(_MRR,))
             found = evaluate_retrieval(config, progress=self.encoders.stages.watcher)
             return dict(next(iter(found["datasets"].values())))
 

@@ -8,10 +8,9 @@ from pathlib import Path
 from pipelines.papers.recipes import Measure
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.errors import ConfigError
-from whiten_index.evaluation.sts_sets import StsSet, read_sts
+from whiten_index.evaluation.sts_sets import StsSet, chosen_sets, read_sts
 from whiten_index.evaluation.transfer_tasks import Task, read_task
 from whiten_index.measure.eval_config import data_path
-from whiten_index.measure.evaluate_geometry import GeometrySet, read_geometry_sets
 
 _PAIRS, _TASKS = Path("sts") / "sts_raw.parquet", Path("senteval")
 _SICK = {"SICK-R": "test"}
@@ -84,9 +83,9 @@ class Data:
         """
         return self.path(_TASKS / f"{name.lower()}.parquet")
 
-    def dev_geometry(self) -> list[GeometrySet]:
-        """Return the pairs of STS-B dev, of which alignment and uniformity are."""
-        return read_geometry_sets([self.pairs_path], names=["STS-B"], splits={"STS-B": "dev"})
+    def dev_pairs(self) -> list[StsSet]:
+        """Return STS-B scored on dev, of which alignment and uniformity are."""
+        return chosen_sets(read_sts([self.pairs_path], splits={"STS-B": "dev"}), ["STS-B"])
 
     def texts(self, measure: Measure, names: list[str]) -> list[str]:
         """Return all texts of an evaluation, in the order in which they are encoded."""
@@ -95,7 +94,7 @@ class Data:
         found = [self.task(name) for name in names]
         return [text for each in found if each is not None for text in each.texts]
 
-    def digest(self, each: StsSet | Task | GeometrySet) -> str:
+    def digest(self, each: StsSet | Task) -> str:
         """Return what a set is known by in kept results."""
         if id(each) not in self._digests:
             self._digests[id(each)] = fingerprint(

@@ -31,9 +31,8 @@ from whiten_index.cli.log_lines import log
 from whiten_index.errors import StorageError, WhitenIndexError
 from whiten_index.measure.evaluate_geometry import evaluate_geometry
 from whiten_index.measure.evaluate_layers import evaluate_layers
-from whiten_index.measure.evaluate_sts import score_sets
+from whiten_index.measure.evaluate_sts import evaluate_sts
 from whiten_index.measure.measure_options import SCORED
-from whiten_index.measure.spaces import Spaces
 from whiten_index.whitening.whitening_config import Kind as Transform
 from whiten_index.whitening.whitening_config import WhiteningConfig
 
@@ -131,7 +130,8 @@ def _k_effect(bench: Bench, model: Model) -> Iterator[Figure]:
         transforms = tuple(WhiteningConfig(kind=Transform.WHITENING, k=k) for k in widths)
         config = replace(bench.config(setting, model), transforms=transforms)
         embedder = bench.embedder(setting, model)
-        runs = score_sets(sets, embedder, Spaces(config, embedder, bench.encoders.stages))
+        watcher = bench.encoders.stages.watcher
+        runs = evaluate_sts(config, sets, embedder=embedder, progress=watcher)["runs"]
         return {
             each.name: [run["datasets"][each.name]["spearman"][how] for run in runs]
             for each in sets
@@ -259,7 +259,7 @@ _SHAPES = {
 
 
 def _geometry(bench: Bench, model: Model) -> Iterator[Figure]:
-    sets = bench.data.dev_geometry()
+    sets = bench.data.dev_pairs()
     setting = Setting(layers=EMBEDDING_LAST)
 
     def make() -> dict[str, Any]:

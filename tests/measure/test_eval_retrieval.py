@@ -13,9 +13,9 @@ from whiten_index.encoding.encoder import Encoder
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.metrics import evaluate
 from whiten_index.evaluation.trec_run import read_run
+from whiten_index.measure.eval_config import RetrievalConfig
 from whiten_index.measure.evaluate_retrieval import evaluate_retrieval
 from whiten_index.measure.measure_options import METRICS
-from whiten_index.measure.retrieval_config import RetrievalConfig
 
 DOCUMENTS, QUERIES = 160, 30
 
@@ -149,11 +149,17 @@ def test_a_query_that_is_a_document_does_not_find_itself(tiny_model, tmp_path, d
         ({"sets": ["a", "b"], "index": "i"}, "an index or a run is of one set, and 2 are named"),
         ({"sets": ["a"], "qrels": "q.tsv"}, "--qrels names the files of a set, and a folder"),
         ({"sets": ["a"], "run": "r.trec", "index": "i"}, "--run and --index each say what is"),
-        ({"sets": ["a"], "run": "r.trec", "k": ("8",)}, "--whiten or --k says how to build, and"),
-        ({"sets": ["a"], "run": "r.trec", "run_out": "o.trec"}, "--run-out writes what is"),
-        ({"sets": ["a"], "index": "i", "store": "s"}, "--store says how to build, and an index"),
+        (
+            {"sets": ["a"], "run": "r.trec", "k": ("8",)},
+            "--whiten or --k cannot apply, since",
+        ),
+        (
+            {"sets": ["a"], "run": "r.trec", "run_out": "o.trec"},
+            "--run-out cannot apply, since",
+        ),
+        ({"sets": ["a"], "index": "i", "store": "s"}, "--store cannot apply, since an index"),
         ({"sets": ["a"], "index": "i", "max_length": 9}, "--index and --max-length each say what"),
-        ({"sets": ["a"], "run": "r.trec", "threads": 2}, "--threads is for a search, and a run"),
+        ({"sets": ["a"], "run": "r.trec", "threads": 2}, "--threads cannot apply, since a run"),
         ({"sets": ["a"], "run_out": "runs.csv"}, "the ending of runs.csv names no run format"),
         ({"sets": ["a"], "metrics": ["spam@10"]}, "metric 'spam@10' is unknown; use one such as"),
         ({"sets": ["a"], "metrics": ["map@" + "9" * 23]}, "looks at more than 1,000,000 hits"),

@@ -87,8 +87,8 @@ def config_of(**more):
     ("given", "message"),
     [
         ({"transforms": "pca,zca"}, r"--transforms 'zca' is unknown; use auto, pca, whitening"),
-        ({"transforms": "pca:0.5"}, r"'pca:0.5' is not understood; an exponent .* whitening:0.25"),
-        ({"transforms": "whitening:x"}, r"'whitening:x' is not understood"),
+        ({"transforms": "pca:0.5"}, r"'pca:0.5' is unknown; .* an exponent .* whitening:0.25"),
+        ({"transforms": "whitening:x"}, r"'whitening:x' is unknown"),
         ({"transforms": ""}, r"--transforms is empty"),
         ({"codecs": "fp32,sq7"}, r"--codecs 'sq7' is unknown; use fp32, .* pqN for N bytes"),
         ({"codecs": "sq8,sq8"}, r"--codecs names something twice"),
@@ -169,7 +169,7 @@ def test_what_width_or_rank_forbids_is_skipped_with_the_reason():
     why = {point.key: reason for point, reason in found.skipped.items()}
     assert why["ours/pca/k50/fp32/flat"] == "k = 50 is above the 40 directions of the embeddings"
     assert why["truncate/truncate/k60/fp32/flat"] == "k = 60 is above the 56 dims of the embeddings"
-    assert "does not divide" in why["ours/pca/k30/pq/flat"]
+    assert "a k that 4 divides" in why["ours/pca/k30/pq/flat"]
     assert "no multiple" in why["ours/pca/k30/pq16/flat"]
     measured = {point.key for point in found.points}
     assert {"ours/pca/k30/fp32/flat", "truncate/truncate/k50/fp32/ivf"} <= measured

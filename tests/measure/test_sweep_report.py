@@ -26,7 +26,7 @@ from tests.measure.sweep_records import (
 )
 from whiten_index.cli import cli
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
-from whiten_index.measure import formatting, sweep_report
+from whiten_index.measure import sweep_report
 from whiten_index.measure.recommend import Recommendation, front, recommend
 from whiten_index.measure.results import Measured, read_sweeps
 from whiten_index.measure.sweep_report import check_report, write_report
@@ -193,11 +193,11 @@ def test_the_options_shown_are_those_of_build(tmp_path):
     records = [point("auto", index="ivf", codec="sq8"), point("pca"), point("whitening"),
                point("truncate"), point("none", DIM, "sq8"), point("faiss-pca")]  # fmt: skip
     (sweep,) = read(tmp_path, header(), *records)
-    shown = [formatting.build_options(p, 0.95) for p in sweep.points]
+    shown = [p.build_options(0.95) for p in sweep.points]
     assert shown[0] == "--whiten whitening --exponent 0.25 --center --k 64 --factory IVF256,SQ8"
     assert shown[1].startswith("--whiten pca --center")
     assert shown[4:] == ["--whiten none --factory SQ8", ""]
-    assert formatting.build_options(sweep.points[0], 0.99) == f"{shown[0]} --target-recall 0.99"
+    assert sweep.points[0].build_options(0.99) == f"{shown[0]} --target-recall 0.99"
     assert set(re.findall(r"--[a-z-]+", " ".join(shown))) <= known
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
@@ -109,14 +109,18 @@ def _heading(run: Mapping[str, Any]) -> str:
 
 
 def _read_pairs(
-    data: Sequence[str], names: Sequence[str], splits: Mapping[str, str]
+    data: Sequence[str],
+    names: Sequence[str],
+    splits: Mapping[str, str],
+    *,
+    unscored: bool = False,
 ) -> list[StsSet]:
     """Return the sets of the files named, or of the public ones, those called ``names``."""
     from whiten_index.evaluation.sts_sets import chosen_sets, read_sts
     from whiten_index.measure.eval_config import data_path
 
     paths = data or (str(data_path("sts/sts_raw.parquet")),)
-    return chosen_sets(read_sts(paths, splits=splits), names)
+    return chosen_sets(read_sts(paths, splits=splits, unscored=unscored), names)
 
 
 @evaluate.command()
@@ -164,14 +168,14 @@ def _sts_lines(report: Mapping[str, Any], measure: str) -> Iterator[str]:
         yield f"{measure} × 100, {_heading(run)}"
         rows: list[tuple[str, ...]] = [("", "pairs", "all", "mean", "wmean")]
         for name, each in run["datasets"].items():
-            rows.append((name, f"{each['pairs']:,}", *_figures(each[measure])))
+            rows.append((name, f"{each['pairs']:,}", *map(_two, each[measure].values())))
         if len(run["datasets"]) > 1:
-            rows.append(("mean of sets", "", *_figures(run["average"][measure])))
+            rows.append(("mean of sets", "", *map(_two, run["average"][measure].values())))
         yield terminal.table(rows)
 
 
-def _figures(values: Mapping[str, float]) -> tuple[str, ...]:
-    return tuple(f"{values[how]:.2f}" for how in ("all", "mean", "wmean"))
+def _two(value: float | None, absent: str = "") -> str:
+    return absent if value is None else f"{value:.2f}"
 
 
 @evaluate.command()
@@ -238,37 +242,29 @@ def _layer_lines(report: Mapping[str, Any], how: str) -> Iterator[str]:
         cells = {
             tuple(cell["layers"]): cell["average"]["spearman"][how] for cell in run["combinations"]
         }
-        yield terminal.table(_matrix(cells, count))
+        alone = [_two(cells.get((i,)), "-") for i in range(count)]
+        # Of single layers and pairs; one row where there are no pairs.
+        pairs = [
+            [_two(cells.get((min(i, j), max(i, j)) if i != j else (i,)), "-") for j in range(count)]
+            for i in range(count)
+        ]
+        rows = list(enumerate(pairs)) if any(len(each) == 2 for each in cells) else [("", alone)]
+        yield terminal.table([("layer", *range(count)), *((name, *row) for name, row in rows)])
         for size, best in run["best"][how].items():
             joined = "+".join(map(str, best["layers"]))
             layers = "layer" if size == "1" else f"{size} layers"
             yield f"  best {layers}: {joined}, {best['figure']:.2f}"
 
 
-def _matrix(cells: Mapping[tuple[int, ...], float], count: int) -> Iterator[tuple[str, ...]]:
-    """Return the figures of single layers and pairs as rows; one row where there are no pairs."""
-    numbers = range(count)
-    yield ("layer", *map(str, numbers))
-    if not any(len(layers) == 2 for layers in cells):
-        yield ("", *(_cell(cells, (i,)) for i in numbers))
-        return
-    for i in numbers:
-        pairs = ((min(i, j), max(i, j)) if i != j else (i,) for j in numbers)
-        yield (str(i), *(_cell(cells, pair) for pair in pairs))
-
-
-def _cell(cells: Mapping[tuple[int, ...], float], layers: tuple[int, ...]) -> str:
-    return f"{cells[layers]:.2f}" if layers in cells else "-"
-
-
-_FIGURES = (
-    ("alignment", "alignment"),
-    ("uniformity", "uniformity"),
-    ("IsoScore", "isoscore"),
-    ("mean cosine", "mean_cosine"),
-    ("effective rank", "effective_rank"),
-    ("hubness", "hubness"),
-)
+# Title of a column -> figure.
+_FIGURES = {
+    "alignment": "alignment",
+    "uniformity": "uniformity",
+    "IsoScore": "isoscore",
+    "mean cosine": "mean_cosine",
+    "effective rank": "effective_rank",
+    "hubness": "hubness",
+}
 
 
 @evaluate.command()
@@ -306,18 +302,17 @@ def geometry(
     often a text is among another's neighbours, 0 where none is a hub. A transform is fitted on all
     splits of a set, which are encoded too.
     """
-    from whiten_index.measure.eval_config import EvalConfig, data_path
-    from whiten_index.measure.evaluate_geometry import evaluate_geometry, read_geometry_sets
+    from whiten_index.measure.eval_config import EvalConfig
+    from whiten_index.measure.evaluate_geometry import evaluate_geometry
 
     config = EvalConfig.from_options(given(options))
-    if data:
-        sets = read_geometry_sets(data, names=names, splits=splits, above=positive_above)
-    else:
-        public = (data_path("sts/sts_raw.parquet"),)
+    if not data:
         names, splits = names or ("STS-B",), {"STS-B": "dev", **splits}
-        sets = read_geometry_sets(public, names=names, splits=splits, above=positive_above)
+    sets = _read_pairs(data, names, splits, unscored=True)
     bars = terminal.Bars(facts=not as_json)
-    report = evaluate_geometry(config, sets, most_texts=most_texts, progress=bars)
+    report = evaluate_geometry(
+        config, sets, above=positive_above, most_texts=most_texts, progress=bars
+    )
     terminal.show(report, _geometry_lines(report), as_json=as_json)
 
 
@@ -325,29 +320,21 @@ def _geometry_lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield _encoder_line(report)
     runs = report["runs"]
     for name, first in report["datasets"].items():
-        drawn = f" of {first['texts']:,}, drawn" if _measured(first) < first["texts"] else ""
-        yield (
-            f"{name}: {_measured(first):,} texts{drawn}, {first['positive_pairs']:,} positive pairs"
-        )
+        measured = first["rows"] + first["zero_rows"]
+        drawn = f" of {first['texts']:,}, drawn" if measured < first["texts"] else ""
+        yield f"{name}: {measured:,} texts{drawn}, {first['positive_pairs']:,} positive pairs"
         if not first["positive_pairs"]:
             yield "  note: no pair is positive; --positive-above sets the gold score that makes one"
         if first["dropped"]:
             yield f"  note: {first['dropped']:,} pairs of {name} have no score and are left out"
         if first["zero_rows"]:
             yield f"  note: {first['zero_rows']:,} embeddings are zero and are left out"
-        rows = [("", *(title for title, _ in _FIGURES))]
+        rows = [("", *_FIGURES)]
         for run in runs:
-            found = run["datasets"][name]
-            rows.append((_heading(run), *(_three(found[figure]) for _, figure in _FIGURES)))
+            values = [run["datasets"][name][figure] for figure in _FIGURES.values()]
+            texts = ("-" if value is None else f"{value:.3f}" for value in values)
+            rows.append((_heading(run), *texts))
         yield terminal.table(rows)
-
-
-def _measured(found: Mapping[str, Any]) -> int:
-    return int(found["rows"] + found["zero_rows"])
-
-
-def _three(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
 
 
 @evaluate.command()
@@ -396,7 +383,16 @@ def _transfer_lines(report: Mapping[str, Any]) -> Iterator[str]:
         rows: list[tuple[str, ...]] = [
             ("", "tested", "accuracy", "±", "± over", "F1", "largest class", "C")
         ]
-        rows += [_row(name, each) for name, each in run["datasets"].items()]
+        for name, each in run["datasets"].items():
+            counts, chosen = each["rows"], sorted(set(each.get("chosen", ())))
+            tested = next(counts[split] for split in ("all", "test", "dev") if split in counts)
+            points = (each["accuracy"], each["deviation"], each.get("f1"), each["majority"])
+            accuracy, deviation, f1, majority = map(_two, points)
+            ends = dict.fromkeys((*chosen[:1], *chosen[-1:]))
+            rows.append((
+                name, f"{tested:,}", accuracy, deviation, each["deviation_of"], f1, majority,
+                "–".join(f"{c:g}" for c in ends),
+            ))  # fmt: skip
         if mean := run["average"]:
             rows.append((f"mean of {len(mean['sets'])}", "", _two(mean["accuracy"]), *[""] * 5))
         yield terminal.table(rows)
@@ -412,26 +408,6 @@ def _transfer_lines(report: Mapping[str, Any]) -> Iterator[str]:
             for note in each["notes"]:
                 yield f"  note: {name}: {note}"
     yield "± is the standard deviation over folds, or the binomial standard error of a test split"
-
-
-def _row(name: str, each: Mapping[str, Any]) -> tuple[str, ...]:
-    rows = each["rows"]
-    tested = next(rows[split] for split in ("all", "test", "dev") if split in rows)
-    chosen = sorted(set(each.get("chosen", ())))
-    return (
-        name,
-        f"{tested:,}",
-        _two(each["accuracy"]),
-        _two(each["deviation"]),
-        each["deviation_of"],
-        _two(each.get("f1")),
-        _two(each["majority"]),
-        "–".join(f"{c:g}" for c in dict.fromkeys((chosen[0], chosen[-1]))) if chosen else "",
-    )
-
-
-def _two(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
 
 
 # Count -> note where it is not 0.
@@ -459,8 +435,8 @@ def retrieval(data: tuple[str, ...], as_json: bool, **options: Any) -> None:
     queries.jsonl and qrels/SPLIT.tsv. An index is built of each, whose transform is fitted on its
     corpus; or --index is searched, or --run is judged.
     """
+    from whiten_index.measure.eval_config import RetrievalConfig
     from whiten_index.measure.evaluate_retrieval import evaluate_retrieval
-    from whiten_index.measure.retrieval_config import RetrievalConfig
 
     config = RetrievalConfig.from_options({**given(options), "sets": data})
     report = evaluate_retrieval(config, progress=terminal.Bars())
@@ -471,24 +447,20 @@ def _retrieval_lines(report: Mapping[str, Any], metrics: tuple[str, ...]) -> Ite
     if report["encoder"]:
         yield _encoder_line(report)
     runs = report["runs"]
-    for name in report["datasets"]:
-        yield from _set_lines(name, runs, metrics)
+
+    def table(found: Iterable[Mapping[str, Any]]) -> str:
+        rows = [(run["name"], *map(_two, map(each.get, metrics)))
+                for run, each in zip(runs, found, strict=True)]  # fmt: skip
+        return terminal.table([("× 100", *metrics), *rows])
+
+    for name, first in report["datasets"].items():
+        counts = first["counts"]
+        documents = f"{counts['documents']:,} documents, " if "documents" in counts else ""
+        yield f"{name}: {documents}{counts['queries']:,} judged queries"
+        for key, said in _NOTES.items():
+            if most := max(run["datasets"][name]["counts"].get(key, 0) for run in runs):
+                yield f"  note: {most:,} {said}"
+        yield table(run["datasets"][name] for run in runs)
     if "average" in report:
         yield f"mean of {len(report['datasets'])} sets"
-        yield _metrics_table([(run["name"], run["average"]) for run in runs], metrics)
-
-
-def _set_lines(name: str, runs: list[Mapping[str, Any]], metrics: tuple[str, ...]) -> Iterator[str]:
-    counts = runs[0]["datasets"][name]["counts"]
-    documents = f"{counts['documents']:,} documents, " if "documents" in counts else ""
-    yield f"{name}: {documents}{counts['queries']:,} judged queries"
-    for key, said in _NOTES.items():
-        most = max(run["datasets"][name]["counts"].get(key, 0) for run in runs)
-        if most:
-            yield f"  note: {most:,} {said}"
-    yield _metrics_table([(run["name"], run["datasets"][name]) for run in runs], metrics)
-
-
-def _metrics_table(rows: list[tuple[str, Mapping[str, Any]]], metrics: tuple[str, ...]) -> str:
-    figures = [(name, *(f"{found[metric]:.2f}" for metric in metrics)) for name, found in rows]
-    return terminal.table([("× 100", *metrics), *figures])
+        yield table(run["average"] for run in runs)

@@ -59,7 +59,7 @@ def sweep(plan: bool, as_json: bool, **options: Any) -> None:
 
 def _lines(said: Mapping[str, Any]) -> Iterator[str]:
     """Yield a report or plan, and the points left out by reason."""
-    from whiten_index.measure.formatting import by_reason
+    from whiten_index.measure.results import by_reason
 
     # Rates of stages over points say nothing.
     yield from terminal.describe({**said, "skipped": None, "stage_rows": None})

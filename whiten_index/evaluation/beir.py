@@ -45,11 +45,6 @@ def parquet_corpus(corpus: Path, work: Path) -> Path:
     return _as_parquet(corpus, work / "corpus.parquet") if corpus.suffix == ".jsonl" else corpus
 
 
-def is_set(folder: Path) -> bool:
-    """Return whether a folder has the corpus of a set."""
-    return any(is_file(folder / name) for name in ("corpus.parquet", "corpus.jsonl"))
-
-
 def _first(folder: Path, *names: str) -> Path:
     for name in names:
         if is_file(folder / name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -44,18 +45,20 @@ class Pairs:
 def read_qrels(path: str | Path, *, split: str | None = None) -> dict[str, dict[str, int]]:
     """Read judgements as query id -> document id -> grade; integer ids become strings.
 
-    Args:
-        path: ``.parquet`` with query_id, doc_id, relevance or BEIR's query-id, corpus-id, score;
-            ``.tsv`` with these as header, or TREC's four columns without one; ``.qrels``,
-            ``.txt`` or ``.trec``: TREC's ``query iteration document grade``.
-        split: keep only the rows whose column ``split`` says so; None keeps all rows.
-
-    Raises:
-        ConfigError: the ending names no format, or there is no such split.
-        CorpusError: the file or a row cannot be used, a pair has two grades, or no grade is
-            above 0.
+    The file is ``.parquet`` with query_id, doc_id, relevance or BEIR's query-id, corpus-id, score;
+    ``.tsv`` with these as header, or TREC's four columns without one; ``.qrels``, ``.txt`` or
+    ``.trec``: TREC's ``query iteration document grade``. With a ``split`` only the rows count whose
+    column ``split`` says so.
     """
-    table = _judgements(path)
+    return read_qrels_of_splits(path, split=split)[0]
+
+
+def read_qrels_of_splits(
+    path: str | Path, *, split: str | None = None
+) -> tuple[dict[str, dict[str, int]], tuple[str, ...]]:
+    """Read judgements, and the splits of the file that are used together; see ``read_qrels``."""
+    known = {*_QUERY, *_DOCUMENT, *_GRADE, _SPLIT}
+    table = LabelTable.read(Path(path), (PARQUET, TSV, *TREC), known, bare=_TREC_COLUMNS)
     query_name, document_name, grade_name = map(table.need, (_QUERY, _DOCUMENT, _GRADE))
     qrels: dict[str, dict[str, int]] = {}
     for row in _rows_of(table, split):
@@ -73,19 +76,15 @@ def read_qrels(path: str | Path, *, split: str | None = None) -> dict[str, dict[
             f"{path} has no grade above 0{within}, so no document counts as relevant; judge some "
             "with 1 or more"
         )
-    return qrels
+    splits = () if split is not None else table.columns.get(_SPLIT, ())
+    return qrels, tuple(dict.fromkeys(map(str, splits)))
 
 
 def read_queries(path: str | Path) -> dict[str, str]:
     """Read queries as query id -> text; integer ids become strings.
 
-    Args:
-        path: ``.parquet`` or ``.jsonl`` (as BEIR's) with an id (id, query_id or _id) and a text
-            (text or query).
-
-    Raises:
-        ConfigError: the ending names no format.
-        CorpusError: the file or a row cannot be used, an id occurs twice, or a text is blank.
+    The file is ``.parquet`` or ``.jsonl`` (as BEIR's) with an id (id, query_id or _id) and a text
+    (text or query).
     """
     table = LabelTable.read(Path(path), (PARQUET, JSONL), {*_ID, *_TEXT})
     id_name, text_name = table.need(_ID), table.need(_TEXT)
@@ -103,18 +102,12 @@ def read_queries(path: str | Path) -> dict[str, str]:
 
 
 def read_pairs(path: str | Path) -> Pairs:
-    """Read pairs of texts, and how alike they are where a column ``score`` says it.
+    """Read pairs of texts, and how alike they are if there is a column ``score``.
 
-    Args:
-        path: ``.parquet``, ``.jsonl`` or ``.tsv`` (header; fields as they stand, no quoting) with
-            sentence1 and sentence2, query and document, or text1 and text2; a Parquet file with
-            exactly two columns of text may call them anything. Rows whose score is null, empty
-            or NaN are dropped and counted.
-
-    Raises:
-        ConfigError: the ending names no format.
-        CorpusError: the file or a row cannot be used, a text is blank, or fewer than 2 pairs are
-            left.
+    The file is ``.parquet``, ``.jsonl`` or ``.tsv`` (header; fields as they stand, no quoting) with
+    sentence1 and sentence2, query and document, or text1 and text2; a Parquet file with exactly two
+    columns of text may call them anything. Rows whose score is null, empty or NaN are dropped and
+    counted.
     """
     known = {_SCORE, *(name for names in _PAIRS for name in names)}
     table = LabelTable.read(Path(path), (PARQUET, JSONL, TSV), known)
@@ -132,17 +125,6 @@ def read_pairs(path: str | Path) -> Pairs:
         without = f" ({dropped} without a score left out)" if dropped else ""
         raise CorpusError(f"{path} holds {len(first)} pairs{without}; give at least 2")
     return Pairs(first, second, scores, dropped)
-
-
-def _judgements(path: str | Path) -> LabelTable:
-    known = {*_QUERY, *_DOCUMENT, *_GRADE, _SPLIT}
-    return LabelTable.read(Path(path), (PARQUET, TSV, *TREC), known, bare=_TREC_COLUMNS)
-
-
-def qrels_splits(path: str | Path) -> tuple[str, ...]:
-    """Return the splits that a file of judgements has, none where it has no column of them."""
-    table = _judgements(path)
-    return tuple(dict.fromkeys(map(str, table.columns.get(_SPLIT, ()))))
 
 
 def _rows_of(table: LabelTable, split: str | None) -> Iterator[int]:
@@ -251,18 +233,14 @@ class JudgedQueries:
     def missing(self, names: Collection[str]) -> int:
         """Return how many relevant documents a corpus lacks."""
         self.require_any(names)
-        relevant = self._relevant()
-        return len(relevant.keys() - set(names))
+        return len(self._relevant().keys() - set(names))
 
     def require_any(self, names: Iterable[str]) -> None:
         """Make sure that a corpus has a relevant document; its names are read up to the first."""
-        relevant = self._relevant()
-        first: list[str] = []
-        for name in names:
-            if name in relevant:
-                return
-            if len(first) < _SHOWN:
-                first.append(name)
+        relevant, names = self._relevant(), iter(names)
+        first = list(itertools.islice(names, _SHOWN))
+        if any(name in relevant for name in itertools.chain(first, names)):
+            return
         found = f"ids such as {some(first)}" if first else "none"
         raise CorpusError(
             f"{self.source} names no document of the corpus: it judges {some(relevant)}, and the "
@@ -284,14 +262,14 @@ def read_judged(
 ) -> JudgedQueries:
     """Read queries and judgements; queries without a relevant document or a text are left out."""
     every = read_queries(queries)
-    relevant = with_answers(read_qrels(qrels, split=split))
+    judged, splits = read_qrels_of_splits(qrels, split=split)
+    relevant = with_answers(judged)
     texts = {query: every[query] for query in relevant if query in every}
     if not texts:
         raise CorpusError(
             f"no query of {qrels} is in {queries}: the judgements name {some(relevant)}, the "
             f"queries are {some(every)}; give files that belong together"
         )
-    splits = qrels_splits(qrels) if split is None else ()
     return JudgedQueries(
         source=str(qrels),
         texts=texts,
@@ -312,4 +290,4 @@ def with_answers(qrels: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[st
 
 def some(names: Iterable[str]) -> str:
     """Return two of some names as errors show them."""
-    return " and ".join(repr(name) for name, _ in zip(names, range(_SHOWN), strict=False))
+    return " and ".join(map(repr, itertools.islice(names, _SHOWN)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import stat
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from whiten_index.artifacts.files import reading
+from whiten_index.artifacts.files import is_folder, list_folder, reading
 from whiten_index.artifacts.limits import LimitError, check_expanded, iterate_lines, load_json
 from whiten_index.errors import ConfigError, CorpusError
 
@@ -106,6 +106,17 @@ class LabelTable:
                 f"{self.where(row)} has {shown(value)} as {name}{of}, expected {error}; mend "
                 "the row or take it out"
             ) from error
+
+
+def label_files(paths: Iterable[str | Path], endings: Collection[str]) -> Iterator[list[Path]]:
+    """Yield the file of each path alone, or the files of a folder that have one of the endings."""
+    for path in map(Path, paths):
+        files = [path]
+        if is_folder(path):
+            files = [each for each in list_folder(path) if each.suffix in endings]
+        if not files:
+            raise CorpusError(f"{path} holds no {', '.join(endings)} file; name a file")
+        yield files
 
 
 def check_readable(path: Path) -> None:

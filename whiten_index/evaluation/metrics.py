@@ -23,16 +23,8 @@ def evaluate(qrels: Qrels, run: Run, metrics: Sequence[str]) -> dict[str, float]
     """Return the mean of each metric over the judged queries, in 0 … 1.
 
     A query of the qrels that the run lacks counts 0; queries without a relevant document are
-    left out, as BEIR does.
-
-    Args:
-        qrels: query id -> document id -> relevance, 0 or less is not relevant.
-        run: query id -> document id -> score.
-        metrics: such as ``ndcg@10``, ``recall@100``, ``mrr@10``, ``map@100``.
-
-    Raises:
-        ConfigError: a metric is unknown, or pytrec_eval is not installed.
-        CorpusError: trec_eval cannot read an id.
+    left out, as BEIR does. A grade of 0 or less is not relevant. Metrics are such as ``ndcg@10``,
+    ``recall@100``, ``mrr@10``, ``map@100``.
     """
     scores = {metric: evaluate_each(qrels, run, metric) for metric in metrics}
     return {metric: sum(each.values()) / max(len(each), 1) for metric, each in scores.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,14 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.files import is_folder, list_folder
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.judgements import to_score, to_text
-from whiten_index.evaluation.label_table import JSONL, PARQUET, TSV, LabelTable
+from whiten_index.evaluation.label_table import JSONL, PARQUET, TSV, LabelTable, label_files
 
 _PAIR, _SCORE = ("sentence1", "sentence2"), "score"
 _DATASET, _SUBSET, _SPLIT = "dataset", "subset", "split"
 ALL_SPLITS = "all"
+_ENDINGS = (PARQUET, JSONL, TSV)
 
 
 @dataclass(frozen=True)
@@ -41,17 +42,14 @@ _PUBLISHED = {
 
 @dataclass(frozen=True, eq=False)
 class StsSet:
-    """The pairs of one set.
+    """The n pairs of one set.
 
     Attributes:
-        name: of the set.
-        first: n sentences.
-        second: n sentences, the partner of each.
-        scores: (n,) gold scores, the higher the more alike.
-        subsets: (n,) the subset of each pair, one and the same where the set has none.
-        splits: (n,) the split of each pair, one and the same where the set has none.
-        scored: (n,) bool, the pairs whose figure is the set's.
-        averaged: whether the subsets are files of their own, over which figures are averaged.
+        scores: gold scores, the higher the more alike.
+        subsets: the subset of each pair, empty if the set has none.
+        splits: the split of each pair, empty if the set has none.
+        scored: the pairs whose figure is the set's.
+        averaged: true if the subsets are files of their own, over which figures are averaged.
         dropped: pairs left out because they have no score.
     """
 
@@ -114,7 +112,7 @@ def read_sts(
     """
     wished = {key_of(name): (name, split) for name, split in (splits or {}).items()}
     found: list[StsSet] = []
-    for path in _files(paths):
+    for path in itertools.chain.from_iterable(label_files(paths, _ENDINGS)):
         for made in _read_file(path, wished, unscored=unscored):
             same = [each.name for each in found if key_of(each.name) == key_of(made.name)]
             if same:
@@ -166,26 +164,11 @@ def chosen_sets(sets: Sequence[StsSet], names: Sequence[str]) -> list[StsSet]:
     return [by_key[key] for key in asked.values()]
 
 
-def _files(paths: Iterable[str | Path]) -> list[Path]:
-    files: list[Path] = []
-    for path in map(Path, paths):
-        if is_folder(path):
-            inside = [p for p in list_folder(path) if p.suffix in (PARQUET, JSONL, TSV)]
-            if not inside:
-                raise CorpusError(
-                    f"{path} holds no .parquet, .jsonl or .tsv file; name the pairs' file"
-                )
-            files += inside
-        else:
-            files.append(path)
-    return files
-
-
 def _read_file(
     path: Path, wished: Mapping[str, tuple[str, str]], *, unscored: bool
 ) -> list[StsSet]:
     known = {*_PAIR, _SCORE, _DATASET, _SUBSET, _SPLIT}
-    table = LabelTable.read(path, (PARQUET, JSONL, TSV), known)
+    table = LabelTable.read(path, _ENDINGS, known)
     needed = _PAIR if unscored else (*_PAIR, _SCORE)
     if lacking := [name for name in needed if name not in table.columns]:
         raise table.lacks(

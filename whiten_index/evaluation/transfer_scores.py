@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.errors import ConfigError
+from whiten_index.evaluation.label_table import shown
 from whiten_index.evaluation.sts_scores import pair_cosines
 
 FOLDS = 10
@@ -60,14 +61,8 @@ def score_transfer(
     another cross-validation. Else the rows of ``test`` are tested, C chosen on ``dev`` where
     there is one, else by cross-validation of ``train``.
 
-    Args:
-        features: one row a text or pair, as it is.
-        labels: class numbers.
-        splits: ``all`` for every row, or ``train``, ``test`` and, where there is one, ``dev``.
-        folds: of every cross-validation.
-        seed: of the shuffled folds.
-        positive: class that F1 is of.
-        threads: fits at once; None takes the machine's cores.
+    ``folds`` are those of every cross-validation, shuffled by ``seed``. F1 is of the class
+    ``positive``. So many ``threads`` fit at once, by default one a core.
 
     Returns:
         JSON values, shares of 1: ``accuracy`` (over folds their mean), its ``deviation``, and
@@ -153,9 +148,7 @@ def score_transfer(
     }
 
 
-def check_splits(
-    labels: NDArray[np.int64], splits: NDArray[np.str_], folds: int
-) -> dict[str, _Rows]:
+def check_splits(labels: NDArray[Any], splits: NDArray[np.str_], folds: int) -> dict[str, _Rows]:
     """Return the rows of each split, refusing what ``score_transfer`` could not score."""
     parts = {name: np.flatnonzero(splits == name) for name in (ALL, TRAIN, DEV, TEST)}
     parts = {name: rows for name, rows in parts.items() if len(rows)}
@@ -170,17 +163,17 @@ def check_splits(
     return parts
 
 
-def check_folds(labels: NDArray[np.int64], folds: int, *, nested: bool = False) -> None:
+def check_folds(labels: NDArray[Any], folds: int, *, nested: bool = False) -> None:
     """Check that each fold can have a row of every class."""
-    number, count = min(Counter(labels.tolist()).items(), key=lambda item: item[1])
+    name, count = min(Counter(labels.tolist()).items(), key=lambda item: item[1])
     spare = 2 if nested else 0
     if count < folds + spare:
         most = count - spare
         fewer = f"at most {most} folds, or more rows" if most >= _LEAST_FOLDS else "more rows"
         again = f" with {folds} more in each" if nested else ""
         raise ConfigError(
-            f"class {number} has {count} of the {len(labels)} rows, and {folds} folds{again} need "
-            f"{folds + spare} of every class; give {fewer}, or leave the class out"
+            f"class {shown(name)} has {count} of the {len(labels)} rows, and {folds} folds{again} "
+            f"need {folds + spare} of every class; give {fewer}, or leave the class out"
         )
 
 
@@ -227,12 +220,6 @@ def score_entailment(
 
     Huang et al. (2021), "WhiteningBERT: an easy unsupervised sentence embedding approach", take
     the threshold 0.5 on the dev split. The pairs that are not tested tune another one.
-
-    Args:
-        first: one row a pair; a row of zeros has cosine 0 with any.
-        second: the partner of each.
-        entailed: (n,) whether the pair is an entailment.
-        tested: (n,) whether the pair is scored; the others, where there are any, tune.
 
     Returns:
         JSON values, shares of 1: ``accuracy`` at the ``threshold``, a cosine of it or more

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.files import is_folder, list_folder
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.judgements import to_text
-from whiten_index.evaluation.label_table import JSONL, PARQUET, TSV, LabelTable, shown
+from whiten_index.evaluation.label_table import JSONL, PARQUET, TSV, LabelTable, label_files, shown
 
 _TEXT, _PAIR, _LABEL, _SPLIT = "text", ("sentence1", "sentence2"), "label", "split"
 _ENDINGS = (PARQUET, JSONL, TSV)
@@ -35,15 +34,12 @@ _RTE_LAYOUTS = (*_LAYOUTS, ("dev",))
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Texts and their classes.
+    """The n texts of a file, or pairs of texts, and their classes.
 
     Attributes:
-        name: the file's, without its ending.
-        first: n texts, the first of each pair where they are pairs.
-        second: the n partners, None where texts stand alone.
-        labels: (n,) class numbers, places in ``classes``.
-        classes: what the file calls them; numbers in their order, names in the alphabet's.
-        splits: (n,) ``all`` for every row (its folds are drawn), or ``train``, ``dev``, ``test``.
+        labels: class numbers, places in ``classes``.
+        classes: names in the file; numbers in their order, names in the alphabet's.
+        splits: ``all`` for every row (its folds are drawn), or ``train``, ``dev``, ``test``.
         dropped: rows left out, by what they lacked: ``text`` or ``label``, hidden ones too.
     """
 
@@ -69,15 +65,9 @@ def read_task(path: str | Path) -> Task:
 
     A label −1 is a hidden one, as in GLUE, in RTE, and where no split has both it and others.
 
-    Args:
-        path: ``.parquet``, ``.jsonl`` or ``.tsv`` with text, or sentence1 and sentence2; label
-            (whole numbers or names); and split: ``all`` for every row (10-fold cross-validation),
-            or train and test, train, dev and test, or train and dev; RTE may have dev alone.
-
-    Raises:
-        ConfigError: the ending names no format.
-        CorpusError: the file or a row cannot be used, the splits are none of these, or there are
-            fewer than two classes.
+    The file is ``.parquet``, ``.jsonl`` or ``.tsv`` with text, or sentence1 and sentence2; label
+    (whole numbers or names); and split: ``all`` for every row (10-fold cross-validation), or train
+    and test, train, dev and test, or train and dev; RTE may have dev alone.
     """
     table = LabelTable.read(Path(path), _ENDINGS, {_TEXT, *_PAIR, _LABEL, _SPLIT})
     columns = _text_columns(table)
@@ -104,13 +94,7 @@ def read_task(path: str | Path) -> Task:
 
 def task_files(paths: Iterable[str | Path], names: Sequence[str] = ()) -> list[Path]:
     """Return the files of tasks, those of a folder in the order of the papers' tables."""
-    files: list[Path] = []
-    for path in map(Path, paths):
-        inside = list_folder(path) if is_folder(path) else [path]
-        inside = [each for each in inside if each.suffix in _ENDINGS or each == path]
-        if not inside:
-            raise CorpusError(f"{path} holds no {', '.join(_ENDINGS)} file; name a task's file")
-        files += sorted(inside, key=_place)
+    files = [file for inside in label_files(paths, _ENDINGS) for file in sorted(inside, key=_place)]
     found = [file.stem.lower() for file in files]
     if twice := [str(file) for file in files if found.count(file.stem.lower()) > 1]:
         raise CorpusError(f"{' and '.join(twice)} are tasks of one name; name each task once")

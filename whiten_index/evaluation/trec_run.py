@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import json
@@ -16,16 +17,9 @@ import pyarrow.parquet as pq
 
 from whiten_index.artifacts.atomic import replacing
 from whiten_index.artifacts.files import exists, is_folder, is_link, writing
-from whiten_index.artifacts.limits import load_json
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.judgements import to_id, to_number
-from whiten_index.evaluation.label_table import (
-    LabelTable,
-    check_readable,
-    first_line,
-    read_lines,
-    shown,
-)
+from whiten_index.evaluation.label_table import LabelTable
 from whiten_index.evaluation.metrics import Run
 
 TREC, PARQUET, JSONL = (".trec", ".run", ".txt"), ".parquet", ".jsonl"
@@ -33,9 +27,7 @@ RUN_ENDINGS = (*TREC, PARQUET, JSONL)
 _TAG = "whiten-index"
 _CHUNK = 256
 _TREC_FIELDS = ("query_id", "Q0", "doc_id", "rank", "score", "tag")
-_READ = ("query_id", "doc_id", "score")
-# The place in the file, the query, and documents with their scores.
-_Hits = tuple[str, Any, list[tuple[Any, Any]]]
+_READ, _HITS = ("query_id", "doc_id", "score"), "hits"
 _EMPTY = pa.schema(
     {"query_id": pa.string(), "doc_id": pa.string(), "rank": pa.int64(), "score": pa.float64()}
 )
@@ -84,8 +76,7 @@ def check_place(path: Path) -> None:
 def write_run(path: Path, rankings: Iterable[Ranked]) -> int:
     """Write rankings in the format that the ending of ``path`` names, whole or not at all.
 
-    Returns:
-        How many queries were written.
+    Return the number of queries written.
     """
     check_run_path(path)
     counter = itertools.count()
@@ -153,80 +144,48 @@ def _word(value: str | int) -> str:
 def read_run(path: str | Path) -> Run:
     """Read a run as query id -> document id -> score; integer ids become strings.
 
-    The order is that of the scores, whatever the ranks say, as trec_eval has it.
-
-    Args:
-        path: TREC's six columns (``.trec``, ``.run``, ``.txt``), or ``.parquet`` with query_id,
-            doc_id and score, or ``.jsonl`` with query_id and hits, as ``write_run`` writes them.
-
-    Raises:
-        ConfigError: the ending names no format.
-        CorpusError: the file is missing, empty or damaged, a line lacks something, a score is no
-            finite number, or a query has a document twice: which of the two scores counts would
-            change the figures.
+    The order is that of the scores, whatever the ranks say, as trec_eval has it. The file has
+    TREC's six columns (``.trec``, ``.run``, ``.txt``), or is ``.parquet`` with query_id, doc_id and
+    score, or ``.jsonl`` with query_id and hits, as ``write_run`` writes them. A query may not have
+    a document twice, since which of the two scores counts would change the figures.
     """
     path = Path(path)
     check_run_path(path)
+    table = LabelTable.read(path, RUN_ENDINGS, {*_READ, _HITS}, bare=_TREC_FIELDS)
+    ranks_whole = path.suffix == JSONL
+    for name in (_READ[0], _HITS) if ranks_whole else _READ:
+        table.need((name,))
     run: dict[str, dict[str, float]] = {}
-    for where, query_id, hits in _jsonl_hits(path) if path.suffix == JSONL else _table_hits(path):
-        query = _to_id(query_id, f"{where} query id")
+    for row in range(len(table)):
+        query = table.parse(_READ[0], row, to_id)
+        if ranks_whole:
+            if query in run:
+                raise CorpusError(f"{table.where(row)} ranks query {query!r} again; keep one")
+            hits = table.parse(_HITS, row, _to_hits)
+        else:
+            document, score = _READ[1:]
+            hits = [(table.parse(document, row, to_id), table.parse(score, row, _to_score))]
         found = run.setdefault(query, {})
-        for document_id, score in hits:
-            document = _to_id(document_id, f"{where} document id")
-            if document in found:
+        for name, value in hits:
+            if name in found:
                 raise CorpusError(
-                    f"{where} has document {document!r} of query {query!r} again; keep one, such "
-                    "as the best passage of a document"
+                    f"{table.where(row)} has document {name!r} of query {query!r} again; keep "
+                    "one, such as the best passage of a document"
                 )
-            found[document] = _to_score(score, where)
-    if not run:
-        raise CorpusError(f"{path} is empty: it ranks nothing; name a run that does")
+            found[name] = value
     return run
 
 
-def _table_hits(path: Path) -> Iterator[_Hits]:
-    table = LabelTable.read(path, RUN_ENDINGS, set(_READ), bare=_TREC_FIELDS)
-    queries, documents, scores = (table.columns[table.need((name,))] for name in _READ)
-    for row, query in enumerate(queries):
-        yield table.where(row), query, [(documents[row], scores[row])]
-
-
-def _jsonl_hits(path: Path) -> Iterator[_Hits]:
-    check_readable(path)
-    first_lines: dict[str, int] = {}
-    for number, line in read_lines(path):
-        where = f"{path}, line {number},"
-        try:
-            ranking = load_json(line)
-            query = ranking["query_id"]
-            hits = [(hit["id"], hit["score"]) for hit in ranking["hits"]]
-        except (ValueError, KeyError, TypeError) as error:
-            why = f"it has no {error}" if isinstance(error, KeyError) else first_line(error)
-            raise CorpusError(
-                f'{where} is no ranking such as {{"query_id": "q1", "hits": [{{"id": "d1", '
-                f'"score": 0.5}}]}} ({why}): {shown(line)}; mend it or take it out'
-            ) from error
-        if (earlier := first_lines.setdefault(str(query), number)) != number:
-            raise CorpusError(f"{where} ranks query {query!r} of line {earlier} again; keep one")
-        yield where, query, hits
-
-
-def _to_id(value: Any, where: str) -> str:
+def _to_hits(value: Any) -> list[tuple[str, float]]:
     try:
-        return to_id(value)
-    except ValueError as error:
-        raise CorpusError(
-            f"{where} is {shown(value)}, expected {error}; mend it or take it out"
-        ) from error
+        return [(to_id(hit["id"]), _to_score(hit["score"])) for hit in value]
+    except (ValueError, KeyError, TypeError) as error:
+        said = f"it has no {error}" if isinstance(error, KeyError) else f"expected {error}"
+        raise ValueError(f'hits such as [{{"id": "d1", "score": 0.5}}] ({said})') from error
 
 
-def _to_score(value: Any, where: str) -> float:
-    try:
-        score = math.nan if isinstance(value, bool) else to_number(value)
-    except (TypeError, ValueError, OverflowError):
-        score = math.nan
-    if not math.isfinite(score):
-        raise CorpusError(
-            f"{where} has {shown(value)} as score, expected a finite number; mend it or take it out"
-        )
-    return score
+def _to_score(value: Any) -> float:
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if not isinstance(value, bool) and math.isfinite(score := to_number(value)):
+            return score
+    raise ValueError("a finite number")

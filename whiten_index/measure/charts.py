@@ -14,7 +14,6 @@ from typing import Any
 from whiten_index.artifacts.atomic import replacing
 from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError
-from whiten_index.measure.formatting import point_name
 from whiten_index.measure.recommend import NDCG, Figure, Recommendation, front
 from whiten_index.measure.results import Measured, Sweep
 
@@ -140,7 +139,7 @@ def _against(
         plot(leading, color=INK, lw=1.3, zorder=2)
         if best is not None and cost(best):
             plot([best], "*", ls="none", ms=17, color="gold", mec=INK, zorder=5,
-                 label=f"recommended: {point_name(best)}")  # fmt: skip
+                 label=f"recommended: {best.name}")  # fmt: skip
         raw = None if sweep.raw is None else measure.of(sweep.raw)
         if raw is not None and measure is NDCG:
             axes.axhline(100 * raw, color=INK, lw=1.2, ls=(0, (5, 3)), zorder=1,
@@ -156,8 +155,7 @@ def _against(
 
 
 def _spectrum(sweep: Sweep) -> Chart | None:
-    values = sweep.eigenvalues
-    if len(values) < 2:
+    if len(values := sweep.eigenvalues) < 2:
         return None
     sums = list(accumulate(values))
     widths = {p.k for p in sweep.points if p.text("family") == "ours" and 0 < p.k <= len(values)}

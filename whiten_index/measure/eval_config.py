@@ -1,19 +1,30 @@
-"""Evaluation's configuration: the embeddings, the transforms, and their fit."""
+"""Configuration of evaluations: the embeddings, the transforms, their fit, the sets to search."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from whiten_index.artifacts.files import exists
+from whiten_index.artifacts.files import exists, is_folder, resolved
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
-from whiten_index.measure.measure_options import DISTINCT, SCORED, TARGET, EvalOptions
+from whiten_index.evaluation.metrics import parse_metric
+from whiten_index.evaluation.trec_run import RUN_ENDINGS, check_run_path
+from whiten_index.measure.measure_options import (
+    DISTINCT,
+    SCORED,
+    TARGET,
+    EvalOptions,
+    RetrievalOptions,
+)
 from whiten_index.options import options_of, schema
 from whiten_index.paths import require_folder, shown
+from whiten_index.pipeline.build_config import BuildConfig
+from whiten_index.versions.published import Version, read_published
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 # Fits on the sentences of the task itself.
@@ -21,23 +32,17 @@ OF_TASKS = (TARGET, DISTINCT, SCORED)
 # Options of an encoder that say how that of an index is opened.
 OF_OPENING = ("model", "trust_remote_code", "device", "threads")
 VARIABLE = "WHITEN_INDEX_DATA"
+_OF_BUILDS = ("text_columns", "id_column", "row_filter", "factory")
 
 
 @schema
 class EvalConfig(EvalOptions):
-    """The embeddings to evaluate and their transforms.
+    """The embeddings to evaluate and their transforms, with the options of ``EvalOptions``.
 
     Attributes:
         encoder: the Transformer. Of an ``index`` it says only where the index's own encoder is and
             runs, and whether that may run the model's code.
-        index: folder of a published index, whose encoder and transform are evaluated.
-        store: folder that keeps embeddings for later runs; None keeps none.
         transforms: one a setting; empty for the embeddings as they are.
-        fit: what transforms are fitted on: ``target`` (all texts of the task, without labels, as
-            often as they occur), ``target-distinct`` (each once), ``target-scored`` (those of
-            the pairs that are scored), or a Parquet corpus of sentences.
-        fit_columns: text columns of that file, each a sentence; empty for those known.
-        seed: of everything drawn.
 
     Example:
         >>> EvalConfig(transforms=(WhiteningConfig(k=128),)).fit
@@ -67,6 +72,11 @@ class EvalConfig(EvalOptions):
         if self.fit_columns and self.fit in OF_TASKS:
             raise ConfigError("--fit-column names columns of a file to fit on; add --fit FILE")
 
+    @cached_property
+    def published(self) -> Version | None:
+        """The version of ``index`` that is evaluated, read once."""
+        return None if self.index is None else read_published(Path(self.index))
+
     @property
     def opening(self) -> dict[str, Any]:
         """Options of ``open_index`` that open the encoder of ``index``."""
@@ -78,17 +88,14 @@ class EvalConfig(EvalOptions):
         return self.fit if self.transforms and self.fit not in OF_TASKS else None
 
     @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> EvalConfig:
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
         """Read the options of the command line, by their names."""
-        return cls(
-            encoder=EncoderConfig(**_own(EncoderConfig, options)),
-            transforms=_transforms(options),
-            **_own(EvalOptions, options),
+        own, encoder = (
+            {f.name: options[f.name] for f in fields(made) if options.get(f.name) is not None}
+            for made in (cls, EncoderConfig)
         )
-
-
-def _own(made: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    return {f.name: options[f.name] for f in fields(made) if f.name in options}
+        transforms = _transforms(options)
+        return cls(**{**own, "encoder": EncoderConfig(**encoder), "transforms": transforms})
 
 
 def changed(given: Any, *, without: Collection[str] = (), only: Collection[str] = ()) -> list[str]:
@@ -107,15 +114,14 @@ def _transforms(options: Mapping[str, Any]) -> tuple[WhiteningConfig, ...]:
     wanted = options.get("k") or ()
     # A job file may name a single width, as for a build.
     widths = tuple(dict.fromkeys(wanted if isinstance(wanted, list | tuple) else (wanted,)))
-    kind = options.get("whiten")
-    names = {f.name for f in fields(WhiteningConfig)} - {"kind", "k"}
-    given = {name: options[name] for name in names if options.get(name) is not None}
-    if kind is None:
-        default = WhiteningConfig()
-        shaped = [name for name in given if given[name] != getattr(default, name)]
-        if not widths and set(shaped) <= {"seed"}:
-            return ()
-        kind = Kind.WHITENING.value
+    defaults = vars(WhiteningConfig())
+    given = {
+        name: options[name]
+        for name in defaults.keys() - {"kind", "k"}
+        if options.get(name) is not None
+    }
+    shaped = any(value != defaults[name] for name, value in given.items() if name != "seed")
+    kind = options.get("whiten") or (Kind.WHITENING.value if widths or shaped else "none")
     if kind not in [each.value for each in Kind]:
         raise ConfigError(
             f"--whiten {shown(kind)} is no transform to evaluate; use one of "
@@ -127,6 +133,144 @@ def _transforms(options: Mapping[str, Any]) -> tuple[WhiteningConfig, ...]:
             raise ConfigError("--whiten none keeps every embedding as it is; leave out --k")
         return ()
     return tuple(replace(config, k=k) for k in widths) or (config,)
+
+
+@schema
+class RetrievalConfig(RetrievalOptions, EvalConfig):
+    """The sets to search, what searches them, and how it is judged, by ``RetrievalOptions``.
+
+    Transforms are fitted on the corpus of each set.
+
+    Attributes:
+        sets: folders in BEIR form, in the place of the files of one set.
+    """
+
+    sets: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.depth
+        self._require_source()
+        if self.fit != TARGET:
+            raise ConfigError(
+                "--fit is for pairs of sentences; retrieval searches indexes as a build makes "
+                "them, fitted on their corpus: leave it out"
+            )
+        self._require_used()
+        self._require_place()
+        for transform in self.transforms or (None,):
+            # What a build would refuse is refused before the first of them.
+            self.build_config(transform, corpus=("corpus",), out="index", store="store")
+
+    @property
+    def depth(self) -> int:
+        """Hits a query that the metrics need."""
+        return max(parse_metric(metric)[1] for metric in self.metrics)
+
+    @property
+    def builds(self) -> bool:
+        """True if indexes are built; False if a published index or a run is judged."""
+        return self.run is None and self.index is None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the sets: their folders'."""
+        return tuple(resolved(each).name for each in self.sets) or (_name(str(self.qrels)),)
+
+    @property
+    def writes_one_run(self) -> bool:
+        """True if the rankings go to one file, not to a folder of files."""
+        return self.run_out is not None and Path(self.run_out).suffix in RUN_ENDINGS
+
+    def run_path(self, name: str, transform: WhiteningConfig | None) -> Path | None:
+        """Return where a ranking goes, None where it goes nowhere."""
+        if self.run_out is None or self.writes_one_run:
+            return None if self.run_out is None else Path(self.run_out)
+        kind = "index" if self.index is not None else "raw"
+        if transform is not None:
+            kind = transform.kind.value + ("" if transform.k is None else f"-k{transform.k}")
+        return Path(self.run_out) / f"{name}.{kind}.trec"
+
+    def build_config(
+        self, transform: WhiteningConfig | None, *, corpus: tuple[str, ...], out: str, store: str
+    ) -> BuildConfig:
+        """Return the build of an index of one corpus under one transform, None for none."""
+        shape: dict[str, Any] = {"whiten": "none", "seed": self.seed}
+        if transform is not None:
+            shape = asdict(transform)
+            shape["whiten"] = shape.pop("kind").value
+        return BuildConfig(
+            corpus=corpus,
+            out=out,
+            store=store,
+            text_columns=self.text_columns or ("text",),
+            id_column=self.id_column or "id",
+            row_filter=self.row_filter,
+            factory=self.factory,
+            **vars(self.encoder),
+            **shape,
+        )
+
+    def _require_source(self) -> None:
+        """Refuse what does not say one thing to search and one thing to judge it by."""
+        searched = {"--run": self.run, "--index": self.index, "--corpus": self.corpus}
+        if len(several := [name for name, value in searched.items() if value]) > 1:
+            raise ConfigError(
+                f"{' and '.join(several)} each say what is searched; give one of them"
+            )
+        files = {"--corpus": self.corpus, "--queries": self.queries, "--qrels": self.qrels}
+        given = [name for name, value in files.items() if value]
+        needed = {"--corpus": self.builds, "--queries": self.run is None, "--qrels": True}
+        missing = [name for name, needs in needed.items() if needs and name not in given]
+        if missing and not self.sets:
+            raise ConfigError(
+                f"no set is named, and no {' and no '.join(missing)}: name the folder of a set "
+                "(corpus, queries and qrels), or its files"
+            )
+        if self.sets and given:
+            raise ConfigError(
+                f"{' and '.join(given)} names the files of a set, and a folder of one is named "
+                "too; give one of the two"
+            )
+        if len(set(self.names)) < len(self.names):
+            raise ConfigError(f"two sets are named alike: {', '.join(self.names)}; rename a folder")
+        if not self.builds and len(self.names) > 1:
+            raise ConfigError(
+                f"an index or a run is of one set, and {len(self.names)} are named; name the one"
+            )
+
+    def _require_used(self) -> None:
+        """Refuse options of a build or a search that does not happen."""
+        unused = ["--whiten or --k"] if self.transforms else []
+        unused += changed(self, only=("store", "seed", *_OF_BUILDS))
+        unused += changed(self.encoder, without=OF_OPENING)
+        if self.run is not None:
+            unused += changed(self, only=("queries", "run_out"))
+            unused += changed(self.encoder, only=OF_OPENING)
+        if not self.builds and unused:
+            what = "an index" if self.run is None else "a run"
+            raise ConfigError(
+                f"{' and '.join(unused)} cannot apply, since {what} that is there is judged; "
+                "leave it out"
+            )
+
+    def _require_place(self) -> None:
+        if self.run_out is None:
+            return
+        path = Path(self.run_out)
+        if path.suffix and not is_folder(path):
+            check_run_path(path)
+        if self.writes_one_run and len(self.names) * max(1, len(self.transforms)) > 1:
+            raise ConfigError(
+                f"--run-out {self.run_out} is one file, and there are several runs to write; name "
+                "a folder"
+            )
+
+
+def _name(qrels: str) -> str:
+    """Return what a set is called by its file of judgements: its folder."""
+    parent = resolved(qrels).parent
+    return (parent.parent if parent.name == "qrels" else parent).name or Path(qrels).stem
 
 
 def data_path(name: str) -> Path:

@@ -22,9 +22,9 @@ from whiten_index.encoding.spec import EncoderSpec, resolve_encoder, states_spec
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.sts_scores import AGGREGATIONS, correlate, pair_cosines
 from whiten_index.evaluation.sts_sets import StsSet, require_ranked
-from whiten_index.measure.eval_config import OF_TASKS, EvalConfig
+from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.evaluate_sts import average, needed_pairs
-from whiten_index.measure.spaces import Spaces, raw_space
+from whiten_index.measure.spaces import RAW, Scores, Spaces, runs_of
 from whiten_index.measure.text_embedder import encoder_facts
 from whiten_index.progress import Progress, Silent, Stages
 
@@ -42,54 +42,47 @@ _SAME = 1e-5  # of the largest coordinate: the rounding of float32 in equal stat
 class LayerStates:
     """Pooled states (n, S, d) float32 of n distinct texts, layer 0 (embeddings) to L of a model.
 
-    ``rows`` has the row of each text.
+    ``rows`` has the row of each text. A text is embedded as the mean of its states of the layers
+    ``chosen``; see ``TextEmbedder``.
     """
 
     values: NDArray[np.floating]
     pooling: str
     spec: EncoderSpec
     rows: Mapping[str, int] = field(repr=False)
+    chosen: Layers = (-1,)
 
     @property
-    def layers(self) -> int:
+    def count(self) -> int:
         """Number of states of a text, the embedding layer included."""
         return int(self.values.shape[1])
 
-    def embedder(self, layers: Iterable[int]) -> LayerMeans:
-        """Return an embedder by the mean of some layers, counted from either end."""
-        layers = list(layers)
-        for layer in layers:
-            if not -self.layers <= layer < self.layers:
+    def embedder(self, layers: Iterable[int]) -> LayerStates:
+        """Return the same states, embedded by some layers, counted from either end."""
+        for layer in (layers := list(layers)):
+            if not -self.count <= layer < self.count:
                 raise ConfigError(
                     f"layer {layer} does not exist: {self.spec.model} has layers 0 (embeddings) "
-                    f"to {self.layers - 1}"
+                    f"to {self.count - 1}"
                 )
-        return LayerMeans(self, tuple(sorted({layer % self.layers for layer in layers})))
-
-
-@dataclass(frozen=True, eq=False)
-class LayerMeans:
-    """Embeds texts as the mean of some of their states; see ``TextEmbedder``."""
-
-    states: LayerStates
-    layers: Layers
+        return replace(self, chosen=tuple(sorted({layer % self.count for layer in layers})))
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the embeddings (n, d) of n texts."""
         # In the file's order, each row once: a mapped file is read forwards.
-        rows, places = np.unique([self.states.rows[text] for text in texts], return_inverse=True)
-        first, *others = self.layers
-        total = np.array(self.states.values[rows, first], np.float32)
+        rows, places = np.unique([self.rows[text] for text in texts], return_inverse=True)
+        first, *others = self.chosen
+        total = np.array(self.values[rows, first], np.float32)
         for layer in others:
-            total += self.states.values[rows, layer]
+            total += self.values[rows, layer]
         if others:
-            total /= np.float32(len(self.layers))
+            total /= np.float32(len(self.chosen))
         return total[places]
 
     def facts(self) -> dict[str, Any]:
         """Return the encoder's identity with these layers."""
-        states, width = self.states, int(self.states.values.shape[2])
-        spec = replace(states.spec, pooling=states.pooling, layers=self.layers, dim=width)
+        width = int(self.values.shape[2])
+        spec = replace(self.spec, pooling=self.pooling, layers=self.chosen, dim=width)
         return encoder_facts(spec)
 
 
@@ -158,15 +151,9 @@ def evaluate_layers(
 ) -> dict[str, Any]:
     """Score every combination of layers on sets of pairs, raw and in each transform.
 
-    Each distinct text goes through the model once. A transform is fitted for each combination.
-
-    Args:
-        config: the model and the transforms; its own pooling and layers play no part.
-        sets: the pairs.
-        pooling: ``mean`` or ``cls``.
-        sizes: numbers of layers to combine.
-        states: states of all texts; encoded by default.
-        progress: receives the stages.
+    Each distinct text goes through the model once, unless its ``states`` are given. A transform is
+    fitted for each combination of as many layers as ``sizes`` names. Pooling is ``mean`` or
+    ``cls``; pooling and layers of ``config`` play no part.
 
     Returns:
         JSON values, Spearman's correlation times 100: ``encoder``, ``states`` (S), and ``runs``,
@@ -174,13 +161,10 @@ def evaluate_layers(
         ``best``: aggregation -> number of layers -> layers and figure, chosen on the very pairs it
         is a figure of. ``left_out`` has layer 0 alone if it is the same for every text, as that of
         [CLS] is. ``dropped``: set -> pairs without a score.
-
-    Raises:
-        WhitenIndexError: the model, a transform or the data cannot be used.
     """
     if config.index is not None:
         raise ConfigError("layers are those of a model; name it with --model")
-    if config.transforms and config.fit not in OF_TASKS:
+    if config.fit_source is not None:
         raise ConfigError(
             f"--fit {config.fit} would be encoded again for each combination of layers; fit on "
             "target here, and evaluate the layers chosen with: eval sts --layers"
@@ -188,25 +172,25 @@ def evaluate_layers(
     require_ranked(sets)
     sets = needed_pairs(config, sets)
     stages = Stages(progress or Silent())
-    count = resolve_encoder(config.encoder)[1].layers + 1 if states is None else states.layers
+    count = resolve_encoder(config.encoder)[1].layers + 1 if states is None else states.count
     # A number of layers that the model does not have is refused before it runs.
-    asked = _combinations(count, sizes)
+    combined = _combinations(count, sizes)
     texts = [text for each in sets for text in each.texts]
     with (
         encode_states(config.encoder, texts, pooling, stages)
         if states is None
         else nullcontext(states)
     ) as states:
-        chosen = [layers for layers in asked if layers != (0,) or _ranks(states)]
+        chosen = [layers for layers in combined if layers != (0,) or _ranks(states)]
         runs = _score(config, sets, states, chosen, stages)
-        facts = states.embedder(range(states.layers)).facts()
+        facts = states.embedder(range(count)).facts()
     return {
         "encoder": facts,
-        "states": states.layers,
+        "states": count,
         "runs": runs,
         "left_out": [
             {"layers": list(layers), "why": "it is the same for every text, and ranks nothing"}
-            for layers in asked
+            for layers in combined
             if layers not in chosen
         ],
         "dropped": {each.name: each.dropped for each in sets},
@@ -232,47 +216,48 @@ def _score(
     One thread a combination, with one thread of BLAS: eigenvectors of a few hundred dims take
     longer on two threads than on one.
     """
-    runs: dict[str, dict[str, Any]] = {}
+
+    def runs_with(layers: Layers) -> list[dict[str, Any]]:
+        embedder = states.embedder(layers)
+        spaces = Spaces(config, embedder, stages)
+        return runs_of(((each.name, _figures(each, embedder, spaces)) for each in sets), average)
+
     workers = min(config.encoder.threads or os.cpu_count() or 1, _MOST_WORKERS)
+    found = list[list[dict[str, Any]]]()
     with (
         stages.stage("score combinations", len(sets) * len(chosen)) as watcher,
         threadpool_limits(1, user_api="blas"),
         ThreadPoolExecutor(workers) as pool,
     ):
-        for each in sets:
-
-            def figures(layers: Layers, pairs: StsSet = each) -> list[tuple[Any, ...]]:
-                return list(_figures(config, pairs, states.embedder(layers), stages))
-
-            for layers, found in zip(chosen, pool.map(figures, chosen), strict=True):
-                for name, setting, correlations in found:
-                    run = runs.setdefault(name, {"name": name, "setting": setting, "cells": {}})
-                    datasets = run["cells"].setdefault(layers, {})
-                    datasets[each.name] = {"spearman": correlations}
-                watcher.advance(1)
-    for run in runs.values():
+        for runs in pool.map(runs_with, chosen):
+            found.append(runs)
+            watcher.advance(len(sets))
+    scored = []
+    for of_space in zip(*found, strict=True):
         cells = [
-            {"layers": list(layers), "datasets": datasets, "average": average(datasets)}
-            for layers, datasets in run.pop("cells").items()
+            {"layers": list(layers), "datasets": run["datasets"], "average": run["average"]}
+            for layers, run in zip(chosen, of_space, strict=True)
         ]
-        run |= {"combinations": cells, "best": {how: _best(cells, how) for how in AGGREGATIONS}}
-    return list(runs.values())
+        scored.append({
+            "name": of_space[0]["name"],
+            "setting": of_space[0]["setting"],
+            "combinations": cells,
+            "best": {how: _best(cells, how) for how in AGGREGATIONS},
+        })  # fmt: skip
+    return scored
 
 
-def _figures(
-    config: EvalConfig, each: StsSet, embedder: LayerMeans, stages: Stages
-) -> Iterator[tuple[str, dict[str, Any], dict[str, float]]]:
-    """Yield name, setting and correlations of each space, the raw one first."""
-    spaces, use = [raw_space()], each.scored
-    if config.transforms:
-        spaces += Spaces(config, embedder, stages).of(each.texts, scored=np.tile(use, 2))
-    kept = np.flatnonzero(use)
-    first, second = (embedder.embed([side[i] for i in kept]) for side in (each.first, each.second))
-    for space in spaces:
+def _figures(each: StsSet, embedder: LayerStates, spaces: Spaces) -> Scores:
+    """Yield the correlations in each space, the raw one first."""
+    pairs = each.scored_pairs()
+    first, second = embedder.embed(pairs.first), embedder.embed(pairs.second)
+    fitted = spaces.of(each.texts, scored=np.tile(each.scored, 2))
+    for space in [RAW, *(space for space in fitted if space is not RAW)]:
         cosines = pair_cosines(space.apply(first), space.apply(second))
-        gold, subsets = each.scores[use], each.subsets[use]
-        found = correlate(gold, cosines, subsets, averaged=each.averaged, name=each.name)
-        yield space.name, space.setting, found.to_json()
+        found = correlate(
+            pairs.scores, cosines, pairs.subsets, averaged=each.averaged, name=each.name
+        )
+        yield space, {"spearman": found.to_json()}
 
 
 def _best(cells: Sequence[Mapping[str, Any]], how: str) -> dict[str, Any]:

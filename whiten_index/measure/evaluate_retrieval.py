@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +26,16 @@ from whiten_index.evaluation.beir import (
 )
 from whiten_index.evaluation.judgements import (
     JudgedQueries,
-    qrels_splits,
     read_judged,
-    read_qrels,
+    read_qrels_of_splits,
     some,
     with_answers,
 )
 from whiten_index.evaluation.metrics import Qrels, Run, evaluate, require_evaluator
 from whiten_index.evaluation.trec_run import check_place, read_run, write_run
 from whiten_index.index.library import load_faiss
-from whiten_index.measure.retrieval_config import RetrievalConfig
-from whiten_index.measure.spaces import Space, name_of, report_of, runs_of
+from whiten_index.measure.eval_config import RetrievalConfig
+from whiten_index.measure.spaces import Scores, Space, name_of, report_of, runs_of
 from whiten_index.measure.text_embedder import encoder_facts
 from whiten_index.pipeline.build import build_index
 from whiten_index.progress import Progress, Silent, Stages
@@ -57,10 +56,10 @@ class _Set:
 
     name: str
     judged: JudgedQueries
-    corpus: tuple[str, ...]
     config: RetrievalConfig
-    made_of: Mapping[str, str]
     drops_self: bool
+    corpus: tuple[str, ...] = ()
+    made_of: Mapping[str, str] = field(default_factory=dict)
 
 
 def evaluate_retrieval(
@@ -85,19 +84,29 @@ def evaluate_retrieval(
     if config.run is not None:
         return _judge_file(config, config.run, stages)
     for name in config.names:
-        for transform in config.base.transforms or (None,):
+        for transform in config.transforms or (None,):
             if (path := config.run_path(name, transform)) is not None:
                 check_place(path)
     load_faiss()
-    with scratch_folder() as folder:
-        sets = [_read_set(config, i, folder / str(i)) for i in range(len(config.names))]
-        for each in sets:
-            _note_splits(each.judged.splits, stages)
-        if config.base.transforms:
-            dim = resolve_encoder(config.base.encoder)[0].dim
-            for transform in config.base.transforms:
-                transform.require_dim(dim)
-        return _search_all(config, sets, folder, stages)
+    with scratch_folder() as work:
+        sets = [_read_set(config, i, work / str(i), stages) for i in range(len(config.names))]
+        version = config.published
+        recorded = None if version is None else recorded_spec(version.fields["encoder"])
+        spec = resolve_encoder(config.encoder)[0] if version is None else recorded
+        if spec is not None:
+            for transform in config.transforms:
+                transform.require_dim(spec.dim)
+        scored = [(each.name, list(_scores(each, work, stages))) for each in sets]
+
+    def average(datasets: Mapping[str, Any]) -> dict[str, float]:
+        return {
+            metric: float(np.mean([one[metric] for one in datasets.values()]))
+            for metric in config.metrics
+        }
+
+    # A prompt of queries changes what is found, and not the fingerprint of documents.
+    facts = {} if spec is None else {**encoder_facts(spec), "query_prompt": spec.query_prompt}
+    return report_of(facts, runs_of(scored, average if len(sets) > 1 else None), stages)
 
 
 def _judgements(config: RetrievalConfig, number: int) -> tuple[Path, str | None]:
@@ -107,39 +116,37 @@ def _judgements(config: RetrievalConfig, number: int) -> tuple[Path, str | None]
     return Path(str(config.qrels)), config.qrels_split
 
 
-def _read_set(config: RetrievalConfig, number: int, work: Path) -> _Set:
+def _read_set(config: RetrievalConfig, number: int, work: Path, stages: Stages) -> _Set:
     """Read queries and judgements of a set, before the corpus of any is encoded."""
     name, folder = config.names[number], Path(config.sets[number]) if config.sets else None
     queries = queries_file(folder) if folder else Path(str(config.queries))
     qrels, split = _judgements(config, number)
     judged = read_judged(queries, qrels, split=split)
+    _note_splits(judged.splits, stages)
     drops = drops_self(config.drop_self, judged.qrels)
     if not config.builds:
-        return _Set(name, judged, (), config, {}, drops)
-    corpus = (str(corpus_file(folder)),) if folder else config.corpus
-    files = {
-        # Each in another folder: files of one name must not replace each other.
-        each: parquet_corpus(Path(each), work / str(place))
-        for place, each in enumerate(corpus)
-        if is_file(each)
-    }
-    made_of = {str(file): each for each, file in files.items()}
-    if files.keys() == set(corpus):
-        first = files[corpus[0]]
-        # What was made of BEIR's JSON lines calls it id.
-        of_lines = str(first) != corpus[0]
-        named = None if of_lines and config.id_column == "_id" else config.id_column
+        return _Set(name, judged, config, drops)
+    named = (str(corpus_file(folder)),) if folder else config.corpus
+    # Each in another folder: files of one name must not replace each other.
+    corpus = tuple(
+        str(parquet_corpus(Path(each), work / str(place))) if is_file(each) else each
+        for place, each in enumerate(named)
+    )
+    # Folders, globs and URIs are a build's to open; their columns are named, or the usual ones.
+    if is_file(corpus[0]):
+        first = Path(corpus[0])
+        # A file made of BEIR's JSON lines calls its ids id.
+        asked = None if corpus[0] != named[0] and config.id_column == "_id" else config.id_column
         config = replace(
             config,
             text_columns=config.text_columns or tuple(text_columns(first)),
-            id_column=named or id_column(first),
+            id_column=asked or id_column(first),
         )
-    # Folders, globs and URIs are a build's to open; their columns are named, or the usual ones.
-    sources = tuple(str(files.get(each, each)) for each in corpus)
-    build = config.build_config(None, corpus=sources, out="index", store="store")
+    made_of = {made: own for made, own in zip(corpus, named, strict=True) if made != own}
+    build = config.build_config(None, corpus=corpus, out="index", store="store")
     with _naming(made_of):
         judged.require_any(map(str, ParquetCorpus.open(build.corpus_config()).ids()))
-    return _Set(name, judged, sources, config, made_of, drops)
+    return _Set(name, judged, config, drops, corpus, made_of)
 
 
 @contextlib.contextmanager
@@ -148,18 +155,15 @@ def _naming(made_of: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except (ConfigError, CorpusError) as error:
-        message = str(error)
         for made, own in made_of.items():
-            message = message.replace(made, own)
-        if message == str(error):
-            raise
-        raise type(error)(message) from error
+            error.args = tuple(str(part).replace(made, own) for part in error.args)
+        raise
 
 
 def _judge_file(config: RetrievalConfig, source: str, stages: Stages) -> dict[str, Any]:
     path, split = _judgements(config, 0)
-    qrels = read_qrels(path, split=split)
-    _note_splits(qrels_splits(path) if split is None else (), stages)
+    qrels, splits = read_qrels_of_splits(path, split=split)
+    _note_splits(splits, stages)
     run = read_run(source)
     deepest = max(map(len, run.values()), default=0)
     if deepest < config.depth:
@@ -173,8 +177,8 @@ def _judge_file(config: RetrievalConfig, source: str, stages: Stages) -> dict[st
         found = evaluate_run(run, qrels, config.metrics, drop_self=drop, names=names)
         watcher.advance(len(qrels))
     space = Space(source, {"run": source, "drop_self": drop})
-    scored = [(space, {**found, "drop_self": drop})]
-    return report_of({}, runs_of([(config.names[0], scored)]), stages)
+    scored = [(config.names[0], [(space, {**found, "drop_self": drop})])]
+    return report_of({}, runs_of(scored), stages)
 
 
 def _note_splits(splits: tuple[str, ...], stages: Stages) -> None:
@@ -185,52 +189,35 @@ def _note_splits(splits: tuple[str, ...], stages: Stages) -> None:
         )
 
 
-def _search_all(
-    config: RetrievalConfig, sets: list[_Set], work: Path, stages: Stages
-) -> dict[str, Any]:
-    encoder: dict[str, Any] = {}
-    found: list[tuple[str, list[tuple[Space, dict[str, Any]]]]] = []
-    for each in sets:
-        embeddings: NDArray[np.float32] | None = None
-        scored = []
-        for transform in config.base.transforms or (None,):
-            index = work / "index"
-            opened, store = _open(each, transform, work, index, stages)
-            if embeddings is None:
-                texts = list(each.judged.texts.values())
-                embeddings = query_embeddings(store, texts, opened.encode, stages)
-            encoder = encoder or _encoder_of(opened)
-            path = config.run_path(each.name, transform)
-            figures = _judge(each, opened, embeddings, path, stages)
-            scored.append((_space(opened, each, transform), figures))
-            # Room for the next one; the store stays.
-            remove_path(index)
-        found.append((each.name, scored))
-    runs = runs_of(found)
-    if len(sets) > 1:
-        for run in runs:
-            run["average"] = {
-                metric: float(np.mean([one[metric] for one in run["datasets"].values()]))
-                for metric in config.metrics
-            }
-    return report_of(encoder, runs, stages)
+def _scores(each: _Set, work: Path, stages: Stages) -> Scores:
+    """Yield the figures of a set under each transform, or of the published index."""
+    embeddings: NDArray[np.float32] | None = None
+    for transform in each.config.transforms or (None,):
+        opened, store = _open(each, transform, work, stages)
+        if embeddings is None:
+            texts = list(each.judged.texts.values())
+            embeddings = query_embeddings(store, texts, opened.encode, stages)
+        path = each.config.run_path(each.name, transform)
+        yield _space(opened, each, transform), _judge(each, opened, embeddings, path, stages)
+        # Room for the next one; the store stays.
+        remove_path(work / "index")
 
 
 def _open(
-    each: _Set, transform: WhiteningConfig | None, work: Path, out: Path, stages: Stages
+    each: _Set, transform: WhiteningConfig | None, work: Path, stages: Stages
 ) -> tuple[SearchIndex, EmbeddingStore | None]:
     """Return the published index, or build one of a set, and its store."""
-    base = each.config.base
-    if base.index is not None:
-        return open_index(base.index, **base.opening), None
-    build = each.config.build_config(
-        transform, corpus=each.corpus, out=str(out), store=base.store or str(work / "store")
+    config, out = each.config, work / "index"
+    if config.index is not None:
+        return open_index(config.index, **config.opening), None
+    build = config.build_config(
+        transform, corpus=each.corpus, out=str(out), store=config.store or str(work / "store")
     )
     with _naming(each.made_of):
         report = build_index(build, progress=stages.watcher)
     for name, seconds in report.encoded.stages.seconds.items():
         stages.seconds[name] = stages.seconds.get(name, 0.0) + seconds
-    return open_index(out, **{**base.opening, "model": None}), report.encoded.store
+    return open_index(out, **{**config.opening, "model": None}), report.encoded.store
 
 
 def _judge(
@@ -244,13 +231,16 @@ def _judge(
     judged, documents, depth = each.judged, opened.bundle.documents, each.config.depth
     names = [str(name) for name in documents.ids(range(len(documents)))]
     missing = judged.missing(names)
-    asked = list(judged.texts)
-    with stages.stage("search", len(asked)) as watcher:
+    queries, rankings, dropped = list(judged.texts), list[Ranking](), 0
+    with stages.stage("search", len(queries)) as watcher:
         # One more, since a query that is a document finds itself.
-        found = opened.rank_embeddings(asked, embeddings, top_k=depth + each.drops_self)
-        cut = [_cut(ranking, depth, drop=each.drops_self) for ranking in found]
-        watcher.advance(len(asked))
-    rankings = [ranking for ranking, _ in cut]
+        for ranking in opened.rank_embeddings(queries, embeddings, top_k=depth + each.drops_self):
+            hits = zip(ranking.ids, ranking.scores, strict=True)
+            kept = [hit for hit in hits if not each.drops_self or str(hit[0]) != ranking.query_id]
+            dropped += len(ranking.ids) - len(kept)
+            ids, scores = [hit[0] for hit in kept[:depth]], [hit[1] for hit in kept[:depth]]
+            rankings.append(Ranking(ranking.query_id, ids, scores))
+        watcher.advance(len(queries))
     if path is not None:
         with writing(path.parent, kept=""):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -264,20 +254,11 @@ def _judge(
         "rows_skipped": sum(opened.bundle.manifest["counts"]["skipped"].values()),
         "relevant_documents_missing": missing,
         "queries_without_text": judged.left_out,
-        "hits_of_self": sum(dropped for _, dropped in cut),
+        "hits_of_self": dropped,
     }
     figures = _figures(run, judged.qrels, each.config.metrics, counts)
     # What a wish such as full, or the rule for hits of oneself, came to with this set.
     return {**figures, "k": opened.bundle.whitening.k, "drop_self": each.drops_self}
-
-
-def _cut(ranking: Ranking, depth: int, *, drop: bool) -> tuple[Ranking, int]:
-    """Return the best hits of a query, and how many of itself were left out."""
-    hits = list(zip(ranking.ids, ranking.scores, strict=True))
-    own = [hit for hit in hits if drop and str(hit[0]) == str(ranking.query_id)]
-    kept = [hit for hit in hits if hit not in own][:depth]
-    ids, scores = [name for name, _ in kept], [score for _, score in kept]
-    return Ranking(ranking.query_id, ids, scores), len(own)
 
 
 def _space(opened: SearchIndex, each: _Set, transform: WhiteningConfig | None) -> Space:
@@ -292,15 +273,6 @@ def _space(opened: SearchIndex, each: _Set, transform: WhiteningConfig | None) -
     }
     wish = None if transform is None else transform.k
     return Space("raw" if raw else name_of(whitening, wish), setting)
-
-
-def _encoder_of(opened: SearchIndex) -> dict[str, Any]:
-    recorded: Mapping[str, Any] = opened.bundle.manifest["encoder"]
-    spec = recorded_spec(recorded)
-    if spec is None:
-        return dict(recorded)
-    # It does not change the embeddings of documents, nor their fingerprint, but what is found.
-    return {**encoder_facts(spec), "query_prompt": spec.query_prompt}
 
 
 def evaluate_run(
@@ -363,16 +335,14 @@ def drops_self(asked: bool | None, qrels: Qrels) -> bool:
 
 def _require_match(run: Run, qrels: Qrels, names: tuple[str, str]) -> None:
     """Refuse a run of another set, or of other ids, whose figures would all be 0."""
-    found = dict.fromkeys(document for each in run.values() for document in each)
-    judged = dict.fromkeys(document for grades in qrels.values() for document in grades)
-    sides: tuple[tuple[str, Mapping[str, Any], Mapping[str, Any], str], ...] = (
-        ("query", run, qrels, "the split of the judgements and the id column"),
-        ("document", found, judged, "the id column of the corpus"),
+    documents = (
+        dict.fromkeys(document for each in side.values() for document in each)
+        for side in (run, qrels)
     )
-    for what, ours, theirs, check in sides:
+    for what, ours, theirs in (("query", run, qrels), ("document", *documents)):
         if not ours.keys() & theirs.keys():
             raise CorpusError(
                 f"no {what} of {names[0]} is in {names[1]}: the run has ids such as "
                 f"{some(ours) or 'none'}, the judgements {some(theirs)}; give files of one set, "
-                f"and check {check} that the run was made with"
+                "and check the split of the judgements and the id column that the run was made with"
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,17 +18,25 @@ from whiten_index.evaluation.sts_scores import (
 from whiten_index.evaluation.sts_sets import StsSet, require_ranked
 from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.measure_options import DISTINCT, TARGET
-from whiten_index.measure.spaces import Space, Spaces, report_of, runs_of
-from whiten_index.measure.text_embedder import TextEmbedder, open_embedder
-from whiten_index.progress import Progress, Silent, Stages
-
-_SILENT = Silent()
+from whiten_index.measure.spaces import Scores, Spaces, evaluate_sets
+from whiten_index.measure.text_embedder import TextEmbedder
+from whiten_index.progress import Progress
 
 
 def evaluate_sts(
-    config: EvalConfig, sets: Sequence[StsSet], *, progress: Progress | None = None
+    config: EvalConfig,
+    sets: Sequence[StsSet],
+    *,
+    embedder: TextEmbedder | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Score sets of pairs by the cosine of their vectors, in each space.
+
+    Args:
+        config: embeddings and transforms.
+        sets: what to score.
+        embedder: gives the embeddings, by default the one of ``config``.
+        progress: receives the stages.
 
     Returns:
         JSON values: encoder, name, setting and datasets of the first space, ``runs`` of all of
@@ -43,14 +51,15 @@ def evaluate_sts(
         ['sts']
     """
     require_ranked(sets)
-    sets = needed_pairs(config, sets)
-    stages = Stages(progress or Silent())
-    embedder = open_embedder(config, stages)
-    maker = Spaces(config, embedder, stages)
-    embedder.embed([text for each in sets for text in each.texts])
-    with stages.stage("score", sum(len(each) for each in sets)) as watcher:
-        runs = score_sets(sets, embedder, maker, watcher)
-    return report_of(embedder.facts(), runs, stages)
+    return evaluate_sets(
+        config,
+        needed_pairs(config, sets),
+        _score,
+        stage="score",
+        average=average,
+        embedder=embedder,
+        progress=progress,
+    )
 
 
 def needed_pairs(config: EvalConfig, sets: Sequence[StsSet]) -> list[StsSet]:
@@ -61,21 +70,10 @@ def needed_pairs(config: EvalConfig, sets: Sequence[StsSet]) -> list[StsSet]:
     return [each.scored_pairs() for each in sets]
 
 
-def score_sets(
-    sets: Sequence[StsSet], embedder: TextEmbedder, maker: Spaces, watcher: Progress = _SILENT
-) -> list[dict[str, Any]]:
-    """Return a run a space: its name, its setting, and the figures of each set."""
-
-    def scored(each: StsSet) -> Iterator[tuple[Space, dict[str, Any]]]:
-        first, second = embedder.embed(each.first), embedder.embed(each.second)
-        for space in maker.of(each.texts, scored=np.tile(each.scored, 2)):
-            yield space, scores_of(each, pair_cosines(space.apply(first), space.apply(second)))
-        watcher.advance(len(each))
-
-    runs = runs_of((each.name, scored(each)) for each in sets)
-    for run in runs:
-        run["average"] = average(run["datasets"])
-    return runs
+def _score(each: StsSet, embedder: TextEmbedder, spaces: Spaces) -> Scores:
+    first, second = embedder.embed(each.first), embedder.embed(each.second)
+    for space in spaces.of(each.texts, scored=np.tile(each.scored, 2)):
+        yield space, scores_of(each, pair_cosines(space.apply(first), space.apply(second)))
 
 
 def scores_of(each: StsSet, cosines: NDArray[np.float64]) -> dict[str, Any]:
@@ -86,19 +84,14 @@ def scores_of(each: StsSet, cosines: NDArray[np.float64]) -> dict[str, Any]:
         ``dropped``, those of each of several subsets, and spearman of each of several splits, None
         where its pairs cannot be ranked.
     """
-    use = each.scored
+    use, averaged, name = each.scored, each.averaged, each.name
+    gold, found, subsets = each.scores[use], cosines[use], each.subsets[use]
     measures = {
-        measure: correlate(
-            each.scores[use],
-            cosines[use],
-            each.subsets[use],
-            measure=measure,
-            averaged=each.averaged,
-            name=each.name,
-        )
+        measure: correlate(gold, found, subsets, measure=measure, averaged=averaged, name=name)
         for measure in MEASURES
     }
-    sizes, splits = Counter(each.subsets[use].tolist()), list(dict.fromkeys(each.splits.tolist()))
+    splits = correlate(each.scores, cosines, each.splits, averaged=False, name=name).subsets
+    sizes = Counter(subsets.tolist())
     return {
         **{measure: found.to_json() for measure, found in measures.items()},
         "pairs": int(use.sum()),
@@ -111,19 +104,8 @@ def scores_of(each: StsSet, cosines: NDArray[np.float64]) -> dict[str, Any]:
             for subset, size in sizes.items()
             if len(sizes) > 1
         },
-        "splits": {
-            split: _percent(_of_split(each, cosines, split)) for split in splits if len(splits) > 1
-        },
+        "splits": {split: _percent(v) for split, v in splits.items() if len(splits) > 1},
     }
-
-
-def _of_split(each: StsSet, cosines: NDArray[np.float64], split: str) -> float | None:
-    """Return the correlation of a split, None where its gold scores rank nothing."""
-    inside = each.splits == split
-    gold = each.scores[inside]
-    if len(gold) < 2 or np.ptp(gold) == 0:
-        return None
-    return correlate(gold, cosines[inside], each.splits[inside], name=each.name).all
 
 
 def _percent(value: float | None) -> float | None:

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.errors import ConfigError
+from whiten_index.evaluation.label_table import shown
 from whiten_index.evaluation.transfer_scores import (
     FOLDS,
     check_splits,
@@ -26,16 +27,13 @@ from whiten_index.evaluation.transfer_scores import (
 )
 from whiten_index.evaluation.transfer_tasks import Task
 from whiten_index.measure.eval_config import EvalConfig
-from whiten_index.measure.spaces import Space, Spaces, report_of, runs_of
-from whiten_index.measure.text_embedder import TextEmbedder, open_embedder
-from whiten_index.progress import Progress, Silent, Stages
+from whiten_index.measure.spaces import Scores, Spaces, evaluate_sets
+from whiten_index.measure.text_embedder import TextEmbedder
+from whiten_index.progress import Progress
 
 # The seven sets whose mean the papers print.
 SEVEN = ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc")
 _RTE, _ENTAILMENT = "rte", ("entailment", "0")
-_RTE_CLASSES = ("entailment", "not_entailment")
-# Classes, and letters of each, that an error shows.
-_MOST_SHOWN, _LONGEST = 12, 30
 # What files call the class of paraphrases, which F1 is of.
 _POSITIVE = ("1", "equivalent", "paraphrase", "yes", "true")
 # As published it has train and test only: its dev split is of the train part.
@@ -55,47 +53,36 @@ def evaluate_transfer(
 
     A set called rte is scored by ``score_entailment``, the others by ``score_transfer``; pairs by
     their ``pair_features``. The dev split of mrpc joins its train split, as in SentEval.
-    Transforms fitted on the target see the texts of all splits and no label.
-
-    Args:
-        config: embeddings and transforms.
-        tasks: what to score.
-        folds: of every cross-validation.
-        embedder: gives the embeddings, by default the one of ``config``.
-        progress: receives the stages.
+    Transforms fitted on the target see the texts of all splits and no label. ``folds`` are those
+    of every cross-validation.
 
     Returns:
         JSON values: encoder, name, setting, datasets and average of the first space, and ``runs``,
         one for each space. Figures times 100; F1 is of the class ``positive`` of two-class pairs,
         None where none is called as one.
-
-    Raises:
-        WhitenIndexError: scikit-learn is missing, or the model, the transform or the data cannot
-            be used.
     """
     require_learner()
     for task in tasks:
         _check(task, folds)
-    stages = Stages(progress or Silent())
-    embedder = embedder or open_embedder(config, stages)
-    maker = Spaces(config, embedder, stages)
-    embedder.embed([text for task in tasks for text in task.texts])
-    with stages.stage("classify", sum(map(len, tasks))) as watcher:
 
-        def scored(task: Task) -> Iterator[tuple[Space, dict[str, Any]]]:
-            first = embedder.embed(task.first)
-            second = None if task.second is None else embedder.embed(task.second)
-            tested = np.tile(_tested(task), 1 if second is None else 2)
-            for space in maker.of(task.texts, scored=tested):
-                u, v = space.apply(first), None if second is None else space.apply(second)
-                setting = {**space.setting, "normalized": False}
-                yield replace(space, setting=setting), _score(task, u, v, config, folds)
-            watcher.advance(len(task))
+    def score(task: Task, embedder: TextEmbedder, spaces: Spaces) -> Scores:
+        first = embedder.embed(task.first)
+        second = None if task.second is None else embedder.embed(task.second)
+        tested = np.tile(_tested(task), 1 if second is None else 2)
+        for space in spaces.of(task.texts, scored=tested):
+            u, v = space.apply(first), None if second is None else space.apply(second)
+            setting = {**space.setting, "normalized": False}
+            yield replace(space, setting=setting), _score(task, u, v, config, folds)
 
-        runs = runs_of((task.name, scored(task)) for task in tasks)
-    for run in runs:
-        run["average"] = average(run["datasets"])
-    return report_of(embedder.facts(), runs, stages)
+    return evaluate_sets(
+        config,
+        tasks,
+        score,
+        stage="classify",
+        average=average,
+        embedder=embedder,
+        progress=progress,
+    )
 
 
 def average(datasets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -120,9 +107,9 @@ def _score(
 ) -> dict[str, Any]:
     """Return what a task scores in one space, times 100."""
     if second is not None and _is_rte(task):
-        entailed = task.labels == task.classes.index(_entailment_class(task))
+        name = next(name for name in _ENTAILMENT if name in task.classes)
+        entailed = task.labels == task.classes.index(name)
         scored = score_entailment(first, second, entailed, _tested(task))
-        notes = _entailment_notes(scored)
     else:
         positive = _positive(task)
         scored = score_transfer(
@@ -135,7 +122,7 @@ def _score(
             threads=config.encoder.threads,
         )
         scored["positive"] = positive
-        notes = _notes(task, scored)
+    notes = list(_notes(task, scored))
     for name in _POINTS:
         if scored.get(name) is not None:
             scored[name] *= 100
@@ -170,81 +157,50 @@ def _tested(task: Task) -> NDArray[np.bool_]:
 
 
 def _check(task: Task, folds: int) -> None:
-    """Refuse before anything is encoded what could not be scored after."""
+    """Refuse, before anything is encoded, a task that cannot be scored."""
     if _is_rte(task):
         if task.second is None or set(task.splits.tolist()) - {"train"} != {"dev"}:
             raise ConfigError(
                 "rte is scored by the cosine of sentence1 and sentence2 on its dev split, and "
                 "tuned on train; give it pairs in these two splits, or rename the file"
             )
-        if len(task.classes) != len(_RTE_CLASSES):
-            raise CorpusError(
-                f"{task.name} has {len(task.classes)} classes ({_called(task)}), and RTE tells "
-                f"{' and '.join(_RTE_CLASSES)}; take the rows of others out, or rename the file"
+        if len(task.classes) != 2 or not set(_ENTAILMENT) & set(task.classes):
+            raise ConfigError(
+                f"the classes of {task.name} are {shown(task.classes)}; RTE has two, and that of "
+                f"entailment is called {' or '.join(_ENTAILMENT)}: rename the classes, or the file"
             )
-        _entailment_class(task)
         return
     if not _tested(task).any():
         raise ConfigError(
             f"{task.name} has no split test to score a classifier on; name the part held out test"
         )
     try:
-        check_splits(task.labels, _splits(task), folds)
+        check_splits(np.array(task.classes, object)[task.labels], _splits(task), folds)
     except ConfigError as error:
-        raise ConfigError(f"{task.name} (classes {_called(task)}): {error}") from error
+        raise ConfigError(f"{task.name}: {error}") from error
 
 
-def _called(task: Task) -> str:
-    """Return numbers and names of the classes, cut where they are many or long."""
-    each = [f"{number}: {_cut(name)}" for number, name in enumerate(task.classes)]
-    return ", ".join([*each[:_MOST_SHOWN], *(["…"] if len(each) > _MOST_SHOWN else [])])
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…"
-
-
-def _entailment_class(task: Task) -> str:
-    for name in _ENTAILMENT:
-        if name in task.classes:
-            return name
-    raise ConfigError(
-        f"the classes of {task.name} are {', '.join(map(_cut, task.classes))}; call the one of "
-        f"entailment {' or '.join(_ENTAILMENT)}"
-    )
-
-
-def _notes(task: Task, scored: Mapping[str, Any]) -> list[str]:
-    """Return what a reader must know besides the figures."""
-    notes = []
+def _notes(task: Task, scored: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a reader must know besides the figures."""
+    if "threshold" in scored:
+        if scored["tuned_threshold"] is None:
+            few = scored["rows"]["train"]
+            one = f"the {few:,} pairs of train have one class"
+            yield f"{one if few else 'no pair of train has a label'}, so no threshold is tuned"
+        if scored["majority"] == 1:
+            yield f"the {scored['rows']['dev']:,} tested pairs have one class"
+        for way, threshold in (("constant", "threshold"), ("tuned_constant", "tuned_threshold")):
+            if scored[way]:
+                yield f"every pair is called the same at threshold {scored[threshold]:.2f}"
+        return
     if _has_f1(task) and scored["positive"] is None:
-        notes.append(
-            f"no F1, as neither {' nor '.join(map(_cut, task.classes))} is known to be the "
-            "positive class; "
-            f"call it one of {', '.join(_POSITIVE)}"
+        yield (
+            f"no F1, as neither {' nor '.join(map(shown, task.classes))} is known to be the "
+            f"positive class; call it one of {', '.join(_POSITIVE)}"
         )
     if scored["constant"]:
-        notes.append(
-            f"{scored['constant']} of {scored['classifiers']} classifiers predict one class only"
-        )
+        yield f"{scored['constant']} of {scored['classifiers']} classifiers predict one class only"
     if scored["unseen"]:
-        notes.append(f"{scored['unseen']:,} tested rows have a class that the training rows lack")
+        yield f"{scored['unseen']:,} tested rows have a class that the training rows lack"
     if scored["unconverged"]:
-        notes.append(f"{scored['unconverged']} fits ended before they converged")
-    return notes
-
-
-def _entailment_notes(scored: Mapping[str, Any]) -> list[str]:
-    notes = []
-    if scored["tuned_threshold"] is None:
-        few = scored["rows"]["train"]
-        why = (
-            f"the {few:,} pairs of train have one class" if few else "no pair of train has a label"
-        )
-        notes.append(f"{why}, so no threshold is tuned")
-    if scored["majority"] == 1:
-        notes.append(f"the {scored['rows']['dev']:,} tested pairs have one class")
-    for way, threshold in (("constant", "threshold"), ("tuned_constant", "tuned_threshold")):
-        if scored[way]:
-            notes.append(f"every pair is called the same at threshold {scored[threshold]:.2f}")
-    return notes
+        yield f"{scored['unconverged']} fits ended before they converged"

@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, NoReturn
+from typing import Any
 
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.index.factory import inner_index
 from whiten_index.measure.sweep_config import FP32, NONE, TRUNCATE, SweepConfig, codec_string
 
 OURS, RAW, FAISS = "ours", "raw", "faiss"
+_FITTED = (OURS, TRUNCATE)
 # Codecs so coarse that their best hits are worth ranking again.
 _COARSE = ("pq", "rabitq", "sq4")
 # FAISS advises this many rows per list at least.
@@ -97,25 +98,15 @@ def grid(config: SweepConfig, *, dim: int, rank: int, rows: int) -> Grid:
     reasons = {point: _why_not(point, dim=dim, rank=rank, rows=rows) for point in wanted}
     skipped = {point: why for point, why in reasons.items() if why is not None}
     points = tuple(point for point in wanted if point not in skipped)
-    if not any(point.vectors.family in (OURS, TRUNCATE) for point in points):
-        _raise_nothing(config, skipped, dim=dim, rank=rank)
-    return Grid(points, skipped)
-
-
-def _raise_nothing(
-    config: SweepConfig, skipped: dict[Point, str], *, dim: int, rank: int
-) -> NoReturn:
-    reasons = [why for point, why in skipped.items() if point.vectors.family in (OURS, TRUNCATE)]
-    others = dict.fromkeys(why for why in reasons if not why.startswith("k = "))
-    if others:
-        raise ConfigError(
-            f"no requested setting can be measured ({'; '.join(others)}); use other "
-            "--codecs, --indexes or --k"
+    if not any(point.vectors.family in _FITTED for point in points):
+        whys = dict.fromkeys(why for p, why in skipped.items() if p.vectors.family in _FITTED)
+        # As a build fails with a k above the rank.
+        kind = WhiteningError if all(why.startswith("k = ") for why in whys) else ConfigError
+        raise kind(
+            f"no requested setting can be measured on {dim}-dim embeddings of rank {rank} "
+            f"({'; '.join(whys)}); use other --k, --codecs or --indexes"
         )
-    raise WhiteningError(
-        f"none of --k {','.join(map(str, config.ks))} can be measured on {dim}-dim embeddings "
-        f"of rank {rank} ({reasons[-1]}); give a --k of {min(rank, dim)} or less"
-    )
+    return Grid(points, skipped)
 
 
 def _why_not(point: Point, *, dim: int, rank: int, rows: int) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from whiten_index.measure.formatting import hundredths, number, point_name, share
 from whiten_index.measure.results import Measured, Sweep
 
 Figure = Callable[[Measured], float | None]
@@ -16,6 +15,23 @@ _LEVELS = (0.95, 0.9, 0.8)  # of agreement, if nothing is judged
 _STEADY = 1.5
 
 
+def number(value: float) -> str:
+    """Return a count with thousands separators, and one decimal unless it is whole."""
+    whole = value >= 1000 or abs(value - round(value)) < 0.05
+    return f"{value:,.0f}" if whole else f"{value:,.1f}"
+
+
+def share(value: float) -> str:
+    """Return a share of 1 as a percentage. Less than all of it never reads 100 %."""
+    text = f"{100 * value:.1f}%"
+    return "99.9%" if value < 1 and text == "100.0%" else text
+
+
+def hundredths(value: float) -> str:
+    """Return a quality of 0 to 1 in hundredths."""
+    return f"{100 * value:.2f}"
+
+
 @dataclass(frozen=True)
 class Measure:
     """Figure by which points are compared."""
@@ -23,7 +39,7 @@ class Measure:
     name: str
     slug: str
     of: Figure
-    text: Callable[[float | None], str]
+    text: Callable[[float], str]
 
 
 NDCG = Measure("nDCG@10", "quality", lambda point: point.ndcg, hundredths)
@@ -42,8 +58,9 @@ class Recommendation:
 def recommend(sweep: Sweep) -> Recommendation:
     """Return the point with the fewest bytes per row that loses no more than the tolerance.
 
-    Points that re-rank are taken only if no other one qualifies. If none qualifies, the
-    recommendation is the best point, and its reason says so.
+    Without judgements it is the highest level of agreement that a point reaches. Points that
+    re-rank are taken only if no other one qualifies. If none qualifies, the recommendation is the
+    best point, and its reason says so.
     """
     measure = NDCG if any(point.ndcg is not None for point in sweep.points) else AGREEMENT
     known = [p for p in sweep.points if measure.of(p) is not None and p.per_row is not None]
@@ -51,50 +68,40 @@ def recommend(sweep: Sweep) -> Recommendation:
     if not others:
         why = "only raw embeddings were measured" if known else "no point has the figures it needs"
         return Recommendation(measure, None, f"There is nothing to recommend: {why}.")
+
+    def value(point: Measured) -> float:
+        # Figures are compared as shown, so that a reader who subtracts finds the same.
+        return round(100 * (measure.of(point) or 0.0), 2)
+
+    # The least value, the points that have it, and the failure of all to have it.
+    goals: list[tuple[float, str, str]]
     if measure is NDCG:
-        return _by_quality(sweep, known, others)
-    return _by_agreement(sweep, others)
-
-
-def _by_quality(sweep: Sweep, known: list[Measured], others: list[Measured]) -> Recommendation:
-    raw = sweep.raw
-    if raw is not None and raw.ndcg is not None:
-        reference, name = raw.ndcg, "the raw embeddings"
+        best, name = max(known, key=value), "the best point (raw: unknown)"
+        if (raw := sweep.raw) is not None and raw.ndcg is not None:
+            best, name = raw, "the raw embeddings"
+        goal = f"within {100 * TOLERANCE:g} points of the nDCG@10 of {name}"
+        reference = hundredths(best.ndcg or 0.0)
+        goals = [(value(best) - 100 * TOLERANCE, goal, f"is {goal} ({reference})")]
+        after = f" against {reference}."
+        otherwise = ": keep the raw embeddings, or sweep a larger k."
     else:
-        reference, name = max(point.ndcg or 0.0 for point in known), "the best point (raw: unknown)"
-    # Figures are compared as shown, so that a reader who subtracts finds the same.
-    near = [p for p in others if _shown(p.ndcg) >= _shown(reference) - 100 * TOLERANCE - 1e-9]
-    if near:
-        point = min(near, key=lambda p: _order(p, NDCG))
-        return Recommendation(NDCG, point, (
-            f"{point_name(point)} takes the fewest bytes per row ({_bytes(sweep, point)}) among "
-            f"the settings within {100 * TOLERANCE:g} points of the nDCG@10 of {name}: "
-            f"{hundredths(point.ndcg)} against {hundredths(reference)}."
-        ))  # fmt: skip
-    point = max(others, key=lambda p: (p.ndcg or 0.0, -(p.per_row or 0.0)))
-    return Recommendation(NDCG, point, (
-        f"No setting is within {100 * TOLERANCE:g} points of the nDCG@10 of {name} "
-        f"({hundredths(reference)}); the nearest is {point_name(point)} with "
-        f"{hundredths(point.ndcg)} and {_bytes(sweep, point)} bytes per row: keep the raw "
-        "embeddings, or sweep a larger k."
-    ))  # fmt: skip
-
-
-def _by_agreement(sweep: Sweep, others: list[Measured]) -> Recommendation:
-    for level in _LEVELS:
-        near = [point for point in others if (point.agreement or 0.0) >= level]
-        if near:
-            point = min(near, key=lambda p: _order(p, AGREEMENT))
-            return Recommendation(AGREEMENT, point, (
-                f"{point_name(point)} takes the fewest bytes per row ({_bytes(sweep, point)}) "
-                f"among the settings that find {level:.0%} of the raw embeddings' ten nearest "
-                f"neighbours: {share(point.agreement)}. Without judgements quality is unknown."
+        goals = []
+        for level in _LEVELS:
+            found = f"{level:.0%} of the raw embeddings' ten nearest neighbours"
+            goals.append((100 * level, f"that find {found}", f"finds {found}"))
+        after = otherwise = ". Without judgements quality is unknown."
+    for least, goal, _ in goals:
+        if near := [point for point in others if value(point) >= least - 1e-9]:
+            point = min(near, key=lambda p: _order(p, measure))
+            return Recommendation(measure, point, (
+                f"{point.name} takes the fewest bytes per row ({_bytes(sweep, point)}) among the "
+                f"settings {goal}: {measure.text(measure.of(point) or 0.0)}{after}"
             ))  # fmt: skip
-    point = max(others, key=lambda p: (p.agreement or 0.0, -(p.per_row or 0.0)))
-    return Recommendation(AGREEMENT, point, (
-        f"No setting finds {_LEVELS[-1]:.0%} of the raw embeddings' ten nearest neighbours; the "
-        f"nearest is {point_name(point)} with {share(point.agreement)} and "
-        f"{_bytes(sweep, point)} bytes per row. Without judgements quality is unknown."
+    point = max(others, key=lambda p: (measure.of(p) or 0.0, -(p.per_row or 0.0)))
+    return Recommendation(measure, point, (
+        f"No setting {goals[-1][2]}; the nearest is {point.name} with "
+        f"{measure.text(measure.of(point) or 0.0)} and {_bytes(sweep, point)} bytes per "
+        f"row{otherwise}"
     ))  # fmt: skip
 
 
@@ -104,13 +111,9 @@ def _order(point: Measured, measure: Measure) -> tuple[bool, float, float, float
 
 
 def _bytes(sweep: Sweep, point: Measured) -> str:
-    stored = point.number("rerank.bytes_per_row")
-    text = number(point.per_row) + (f" and {number(stored)} in the store" if stored else "")
-    return text + (f", raw {number(sweep.raw_bytes)}" if sweep.raw_bytes else "")
-
-
-def _shown(value: float | None) -> float:
-    return round(100 * (value or 0.0), 2)
+    stored, raw = point.number("rerank.bytes_per_row"), sweep.dataset.get("raw_bytes_per_row")
+    text = number(point.per_row or 0.0) + (f" and {number(stored)} in the store" if stored else "")
+    return text + (f", raw {number(raw)}" if raw else "")
 
 
 def front(found: Iterable[Measured], cost: Figure, gain: Figure) -> list[Measured]:
@@ -141,7 +144,6 @@ def notes(sweep: Sweep) -> Sequence[str]:
         ("relevant_documents_missing", "relevant documents are not in the corpus"),
         ("judged_queries_without_text", "judged queries have no text and were left out"),
     ):
-        count = sweep.dataset.get(name)
-        if isinstance(count, int) and count > 0:
+        if count := sweep.dataset.get(name):
             found.append(f"{count:,} {text}.")
     return found

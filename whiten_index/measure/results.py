@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,133 @@ from whiten_index.artifacts.files import exists, open_regular, reading, writing
 from whiten_index.artifacts.limits import LimitError, iterate_lines, load_json
 from whiten_index.artifacts.manifest import sealed, unsealed
 from whiten_index.errors import ArtifactError
+from whiten_index.index.choice import TARGET_RECALL
 
 RESULTS = "results.jsonl"
 Record = dict[str, Any]
+_TRANSFORMS = {
+    "pca": "PCA", "truncate": "truncation", "none": "raw", "faiss-pca": "FAISS PCA",
+    "faiss-pcaw": "FAISS PCAW",
+}  # fmt: skip
+_INDEXES = {"flat": "", "ivf": "IVF", "hnsw": "HNSW"}
+_NAMED = 3  # points of one reason that are named one by one
+
+
+class Measured:
+    """A measured point, whose missing figures are None."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.k = round(self.number("k") or 0)
+        self.candidates = round(self.number("rerank.candidates") or 0)
+        self.per_row = self.number("bytes.per_row")
+        self.p50 = self.number("latency_ms.p50")
+        self.ndcg = self.number("quality.ndcg@10")
+        self.agreement = self.number("agreement@10")
+        setting = [self.text(name) for name in ("family", "codec", "index")]
+        self.is_raw = setting == ["raw", "fp32", "flat"] and not self.candidates
+
+    def number(self, path: str) -> float | None:
+        """Return a figure of the record, such as ``quality.ndcg@10``."""
+        value: Any = self.record
+        for name in path.split("."):
+            value = (value or {}).get(name)
+        return value if value is None else float(value)
+
+    def text(self, name: str) -> str:
+        """Return a field of the setting as text, empty if it is missing."""
+        return str(self.record.get(name) or "")
+
+    @property
+    def name(self) -> str:
+        """Short name, such as ``auto k=64 SQ8 IVF``."""
+        transform, codec, index = map(self.text, ("transform", "codec", "index"))
+        exponent = self.number("exponent")
+        soft = transform == "whitening" and exponent not in (None, 1.0)
+        parts = (
+            _TRANSFORMS.get(transform, transform),
+            f"γ={exponent:g}" if soft else "",
+            "" if transform == "none" else f"k={self.k}",
+            codec.upper() if codec.startswith(("sq", "pq")) else codec,
+            _INDEXES.get(index, index),
+            f"+ {self.candidates} re-ranked" if self.candidates else "",
+        )
+        return " ".join(filter(None, parts))
+
+    def build_options(self, target_recall: float | None) -> str:
+        """Return the options of ``whiten-index build`` that make the point; empty if none do."""
+        transform, factory = self.text("transform"), self.text("factory")
+        exponent, center = self.number("exponent"), self.record.get("center")
+        if self.text("family") == "faiss" or not factory:
+            return ""
+        options = ["--whiten", transform]
+        if transform in ("auto", "pca", "whitening") and exponent is not None:
+            options = ["--whiten", "whitening" if exponent else "pca"]
+            options += ["--exponent", f"{exponent:g}"] if exponent else []
+            if center is not None:
+                options.append("--center" if center else "--no-center")
+        options += [] if transform == "none" else ["--k", str(self.k)]
+        options += ["--factory", factory]
+        if self.text("index") != "flat" and target_recall not in (None, TARGET_RECALL):
+            options += ["--target-recall", f"{target_recall:g}"]
+        return shlex.join(options)
+
+
+@dataclass(eq=False)
+class Sweep:
+    """One run of a results file: its first line, its points, and why others were left out."""
+
+    run: str
+    header: Record = field(default_factory=dict)
+    by_key: dict[str, Measured] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def add(self, record: Record) -> None:
+        """Take one line of the run; of equal keys the last one counts."""
+        key, kind = str(record.get("key")), record.get("type")
+        if kind == "sweep":
+            self.header = record
+        elif kind == "point":
+            self.skipped.pop(key, None)
+            self.by_key.pop(key, None)
+            self.by_key[key] = Measured(record)
+        elif kind == "skipped":
+            self.skipped[key] = str(record.get("why") or "-")
+
+    @property
+    def points(self) -> list[Measured]:
+        """The points, in the order measured."""
+        return list(self.by_key.values())
+
+    @property
+    def dataset(self) -> Mapping[str, Any]:
+        """Facts of the corpus."""
+        return self.header.get("dataset") or {}
+
+    @property
+    def name(self) -> str:
+        """Name of the corpus."""
+        return str(self.dataset.get("name") or self.run)
+
+    @property
+    def raw(self) -> Measured | None:
+        """Exact search of the raw embeddings."""
+        return next((point for point in self.points if point.is_raw), None)
+
+    @cached_property
+    def eigenvalues(self) -> list[float]:
+        """Positive eigenvalues of the covariance within its rank, in falling order."""
+        spectrum = self.header.get("spectrum") or {}
+        values = spectrum.get("eigenvalues", [])[: spectrum.get("rank")]
+        return [value for value in values if value > 0]
 
 
 @dataclass(eq=False)
 class Results:
-    """A results file and its records. The file only grows; of equal keys the last record counts."""
+    """A results file and its runs. The file only grows."""
 
     path: Path
-    headers: dict[str, Record] = field(default_factory=dict)
-    points: dict[str, dict[str, Record]] = field(default_factory=dict)
-    skipped: dict[str, dict[str, Record]] = field(default_factory=dict)
+    runs: dict[str, Sweep] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path) -> Results:
@@ -45,35 +160,28 @@ class Results:
         """Read a results file, except a torn last line."""
         results = cls(path)
         for record in _read_lines(path):
-            results._add(record)
+            results.run(str(record.get("run"))).add(record)
         return results
 
-    def start(self, record: Mapping[str, Any]) -> None:
-        """Write the line that starts a run, unless its last one says the same."""
-        before = self.headers.get(record["run"])
-        if before is None or {**before, "time": None} != {**record, "time": None}:
-            self.append(record)
+    def run(self, name: str) -> Sweep:
+        """Return a run, which may have no lines yet."""
+        return self.runs.setdefault(name, Sweep(name))
 
-    def append(self, record: Mapping[str, Any]) -> None:
+    def start(self, record: Record) -> Sweep:
+        """Return a run, whose first line is written unless its last one says the same."""
+        run = self.run(record["run"])
+        if {**run.header, "time": None} != {**record, "time": None}:
+            self.append(record)
+        return run
+
+    def append(self, record: Record) -> None:
         """Write one line and sync it to the disk."""
         line = line_of(record)
         with writing(self.path), self.path.open("ab") as file:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
-        self._add(json.loads(line))
-
-    def _add(self, record: Record) -> None:
-        run, key, kind = str(record.get("run")), str(record.get("key")), record.get("type")
-        points, skipped = self.points.setdefault(run, {}), self.skipped.setdefault(run, {})
-        if kind == "sweep":
-            self.headers[run] = record
-        elif kind == "point":
-            points.pop(key, None)
-            skipped.pop(key, None)
-            points[key] = record
-        elif kind == "skipped":
-            skipped[key] = record
+        self.run(record["run"]).add(unsealed(json.loads(line)))
 
 
 def line_of(record: Mapping[str, Any]) -> bytes:
@@ -107,97 +215,27 @@ def _parse_line(line: bytes, number: int, path: Path) -> Record:
         ) from error
 
 
-class Measured:
-    """A measured point. A figure of another type than a finite number counts as None."""
-
-    def __init__(self, record: Record) -> None:
-        self.record = record
-        self.k = round(self.number("k") or 0)
-        self.candidates = round(self.number("rerank.candidates") or 0)
-        self.per_row = self.number("bytes.per_row")
-        self.p50 = self.number("latency_ms.p50")
-        self.ndcg = self.number("quality.ndcg@10")
-        self.agreement = self.number("agreement@10")
-        setting = [self.text(name) for name in ("family", "codec", "index")]
-        self.is_raw = setting == ["raw", "fp32", "flat"] and not self.candidates
-
-    def number(self, path: str) -> float | None:
-        """Return a figure of the record, such as ``quality.ndcg@10``."""
-        return _number(self.record, *path.split("."))
-
-    def text(self, name: str) -> str:
-        """Return a field of the setting as text, empty if it is missing."""
-        return str(self.record.get(name) or "")
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """One run of a results file."""
-
-    run: str
-    header: Mapping[str, Any]
-    name: str
-    dataset: Mapping[str, Any]
-    raw: Measured | None
-    raw_bytes: float | None
-    points: tuple[Measured, ...]
-    skipped: Mapping[str, str]
-
-    @classmethod
-    def of(cls, run: str, results: Results) -> Sweep:
-        """Select one run of a results file."""
-        header, points = results.headers[run], tuple(map(Measured, results.points[run].values()))
-        dataset, skipped = mapping(header, "dataset"), results.skipped[run]
-        return cls(
-            run=run,
-            header=header,
-            name=str(dataset.get("name") or run),
-            dataset=dataset,
-            raw=next((point for point in points if point.is_raw), None),
-            raw_bytes=_number(dataset, "raw_bytes_per_row"),
-            points=points,
-            skipped={key: str(record.get("why") or "-") for key, record in skipped.items()},
-        )
-
-    @property
-    def target_recall(self) -> float | None:
-        """Index recall that lists and graphs were tuned to."""
-        return _number(self.header, "settings", "target_recall")
-
-    @property
-    def eigenvalues(self) -> list[float]:
-        """Positive eigenvalues of the covariance within its rank, in falling order."""
-        spectrum = mapping(self.header, "spectrum")
-        listed, rank = spectrum.get("eigenvalues"), _number(spectrum, "rank")
-        numbers = [_number({"": v}, "") or 0.0 for v in listed] if isinstance(listed, list) else []
-        found = sorted((value for value in numbers if value > 0), reverse=True)
-        return found if rank is None or rank < 1 else found[: round(rank)]
-
-
 def read_sweeps(path: Path) -> list[Sweep]:
     """Read every run of a results file, in the order in which they were started."""
-    results = Results.read(path)
-    for run, points in results.points.items():
-        if run not in results.headers and (points or results.skipped[run]):
+    runs = Results.read(path).runs.values()
+    for sweep in runs:
+        if not sweep.header and (sweep.by_key or sweep.skipped):
             raise ArtifactError(
-                f"{path} has points of run {run}, whose first line is not in the file; start the "
-                "same sweep again, which writes it, or sweep into an empty folder"
+                f"{path} has points of run {sweep.run}, whose first line is not in the file; start "
+                "the same sweep again, which writes it, or sweep into an empty folder"
             )
-    if not results.headers:
+    found = [sweep for sweep in runs if sweep.header]
+    if not found:
         raise ArtifactError(f"{path} holds no sweep; run whiten-index sweep … --out {path.parent}")
-    return [Sweep.of(run, results) for run in results.points if run in results.headers]
+    return found
 
 
-def mapping(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a field that should be an object, empty if it is something else."""
-    value = record.get(name)
-    return value if isinstance(value, dict) else {}
-
-
-def _number(record: Mapping[str, Any], *path: str) -> float | None:
-    value: Any = record
-    for name in path:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
+def by_reason(skipped: Mapping[str, str]) -> list[str]:
+    """Return a line for each reason: the points skipped for it, or their number if many."""
+    reasons: dict[str, list[str]] = {}
+    for key, why in skipped.items():
+        reasons.setdefault(why, []).append(key)
+    return [
+        f"{', '.join(keys) if len(keys) <= _NAMED else f'{len(keys)} points'}: {why}"
+        for why, keys in reasons.items()
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from dataclasses import fields
 from functools import cached_property
@@ -32,11 +33,9 @@ _OF_FAISS = re.compile(r"[A-Z][A-Za-z0-9_]*")
 
 def codec_string(codec: str, k: int) -> str:
     """Return a codec's part of a FAISS factory string over ``k`` dims."""
-    if codec == "pq" and k % 4:
-        raise ConfigError("product quantization by 4 dims a byte does not divide k")
-    if codec == "pqfs" and k % 4:
-        raise ConfigError("product quantization in 4 bits by 2 dims takes a k that 4 divides")
     if codec in CODECS:
+        if codec in ("pq", "pqfs") and k % 4:
+            raise ConfigError(f"{codec} takes a k that 4 divides")
         return CODECS[codec].replace("{4}", str(k // 4)).replace("{2}", str(k // 2))
     if (found := _PQ_BYTES.fullmatch(codec)) is None:
         return codec
@@ -48,19 +47,14 @@ def codec_string(codec: str, k: int) -> str:
 def parse_transform(text: str) -> tuple[str, float | None]:
     """Return kind and exponent of a transform such as ``pca`` or ``whitening:0.25``."""
     name, colon, exponent = text.strip().partition(":")
-    if name not in TRANSFORMS:
-        raise ConfigError(
-            f"--transforms {text!r} is unknown; use {', '.join(TRANSFORMS)}, or whitening with "
-            "an exponent, such as whitening:0.25"
-        )
-    if not colon:
+    if name in TRANSFORMS and not colon:
         return name, None
     with contextlib.suppress(ValueError):
         if name == "whitening" and 0 <= float(exponent) <= 2:
             return name, float(exponent)
     raise ConfigError(
-        f"--transforms {text!r} is not understood; an exponent from 0 (PCA) to 2 follows "
-        "whitening, such as whitening:0.25"
+        f"--transforms {text!r} is unknown; use {', '.join(TRANSFORMS)}, or whitening with an "
+        "exponent from 0 (PCA) to 2, such as whitening:0.25"
     )
 
 
@@ -145,6 +139,11 @@ class SweepConfig(SweepOptions, EncodeOptions):
     def ks(self) -> tuple[int, ...]:
         """Widths to try, in rising order."""
         return tuple(sorted(map(int, self.widths)))
+
+    @property
+    def search_threads(self) -> int:
+        """Threads that FAISS searches with."""
+        return self.build.threads or os.cpu_count() or 1
 
     @property
     def folder(self) -> Path:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,25 +15,36 @@ from whiten_index.artifacts.atomic import replace_file
 from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError
 from whiten_index.measure.charts import charts_of
-from whiten_index.measure.formatting import (
-    ABSENT,
-    build_options,
-    by_reason,
-    decimal,
+from whiten_index.measure.recommend import (
+    front,
     hundredths,
-    milliseconds,
+    notes,
     number,
-    point_name,
-    seconds,
+    recommend,
     share,
 )
-from whiten_index.measure.recommend import Recommendation, front, notes, recommend
-from whiten_index.measure.results import Measured, Sweep, mapping, read_sweeps
+from whiten_index.measure.results import Sweep, by_reason, read_sweeps
 
+ABSENT = "–"
 REPORT = "report.html"
-_FIGURES = "figures"
+
+
+def _decimal(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _milliseconds(value: float) -> str:
+    """Return a time with three significant digits."""
+    decimals = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:,.{decimals}f}\u00a0ms"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f}\u00a0s" if value >= 100 else f"{value:.2g}\u00a0s"
+
+
 # Column of a figure, its place in the record, and its format.
-_COLUMNS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
+_COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("bytes per row", "bytes.per_row", number),
     ("fixed bytes", "bytes.fixed", number),
     ("re-rank bytes per row", "rerank.bytes_per_row", number),
@@ -42,68 +53,58 @@ _COLUMNS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("MRR@10", "quality.mrr@10", hundredths),
     ("agreement@10", "agreement@10", share),
     ("index recall@10", "index_recall@10", share),
-    ("query p50", "latency_ms.p50", milliseconds),
-    ("p95", "latency_ms.p95", milliseconds),
-    ("p99", "latency_ms.p99", milliseconds),
-    ("spread", "latency_ms.spread", decimal),
+    ("query p50", "latency_ms.p50", _milliseconds),
+    ("p95", "latency_ms.p95", _milliseconds),
+    ("p99", "latency_ms.p99", _milliseconds),
+    ("spread", "latency_ms.spread", _decimal),
     ("queries/s in batches", "throughput.queries_per_second", number),
-    ("build", "seconds.total", seconds),
-    ("γ", "exponent", decimal),
+    ("build", "seconds.total", _seconds),
+    ("γ", "exponent", _decimal),
 )
 
 
-@dataclass(frozen=True)
 class _Section:
     """Table and recommendation of one sweep. Kinds of rows: recommended, raw, front or empty."""
 
-    sweep: Sweep
-    title: str
-    advice: Recommendation
-    points: Sequence[Measured]
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    kinds: Sequence[str]
-
-    @classmethod
-    def of(cls, sweep: Sweep, sweeps: Sequence[Sweep]) -> _Section:
+    def __init__(self, sweep: Sweep, title: str) -> None:
         """Sort the points by bytes per row, and leave out columns that no point fills."""
-        advice = recommend(sweep)
-        points = sorted(sweep.points, key=lambda p: -(advice.measure.of(p) or 0.0))
-        points.sort(key=lambda p: float("inf") if p.per_row is None else p.per_row)
-        columns = {"setting": [point_name(point) for point in points]}
-        columns |= {name: [text(p.number(path)) for p in points] for name, path, text in _COLUMNS}
-        tuned = [mapping(p.record, "parameters").items() for p in points]
+        self.sweep, self.title, self.advice = sweep, title, recommend(sweep)
+        gain = self.advice.measure.of
+        self.points = points = sorted(
+            sweep.points, key=lambda p: (p.per_row is None, p.per_row, -(gain(p) or 0.0))
+        )
+        columns = {"setting": [point.name for point in points]}
+        for name, path, text in _COLUMNS:
+            values = [point.number(path) for point in points]
+            columns[name] = [ABSENT if value is None else text(value) for value in values]
+        tuned = [(p.record.get("parameters") or {}).items() for p in points]
         columns["tuned to"] = [" ".join(f"{k} {v}" for k, v in each) or ABSENT for each in tuned]
         columns["device"] = [p.text("device").replace("cpu", "") or ABSENT for p in points]
         columns["factory"] = [p.text("factory") or ABSENT for p in points]
         columns = {name: cells for name, cells in columns.items() if {ABSENT} != set(cells)}
         plain = [point for point in points if not point.candidates]
-        best = front(plain, lambda point: point.per_row, advice.measure.of)
-        alone = sum(other.name == sweep.name for other in sweeps) == 1
-        return cls(
-            sweep=sweep,
-            title=sweep.name if alone else f"{sweep.name}, run {sweep.run}",
-            advice=advice,
-            points=points,
-            columns=list(columns),
-            rows=list(zip(*columns.values(), strict=True)),
-            kinds=[
-                "recommended" if p is advice.point else "raw" if p.is_raw else "front" * (p in best)
-                for p in points
-            ],
-        )
+        best = front(plain, lambda point: point.per_row, gain)
+        self.columns, self.rows = list(columns), list(zip(*columns.values(), strict=True))
+        self.kinds = [
+            "recommended"
+            if p is self.advice.point
+            else "raw"
+            if p.is_raw
+            else "front" * (p in best)
+            for p in points
+        ]
 
     @property
     def command(self) -> str:
         """Options of a build that make the recommended point, empty if none do."""
         point = self.advice.point
-        return "" if point is None else build_options(point, self.sweep.target_recall)
+        settings = self.sweep.header.get("settings") or {}
+        return "" if point is None else point.build_options(settings.get("target_recall"))
 
     def facts(self) -> list[tuple[str, str]]:
         """Return corpus, queries, machine and versions as far as they are known."""
         dataset, header = self.sweep.dataset, self.sweep.header
-        machine = mapping(header, "machine")
-        versions = mapping(header, "versions").items()
+        machine, versions = header.get("machine") or {}, header.get("versions") or {}
         where = [machine.get("processor"), machine.get("gpu"), f"{machine.get('cores', '?')} cores"]
         held = ", rows held out" if dataset.get("held_out") else ", judged"
         found = {
@@ -112,7 +113,7 @@ class _Section:
             "encoder": dataset.get("encoder"),
             "queries": f"{dataset['queries']}{held}" if dataset.get("queries") else None,
             "machine": ", ".join(str(each) for each in where if each) if machine else None,
-            "versions": ", ".join(f"{name} {version}" for name, version in versions),
+            "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
             "measured": str(header.get("time") or "")[:16].replace("T", " "),
         }
         return [(name, str(fact)) for name, fact in found.items() if fact not in (None, "", ABSENT)]
@@ -174,16 +175,21 @@ def write_report(results: Path | str, folder: Path | str) -> Path:
     results, folder = Path(results), Path(folder)
     check_report()
     sweeps = read_sweeps(results)
-    sections = [_Section.of(sweep, sweeps) for sweep in sweeps]
-    figures = folder / _FIGURES
+    names = Counter(sweep.name for sweep in sweeps)
+    sections = [
+        _Section(sweep, sweep.name if names[sweep.name] == 1 else f"{sweep.name}, run {sweep.run}")
+        for sweep in sweeps
+    ]
+    figures = folder / "figures"
     with writing(figures):
         figures.mkdir(parents=True, exist_ok=True)
     charts = []
     for place, section in enumerate(sections, 1):
         name = re.sub(r"[^a-z0-9]+", "-", section.sweep.name.lower()).strip("-")[:60]
-        start = figures / f"{place}-{name}"
         drawn = charts_of(section.sweep, section.advice)
-        charts.append([chart.embed(Path(f"{start}-{chart.slug}.png")) for chart in drawn])
+        charts.append(
+            [chart.embed(figures / f"{place}-{name}-{chart.slug}.png") for chart in drawn]
+        )
     written = {
         "report.md": "\n\n".join(section.to_markdown() for section in sections) + "\n",
         "report.json": json.dumps({"sweeps": [each.to_json() for each in sections]}, indent=1),

@@ -7,8 +7,7 @@ import datetime
 import os
 import platform
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,14 @@ from whiten_index.artifacts.atomic import discard, remove_path
 from whiten_index.artifacts.files import exists, writing
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import fingerprint
-from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.index.gpu import gpu_name, require_device
 from whiten_index.index.library import describe_faiss, load_faiss, set_threads
 from whiten_index.index.sizes import expected_bytes
-from whiten_index.measure.grid import FAISS, RAW, Grid, Point, Vectors, grid
-from whiten_index.measure.results import RESULTS, Results, mapping
-from whiten_index.measure.sweep_config import FP32, SweepConfig
-from whiten_index.measure.sweep_data import Dataset, open_space, prepare_dataset, read_queries
-from whiten_index.measure.trial import Made, Trial
+from whiten_index.measure.grid import FAISS, grid
+from whiten_index.measure.results import RESULTS, Results
+from whiten_index.measure.sweep_config import SweepConfig
+from whiten_index.measure.sweep_data import Dataset, prepare_dataset, read_queries
+from whiten_index.measure.trial import measure_points
 from whiten_index.pipeline.encode import encode_or_open
 from whiten_index.pipeline.plan import plan_build
 from whiten_index.progress import Progress, Silent, Stages
@@ -106,17 +104,14 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> dict
 
 def _measured_before(config: SweepConfig, rows: int) -> set[str]:
     """Return the points of runs that a sweep may resume, as far as a plan knows."""
-    path, judged = config.folder / RESULTS, config.qrels is not None
-    settings = _settings(config)
-    indexed = rows if judged else rows - min(config.sample, rows // 5)
+    path, settings = config.folder / RESULTS, _settings(config)
+    indexed = rows if config.qrels is not None else rows - min(config.sample, rows // 5)
     found = set[str]()
-    if exists(path):
-        results = Results.read(path)
-        for run, header in results.headers.items():
-            before = mapping(header, "settings")
-            same = {name: before.get(name) for name in settings} == settings
-            if same and mapping(header, "dataset").get("rows") == indexed:
-                found |= results.points[run].keys()
+    for run in Results.read(path).runs.values() if exists(path) else ():
+        before = run.header.get("settings") or {}
+        same = {name: before.get(name) for name in settings} == settings
+        if same and run.dataset.get("rows") == indexed:
+            found |= run.by_key.keys()
     return found
 
 
@@ -133,7 +128,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
     """
     stages = Stages(progress or Silent())
     load_faiss()
-    set_threads(_threads(config))
+    set_threads(config.search_threads)
     require_device(config.build.index_device)
     judged = read_queries(config)
     with only_writer(config.folder, what="sweep"):
@@ -147,97 +142,34 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
             dataset = prepare_dataset(config, encoded, judged, stages)
             points = grid(config, dim=dataset.dim, rank=dataset.spectrum.rank, rows=dataset.rows)
             first = _header(config, dataset)
-            run = str(first["run"])
-            if others := len(results.headers.keys() - {run}):
+            name = str(first["run"])
+            if others := len(results.runs.keys() - {name}):
                 stages.watcher.note(
                     f"note: {results.path} holds {others} other {'runs' if others > 1 else 'run'}, "
                     "of other data, settings, releases or machines; their lines stay and are not "
                     "mixed with this one's"
                 )
-            results.start(first)
-            before = set(results.points[run])
-            sweep = _Run(config, dataset, results, run, work, stages)
-            sweep.measure(points)
+            run = results.start(first)
+            before, skipped = set(run.by_key), dict[str, str]()
+            for record in measure_points(config, dataset, points, before, work, stages):
+                key, why = record["key"], record.get("why")
+                if why is not None:
+                    skipped[key] = why
+                # A reason that the file has already is not written again.
+                if why is None or run.skipped.get(key) != why:
+                    results.append({**record, "run": name, "time": _now()})
         finally:
             discard(work)
     return SweepReport(
         results=results.path,
-        run=run,
+        run=name,
         dataset=dataset.facts,
-        measured=len(results.points[run].keys() - before),
+        measured=len(run.by_key.keys() - before),
         found=len(before & {point.key for point in points.points}),
-        skipped=sweep.skipped,
+        skipped=skipped,
         seconds=dict(stages.seconds),
         stage_rows=dict(stages.rows),
     )
-
-
-@dataclass(eq=False)
-class _Run:
-    config: SweepConfig
-    dataset: Dataset
-    results: Results
-    run: str
-    work: Path
-    stages: Stages
-    skipped: dict[str, str] = field(default_factory=dict)
-
-    def measure(self, points: Grid) -> None:
-        """Measure the missing points, those over the same vectors together."""
-        for point, why in points.skipped.items():
-            self._skip([point], why)
-        done = self.results.points[self.run].keys()
-        missing = {
-            where: [point for point in some if point.key not in done]
-            for where, some in points.by_vectors().items()
-        }
-        if not any(missing.values()):
-            return
-        where_raw = Vectors(RAW, "none", self.dataset.dim)
-        raw = open_space(self.config, self.dataset, where_raw, self.stages)
-        trial = Trial(self.config, self.dataset, raw.truth, _threads(self.config), self.work)
-        exact = Point(where_raw, FP32, "flat")
-        reference: Made | None = None
-        with contextlib.suppress(ConfigError, MemoryError):
-            # If it cannot be made, its point is skipped below with the reason.
-            reference = trial.make(exact, raw) if exact in points.points else None
-        for where, some in missing.items():
-            if not some:
-                continue
-            space = raw
-            if where.family not in (RAW, FAISS):
-                try:
-                    space = open_space(self.config, self.dataset, where, self.stages)
-                except WhiteningError as error:
-                    self._skip(some, str(error))
-                    continue
-            made = list[Made]()
-            with self.stages.stage("make indexes", len(some)) as watcher:
-                for point in some:
-                    try:
-                        known = reference if point == exact else None
-                        made.append(known or trial.make(point, space))
-                    except (ConfigError, MemoryError) as error:
-                        self._skip([point], str(error) or "the memory does not hold it")
-                    watcher.advance(1)
-            with self.stages.stage("measure", len(made)) as watcher:
-                trial.time(made, reference)
-                for each in made:
-                    self._append(each.point, {"type": "point", **each.record})
-                    watcher.advance(1)
-            for each in made:
-                if each is not reference:
-                    discard(each.folder)
-
-    def _skip(self, points: Iterable[Point], why: str) -> None:
-        """Record the reason of points that cannot be measured, unless the file says the same."""
-        for point in points:
-            self.skipped[point.key] = why
-            if self.results.skipped[self.run].get(point.key, {}).get("why") != why:
-                self._append(point, {"type": "skipped", **point.setting(), "why": why})
-
-    def _append(self, point: Point, record: Mapping[str, Any]) -> None:
-        self.results.append({**record, "run": self.run, "key": point.key, "time": _now()})
 
 
 def _header(config: SweepConfig, dataset: Dataset) -> dict[str, Any]:
@@ -296,15 +228,11 @@ def _settings(config: SweepConfig) -> dict[str, Any]:
     """Return the settings of every point of a run."""
     return {
         "target_recall": config.build.target_recall,
-        "threads": _threads(config),
+        "threads": config.search_threads,
         "seed": config.build.seed,
         "sample": config.sample if config.qrels is None else None,
         "choose_sample": config.build.choose_sample,
     }
-
-
-def _threads(config: SweepConfig) -> int:
-    return config.build.threads or os.cpu_count() or 1
 
 
 def _machine(index_device: str) -> dict[str, Any]:

@@ -22,7 +22,9 @@ from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.progress import Stages
 from whiten_index.search.query_encoder import QueryEncoder
 from whiten_index.store.embedding_store import EmbeddingStore
-from whiten_index.versions.published import read_published
+
+_KIND, _VERSION = "texts", 1
+_BYTES = 16
 
 
 class TextEmbedder(Protocol):
@@ -35,100 +37,88 @@ class TextEmbedder(Protocol):
         """Return what makes the embeddings what they are, as JSON values."""
 
 
-class EncoderTexts:
-    """Encodes with a Transformer, loaded when first needed; see ``TextEmbedder``."""
-
-    def __init__(
-        self,
-        spec: EncoderSpec,
-        folder: ModelFolder,
-        config: EncoderConfig,
-        *,
-        stages: Stages,
-        store: Path | None = None,
-    ) -> None:
-        self._rows: dict[str, int] = {}
-        self._values: NDArray[np.float32] | None = None
-        self._spec, self._folder, self._config = spec, folder, config
-        self._stages = stages
-        self._store = store
-        self._encoder: Any = None
-
-    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return the embeddings (n, d) of n texts; what is new is made together."""
-        new = [text for text in dict.fromkeys(texts) if text not in self._rows]
-        if new or self._values is None:
-            made = self._make(new)
-            before = self._values
-            start = 0 if before is None else len(before)
-            self._values = made if before is None else np.concatenate([before, made])
-            self._rows.update((text, start + i) for i, text in enumerate(new))
-        return self._values[[self._rows[text] for text in texts]]
-
-    def facts(self) -> dict[str, Any]:
-        """Return the encoder's identity."""
-        return encoder_facts(self._spec)
-
-    def _make(self, texts: list[str]) -> NDArray[np.float32]:
-        """Return the embeddings (n, d) of texts, from the store if it has them."""
-        made, missing = (
-            np.empty((len(texts), self._spec.dim), np.float32),
-            np.ones(len(texts), bool),
-        )
-        kept: KeptTexts | None = None
-        if self._store is not None:
-            spec = self._spec
-            store = EmbeddingStore.create(self._store, spec.to_json(), spec.fingerprint)
-            kept = KeptTexts(store.folder / "texts")
-            there, rows = kept.find(texts)
-            missing = ~there
-            if rows:
-                made[there] = np.stack(rows)
-                self._stages.watcher.note(
-                    f"{len(rows):,} of {len(texts):,} texts: embeddings found in {self._store}"
-                )
-        if missing.any():
-            new = [text for text, lacks in zip(texts, missing, strict=True) if lacks]
-            made[missing] = self._encode(new, kept)
-        return made
-
-    def _encode(self, texts: list[str], kept: KeptTexts | None) -> NDArray[np.float32]:
-        """Return the embeddings (n, d) of texts, and keep each window of them as it is done."""
-        if self._encoder is None:
-            from whiten_index.encoding.encoder import Encoder
-
-            self._encoder = Encoder(self._spec, self._folder, self._config)
-        made = np.empty((len(texts), self._spec.dim), np.float32)
-        filled = 0
-        with self._stages.stage("encode", len(texts)) as watcher:
-            for block in self._encoder.stream([texts], advance=watcher.advance):
-                made[filled : filled + len(block)] = block
-                if kept is not None:
-                    try:
-                        kept.add(texts[filled : filled + len(block)], block)
-                    except StorageError as error:
-                        # The evaluation needs no store; the user should know that it was of no use.
-                        self._stages.watcher.note(f"note: embeddings are not kept: {error}")
-                        kept = None
-                filled += len(block)
-        return made
-
-
 def open_embedder(config: EvalConfig, stages: Stages) -> TextEmbedder:
     """Return what embeds the texts of an evaluation."""
-    if config.index is None:
+    if config.published is None:
         asked = config.encoder
         spec, folder = resolve_encoder(asked)
     else:
         spec, folder, asked = QueryEncoder(
-            recorded_spec(read_published(Path(config.index)).fields["encoder"]),
+            recorded_spec(config.published.fields["encoder"]),
             **config.opening,
             instead="evaluate its model with --model alone",
         ).resolve()
     for wanted in config.transforms:
         wanted.require_dim(spec.dim)
     store = None if config.store is None else Path(config.store)
-    return EncoderTexts(spec, folder, asked, stages=stages, store=store)
+    return EncoderTexts(spec, folder, asked, stages, store)
+
+
+class EncoderTexts:
+    """Encodes with a Transformer, loaded when first needed; see ``TextEmbedder``.
+
+    With a store, each window of embeddings is a file there; damaged files are passed over.
+    """
+
+    def __init__(
+        self,
+        spec: EncoderSpec,
+        folder: ModelFolder,
+        config: EncoderConfig,
+        stages: Stages,
+        store: Path | None,
+    ) -> None:
+        self._spec, self._folder, self._config = spec, folder, config
+        self._stages, self._store = stages, store
+        self._kept: Path | None = None
+        self._encoder: Any = None
+        self._rows: dict[bytes, NDArray[np.floating]] = {}
+        self._stored: dict[bytes, NDArray[np.floating]] = {}
+        if store is not None:
+            made = EmbeddingStore.create(store, spec.to_json(), spec.fingerprint)
+            self._kept = made.folder / "texts"
+            for path in list_folder(self._kept, "*.safetensors"):
+                with contextlib.suppress(ArtifactError):
+                    self._stored |= _read(path)
+
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return the embeddings (n, d) of n texts; those not known are encoded together."""
+        digests = [_digest(text) for text in texts]
+        named = dict(zip(digests, texts, strict=True))
+        new = {digest: text for digest, text in named.items() if digest not in self._rows}
+        if found := new.keys() & self._stored.keys():
+            self._stages.watcher.note(
+                f"{len(found):,} of {len(new):,} texts: embeddings found in {self._store}"
+            )
+            self._rows.update((digest, self._stored[digest]) for digest in found)
+        if left := {digest: text for digest, text in new.items() if digest not in found}:
+            self._encode(left)
+        rows = [self._rows[digest] for digest in digests]
+        return np.array(rows, np.float32).reshape(len(texts), self._spec.dim)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the encoder's identity."""
+        return encoder_facts(self._spec)
+
+    def _encode(self, new: dict[bytes, str]) -> None:
+        """Encode texts, and keep each window of them as it is done."""
+        if self._encoder is None:
+            from whiten_index.encoding.encoder import Encoder
+
+            self._encoder = Encoder(self._spec, self._folder, self._config)
+        digests, filled = list(new), 0
+        with self._stages.stage("encode", len(new)) as watcher:
+            for block in self._encoder.stream([list(new.values())], advance=watcher.advance):
+                named = digests[filled : filled + len(block)]
+                self._rows.update(zip(named, np.array(block, np.float32), strict=True))
+                filled += len(block)
+                if self._kept is not None:
+                    try:
+                        _write(self._kept, named, block)
+                    except StorageError as error:
+                        # The evaluation needs no store; the user should know that it was no use.
+                        self._stages.watcher.note(f"note: embeddings are not kept: {error}")
+                        self._kept = None
 
 
 def encoder_facts(spec: EncoderSpec) -> dict[str, Any]:
@@ -140,55 +130,25 @@ def encoder_facts(spec: EncoderSpec) -> dict[str, Any]:
     return {"kind": "transformer", **facts, "fingerprint": spec.fingerprint}
 
 
-_KIND, _VERSION = "texts", 1
-_BYTES = 16
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=_BYTES).digest()
 
 
-def text_digests(texts: Sequence[str]) -> NDArray[np.uint8]:
-    """Return the digests of n texts, (n, 16)."""
-    found = b"".join(hashlib.blake2b(t.encode(), digest_size=_BYTES).digest() for t in texts)
-    return np.frombuffer(found, np.uint8).reshape(len(texts), _BYTES)
+def _write(folder: Path, digests: Sequence[bytes], embeddings: NDArray[np.float32]) -> None:
+    """Write a file of embeddings (n, d), whole or not at all."""
+    named = np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), _BYTES)
+    tensors: dict[str, NDArray[Any]] = {"digests": named, "embeddings": embeddings}
+    path = folder / f"{content_digest(tensors, {})[:32]}.safetensors"
+    with writing(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            write_sealed(temporary, tensors, kind=_KIND, version=_VERSION)
 
 
-class KeptTexts:
-    """The texts of one encoder that are kept in a folder; damaged files are passed over."""
-
-    def __init__(self, folder: Path) -> None:
-        """Read the files of a folder; one that does not exist holds nothing."""
-        self._folder = folder
-        self._blocks: list[NDArray[np.floating]] = []
-        self._places: dict[bytes, tuple[int, int]] = {}
-        for path in list_folder(folder, "*.safetensors"):
-            with contextlib.suppress(ArtifactError):
-                self._hold(*_read(path))
-
-    def find(self, texts: Sequence[str]) -> tuple[NDArray[np.bool_], list[NDArray[np.floating]]]:
-        """Return which of n texts are kept, (n,), and the embeddings (d,) of those in order."""
-        places = [self._places.get(digest.tobytes()) for digest in text_digests(texts)]
-        rows = [self._blocks[place[0]][place[1]] for place in places if place is not None]
-        return np.array([place is not None for place in places], bool), rows
-
-    def add(self, texts: Sequence[str], embeddings: NDArray[np.float32]) -> None:
-        """Keep the embeddings (n, d) of n texts that are not kept, whole or not at all."""
-        digests = text_digests(texts)
-        tensors: dict[str, NDArray[Any]] = {"digests": digests, "embeddings": embeddings}
-        path = self._folder / f"{content_digest(tensors, {})[:32]}.safetensors"
-        with writing(path):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as temporary:
-                write_sealed(temporary, tensors, kind=_KIND, version=_VERSION)
-        self._hold(digests, embeddings)
-
-    def _hold(self, digests: NDArray[np.uint8], embeddings: NDArray[np.floating]) -> None:
-        block = len(self._blocks)
-        self._blocks.append(embeddings)
-        for row, digest in enumerate(digests):
-            self._places[digest.tobytes()] = block, row
-
-
-def _read(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.floating]]:
+def _read(path: Path) -> dict[bytes, NDArray[np.floating]]:
     shapes = {"digests": "nb", "embeddings": "nd"}
     found, _ = read_sealed(path, kind=_KIND, version=_VERSION, shapes=shapes)
-    if found["digests"].shape[1] != _BYTES:
-        raise ArtifactError(f"{path} is damaged; remove it, and its texts are encoded again")
-    return found["digests"], found["embeddings"]
+    return {
+        digest.tobytes(): row
+        for digest, row in zip(found["digests"], found["embeddings"], strict=True)
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import discard
 from whiten_index.artifacts.files import writing
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.evaluation.metrics import evaluate
 from whiten_index.index.build_distributed import build_faiss_index
 from whiten_index.index.choice import IndexPlan, choose_factory
@@ -26,9 +26,9 @@ from whiten_index.index.sizes import IndexBytes, expected_bytes, measured_bytes
 from whiten_index.index.training import train
 from whiten_index.index.transforms import Transforms
 from whiten_index.index.vector_search import nearest, nearest_on_gpu, search_documents
-from whiten_index.measure.grid import FAISS, Point, Vectors
-from whiten_index.measure.sweep_config import FP32, SweepConfig
-from whiten_index.measure.sweep_data import TOP_K, Dataset, Space
+from whiten_index.measure.grid import FAISS, RAW, Grid, Point, Vectors
+from whiten_index.measure.sweep_config import FP32, NONE, SweepConfig
+from whiten_index.measure.sweep_data import TOP_K, Dataset, Space, open_space
 from whiten_index.progress import Silent, Stages
 from whiten_index.search.rerank import Reranker
 
@@ -54,6 +54,64 @@ class Made:
     record: dict[str, Any]
 
 
+def measure_points(
+    config: SweepConfig,
+    dataset: Dataset,
+    points: Grid,
+    done: Collection[str],
+    folder: Path,
+    stages: Stages,
+) -> Iterator[dict[str, Any]]:
+    """Yield the record of each point that is not done, those over the same vectors together.
+
+    The record of a point that cannot be measured says why.
+    """
+    for point, why in points.skipped.items():
+        yield _skipped(point, why)
+    missing = {
+        where: some
+        for where, every in points.by_vectors().items()
+        if (some := [point for point in every if point.key not in done])
+    }
+    if not missing:
+        return
+    exact = Point(Vectors(RAW, NONE, dataset.dim), FP32, "flat")
+    raw = open_space(config, dataset, exact.vectors, stages)
+    trial = Trial(config, dataset, raw.truth, folder)
+    reference: Made | None = None
+    with contextlib.suppress(ConfigError, MemoryError):
+        # If it cannot be made, its point is skipped below with the reason.
+        reference = trial.make(exact, raw) if exact in points.points else None
+    for where, some in missing.items():
+        try:
+            fitted = where.family not in (RAW, FAISS)
+            space = open_space(config, dataset, where, stages) if fitted else raw
+        except WhiteningError as error:
+            yield from (_skipped(point, str(error)) for point in some)
+            continue
+        made = list[Made]()
+        with stages.stage("make indexes", len(some)) as watcher:
+            for point in some:
+                try:
+                    known = reference if point == exact else None
+                    made.append(known or trial.make(point, space))
+                except (ConfigError, MemoryError) as error:
+                    yield _skipped(point, str(error) or "the memory does not hold it")
+                watcher.advance(1)
+        with stages.stage("measure", len(made)) as watcher:
+            trial.time(made, reference)
+            for each in made:
+                yield {"type": "point", "key": each.point.key, **each.record}
+                watcher.advance(1)
+        for each in made:
+            if each is not reference:
+                discard(each.folder)
+
+
+def _skipped(point: Point, why: str) -> dict[str, Any]:
+    return {"type": "skipped", "key": point.key, **point.setting(), "why": why}
+
+
 @dataclass(frozen=True, eq=False)
 class Trial:
     """Maker of the indexes of a sweep, and their measurement."""
@@ -61,7 +119,6 @@ class Trial:
     config: SweepConfig
     dataset: Dataset
     raw_truth: NDArray[np.int64]
-    threads: int
     folder: Path
     _peer_truth: dict[Vectors, NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
@@ -95,12 +152,12 @@ class Trial:
             made.record["latency_ms"] = {
                 "p50": p50, "p95": p95, "p99": p99, "raw_p50": raw,
                 "spread": max(medians) / min(medians), "rounds": _ROUNDS,
-                "queries": sum(map(len, single)), "threads": self.threads,
+                "queries": sum(map(len, single)), "threads": self.config.search_threads,
             }  # fmt: skip
             made.record["throughput"] = {
                 "queries_per_second": float(np.median(speeds)),
                 "batch": len(self.dataset.queries[:_BATCH]),
-                "threads": self.threads,
+                "threads": self.config.search_threads,
             }
 
     def _time_once(self, search: Search) -> tuple[NDArray[np.float64], float]:
