@@ -76,7 +76,7 @@ def test_a_run_written_and_read_again_is_the_same_to_every_metric(tmp_path, endi
         (
             ".jsonl",
             '{"query_id": "q", "hits": [{"id": "\\ud800", "score": 1}]}',
-            r"line 1, has .* as hits, expected .* expected a text that UTF-8 can hold",
+            r"line 1, has .* as hits, expected .* .expected a text that UTF-8",
         ),
         (
             ".trec",
@@ -96,7 +96,7 @@ def test_a_run_written_and_read_again_is_the_same_to_every_metric(tmp_path, endi
         (
             ".jsonl",
             '{"query_id": 1, "hits": [{"id": 2.5, "score": 1}]}',
-            "line 1, has .*2.5.* as hits, expected .* expected text or a whole number",
+            "line 1, has .*2.5.* as hits, expected .* .expected text or a whole",
         ),
         (".parquet", "PAR1 torn", "is not a readable Parquet file"),
     ],

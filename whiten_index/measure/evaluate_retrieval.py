@@ -335,11 +335,14 @@ def drops_self(asked: bool | None, qrels: Qrels) -> bool:
 
 def _require_match(run: Run, qrels: Qrels, names: tuple[str, str]) -> None:
     """Refuse a run of another set, or of other ids, whose figures would all be 0."""
-    documents = (
-        dict.fromkeys(document for each in side.values() for document in each)
-        for side in (run, qrels)
+    found, judged = (
+        {document: None for each in side.values() for document in each} for side in (run, qrels)
     )
-    for what, ours, theirs in (("query", run, qrels), ("document", *documents)):
+    sides: tuple[tuple[str, Mapping[str, Any], Mapping[str, Any]], ...] = (
+        ("query", run, qrels),
+        ("document", found, judged),
+    )
+    for what, ours, theirs in sides:
         if not ours.keys() & theirs.keys():
             raise CorpusError(
                 f"no {what} of {names[0]} is in {names[1]}: the run has ids such as "
