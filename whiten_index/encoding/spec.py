@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.encoding.encoder_config import DEFAULT_MODEL, POOLINGS, EncoderConfig
@@ -203,6 +203,23 @@ def recorded_spec(encoder: Mapping[str, Any]) -> EncoderSpec | None:
         return EncoderSpec.from_json(dict(encoder))
     query = encoder.get("query_encoder")
     return None if query is None else EncoderSpec.from_json(query)
+
+
+class EncoderOpening(TypedDict, total=False):
+    """Options for loading the encoder that an index names.
+
+    Attributes:
+        model: where the encoder is now, if no longer where it was; it must be the same one. What
+            is named here may be fetched from the hub; what the index names is not.
+        trust_remote_code: let the encoder run Python code that comes with its model.
+        device: of the encoder: ``auto``, ``cpu``, ``cuda``.
+        threads: CPU threads of the encoder.
+    """
+
+    model: str | None
+    trust_remote_code: bool
+    device: str
+    threads: int | None
 
 
 def recorded_config(

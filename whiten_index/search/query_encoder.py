@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.spec import EncoderSpec, recorded_config, recorded_spec, resolve_encoder
+from whiten_index.encoding.spec import (
+    EncoderOpening,
+    EncoderSpec,
+    recorded_config,
+    recorded_spec,
+    resolve_encoder,
+)
 from whiten_index.errors import ConfigError, EncoderError, StorageError
 from whiten_index.paths import shown
 from whiten_index.progress import Stages
@@ -25,23 +31,29 @@ from whiten_index.whitening.transform import Whitening
 if TYPE_CHECKING:
     from whiten_index.encoding.encoder import Encoder
 
-_OF_AN_INDEX = "search with --like or with embeddings"
-
 
 class QueryEncoder:
     """The encoder of queries, loaded when first needed; threads may share it."""
 
     def __init__(
-        self, recorded: EncoderSpec | None, *, instead: str = _OF_AN_INDEX, **opening: Any
+        self,
+        recorded: EncoderSpec | None,
+        *,
+        model: str | None = None,
+        trust_remote_code: bool = False,
+        device: str = "auto",
+        threads: int | None = None,
+        instead: str = "search with --like or with embeddings",
     ) -> None:
-        """Take what a manifest names, and what its opener allows.
+        """Take what a manifest names, None where the index knows none, and what its opener allows.
 
-        Args:
-            recorded: the encoder's identity, None where the index knows none.
-            instead: what the caller can do where the index knows none, for the message.
-            opening: the options of ``recorded_config``.
+        ``instead`` is what the caller can do without an encoder, for the message.
         """
-        self._recorded, self._instead, self._opening = recorded, instead, opening
+        self._recorded, self._instead = recorded, instead
+        self._opening: EncoderOpening = {
+            "model": model, "trust_remote_code": trust_remote_code, "device": device,
+            "threads": threads,
+        }  # fmt: skip
         self._encoder: Encoder | None = None
         self._loading = threading.Lock()
 
@@ -90,48 +102,34 @@ class QueryEncoder:
         """
         with self._loading:
             if self._encoder is None:
-                self._encoder = self._load()
+                from whiten_index.encoding.encoder import Encoder
+
+                self._encoder = Encoder(*self.resolve(documents=False))
             return self._encoder
 
     def resolve(self, *, documents: bool = True) -> tuple[EncoderSpec, ModelFolder, EncoderConfig]:
         """Find the model's files and check that they are those of the index, without loading them.
 
-        Args:
-            documents: whether it will encode documents too, not queries alone.
+        They are checked for queries, and for ``documents`` too.
 
         Raises:
             ConfigError: no model is known for queries.
             EncoderError: the model is gone, needs code that the opener does not allow, or is not
                 the one the index was built with.
         """
-        recorded, config = self.recorded, self.config
-        assert config is not None
+        recorded = self.recorded
+        config = recorded_config(recorded, **self._opening)
         spec, folder = resolve_encoder(config)
         require_same(recorded, spec.query_fingerprint, spec.model)
         if documents:
             require_same(recorded, spec.fingerprint, spec.model, of="fingerprint")
         return spec, folder, config
 
-    def _load(self) -> Encoder:
-        from whiten_index.encoding.encoder import Encoder
-
-        return Encoder(*self.resolve(documents=False))
-
 
 def require_same(
     recorded: EncoderSpec, fingerprint: str, model: str, *, of: str = "query_fingerprint"
 ) -> None:
-    """Refuse an encoder that gives other embeddings than the recorded one.
-
-    Args:
-        recorded: as the index names it.
-        fingerprint: of the other one.
-        model: its name.
-        of: the half compared, ``query_fingerprint`` or ``fingerprint`` (of documents).
-
-    Raises:
-        EncoderError: it does.
-    """
+    """Refuse a model whose fingerprint ``of`` queries, or of documents, is not the recorded one."""
     known: str = getattr(recorded, of)
     if fingerprint != known:
         raise EncoderError(
@@ -155,29 +153,20 @@ def require_texts(texts: Sequence[str], *, what: str = "query") -> None:
             raise ConfigError(
                 f"a {what} is blank (number {number}, from 0); give it some text, or leave it out"
             )
-        if not _is_unicode(text):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
             raise ConfigError(
                 f"{what} {number} is no text: it has bytes that are not UTF-8, or half a character "
                 f"of UTF-16 ({shown(text)}); check how it is made"
-            )
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+            ) from error
 
 
 def digest_of(fingerprint: str, whitening: Whitening, queries: EncoderSpec | None) -> str:
-    """Return what all query halves that give the same vectors have in common, 32 hex digits.
+    """Return the identity of a transform of queries, 32 hex digits: equal ones, equal vectors.
 
-    Args:
-        fingerprint: of the encoder of documents, ``encoder_fingerprint`` in the manifest of an
-            index.
-        whitening: as wide as the vectors.
-        queries: encoder of queries, which may be another one; None where the index knows none.
+    ``fingerprint`` is that of the encoder of documents; the one of ``queries`` may be another, or
+    None where the index knows none.
     """
     told = json.dumps([fingerprint, whitening.digest, queries and queries.query_fingerprint])
     return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
@@ -189,14 +178,7 @@ def query_embeddings(
     encode: Callable[[Sequence[str]], NDArray[np.floating]],
     stages: Stages,
 ) -> NDArray[np.float32]:
-    """Return the raw embeddings (q, d) of queries, from the store where they are known.
-
-    Args:
-        store: of the corpus, which names the encoder; None keeps nothing.
-        texts: the queries.
-        encode: called for what is not known.
-        stages: where the time is shown.
-    """
+    """Return the raw embeddings (q, d) of queries, from the store where they are known."""
     texts = list(texts)
     key: dict[str, Any] = {}
     if store is not None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,7 +30,7 @@ from whiten_index.artifacts.manifest import (
     read_manifest,
 )
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.spec import EncoderSpec, recorded_spec
+from whiten_index.encoding.spec import EncoderOpening, EncoderSpec, recorded_spec
 from whiten_index.errors import ConfigError, FormatError, WhitenIndexError
 from whiten_index.paths import require_folder
 from whiten_index.search.query_encoder import QueryEncoder, digest_of, require_same, require_texts
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 KIND, FORMAT_VERSION = "query transform", 1
 _ROWS = 8192
 _LOG = logging.getLogger(__name__)
-_INSTEAD = "reduce embeddings of your own"
 _REMEDY = "restore it from a copy, or export it again from its index"
 _WHAT = "a query transform"
 
@@ -100,10 +99,7 @@ class QueryTransform:
         encoder: Mapping[str, Any],
         *,
         version: str = "",
-        model: str | None = None,
-        trust_remote_code: bool = False,
-        device: str = "auto",
-        threads: int | None = None,
+        **opening: Unpack[EncoderOpening],
     ) -> None:
         """Join a transform and an encoder; ``of`` and ``load`` read both.
 
@@ -112,11 +108,8 @@ class QueryTransform:
             encoder: the entry ``encoder`` of an index's manifest, with its ``fingerprint`` if it
                 names no model.
             version: of the index.
-            model: where the encoder is now, if no longer where it was; it must be the same one.
-                What is named here may be fetched from the hub.
-            trust_remote_code: let the encoder run Python code that comes with its model.
-            device: of the encoder: ``auto``, ``cpu``, ``cuda``.
-            threads: CPU threads of the encoder.
+            opening: ``model``, ``trust_remote_code``, ``device`` and ``threads`` of the encoder;
+                see ``EncoderOpening``.
 
         Raises:
             ConfigError: the encoder gives embeddings of another width.
@@ -124,26 +117,22 @@ class QueryTransform:
         self.whitening = whitening
         self.encoder_facts = dict(encoder)
         self.version = version
-        self._options: dict[str, Any] = {
-            "model": model, "trust_remote_code": trust_remote_code, "device": device,
-            "threads": threads,
-        }  # fmt: skip
+        self._opening = opening
         self._spec = recorded_spec(self.encoder_facts)
         if self._spec is not None and self._spec.dim != whitening.dim:
             raise ConfigError(
                 f"the whitening takes embeddings of {whitening.dim} dims and {self._spec.model} "
                 f"gives {self._spec.dim}; name the model that it was fitted on"
             )
-        self._queries = QueryEncoder(self._spec, **self._options, instead=_INSTEAD)
+        self._queries = QueryEncoder(
+            self._spec, **opening, instead="reduce embeddings of your own"
+        )
 
     def __reduce__(self) -> tuple[Callable[[], QueryTransform], tuple[()]]:
         """Copy and pickle the parts; the encoder is loaded again."""
         # A replaced whitening is the same without the matrix that it keeps once made.
-        whitening = replace(self.whitening)
-        made = partial(
-            type(self), whitening, self.encoder_facts, version=self.version, **self._options
-        )
-        return made, ()
+        parts = replace(self.whitening), self.encoder_facts
+        return partial(type(self), *parts, version=self.version, **self._opening), ()
 
     @classmethod
     def of(
@@ -152,10 +141,7 @@ class QueryTransform:
         *,
         k: int | None = None,
         verify: str | None = None,
-        model: str | None = None,
-        trust_remote_code: bool = False,
-        device: str = "auto",
-        threads: int | None = None,
+        **opening: Unpack[EncoderOpening],
     ) -> QueryTransform:
         """Read the transform of the published version of an index, and nothing else of it.
 
@@ -164,10 +150,7 @@ class QueryTransform:
             k: keep the first k numbers of each vector; None for all.
             verify: None checks the manifest and the transform, whose neighbours need not be there;
                 ``full`` checks every file's checksum, ``manifest`` their sizes.
-            model: see ``QueryTransform``.
-            trust_remote_code: see ``QueryTransform``.
-            device: see ``QueryTransform``.
-            threads: see ``QueryTransform``.
+            opening: of the encoder; see ``EncoderOpening``.
 
         Raises:
             ArtifactError: nothing is published there, or it is damaged.
@@ -182,35 +165,16 @@ class QueryTransform:
 
         fields, whitening = with_published(Path(index), read, verify=verify or "full")
         encoder = {**fields["encoder"], "fingerprint": fields["encoder_fingerprint"]}
-        made = cls(
-            whitening,
-            encoder,
-            version=fields["version"],
-            model=model,
-            trust_remote_code=trust_remote_code,
-            device=device,
-            threads=threads,
-        )
+        made = cls(whitening, encoder, version=fields["version"], **opening)
         return made if k is None else made.truncate(k)
 
     @classmethod
-    def load(
-        cls,
-        folder: Path | str,
-        *,
-        model: str | None = None,
-        trust_remote_code: bool = False,
-        device: str = "auto",
-        threads: int | None = None,
-    ) -> QueryTransform:
+    def load(cls, folder: Path | str, **opening: Unpack[EncoderOpening]) -> QueryTransform:
         """Read what ``save`` wrote, checked.
 
         Args:
             folder: as given to ``save``.
-            model: see ``QueryTransform``.
-            trust_remote_code: see ``QueryTransform``.
-            device: see ``QueryTransform``.
-            threads: see ``QueryTransform``.
+            opening: of the encoder; see ``EncoderOpening``.
 
         Raises:
             ArtifactError: it is missing, damaged, something else, or of a later release.
@@ -218,15 +182,8 @@ class QueryTransform:
         path = Path(folder)
         fields = read_manifest(path, _SCHEMA, remedy=_REMEDY)
         check_files(path, fields, content=True, remedy=_REMEDY)
-        return cls(
-            Whitening.load(path / WHITENING),
-            fields["encoder"],
-            version=fields["version"],
-            model=model,
-            trust_remote_code=trust_remote_code,
-            device=device,
-            threads=threads,
-        )
+        whitening = Whitening.load(path / WHITENING)
+        return cls(whitening, fields["encoder"], version=fields["version"], **opening)
 
     def save(self, folder: Path | str) -> Path:
         """Write a folder of a manifest and the transform, whole or not at all; return its path.
@@ -381,7 +338,7 @@ class QueryTransform:
             ConfigError: there are fewer, or they are not sorted by what they hold.
         """
         whitening = self.whitening.truncate(k)
-        made = QueryTransform(whitening, self.encoder_facts, version=self.version, **self._options)
+        made = QueryTransform(whitening, self.encoder_facts, version=self.version, **self._opening)
         made._queries = self._queries
         return made
 
@@ -406,7 +363,9 @@ class QueryTransform:
             EncoderError: the model is gone, or is not the one the index was built with.
         """
         require_texts(texts)
-        return self.reduce(self.encoder.encode_queries(texts)) if len(texts) else self._none()
+        if not len(texts):
+            return np.empty((0, self.k), dtype=np.float32)
+        return self.reduce(self.encoder.encode_queries(texts))
 
     def encode_documents(
         self, texts: Sequence[str], *, advance: Callable[[int], None] | None = None
@@ -443,9 +402,6 @@ class QueryTransform:
             )
         return vectors
 
-    def _none(self) -> NDArray[np.float32]:
-        return np.empty((0, self.k), dtype=np.float32)
-
     def _numbers(self, embeddings: ArrayLike) -> NDArray[np.floating]:
         try:
             rows = np.asarray(embeddings)
@@ -461,7 +417,7 @@ class QueryTransform:
         if rows.ndim != 2 or rows.shape[1] != self.dim:
             raise ConfigError(
                 f"this transform takes (n, {self.dim}) raw embeddings; these have shape "
-                f"{rows.shape}{self._guess(rows.shape)}"
+                f"{rows.shape}: pass one a row, not reduced already"
             )
         with np.errstate(over="ignore"):
             finite = np.isfinite(rows.astype(np.float32)).all(axis=1)
@@ -471,14 +427,6 @@ class QueryTransform:
                 "drop it"
             )
         return rows
-
-    def _guess(self, shape: tuple[int, ...]) -> str:
-        """Return what may be wrong with embeddings of that shape."""
-        if shape == (self.dim,):
-            return "; put the one embedding in brackets"
-        if shape[-1:] == (self.k,):
-            return f"; these have {self.k} numbers: are they reduced already?"
-        return ""
 
 
 def _files(folder: Path) -> Collection[str] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from enum import Enum
 from pathlib import Path
 
 import numpy as np
@@ -26,13 +25,8 @@ Rows = NDArray[np.int64]
 
 # Embeddings scored at once, and shards kept mapped: each is a file that the process holds open.
 _HELD_ROWS, _MAPPED = 1 << 14, 1 << 8
-
-
-class RerankBy(Enum):
-    """Vectors that rank candidates: exact ones, or the raw embeddings."""
-
-    VECTORS = "vectors"
-    EMBEDDINGS = "embeddings"
+VECTORS, EMBEDDINGS = "vectors", "embeddings"
+_REMEDY = "name the store it was built from with --store DIR, or search with --rerank 0"
 
 
 class Reranker:
@@ -40,7 +34,6 @@ class Reranker:
 
     Attributes:
         candidates: rows per query that the index returns.
-        by: what the scores are cosines of.
     """
 
     def __init__(
@@ -50,27 +43,23 @@ class Reranker:
         whitening: Whitening,
         *,
         candidates: int,
-        by: RerankBy = RerankBy.VECTORS,
+        by: str = VECTORS,
         version: Path | None = None,
     ) -> None:
         """Take the store and the corpus whose rows, in order, are those of the index.
 
-        Args:
-            store: of the index's encoder.
-            record: of the index's corpus.
-            whitening: the index's transform.
-            candidates: rows a query to rank again.
-            by: what the scores are cosines of.
-            version: folder of the index's version, None where that is never removed.
+        Scores are cosines of exact vectors, or of raw ``EMBEDDINGS``. ``version`` is the folder of
+        the index's version, None where that is never removed.
         """
         self.candidates = candidates
-        self.by = by
-        self._store, self._record, self._whitening = store, record, whitening
+        self._by = by
+        self._store, self._whitening = store, whitening
         self._starts = row_starts(record)
-        # Of the parts and not of this object, which would keep itself, and every map, alive.
-        # What is mapped can be read even when gc has removed it since.
-        parts = _Parts(store, record, version=version)
-        self._part = functools.lru_cache(_MAPPED)(parts)
+        # Not a method, whose cache would keep this object, and every map, alive. What is mapped
+        # can be read even when gc has removed it since.
+        self._part = functools.lru_cache(_MAPPED)(
+            functools.partial(_mapped, store, record, version)
+        )
 
     def embeddings(self, rows: Rows) -> NDArray[np.float64]:
         """Return the raw embeddings (n, d) of rows (n,), in the order given.
@@ -107,36 +96,25 @@ class Reranker:
 
     def _unit(self, embeddings: NDArray[np.floating]) -> NDArray[np.float64]:
         """Return what is compared: vectors of the transform or embeddings, of unit length."""
-        if self.by is RerankBy.EMBEDDINGS:
+        if self._by == EMBEDDINGS:
             return unit_rows(embeddings.astype(np.float64))
         return unit_rows(self._whitening.apply(embeddings))
 
 
-class _Parts:
-    """Maps the parts of a corpus."""
-
-    def __init__(
-        self, store: EmbeddingStore, record: CorpusRecord, *, version: Path | None
-    ) -> None:
-        self._store, self._record, self._version = store, record, version
-
-    def __call__(self, position: int) -> EmbeddingRows:
-        """Return the embeddings (n, d) of a part.
-
-        Raises:
-            ArtifactError: its shard is missing or damaged.
-        """
-        part = self._record.parts[position]
-        try:
-            return mapped_part(self._store, part)
-        except ArtifactError as error:
-            if self._version is None or exists(self._version):
-                raise
-            raise ArtifactError(
-                f"version {self._version.name} was pruned while it was open for search, and the "
-                f"embeddings that rank its candidates again are gone from {self._store.place}; "
-                "call reload(), or open the index again"
-            ) from error
+def _mapped(
+    store: EmbeddingStore, record: CorpusRecord, version: Path | None, position: int
+) -> EmbeddingRows:
+    """Return the embeddings (n, d) of a part of the corpus."""
+    try:
+        return mapped_part(store, record.parts[position])
+    except ArtifactError as error:
+        if version is None or exists(version):
+            raise
+        raise ArtifactError(
+            f"version {version.name} was pruned while it was open for search, and the embeddings "
+            f"that rank its candidates again are gone from {store.place}; call reload(), or open "
+            "the index again"
+        ) from error
 
 
 def open_reranker(
@@ -148,24 +126,20 @@ def open_reranker(
     store: Path | str | None = None,
     verify: str = "full",
 ) -> Reranker | None:
-    """Return what ranks the candidates of an index again, None where nothing is to be.
+    """Return what ranks the candidates of an index again, None for no re-ranking.
 
-    Args:
-        bundle: the opened index.
-        root: the index folder, or its URI.
-        candidates: rows a query, 0 for no re-ranking; by default as the index was built for.
-        by: ``vectors`` (default) or ``embeddings``.
-        store: where the raw embeddings are, by default where the build had them.
-        verify: ``full`` compares the checksums of a shard before its first row is read,
-            ``manifest`` its sizes.
+    ``root`` is the index's folder or URI; the options are those of ``open_index``.
 
     Raises:
         ConfigError: the number or ``by`` cannot be used, or they are given and nothing is to be
             ranked again.
         ArtifactError: no store is found, or it holds other embeddings than those of the index.
     """
-    wanted = _candidates(bundle, candidates)
-    ranked_by = _member(by)
+    wanted = bundle.manifest["factory"].get("rerank") if candidates is None else candidates
+    if wanted is not None and wanted < 0:
+        raise ConfigError(f"--rerank takes how many candidates, 0 for none; {wanted} was given")
+    if by not in (None, VECTORS, EMBEDDINGS):
+        raise ConfigError(f"--rerank-by {by!r} is unknown; use {VECTORS}, {EMBEDDINGS}")
     if not wanted:
         given = [name for name, value in (("--rerank-by", by), ("--store", store)) if value]
         if given:
@@ -174,60 +148,28 @@ def open_reranker(
                 "--rerank N, or leave it out"
             )
         return None
+    full = verify == "full"
     found = open_store(
-        root,
-        bundle.manifest,
-        given=store,
-        reader="re-ranking",
-        remedy=_REMEDY,
-        verify=verify == "full",
+        root, bundle.manifest, given=store, reader="re-ranking", remedy=_REMEDY, verify=full
     )
-    record = _record(bundle, found)
-    return Reranker(
-        found,
-        record,
-        bundle.whitening,
-        candidates=wanted,
-        by=ranked_by,
-        version=bundle.folder,
-    )
-
-
-def _record(bundle: Bundle, store: EmbeddingStore) -> CorpusRecord:
-    """Return the rows of the index, whose shards are there.
-
-    Raises:
-        ArtifactError: the store does not hold them.
-    """
     reason = None
     try:
         record = corpus_record(bundle.source)
-        if all(map(store.holds, record.shards)):
-            return record
+        if all(map(found.holds, record.shards)):
+            return Reranker(
+                found,
+                record,
+                bundle.whitening,
+                candidates=wanted,
+                by=by or VECTORS,
+                version=bundle.folder,
+            )
     except ArtifactError as error:
         reason = error
     raise ArtifactError(
-        f"the store {store.place} does not hold the corpus of the index, whose rows re-ranking "
+        f"the store {found.place} does not hold the corpus of the index, whose rows re-ranking "
         f"reads; {_REMEDY}"
     ) from reason
-
-
-_REMEDY = "name the store it was built from with --store DIR, or search with --rerank 0"
-
-
-def _candidates(bundle: Bundle, given: int | None) -> int:
-    wanted = bundle.manifest["factory"].get("rerank") if given is None else given
-    if wanted is not None and wanted < 0:
-        raise ConfigError(f"--rerank takes how many candidates, 0 for none; {wanted} was given")
-    return wanted or 0
-
-
-def _member(name: str | None) -> RerankBy:
-    try:
-        return RerankBy.VECTORS if name is None else RerankBy(name)
-    except ValueError as error:
-        known = ", ".join(each.value for each in RerankBy)
-        raise ConfigError(f"--rerank-by {name!r} is unknown; use {known}") from error
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:

@@ -6,19 +6,19 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.cached_storage import place_of
-from whiten_index.artifacts.storage import LOCAL, Place, Storage
+from whiten_index.artifacts.storage import Place, Storage
 from whiten_index.corpus.batches import TextBatch
 from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.encoding.spec import recorded_spec
+from whiten_index.encoding.spec import EncoderOpening, recorded_spec
 from whiten_index.index.library import set_threads
 from whiten_index.paths import absolute
 from whiten_index.search.query_encoder import QueryEncoder, require_texts
@@ -63,81 +63,32 @@ class Ranking:
     scores: list[float]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Opening:
-    """Options of opening an index and each of its versions; see ``open_index``.
+class OpenOptions(EncoderOpening, total=False):
+    """Options of ``open_index``, with those of the encoder; ``threads`` are FAISS's too.
 
-    ``root`` is its folder, or that of the copies of what is in the bucket of ``mirror``.
+    Attributes:
+        verify: ``full`` compares every file's checksum when it is opened, which reads it once, and
+            that of each shard of the store before its first row ranks a hit again; ``manifest``
+            compares sizes. A flipped bit that nobody looks for may give other hits or end the
+            process, as FAISS and Arrow trust what they read.
+        mapped: read the index file as it is searched, not as a whole; by default if its lists
+            are in a file of their own.
+        rerank: candidates a query, top_k at least, whose order the raw embeddings in the store
+            settle; 0 for none; by default as the index was built for, which is mostly none.
+        rerank_by: ``vectors``, the index's transform of the embeddings in full precision, or
+            ``embeddings``, without it.
+        store: where the raw embeddings are, if no longer where they were.
+        index_device: ``gpu`` searches by a copy of the index on a GPU, ``auto`` where FAISS sees
+            one that takes this kind; filtered searches and neighbours of a document stay on the
+            CPU, and so does a mapped index.
     """
 
-    root: Path
-    mirror: Storage = LOCAL
-    model: str | None = None
-    trust_remote_code: bool = False
-    device: str = "auto"
-    threads: int | None = None
-    verify: str = "full"
-    mapped: bool | None = None
-    rerank: int | None = None
-    rerank_by: str | None = None
-    store: Path | str | None = None
-    index_device: str = "cpu"
-
-    def open(self, before: Opened | None = None) -> Opened:
-        """Open the published version.
-
-        Args:
-            before: a version whose encoder is taken over where it is the same.
-
-        Raises:
-            ConfigError: an option that cannot be used.
-            ArtifactError: nothing is published there, or it is damaged; or the store is not the
-                one the index was built from.
-        """
-        return with_published(
-            self.root,
-            lambda version: self._opened(version, before),
-            self.mirror,
-            verify=self.verify,
-        )
-
-    def current(self) -> Current:
-        """Return what is published now."""
-        return read_current(self.root, self.mirror)
-
-    @property
-    def place(self) -> Place:
-        """Path or URI of the index, as given."""
-        return self.mirror.uri or self.root
-
-    def _opened(self, version: Version, before: Opened | None) -> Opened:
-        bundle = open_files(version, mapped=self.mapped, device=self.index_device)
-        reranker = open_reranker(
-            bundle,
-            self.place,
-            candidates=self.rerank,
-            by=self.rerank_by,
-            store=self.store,
-            verify=self.verify,
-        )
-        return Opened(bundle, reranker, self._query_encoder(bundle, before))
-
-    def _query_encoder(self, bundle: Bundle, before: Opened | None) -> QueryEncoder:
-        made = QueryEncoder(
-            recorded_spec(bundle.manifest["encoder"]),
-            model=self.model,
-            trust_remote_code=self.trust_remote_code,
-            device=self.device,
-            threads=self.threads,
-        )
-        if before is None:
-            return made
-        if made.equals(before.queries):
-            return before.queries
-        if before.queries.loaded:
-            # Who searches by text finds out now that the new one cannot be had, not query by query.
-            made.get()
-        return made
+    verify: str
+    mapped: bool | None
+    rerank: int | None
+    rerank_by: str | None
+    store: Path | str | None
+    index_device: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,9 +105,33 @@ class Opened:
     reranker: Reranker | None
     queries: QueryEncoder
 
-    def is_published(self, current: Current) -> bool:
-        """Return whether ``CURRENT`` still names this very version."""
-        return current.same_version(Current(self.bundle.version, self.bundle.source.sha256 or ""))
+    @classmethod
+    def of(
+        cls,
+        version: Version,
+        place: Place,
+        before: Opened | None,
+        *,
+        verify: str = "full",
+        mapped: bool | None = None,
+        rerank: int | None = None,
+        rerank_by: str | None = None,
+        store: Path | str | None = None,
+        index_device: str = "cpu",
+        **encoder: Unpack[EncoderOpening],
+    ) -> Opened:
+        """Open a version of the index at ``place``; an encoder that is the same is taken over."""
+        bundle = open_files(version, mapped=mapped, device=index_device)
+        reranker = open_reranker(
+            bundle, place, candidates=rerank, by=rerank_by, store=store, verify=verify
+        )
+        queries = QueryEncoder(recorded_spec(bundle.manifest["encoder"]), **encoder)
+        if before is not None and queries.equals(before.queries):
+            queries = before.queries
+        elif before is not None and before.queries.loaded:
+            # Who searches by text finds out now that the new one cannot be had, not query by query.
+            queries.get()
+        return cls(bundle, reranker, queries)
 
     def filter(self, text: str | None) -> RowFilter | None:
         """Return a filter, checked before any query is encoded."""
@@ -218,8 +193,6 @@ def hits_of(bundle: Bundle, scores: NDArray[np.float32], rows: NDArray[np.int64]
     return hits
 
 
-__all__ = ["Hit", "Ranking", "SearchIndex", "open_index"]
-
 _QUERY_ROWS = 1024
 
 
@@ -229,12 +202,27 @@ class SearchIndex:
     What was opened stays as it is, whatever is published since, until ``reload`` is called.
     """
 
-    def __init__(self, opening: Opening) -> None:
-        """Open the version that is published now, and later ones the same way."""
-        self._opening = opening
+    def __init__(self, root: Path, mirror: Storage, options: OpenOptions) -> None:
+        """Open the version that is published now, and later ones the same way.
+
+        ``root`` is the index folder, or that of the copies of what is in the bucket of ``mirror``.
+        """
+        self._root, self._mirror, self._options = root, mirror, options
         # Read once in a call, so that a call sees one version whatever ``reload`` does meanwhile.
-        self._opened: Opened = opening.open()
+        self._opened = self._open(None)
         self._reloading = threading.Lock()
+
+    def _open(self, before: Opened | None) -> Opened:
+        return with_published(
+            self._root,
+            lambda version: Opened.of(version, self._place, before, **self._options),
+            self._mirror,
+            verify=self._options.get("verify", "full"),
+        )
+
+    @property
+    def _place(self) -> Place:
+        return self._mirror.uri or self._root
 
     @property
     def bundle(self) -> Bundle:
@@ -260,7 +248,7 @@ class SearchIndex:
         return len(self.bundle)
 
     def __repr__(self) -> str:
-        return f"SearchIndex({str(self._opening.place)!r}, version {self.bundle.version})"
+        return f"SearchIndex({str(self._place)!r}, version {self.bundle.version})"
 
     @property
     def dim(self) -> int:
@@ -283,15 +271,20 @@ class SearchIndex:
             WhitenIndexError: the new version cannot be opened, as by ``open_index``; the one
                 opened before stays in use.
         """
-        if self._opened.is_published(self._opening.current()):
+        if self._is_current():
             return False
         with self._reloading:
-            before = self._opened
             # Another thread may have reloaded while this one waited.
-            if before.is_published(self._opening.current()):
+            if self._is_current():
                 return False
-            self._opened = self._opening.open(before)
+            self._opened = self._open(self._opened)
             return True
+
+    def _is_current(self) -> bool:
+        """Return whether ``CURRENT`` still names this very version."""
+        opened = self.bundle
+        current = Current(opened.version, opened.source.sha256 or "")
+        return read_current(self._root, self._mirror).same_version(current)
 
     def search(
         self, texts: Sequence[str], *, top_k: int = 10, row_filter: str | None = None
@@ -396,44 +389,13 @@ class SearchIndex:
             yield from opened.rankings(ids[part], embeddings[part], top_k, chosen)
 
 
-def open_index(
-    path: Path | str,
-    *,
-    model: str | None = None,
-    trust_remote_code: bool = False,
-    device: str = "auto",
-    threads: int | None = None,
-    verify: str = "full",
-    mapped: bool | None = None,
-    rerank: int | None = None,
-    rerank_by: str | None = None,
-    store: Path | str | None = None,
-    index_device: str = "cpu",
-) -> SearchIndex:
+def open_index(path: Path | str, **options: Unpack[OpenOptions]) -> SearchIndex:
     """Open the published version of an index for search.
 
     Args:
         path: the index folder, or its URI; of one in an object store the published version is
             copied to this machine, once.
-        model: where the encoder is now, if no longer where it was; it must be the same one. What
-            is named here may be fetched from the hub; what the index names is not.
-        trust_remote_code: let the encoder run Python code that comes with its model.
-        device: of the encoder.
-        threads: CPU threads of the encoder and of FAISS.
-        verify: ``full`` compares every file's checksum when it is opened, which reads it once, and
-            that of each shard of the store before its first row ranks a hit again; ``manifest``
-            compares sizes. A flipped bit that nobody looks for may give other hits or end the
-            process, as FAISS and Arrow trust what they read.
-        mapped: read the index file as it is searched, not as a whole; by default if its lists
-            are in a file of their own.
-        rerank: candidates a query, top_k at least, whose order the raw embeddings in the store
-            settle; 0 for none; by default as the index was built for, which is mostly none.
-        rerank_by: ``vectors``, the index's transform of the embeddings in full precision, or
-            ``embeddings``, without it.
-        store: where the raw embeddings are, if no longer where they were.
-        index_device: ``gpu`` searches by a copy of the index on a GPU, ``auto`` where FAISS sees
-            one that takes this kind; filtered searches and neighbours of a document stay on the
-            CPU, and so does a mapped index.
+        options: see ``OpenOptions`` and ``EncoderOpening``.
 
     Raises:
         ConfigError: an option that cannot be used.
@@ -445,26 +407,14 @@ def open_index(
         >>> len(hits[0]), hits[0][0].id
         (3, 'd0')
     """
+    threads = options.get("threads")
     if threads is not None:
         EncoderConfig(threads=threads)
     # As it is opened again later, perhaps after a change of the working folder.
     root, mirror = place_of(absolute(path))
-    index = SearchIndex(
-        Opening(
-            root=root,
-            mirror=mirror,
-            model=model,
-            trust_remote_code=trust_remote_code,
-            device=device,
-            threads=threads,
-            verify=verify,
-            mapped=mapped,
-            rerank=rerank,
-            rerank_by=rerank_by,
-            store=None if store is None else absolute(store),
-            index_device=index_device,
-        )
-    )
+    if (store := options.get("store")) is not None:
+        options["store"] = absolute(store)
+    index = SearchIndex(root, mirror, options)
     if threads is not None:
         set_threads(threads)
     return index
