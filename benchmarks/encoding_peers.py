@@ -26,7 +26,7 @@ from whiten_index.encoding.batching import LADDERS
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import DtypeName
 from whiten_index.encoding.models import find_model
-from whiten_index.encoding.packing import PackedForward, can_pack
+from whiten_index.encoding.packing import PackedForward, packing_obstacle
 from whiten_index.encoding.tokenization import TokenWindow, tokenize
 
 CHUNK_ROWS = 1024
@@ -227,7 +227,7 @@ def _bare(setting: Setting, tokens: TokenWindow) -> Contender:
 def _bare_packed(setting: Setting, tokens: TokenWindow) -> Contender | None:
     """The forward pass on texts end to end, no pooling; None where the model cannot run so."""
     model = _bare_model(setting)
-    if not can_pack(model, torch.device(setting.device), model.dtype):
+    if packing_obstacle(model, torch.device(setting.device), model.dtype) is not None:
         return None
     packed = PackedForward(model)
 

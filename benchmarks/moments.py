@@ -22,14 +22,13 @@ from numpy.typing import NDArray
 
 from benchmarks.encoding import Rounds, Spent, ratio, timed
 from benchmarks.results_file import write
-from whiten_index.whitening.moments import Moments, Products
+from whiten_index.whitening.moments import Moments
 
 DIM, RATIO_OF_MEAN = 768, 100.0
-OURS: dict[Products, str] = {"float64": "ours, float64", "float32": "ours, float32"}
-GEMM: dict[Products, str] = {"float64": "dgemm", "float32": "sgemm"}
+OURS, GEMM = "ours, float64", "dgemm"
 # Five times the dims is what scikit-learn takes by itself. The longer the batch, the quicker, up to
 # one batch of all rows: that is the singular value decomposition of them, no longer incremental.
-# It computes in the type it is given: in float64 it is as exact as our default, in float32 not.
+# It computes in the type it is given: in float64 it is as exact as ours, in float32 not.
 PEER, PEER_AT_ONCE = "IncrementalPCA, batches of 5 d", "IncrementalPCA, one batch"
 PEER_FLOAT64 = "IncrementalPCA in float64, batches of 5 d"
 PEER_STREAM, _STREAM_ROWS = "IncrementalPCA in float64, batches of 1,024", 1024
@@ -58,13 +57,10 @@ def incremental_pca(rows: NDArray[np.floating], batch: int) -> NDArray[np.float6
 def contenders(rows: NDArray[np.float32]) -> dict[str, Callable[[], Any]]:
     """Return what takes part, by name; each works on all rows (n, d) whenever it is called."""
     n, d = rows.shape
-    found: dict[str, Callable[[], Any]] = {}
-    for products, name in OURS.items():
-        found[name] = partial(Moments.of, rows, products=products)
-    for products, name in GEMM.items():
-        left, right = (rows.astype(products) for _ in range(2))
-        for way, step in zip(_WAYS, (n, _GEMM_ROWS), strict=True):
-            found[f"{name}, {way}"] = partial(_gemm, left, right, step)
+    found: dict[str, Callable[[], Any]] = {OURS: partial(Moments.of, rows)}
+    left, right = (rows.astype(np.float64) for _ in range(2))
+    for way, step in zip(_WAYS, (n, _GEMM_ROWS), strict=True):
+        found[f"{GEMM}, {way}"] = partial(_gemm, left, right, step)
     found[PEER] = partial(_peer, rows, 5 * d)
     found[PEER_AT_ONCE] = partial(_peer, rows, n)
     double = rows.astype(np.float64)
@@ -100,24 +96,19 @@ def results(spent: Rounds, shape: tuple[int, int]) -> Iterator[dict[str, Any]]:
             "rows_per_second": n / median,
             "gigaflops_as_gemm": 2 * n * d * d / median / 1e9,
         }
-    quickest = {
-        name: _quicker(*(spent[f"{name}, {way}"] for way in _WAYS)) for name in GEMM.values()
-    }
-    pairs = [(OURS[p], GEMM[p], quickest[GEMM[p]]) for p in OURS]
-    peers = (PEER_STREAM, PEER_FLOAT64, PEER, PEER_AT_ONCE)
-    pairs += [(OURS[p], peer, spent[peer]) for p in OURS for peer in peers]
-    for us, other, theirs in pairs:
+    pairs = [(GEMM, _quicker(*(spent[f"{GEMM}, {way}"] for way in _WAYS)))]
+    pairs += [(peer, spent[peer]) for peer in (PEER_STREAM, PEER_FLOAT64, PEER, PEER_AT_ONCE)]
+    for other, theirs in pairs:
         for clock in ("cpu", "wall"):
-            taken = [[getattr(one, clock) for one in each] for each in (theirs, spent[us])]
-            yield ratio(f"speed of {us} / {other}", *taken, of=us, to=other, clock=clock)
+            taken = [[getattr(one, clock) for one in each] for each in (theirs, spent[OURS])]
+            yield ratio(f"speed of {OURS} / {other}", *taken, of=OURS, to=other, clock=clock)
 
 
 def accuracy(n: int, d: int) -> Iterator[dict[str, Any]]:
     """Yield the errors of the covariance, where the mean is a hundred times the spread."""
     rows = made_rows(n, d, ratio_of_mean=RATIO_OF_MEAN)
     truth = covariance_by_definition(rows)
-    found = {name: Moments.of(rows, products=p).covariance() for p, name in OURS.items()}
-    found[PEER] = incremental_pca(rows, 5 * d)
+    found = {OURS: Moments.of(rows).covariance(), PEER: incremental_pca(rows, 5 * d)}
     found[PEER_FLOAT64] = incremental_pca(rows.astype(np.float64), 5 * d)
     for name, covariance in found.items():
         error = np.linalg.norm(covariance - truth) / np.linalg.norm(truth)

@@ -61,7 +61,7 @@ def test_embeddings_do_not_depend_on_batches_or_threads(tiny_model, texts, budge
 def way(request, monkeypatch) -> str:
     """How batches go through the model: end to end, or each text padded to the longest."""
     if request.param == "padded":
-        monkeypatch.setattr(transformer, "can_pack", lambda *_: False)
+        monkeypatch.setattr(transformer, "packing_obstacle", lambda *_: "padded")
     return request.param
 
 

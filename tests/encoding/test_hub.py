@@ -272,25 +272,13 @@ def test_what_cannot_be_had_is_one_sentence_that_says_what_to_do(hub, bert, tmp_
     (broken / "modules.json").write_text("{")
     hub.add("org/broken", broken)
     log_in = "log in with 'hf auth login' or set HF_TOKEN"
-    gated = f"model 'org/gated' is gated: ask for access at {hub.url}/org/gated, then"
+    gated = f"if it is private or gated, ask for access at {hub.url}/org/gated, then {log_in}"
     expected = [
-        (
-            ("nobody/nothing", None, None),
-            ("nobody/nothing' is no folder here", "401", "spelling", log_in),
-        ),
-        (
-            ("nobody/nothing", None, "hf_x"),
-            ("nobody/nothing' is no folder here", "404", "spelling"),
-        ),
+        (("nobody/nothing", None, None), ("nobody/nothing' is no folder", "401", "spelling", log_in)),
+        (("nobody/nothing", None, "hf_x"), ("nobody/nothing' is no folder", "404", "spelling")),
         (("bert-bas-uncased", None, None), ("'bert-bas-uncased'", hub.url, "spelling")),
-        (
-            ("org/gated", None, None),
-            (gated, log_in),
-        ),
-        (
-            ("org/gated", None, "hf_x"),
-            (gated, log_in),
-        ),
+        (("org/gated", None, None), (gated,)),
+        (("org/gated", None, "hf_x"), (gated,)),
         (("org/open", "no-branch", None), ("'org/open' has no revision 'no-branch'", "--revision")),
         (("org/broken", None, None), ("org--broken", "modules.json cannot be read", "restore")),
     ]

@@ -49,7 +49,7 @@ def states(request, tiny_model, texts) -> Iterator[LayerStates]:
 
 @pytest.mark.parametrize("packs", [True, False])
 def test_texts_together_equal_texts_alone(tiny_model, texts, truth, packs, monkeypatch):
-    monkeypatch.setattr(transformer, "can_pack", lambda *_: packs)
+    monkeypatch.setattr(transformer, "packing_obstacle", lambda *_: None if packs else "padded")
     encoder = StateEncoder.load(str(tiny_model), poolings=POOLINGS, max_length=LONGEST)
     found = encoder.encode(texts).reshape(truth.shape)
     np.testing.assert_allclose(found, truth, atol=2e-6)
@@ -57,7 +57,7 @@ def test_texts_together_equal_texts_alone(tiny_model, texts, truth, packs, monke
 
 def test_padding_was_there(tiny_model, texts, monkeypatch):
     """The test above would be void if each batch held texts of one length only."""
-    monkeypatch.setattr(transformer, "can_pack", lambda *_: False)
+    monkeypatch.setattr(transformer, "packing_obstacle", lambda *_: "padded")
     encoder = StateEncoder.load(str(tiny_model), max_length=LONGEST)
     encoded = encoder.encode_window(texts)
     assert encoded.padded_tokens > encoded.tokens

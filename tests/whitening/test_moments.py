@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tests.helpers.moments import (
     assert_identical,
-    assert_same_higher,
     assert_same_sums,
     distance,
     higher_by_definition,
@@ -44,15 +43,11 @@ def test_higher_moments_are_those_of_the_definition_however_large_the_mean(ratio
 
 
 @pytest.mark.parametrize("every", [2, 16, 256, 4096])
-@pytest.mark.parametrize("products", ["float64", "float32"])
-def test_no_order_of_the_rows_spoils_the_covariance(every, products):
+def test_no_order_of_the_rows_spoils_the_covariance(every):
     rows = make_rows(3, 9000, 6)
     rows[::every] += 1e5  # to mislead whoever takes a few rows, or the first, for all
-    rows = rows if products == "float64" else np.sort(rows, axis=0).astype(np.float32)
     count, _, scatter = two_pass(rows)
-    covariance = Moments.of(rows, products=products).covariance()
-    limit = 1e-12 if products == "float64" else 1e-6
-    assert distance(covariance, scatter / (count - 1)) < limit
+    assert distance(Moments.of(rows).covariance(), scatter / (count - 1)) < 1e-12
 
 
 @quick
@@ -76,38 +71,14 @@ def test_fractional_weights_are_those_of_the_definition():
     assert distance(moments.scatter, scatter) < 1e-12
 
 
-@quick
-@given(
-    seed=seeds,
-    n=st.integers(2, 9000),
-    d=st.integers(1, 40),
-    ratio=st.sampled_from([0, 1, 10, 100]),
-    dtype=st.sampled_from([np.float32, np.float64]),
-    scale=st.sampled_from([1e-6, 1.0, 1e6]),
-    weighted=st.booleans(),
-)
-def test_float32_products_are_within_a_millionth(seed, n, d, ratio, dtype, scale, weighted):
-    rows = (make_rows(seed, n, d, ratio=ratio) * scale).astype(dtype)
-    weights = np.random.default_rng(seed).random(n) if weighted else None
-    found = Moments.of(rows, weights=weights, products="float32")
-    exact = Moments.of(rows, weights=weights)
-    assert found.count == exact.count
-    spread = np.sqrt(np.trace(exact.scatter) / exact.count)
-    assert np.linalg.norm(found.mean - exact.mean) <= 1e-6 * spread
-    assert distance(found.scatter, exact.scatter) <= 1e-6
-    assert_same_higher(found, exact, within=4e-6)
-    np.testing.assert_array_equal(found.scatter, found.scatter.T)
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("at", [0, 4999])
 def test_a_number_that_is_not_finite_is_an_error(bad, dtype, at):
     rows = np.ones((5000, 3), dtype)
     rows[at, 1] = bad
-    for products in ("float64", "float32"):
-        with pytest.raises(ConfigError, match="NaN or infinity"):
-            Moments.of(rows, products=products)
+    with pytest.raises(ConfigError, match="NaN or infinity"):
+        Moments.of(rows)
 
 
 @quick

@@ -98,7 +98,7 @@ def test_what_float16_costs_is_foretold(kind, condition, ratio):
     ours, truth = whitening.apply(rows.astype(np.float16)), whitening.apply(rows)
     unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (ours, truth)]
     measured = 1 - (unit[0] * unit[1]).sum(axis=1).mean()
-    foretold = 1 - whitening.rounding_cosine(relative_error=2e-4)
+    foretold = 1 - (1 + whitening.rounding_error(relative_error=2e-4) ** 2) ** -0.5
     assert 1 / 2 < measured / foretold < 2
 
 

@@ -30,16 +30,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A run of rows of one file: the unit of work, resume, reuse and distribution.
+    """A run of rows of one file: the unit of work, resume, reuse and distribution."""
 
-    Attributes:
-        file: position of the file in the corpus.
-        spans: its rows, in order.
-        bytes: uncompressed size of these rows by the footers' averages.
-    """
-
-    file: int
-    spans: tuple[Span, ...]
+    file: int  # position of the file in the corpus
+    spans: tuple[Span, ...]  # its rows, in order
+    # Uncompressed size of these rows by the footers' averages.
     bytes: int = field(default=0, compare=False)
 
     @property
@@ -59,13 +54,7 @@ def plan_shards(
 
     A shard holds up to ``shard_rows`` rows, or fewer if these would pass ``shard_bytes`` by the
     footers' average. It joins small row groups, splits large ones and ends with its file, so that
-    a change in one file moves no shard of another.
-
-    Args:
-        footers: for each file, its row groups.
-        shard_rows: rows a shard at most.
-        shard_bytes: uncompressed bytes a shard at most.
-        limit: plan only the first so many rows.
+    a change in one file moves no shard of another. ``limit`` plans only the first so many rows.
     """
     if shard_rows < 1:
         raise ConfigError(f"a shard needs at least 1 row; --shard-rows {shard_rows} was given")

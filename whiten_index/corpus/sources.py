@@ -252,20 +252,15 @@ _TAGS = ("etag", "generation", "versionid", "version_id", "md5hash", "created")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Identity that changes with the content of a file.
+    """Identity that changes with the content of a file."""
 
-    Attributes:
-        size: bytes.
-        modified: nanoseconds since 1970 of the last write, None with a tag or if the file system
-            does not say. Programs that copy files set it.
-        tag: ETag, generation or version that an object store gives, else empty.
-        local: inode and ctime of a local file. No program can set the ctime. It is not pickled,
-            since another host may see another inode.
-    """
-
-    size: int
+    size: int  # bytes
+    # Nanoseconds since 1970 of the last write, None with a tag or if the file system does not say.
+    # Programs that copy files set it.
     modified: int | None
-    tag: str = ""
+    tag: str = ""  # ETag, generation or version that an object store gives, else empty
+    # Inode and ctime of a local file. No program can set the ctime. It is not pickled, since
+    # another host may see another inode.
     local: tuple[int, int] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -279,21 +274,13 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One Parquet file.
+    """One Parquet file."""
 
-    Attributes:
-        name: its path below the source that the user named; part of a row's identity.
-        path: its path on ``filesystem``.
-        filesystem: the pyarrow file system that opens it.
-        identity: taken before it is read; None until then.
-        footer: digest of its footer; empty until that is read.
-    """
-
-    name: str
-    path: str
-    filesystem: Any
-    identity: Identity | None = None
-    footer: str = ""
+    name: str  # its path below the source that the user named; part of a row's identity
+    path: str  # its path on `filesystem`
+    filesystem: Any  # the pyarrow file system that opens it
+    identity: Identity | None = None  # taken before it is read; None until then
+    footer: str = ""  # digest of its footer; empty until that is read
 
     @property
     def place(self) -> str:

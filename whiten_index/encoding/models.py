@@ -323,7 +323,6 @@ def _longest(config: dict[str, Any], tokenizer: dict[str, Any]) -> int:
 
 _WANTED = ["*.json", "*.txt", "*.model", "*.safetensors", "*.py"]
 _UNWANTED = ["onnx/*", "openvino/*", "*.onnx"]
-_LOG_IN = "log in with 'hf auth login' or set HF_TOKEN"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REASON_LETTERS = 160
 
@@ -411,16 +410,12 @@ def _explained(
             f"model {name!r} has no revision {revision!r} on {hub}; give --revision a branch, a "
             "tag or a commit of it"
         )
-    if isinstance(reason, errors.GatedRepoError):
-        return EncoderError(
-            f"model {name!r} is gated: ask for access at {hub}/{name}, then {_LOG_IN} to a token "
-            "of the account that has it"
-        )
     # Without a log-in, the hub answers 401 for private models too.
     if isinstance(reason, errors.RepositoryNotFoundError) or status in (401, 403):
         return EncoderError(
-            f"model {name!r} is no folder here, and {hub} shows none of that name (status "
-            f"{status}); check the spelling, or {_LOG_IN} if it is private"
+            f"model {name!r} is no folder here, and {hub} does not give it (status {status}); "
+            f"check the spelling; if it is private or gated, ask for access at {hub}/{name}, then "
+            "log in with 'hf auth login' or set HF_TOKEN"
         )
     shown = f"{type(reason).__name__}: {(str(reason).splitlines() or [''])[0][:_REASON_LETTERS]}"
     # Only errors of files have a file name or such a number; errors of the network have neither.

@@ -127,15 +127,6 @@ def _runs(bounds: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         yield start, count, (bounds[-1] - start) // count
 
 
-@dataclass(frozen=True, slots=True)
-class _Packing:
-    """Arguments of attention in a packed batch."""
-
-    cu_seqlens: Tensor
-    longest: int
-    kernel: Kernel
-
-
 class PackedForward:
     """Runs a model on texts that lie end to end; nothing in it waits for the device.
 
@@ -183,14 +174,9 @@ class PackedForward:
             # wait for the device). Attention that used it would fail, being unable to stretch it.
             "attention_mask": torch.empty((1, 1, 0, 0), dtype=torch.bool, device=ids.device),
             "use_cache": False,
-            "packing": _Packing(cu_seqlens, longest, self._kernel),
+            "packing": (cu_seqlens, longest, self._kernel),
         }
         return inputs | ({"token_type_ids": torch.zeros_like(row)} if kind in _TOKEN_TYPES else {})
-
-
-def can_pack(model: Any, device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether a loaded model can run without padding; never raises."""
-    return packing_obstacle(model, device, dtype) is None
 
 
 def packing_obstacle(model: Any, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -263,26 +249,26 @@ def _attend(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    packing: _Packing | None = None,
+    packing: tuple[Tensor, int, Kernel] | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attend as transformers asks: (1, heads, T, k) -> (1, T, heads, k) where packed."""
     if packing is None:
         padded: Callable[..., tuple[Tensor, None]] = transformers.AttentionInterface()["sdpa"]
         return padded(module, query, key, value, attention_mask, **options)
+    cu_seqlens, longest, kernel = packing
     causal = options.get("is_causal")
     sliding = options.get("sliding_window")
     attention = Attention(
-        packing.cu_seqlens,
-        packing.longest,
+        cu_seqlens,
+        longest,
         scale=options.get("scaling"),
         causal=bool(module.is_causal if causal is None else causal),
         # transformers counts the token itself among those of a window.
         window=None if sliding is None else sliding - 1,
     )
     q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
-    out = packing.kernel(q, k, v, attention)
-    return out.unsqueeze(0), None
+    return kernel(q, k, v, attention).unsqueeze(0), None
 
 
 def _gpu_obstacle(model: Any, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -306,14 +292,11 @@ def _model_obstacle(model: Any) -> str | None:
         return f"a {kind} model ({type(model).__name__}) is not among {', '.join(sorted(PACKABLE))}"
     if config._attn_implementation not in ("sdpa", _IMPLEMENTATION):
         return f"its attention is {config._attn_implementation}, not sdpa"
-    if kind != "modernbert" and not getattr(config, "is_causal", True) and _slides(config):
+    bidirectional = kind != "modernbert" and not getattr(config, "is_causal", True)
+    if bidirectional and getattr(config, "sliding_window", None) is not None:
         # transformers then lets a token see one further than it tells the attention.
         return "it is a decoder made bidirectional, with sliding windows"
     return None
-
-
-def _slides(config: Any) -> bool:
-    return getattr(config, "sliding_window", None) is not None
 
 
 @torch.inference_mode()
@@ -335,9 +318,17 @@ def _trial_obstacle(model: Any, device: torch.device) -> str | None:
 @torch.inference_mode()
 def _cpu_trial_obstacle(model: Any) -> str | None:
     """Run a few tokens end to end and text by text, compare, and clean up."""
-    counts = _cpu_trial_counts(model.config)
+    config = model.config
+    longest = max(min(_CPU_TRIAL_LENGTH, config.max_position_embeddings // 2), 1)
+    counts = [longest, longest, 1, (longest + 1) // 2]
+    if (window := getattr(config, "sliding_window", None)) is not None:
+        # One text is longer than the window, by half of it: of a single token that is not seen,
+        # little is left in all states.
+        past = window + window // 2 + 2
+        if past <= min(_LONGEST_CPU_TRIAL, config.max_position_embeddings):
+            counts.append(past)
     lengths, bounds = torch.tensor(counts), [0, *accumulate(counts)]
-    ids = torch.arange(bounds[-1]) % model.config.vocab_size
+    ids = torch.arange(bounds[-1]) % config.vocab_size
     with _attention_set_back(model):
         alone = [
             model(input_ids=ids[None, begin:end], use_cache=False).last_hidden_state[0]
@@ -350,18 +341,6 @@ def _cpu_trial_obstacle(model: Any) -> str | None:
     if not error <= _CPU_TRIAL_ERROR:
         return f"texts end to end give other states than each alone, by {error:.2g}"
     return None
-
-
-def _cpu_trial_counts(config: Any) -> list[int]:
-    """Return how many tokens each text of the trial has; one is longer than a sliding window."""
-    longest = max(min(_CPU_TRIAL_LENGTH, config.max_position_embeddings // 2), 1)
-    counts = [longest, longest, 1, (longest + 1) // 2]
-    if _slides(config):
-        # By half the window: of a single token that is not seen, little is left in all states.
-        past = config.sliding_window + config.sliding_window // 2 + 2
-        if past <= min(_LONGEST_CPU_TRIAL, config.max_position_embeddings):
-            counts.append(past)
-    return counts
 
 
 @contextmanager

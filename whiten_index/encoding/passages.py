@@ -30,16 +30,11 @@ _MOST_CLOSING = 8
 
 @dataclass(frozen=True)
 class PassageConfig:
-    """Size and overlap of the passages of a text.
+    """Size and overlap of the passages of a text."""
 
-    Attributes:
-        tokens: most tokens of a passage that the model sees: special ones and the document
-            prompt included.
-        overlap: most tokens of text that neighbours share, up to half of a passage's.
-    """
-
+    # Most tokens of a passage that the model sees: special ones and the document prompt included.
     tokens: int
-    overlap: int = 0
+    overlap: int = 0  # most tokens of text that neighbours share, up to half of a passage's
 
     def __post_init__(self) -> None:
         if self.overlap >= self.tokens:

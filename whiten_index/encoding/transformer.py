@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from whiten_index.encoding.model_files import HeadStep, weight_files
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.packing import PackedForward, can_pack, pool_packed
+from whiten_index.encoding.packing import PackedForward, packing_obstacle, pool_packed
 from whiten_index.encoding.pooling import Pooling, mean_layers, pool
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.tokenization import cannot_load, code_pin, load_tokenizer
@@ -53,7 +53,7 @@ class Transformer:
         self.vocabulary: int | None = getattr(known, "num_embeddings", None)
         last = int(getattr(config, "num_hidden_layers", None) or config.num_layers)
         # Texts end to end, without padding.
-        self.packs = can_pack(model, device, model.dtype)
+        self.packs = packing_obstacle(model, device, model.dtype) is None
         self._packed = PackedForward(model) if self.packs else None
         # With padding, and by a GPU's kernels, a text depends on its batch.
         self.fewest_rows = _FEWEST_ROWS if self.packs and device.type == "cpu" else 0

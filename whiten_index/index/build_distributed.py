@@ -56,22 +56,11 @@ def build_faiss_index(
     reuse: CodeReuse | None = None,
     executor: Executor | None = None,
 ) -> IndexBuildResult:
-    """Write a FAISS index with every row in it, in order, into a folder.
+    """Write a FAISS index with every row in it, in order, into an existing folder.
 
-    Builds, updates and sweeps all make their indexes here.
-
-    Args:
-        embeddings: of the corpus.
-        whitening: the transform.
-        plan: the index to make.
-        stages: receive the progress.
-        folder: an existing folder; if workers on other machines do the work, on a shared disk.
-        reuse: a version with the same transform and index, whose codes unchanged rows keep.
-        executor: runs the work; this process by default.
-
-    Raises:
-        ConfigError: FAISS cannot build or train the factory.
-        OSError: the disk is full or cannot be written.
+    Builds, updates and sweeps all make their indexes here. ``reuse`` is a version with the same
+    transform and index, whose codes unchanged rows keep. Workers on other machines need the folder
+    on a shared disk.
     """
     if plan.budget is not None:
         # Memory freed by reading and fitting is not to count.

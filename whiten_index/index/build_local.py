@@ -30,29 +30,17 @@ _LISTS_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class IndexBuildResult:
-    """Facts about an index that is written, and no longer held in memory.
+    """Facts about an index that is written, and no longer held in memory."""
 
-    Attributes:
-        nprobe: lists a query looks into, None for an index without lists.
-        sizes: bytes by their use.
-        vector_bytes: of the reduced vectors, without ids and the like.
-        file_bytes: of its files together.
-        tuned: its setting and index recall.
-        rerank: candidates a query to score again from the store, None for its own scores.
-        device: gpu or cpu, where it was made.
-        mapped: whether its lists are in a file of their own, which is mapped for search.
-        rotated: whether its transforms end in a random rotation.
-    """
-
-    nprobe: int | None
-    sizes: IndexBytes
-    vector_bytes: int
-    file_bytes: int
-    tuned: OperatingPoint
-    rerank: int | None
-    device: str
-    mapped: bool
-    rotated: bool
+    nprobe: int | None  # lists a query looks into, None for an index without lists
+    sizes: IndexBytes  # bytes by their use
+    vector_bytes: int  # of the reduced vectors, without ids and the like
+    file_bytes: int  # of its files together
+    tuned: OperatingPoint  # its setting and index recall
+    rerank: int | None  # candidates a query to score again from the store, None for its own scores
+    device: str  # gpu or cpu, where it was made
+    mapped: bool  # whether its lists are in a file of their own, which is mapped for search
+    rotated: bool  # whether its transforms end in a random rotation
 
     @classmethod
     def of(
@@ -76,30 +64,18 @@ class IndexBuildResult:
 
 @dataclass(frozen=True, eq=False)
 class CodeReuse:
-    """A published index whose codes are reused as they are.
+    """A published index whose codes are reused as they are."""
 
-    Attributes:
-        open: opens the index, mapped.
-        old_rows: (n,) the row there of each row of the new index, −1 for a new row.
-        tuned: its setting and index recall.
-        rerank: candidates a query to score again from the store, None for its own scores.
-    """
-
-    open: Callable[[], Any]
-    old_rows: NDArray[np.int64]
-    tuned: OperatingPoint
-    rerank: int | None
+    open: Callable[[], Any]  # opens the index, mapped
+    old_rows: NDArray[np.int64]  # (n,) the row there of each row of the new index, −1 for a new row
+    tuned: OperatingPoint  # its setting and index recall
+    rerank: int | None  # candidates a query to score again from the store, None for its own scores
 
 
 def build_local(
     vectors: VectorSource, plan: IndexPlan, stages: Stages, folder: Path
 ) -> IndexBuildResult:
-    """Train an index, fill it with all rows in order, tune it, and write it into a folder.
-
-    Raises:
-        ConfigError: FAISS cannot build or train the factory.
-        OSError: the disk is full or cannot be written.
-    """
+    """Train an index, fill it with all rows in order, tune it, and write it into a folder."""
     index, held_out = train_index(vectors, plan, stages)
     empty = index.on_cpu()
     if _on_disk(empty, plan):
@@ -122,12 +98,7 @@ def build_local(
 def build_from_codes(
     reuse: CodeReuse, vectors: VectorSource, plan: IndexPlan, stages: Stages, folder: Path
 ) -> IndexBuildResult:
-    """Write an index of reused codes and of new rows, in memory or on disk as any other.
-
-    Raises:
-        ArtifactError: the published index is damaged.
-        OSError: the disk is full or cannot be written.
-    """
+    """Write an index of reused codes and of new rows, in memory or on disk as any other."""
     # Both mapped, so that no more of the old one is held than what is being copied.
     old, new = reuse.open(), reuse.open()
     remove_rows(new)

@@ -14,12 +14,13 @@ The structure comes first, then the codec.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-import re
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
+
+from pydantic import ByteSize, TypeAdapter
 
 from whiten_index.errors import ConfigError
 from whiten_index.index.factory import inner_index
@@ -38,33 +39,21 @@ LEAST_WORK = 32 << 20
 _GRAPH = "HNSW32"
 # No file is so large; a float may be infinite.
 _BEYOND = 1 << 63
-_UNITS = {"": 1, "b": 1} | {
-    f"{prefix}{ending}": base ** (power + 1)
-    for power, prefix in enumerate("kmgt")
-    for ending, base in (("", 1000), ("b", 1000), ("ib", 1024))
-}
+_SIZES = TypeAdapter(ByteSize)
 
 
 @dataclass(frozen=True)
 class Codec:
-    """A codec of vectors.
+    """A codec of vectors."""
 
-    Attributes:
-        name: in words.
-        factory: ending of the factory string, with {halves} for k/2.
-        in_graph: whether HNSW can keep it.
-        rerank: candidates scored again from the store, if any are, until tuning finds the number.
-        recall: index recall@10 by its own scores, looking at all rows, as measured on SciFact's
-            vectors (MiniLM, PCA, k = 128), None if candidates are always scored again.
-        divides: k must be a multiple of this.
-    """
-
-    name: str
-    factory: str
-    in_graph: bool
-    rerank: int
+    name: str  # in words
+    factory: str  # ending of the factory string, with {halves} for k/2
+    in_graph: bool  # whether HNSW can keep it
+    rerank: int  # candidates scored again from the store, if any are, until tuning finds the number
+    # Index recall@10 by its own scores, looking at all rows, as measured on SciFact's vectors
+    # (MiniLM, PCA, k = 128), None if candidates are always scored again.
     recall: float | None
-    divides: int = 1
+    divides: int = 1  # k must be a multiple of this
 
     def rerank_for(self, target_recall: float) -> int | None:
         """Return the candidates scored again, None if its own scores are good enough."""
@@ -88,23 +77,15 @@ CODECS = (
 
 @dataclass(frozen=True)
 class FactoryChoice:
-    """The FAISS index that is built, and the reason.
+    """The FAISS index that is built, and the reason."""
 
-    Attributes:
-        asked: factory string of the user, or ``auto``.
-        built: factory string it comes to.
-        rerank: candidates a query whose scores come from the store, None for the index's own.
-        why: one sentence.
-        expected: bytes of the index, before it is made.
-        expected_recall: index recall@10 to expect, None for a factory that was named.
-    """
-
-    asked: str
-    built: str
+    asked: str  # factory string of the user, or `auto`
+    built: str  # factory string it comes to
+    # Candidates a query whose scores come from the store, None for the index's own.
     rerank: int | None
-    why: str
-    expected: IndexBytes
-    expected_recall: float | None
+    why: str  # one sentence
+    expected: IndexBytes  # bytes of the index, before it is made
+    expected_recall: float | None  # index recall@10 to expect, None for a factory that was named
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice as JSON values."""
@@ -113,21 +94,13 @@ class FactoryChoice:
 
 @dataclass(frozen=True)
 class IndexPlan:
-    """The FAISS index to build, and its resources.
+    """The FAISS index to build, and its resources."""
 
-    Attributes:
-        choice: factory named and built.
-        seed: of the training sample and of the vectors held out.
-        target_recall: index recall that the index is tuned to.
-        budget: bytes held in memory, None for no limit.
-        device: auto, cpu or gpu.
-    """
-
-    choice: FactoryChoice
-    seed: int
-    target_recall: float = TARGET_RECALL
-    budget: int | None = None
-    device: str = "auto"
+    choice: FactoryChoice  # factory named and built
+    seed: int  # of the training sample and of the vectors held out
+    target_recall: float = TARGET_RECALL  # index recall that the index is tuned to
+    budget: int | None = None  # bytes held in memory, None for no limit
+    device: str = "auto"  # auto, cpu or gpu
 
     @property
     def built(self) -> str:
@@ -170,16 +143,7 @@ def choose_factory(
 ) -> FactoryChoice:
     """Choose the index for ``rows`` vectors of k dims, or take the factory named.
 
-    Args:
-        factory: FAISS factory string, or ``auto``.
-        rows: of the corpus.
-        dim: width d of the raw embeddings.
-        k: width kept.
-        budget: bytes the index may hold in memory, None for no limit.
-        target_recall: index recall@10 wanted.
-
-    Raises:
-        ConfigError: FAISS does not know the factory, or nothing fits the budget.
+    ``dim`` is the width d of raw embeddings, ``budget`` the bytes of memory that the index may hold.
     """
     if factory != AUTO:
         expected = expected_bytes(factory, rows=rows, dim=dim, k=k)
@@ -203,20 +167,14 @@ def choose_factory(
 
 
 def parse_bytes(text: str | int, *, option: str = "--memory-budget") -> int:
-    """Return bytes of a text such as ``4GiB``, ``512MB`` or ``1000000``.
-
-    Raises:
-        ConfigError: it is no size.
-    """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(text))
-    unit = None if found is None else _UNITS.get(found[2].lower())
-    size = 0 if found is None or unit is None else int(Fraction(found[1]) * unit)
-    if not 1 <= size < _BEYOND:
-        raise ConfigError(
-            f"{option} {str(text)!r} is no size; write bytes, or a number with KB, MB, GB, "
-            "KiB, MiB or GiB, such as 4GiB"
-        )
-    return size
+    """Return bytes of a text such as ``4GiB``, ``512MB`` or ``1000000``."""
+    with contextlib.suppress(ValueError, OverflowError):
+        if 1 <= (size := int(_SIZES.validate_python(text))) < _BEYOND:
+            return size
+    raise ConfigError(
+        f"{option} {str(text)!r} is no size; write bytes, or a number with KB, MB, GB, KiB, MiB or "
+        "GiB, such as 4GiB"
+    )
 
 
 def in_units(size: int) -> str:
@@ -275,11 +233,7 @@ def _held(factory: str, k: int, expected: IndexBytes) -> int:
 
 
 def _require_memory(factory: str, expected: IndexBytes) -> None:
-    """Refuse, without a budget, an index that is larger than the machine's memory.
-
-    Raises:
-        ConfigError: it is.
-    """
+    """Refuse, without a budget, an index that is larger than the machine's memory."""
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -292,11 +246,7 @@ def _require_memory(factory: str, expected: IndexBytes) -> None:
 
 
 def _require_room(factory: str, k: int, expected: IndexBytes, budget: int | None) -> None:
-    """Refuse a factory that was named and cannot be made within a budget.
-
-    Raises:
-        ConfigError: it is too large and of no kind that is made on disk.
-    """
+    """Refuse a factory that was named and cannot be made within a budget."""
     if budget is None:
         _require_memory(factory, expected)
     elif not lists_on_disk(inner_index(factory, k)):

@@ -75,9 +75,6 @@ def reuse_codes(
     a row may be reused several times. ``vectors`` has the blocks of the new rows. ``new`` is the
     file of ``old`` opened once more and emptied, because FAISS cannot copy all kinds. Its lists are
     built in memory, or by ``on_disk``, which the caller joins.
-
-    Raises:
-        ArtifactError: the lists of the old index are damaged.
     """
     new_rows = np.flatnonzero(old_rows < 0)
     if on_disk is not None:
@@ -186,11 +183,7 @@ def _complete(new: Any, rows: int) -> None:
 
 
 def _entries(index: Any, old_rows: Rows) -> Iterator[tuple[Codes, Rows]]:
-    """Yield the codes of ``sa_encode`` of each list (m, size), and the new numbers of the rows.
-
-    Raises:
-        ArtifactError: the lists do not hold each row once.
-    """
+    """Yield the codes of ``sa_encode`` of each list (m, size), and the new numbers of the rows."""
     order = np.argsort(old_rows, kind="stable")[np.count_nonzero(old_rows < 0) :]
     kept, seen = old_rows[order], np.zeros(len(old_rows), dtype=np.bool_)
     read = 0

@@ -16,24 +16,16 @@ _ROWS_AT_A_TIME = 8192
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """Findings in an index.
+    """Findings in an index."""
 
-    Attributes:
-        rows: its number of rows.
-        decoded: whether all codes could be decoded; codes that are packed in blocks cannot, and
-            hold whole numbers only.
-        broken: codes that decode to NaN or infinity.
-        lost: rows that no list holds, 0 without lists.
-        strange: entries of lists that are no row, or a row for the second time.
-        learned: whether centroids and codebooks are finite.
-    """
-
-    rows: int
+    rows: int  # its number of rows
+    # Whether all codes could be decoded; codes that are packed in blocks cannot, and hold whole
+    # numbers only.
     decoded: bool
-    broken: int
-    lost: int
-    strange: int
-    learned: bool
+    broken: int  # codes that decode to NaN or infinity
+    lost: int  # rows that no list holds, 0 without lists
+    strange: int  # entries of lists that are no row, or a row for the second time
+    learned: bool  # whether centroids and codebooks are finite
 
 
 def examine(index: Any) -> Examined:

@@ -13,11 +13,7 @@ _WITHOUT_PARTS = re.compile(r"[A-Za-z]0+(?![0-9])|(HNSW|NSG)1(?![0-9])")
 
 
 def inner_index(factory: str, k: int) -> Any:
-    """Return an empty FAISS index over ``k`` dims, by inner product.
-
-    Raises:
-        ConfigError: FAISS does not know the string, or it holds its own transform.
-    """
+    """Return an empty FAISS index over ``k`` dims, by inner product."""
     faiss = load_faiss()
     if _WITHOUT_PARTS.search(factory):
         # FAISS itself would divide by zero and end the process.
@@ -63,11 +59,7 @@ def inner_index(factory: str, k: int) -> Any:
 
 
 def peer_index(factory: str, dim: int) -> Any:
-    """Return an empty index over ``dim`` raw dims by FAISS alone, its own transforms allowed.
-
-    Raises:
-        ConfigError: FAISS cannot make it.
-    """
+    """Return an empty index over ``dim`` raw dims by FAISS alone, its own transforms allowed."""
     faiss = load_faiss()
     try:
         index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)

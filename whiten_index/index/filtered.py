@@ -42,17 +42,11 @@ _MOST_HITS = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The rows of an index that pass a filter.
+    """The rows of an index that pass a filter."""
 
-    Attributes:
-        bits: a bit a row, the lowest of each byte first.
-        total: rows in the index.
-        count: rows that pass.
-    """
-
-    bits: NDArray[np.uint8]
-    total: int
-    count: int
+    bits: NDArray[np.uint8]  # a bit a row, the lowest of each byte first
+    total: int  # rows in the index
+    count: int  # rows that pass
 
     @classmethod
     def of(cls, mask: NDArray[np.bool_]) -> Selection:

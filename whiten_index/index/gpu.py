@@ -27,17 +27,11 @@ _OUT_OF_MEMORY = ("out of memory", "out_of_memory", "bad_alloc")
 
 @dataclass(frozen=True, eq=False)
 class DeviceIndex:
-    """An index on the device that works on it.
+    """An index on the device that works on it."""
 
-    Attributes:
-        index: on the GPU, or the CPU's own.
-        device: ``gpu`` or ``cpu``.
-        resources: of the GPU, kept as long as the index.
-    """
-
-    index: Any
-    device: str
-    resources: Any = None
+    index: Any  # on the GPU, or the CPU's own
+    device: str  # `gpu` or `cpu`
+    resources: Any = None  # of the GPU, kept as long as the index
 
     @classmethod
     def place(
@@ -52,9 +46,6 @@ class DeviceIndex:
 
         ``auto`` takes a GPU if there is one that can hold this kind, and notes the reason if not;
         ``gpu`` insists. ``to_search`` checks the index's own settings too.
-
-        Raises:
-            ConfigError: ``gpu`` was requested and is not available.
         """
         require_device(device)
         if device == "cpu" or _missing() is not None:
@@ -71,11 +62,7 @@ class DeviceIndex:
 
     @classmethod
     def _moved(cls, inner: Any, *, to_search: bool) -> DeviceIndex:
-        """Return an index on the first GPU.
-
-        Raises:
-            ConfigError: its kind does not go there, or the GPU cannot take it.
-        """
+        """Return an index on the first GPU."""
         faiss = load_faiss()
         kind = type(faiss.downcast_index(inner)).__name__
         if not runs_on_gpu(inner):
@@ -103,9 +90,6 @@ class DeviceIndex:
         """Return the index after the work; if a GPU's memory runs out, do it on the CPU's index.
 
         ``fallback`` is the CPU's index in the state before the work. ``device`` is that requested.
-
-        Raises:
-            ConfigError: the memory of a GPU that was requested ran out.
         """
         try:
             work(self.index)
@@ -131,11 +115,7 @@ def _ran_out(error: BaseException) -> bool:
 
 
 def require_device(device: str) -> None:
-    """Refuse an unknown device, or a GPU that FAISS cannot use.
-
-    Raises:
-        ConfigError: the device is not available.
-    """
+    """Refuse an unknown device, or a GPU that FAISS cannot use."""
     if device not in DEVICES:
         raise ConfigError(f"--index-device {device!r} is unknown; use {', '.join(DEVICES)}")
     if device == "gpu" and (reason := _missing()) is not None:

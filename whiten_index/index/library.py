@@ -25,12 +25,7 @@ _WAITING = "OMP_WAIT_POLICY"
 
 @functools.cache
 def load_faiss() -> Any:
-    """Return the faiss module, of the cpu or the gpu package alike.
-
-    Raises:
-        ConfigError: neither is installed, or the release is too old.
-        StorageError: the system cannot load it, for example with too little memory.
-    """
+    """Return the faiss module, of the cpu or the gpu package alike."""
     try:
         with _resting_threads():
             import faiss

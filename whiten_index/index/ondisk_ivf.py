@@ -40,15 +40,10 @@ def lists_on_disk(inner: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows sorted by list: starts of the lists (nlist + 1,), codes (n, size), row numbers (n,).
+    """Rows sorted by list: starts of the lists (nlist + 1,), codes (n, size), row numbers (n,)."""
 
-    Attributes:
-        offset: of the part in the file of parts.
-        rows: n.
-    """
-
-    offset: int
-    rows: int
+    offset: int  # of the part in the file of parts
+    rows: int  # n
 
     def arrays(
         self, spilled: Codes, *, nlist: int, size: int

@@ -20,25 +20,15 @@ _GRAPH_A_ROW = 4 + 8
 
 @dataclass(frozen=True, kw_only=True)
 class IndexBytes:
-    """Bytes of a whole index, in its file and in memory once it is opened.
+    """Bytes of a whole index, in its file and in memory once it is opened."""
 
-    Attributes:
-        codes: of the vectors, in any codec; both copies of a refined index.
-        ids: row numbers in inverted lists.
-        lists: lengths of inverted lists and the padding of their blocks.
-        graph: neighbours of every row.
-        matrix: transforms from d to k dims.
-        codebooks: of the codec.
-        centroids: of the lists, with the graph over them if there is one.
-    """
-
-    codes: int = 0
-    ids: int = 0
-    lists: int = 0
-    graph: int = 0
-    matrix: int = 0
-    codebooks: int = 0
-    centroids: int = 0
+    codes: int = 0  # of the vectors, in any codec; both copies of a refined index
+    ids: int = 0  # row numbers in inverted lists
+    lists: int = 0  # lengths of inverted lists and the padding of their blocks
+    graph: int = 0  # neighbours of every row
+    matrix: int = 0  # transforms from d to k dims
+    codebooks: int = 0  # of the codec
+    centroids: int = 0  # of the lists, with the graph over them if there is one
 
     @property
     def per_row_total(self) -> int:
@@ -70,11 +60,7 @@ def measured_bytes(index: Any) -> IndexBytes:
 
 
 def expected_bytes(factory: str, *, rows: int, dim: int, k: int) -> IndexBytes:
-    """Return the bytes of an index of ``rows`` rows, by the structure of the empty one.
-
-    Raises:
-        ConfigError: FAISS cannot make the factory.
-    """
+    """Return the bytes of an index of ``rows`` rows, by the structure of the empty one."""
     # Centring, and the matrix.
     transform = IndexBytes(matrix=_FLOAT * (dim + dim * k))
     return transform + _bytes_of(inner_index(factory, k), rows=rows)
@@ -150,25 +136,16 @@ def _codebook_bytes(index: Any) -> int:
     size = 0
     if hasattr(index, "pq"):
         size += int(index.pq.M) * int(index.pq.ksub) * int(index.pq.dsub) * _FLOAT
-    if hasattr(index, "sq"):
-        size += _scalar_bytes(index)
+    sq = load_faiss().ScalarQuantizer
+    if hasattr(index, "sq") and index.sq.qtype in (sq.QT_8bit, sq.QT_6bit, sq.QT_4bit):
+        # A least and a width a dimension.
+        size += 2 * int(index.d) * _FLOAT
     if hasattr(index, "aq"):
         size += int(index.aq.total_codebook_size) * int(index.d) * _FLOAT
     if hasattr(index, "rabitq") and not hasattr(index, "nlist"):
         # The centre; lists have their own.
         size += int(index.d) * _FLOAT
     return size
-
-
-def _scalar_bytes(index: Any) -> int:
-    """Return the bytes of the ranges of a scalar codec: a least and a width a dimension."""
-    faiss = load_faiss()
-    ranged = (
-        faiss.ScalarQuantizer.QT_8bit,
-        faiss.ScalarQuantizer.QT_6bit,
-        faiss.ScalarQuantizer.QT_4bit,
-    )
-    return 2 * int(index.d) * _FLOAT if index.sq.qtype in ranged else 0
 
 
 def _transform_bytes(index: Any) -> int:

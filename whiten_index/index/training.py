@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,11 +26,7 @@ _ROWS_A_LIST = 39
 def train_index(
     vectors: VectorSource, plan: IndexPlan, stages: Stages
 ) -> tuple[DeviceIndex, NDArray[np.int64]]:
-    """Return the trained index, and the rising numbers of the rows held out of the training.
-
-    Raises:
-        ConfigError: FAISS cannot build or train the factory.
-    """
+    """Return the trained index, and the rising numbers of the rows held out of the training."""
     inner = inner_index(plan.built, vectors.k)
     sample, held_out = _draw_rows(inner, vectors, plan)
     # This also changes settings of the training, so it comes before the copy to a GPU.
@@ -87,17 +82,13 @@ def least_training_rows(inner: Any) -> int:
     if inner.is_trained:
         return 0
     lists = lists_of(inner)
-    codes = [codebook.values for codebook in _codebooks(inner)]
+    codes = [values for values, _ in _codebooks(inner)]
     least: int = max(1, *codes, 0 if lists is None else int(lists.nlist))
     return least
 
 
 def require_training_rows(inner: Any, factory: str, *, rows: int) -> None:
-    """Refuse a factory that learns more centroids than there are rows.
-
-    Raises:
-        ConfigError: it does.
-    """
+    """Refuse a factory that learns more centroids than there are rows."""
     least = least_training_rows(inner)
     if rows < least:
         raise ConfigError(
@@ -112,33 +103,28 @@ def too_few_rows(inner: Any, sample_rows: int) -> str | None:
 
     FAISS's own warnings, which name none of the user's options, are switched off.
     """
-    lists = lists_of(inner)
-    codebooks = _codebooks(inner)
-    for codebook in codebooks:
-        if codebook.clustering is not None:
-            codebook.clustering.min_points_per_centroid = 1
-    codes = max((codebook.values for codebook in codebooks), default=0)
+    lists, codes = lists_of(inner), 0
+    for values, clustering in _codebooks(inner):
+        codes = max(codes, values)
+        if clustering is not None:
+            clustering.min_points_per_centroid = 1
     if lists is not None:
         lists.cp.min_points_per_centroid = 1
-    if lists is None or sample_rows >= _ROWS_A_LIST * lists.nlist:
-        if sample_rows >= _ROWS_A_LIST * codes:
-            return None
-        return (
-            f"note: codes of {codes} values are learned from {sample_rows} rows, and FAISS advises "
-            f"{_ROWS_A_LIST * codes}; codes of fewer bits, or --factory SQ8, would search better"
-        )
+        if sample_rows < _ROWS_A_LIST * lists.nlist:
+            return (
+                f"note: {lists.nlist} lists are learned from {sample_rows} rows, and FAISS advises "
+                f"{_ROWS_A_LIST} a list; --factory with fewer lists would search better"
+            )
+    if sample_rows >= _ROWS_A_LIST * codes:
+        return None
     return (
-        f"note: {lists.nlist} lists are learned from {sample_rows} rows, and FAISS advises "
-        f"{_ROWS_A_LIST} a list; --factory with fewer lists would search better"
+        f"note: codes of {codes} values are learned from {sample_rows} rows, and FAISS advises "
+        f"{_ROWS_A_LIST * codes}; codes of fewer bits, or --factory SQ8, would search better"
     )
 
 
 def train(inner: Any, sample: NDArray[np.float32], factory: str) -> None:
-    """Train an index on unit vectors (m, k).
-
-    Raises:
-        ConfigError: FAISS cannot train this factory on so few rows.
-    """
+    """Train an index on unit vectors (m, k)."""
     try:
         inner.train(sample)
     except RuntimeError as error:
@@ -148,33 +134,19 @@ def train(inner: Any, sample: NDArray[np.float32], factory: str) -> None:
         ) from error
 
 
-@dataclass(frozen=True, eq=False)
-class _Codebook:
-    """The codebook of a quantizer: values of a code, and FAISS's clustering if it uses that."""
+def _codebooks(inner: Any) -> list[tuple[int, Any]]:
+    """Return the codebooks learned inside an index, at any depth: values of a code, clustering.
 
-    values: int
-    clustering: Any
-
-
-def _codebooks(inner: Any) -> list[_Codebook]:
-    """Return the codebooks that are learned inside an index, at any depth."""
+    The clustering is None for a codebook that FAISS learns in another way.
+    """
     faiss = load_faiss()
     inside = (getattr(inner, name, None) for name in ("base_index", "refine_index", "storage"))
     parts = [faiss.downcast_index(part) for part in inside if part is not None]
     found = [codebook for part in parts for codebook in _codebooks(part)]
-    product, additive = getattr(inner, "pq", None), getattr(inner, "aq", None)
-    if product is not None:
-        found.append(_Codebook(2 ** int(product.nbits), product.cp))
-    if additive is not None:
-        found += _additive(faiss.downcast_Quantizer(additive))
+    if (product := getattr(inner, "pq", None)) is not None:
+        found.append((2 ** int(product.nbits), product.cp))
+    if (additive := getattr(inner, "aq", None)) is not None:
+        quantizer = faiss.downcast_Quantizer(additive)
+        bits = int(faiss.vector_to_array(quantizer.nbits).max(initial=0))
+        found.append((2**bits, getattr(quantizer, "cp", None)))
     return found
-
-
-def _additive(quantizer: Any) -> list[_Codebook]:
-    """Return the codebooks of codes that are sums, or of each part of a vector."""
-    faiss = load_faiss()
-    if isinstance(quantizer, faiss.ProductAdditiveQuantizer):
-        subs = (quantizer.subquantizer(place) for place in range(quantizer.nsplits))
-        return [book for sub in subs for book in _additive(faiss.downcast_Quantizer(sub))]
-    bits = faiss.vector_to_array(quantizer.nbits)
-    return [_Codebook(2 ** int(bits.max(initial=0)), getattr(quantizer, "cp", None))]

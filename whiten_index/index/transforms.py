@@ -66,12 +66,9 @@ class Transforms:
     """Unit vectors of raw embeddings, computed as the index does; a few rows without FAISS.
 
     FAISS takes some 100 µs for a single row, of which numpy's own products need 5.
-
-    Attributes:
-        index: behind the transforms, which live as long as it does.
     """
 
-    index: Any
+    index: Any  # behind the transforms, which live as long as it does
     _steps: tuple[_Step, ...] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -175,19 +172,13 @@ class EmbeddingReader(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class VectorSource:
-    """The unit vectors that an index keeps of a corpus.
+    """The unit vectors that an index keeps of a corpus."""
 
-    Attributes:
-        embeddings: the raw embeddings.
-        whitening: the transform.
-        rotation: (k, k) random rotation, None if the codes gain nothing by one.
-        work_bytes: memory for blocks of rows, None for no limit.
-    """
-
-    embeddings: EmbeddingReader
-    whitening: Whitening
+    embeddings: EmbeddingReader  # the raw embeddings
+    whitening: Whitening  # the transform
+    # (k, k) random rotation, None if the codes gain nothing by one.
     rotation: NDArray[np.float64] | None = None
-    work_bytes: int | None = None
+    work_bytes: int | None = None  # memory for blocks of rows, None for no limit
 
     @property
     def rows(self) -> int:
@@ -228,9 +219,6 @@ class VectorSource:
 
         The stage lasts until the last block is used. An ``index`` that has the transforms saves
         making them.
-
-        Raises:
-            ConfigError: some embeddings or vectors are beyond float32.
         """
         if index is None:
             index = self.wrap(load_faiss().IndexFlatIP(self.k))
@@ -247,11 +235,7 @@ class VectorSource:
                 watcher.advance(len(block))
 
     def _require_lengths(self, rows: NDArray[np.floating]) -> None:
-        """Refuse rows that FAISS would scale to length 1 wrongly, by a sample of a block.
-
-        Raises:
-            ConfigError: the square of a length is beyond float32, or below it.
-        """
+        """Refuse rows that FAISS would scale to length 1 wrongly, by a sample of a block."""
         some = rows[:: max(len(rows) // _CHECKED_ROWS, 1)]
         lengths = [np.linalg.norm(self.whitening.apply(some), axis=1)]
         if self.whitening.normalize_input:

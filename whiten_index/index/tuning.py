@@ -32,21 +32,14 @@ CANDIDATES = (20, 50, 100, 200, 500, 1_000)
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """The setting of an index, and its index recall.
+    """The setting of an index, and its index recall."""
 
-    Attributes:
-        parameters: nprobe, efSearch or k_factor; empty for a kind without any.
-        recall: share of the exact neighbours found, None if nothing was measured.
-        target: recall wanted.
-        reached: whether it is met.
-        queries: held-out vectors it was measured with.
-    """
-
+    # Nprobe, efSearch or k_factor; empty for a kind without any.
     parameters: dict[str, int] = field(default_factory=dict)
-    recall: float | None = None
-    target: float = 0.0
-    reached: bool = False
-    queries: int = 0
+    recall: float | None = None  # share of the exact neighbours found, None if nothing was measured
+    target: float = 0.0  # recall wanted
+    reached: bool = False  # whether it is met
+    queries: int = 0  # held-out vectors it was measured with
 
     def to_json(self) -> dict[str, Any]:
         """Return the point as JSON values."""
@@ -55,18 +48,13 @@ class OperatingPoint:
 
 @dataclass(frozen=True, eq=False)
 class GroundTruth:
-    """Queries held out of the training, and their exact neighbours.
+    """Queries held out of the training, and their exact neighbours."""
 
-    Attributes:
-        queries: (q, k) unit vectors.
-        neighbours: (q, n) row numbers, without the query itself; −1 is not counted.
-        rows: (q,) row numbers of the queries themselves, None if the index lacks them.
-        late: (m,) rising numbers of rows that are added after the tuning, none by default.
-    """
-
-    queries: Vectors
-    neighbours: Rows
+    queries: Vectors  # (q, k) unit vectors
+    neighbours: Rows  # (q, n) row numbers, without the query itself; −1 is not counted
+    # (q,) row numbers of the queries themselves, None if the index lacks them.
     rows: Rows | None = None
+    # (m,) rising numbers of rows that are added after the tuning, none by default.
     late: Rows = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @classmethod

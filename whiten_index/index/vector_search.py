@@ -137,11 +137,7 @@ def first_of_each(hits: Rows, document_of: Callable[[Rows], Rows]) -> NDArray[np
 
 
 def vectors_of(inner: Any, rows: range) -> NDArray[np.float32]:
-    """Return the vectors of n rows as the index keeps them, (n, k).
-
-    Raises:
-        ConfigError: this kind of index gives no vectors back.
-    """
+    """Return the vectors of n rows as the index keeps them, (n, k)."""
     faiss = load_faiss()
     if isinstance(inner, faiss.IndexRefine):
         inner = faiss.downcast_index(inner.refine_index)

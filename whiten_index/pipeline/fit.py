@@ -158,7 +158,7 @@ def _note_rounding(encoded: EncodeReport, whitening: Whitening) -> None:
     shards = (encoded.store.find(p.shard, verify=False) for p in encoded.record.parts if p.rows)
     if not any(shard is not None and shard.dtype == "float16" for shard in shards):
         return
-    cosine = whitening.rounding_cosine(relative_error=_FLOAT16_RMS_ERROR)
+    cosine = (1 + whitening.rounding_error(relative_error=_FLOAT16_RMS_ERROR) ** 2) ** -0.5
     if cosine < _EQUAL_COSINE:
         less = "--floor 1e-5" if whitening.kind.rotates_back else "a smaller k"
         encoded.stages.watcher.note(

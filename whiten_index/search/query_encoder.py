@@ -59,11 +59,7 @@ class QueryEncoder:
 
     @property
     def config(self) -> EncoderConfig | None:
-        """Configuration that loads it; ``None`` if the index knows none.
-
-        Raises:
-            EncoderError: the model needs code that the opener does not allow.
-        """
+        """Configuration that loads it; ``None`` if the index knows none."""
         recorded = self._recorded
         return None if recorded is None else recorded_config(recorded, **self._opening)
 
@@ -74,11 +70,7 @@ class QueryEncoder:
 
     @property
     def recorded(self) -> EncoderSpec:
-        """The encoder's identity.
-
-        Raises:
-            ConfigError: no model is known for queries.
-        """
+        """The encoder's identity."""
         if self._recorded is None:
             raise ConfigError(
                 "this index was built from an embedding column, so it cannot encode text; "
@@ -94,12 +86,7 @@ class QueryEncoder:
         return self._recorded.query_fingerprint == other._recorded.query_fingerprint
 
     def get(self) -> Encoder:
-        """Return it.
-
-        Raises:
-            ConfigError: no model is known for queries.
-            EncoderError: the model is not the one the index was built with.
-        """
+        """Return it."""
         with self._loading:
             if self._encoder is None:
                 from whiten_index.encoding.encoder import Encoder
@@ -111,11 +98,6 @@ class QueryEncoder:
         """Find the model's files and check that they are those of the index, without loading them.
 
         They are checked for queries, and for ``documents`` too.
-
-        Raises:
-            ConfigError: no model is known for queries.
-            EncoderError: the model is gone, needs code that the opener does not allow, or is not
-                the one the index was built with.
         """
         recorded = self.recorded
         config = recorded_config(recorded, **self._opening)

@@ -124,9 +124,7 @@ class QueryTransform:
                 f"the whitening takes embeddings of {whitening.dim} dims and {self._spec.model} "
                 f"gives {self._spec.dim}; name the model that it was fitted on"
             )
-        self._queries = QueryEncoder(
-            self._spec, **opening, instead="reduce embeddings of your own"
-        )
+        self._queries = QueryEncoder(self._spec, **opening, instead="reduce embeddings of your own")
 
     def __reduce__(self) -> tuple[Callable[[], QueryTransform], tuple[()]]:
         """Copy and pickle the parts; the encoder is loaded again."""
@@ -430,11 +428,7 @@ class QueryTransform:
 
 
 def _files(folder: Path) -> Collection[str] | None:
-    """Return the files of a folder that was saved, None of another one.
-
-    Raises:
-        FormatError: a later release saved it.
-    """
+    """Return the files of a folder that was saved, None of another one."""
     try:
         fields = read_manifest(folder, _SCHEMA)
     except FormatError:

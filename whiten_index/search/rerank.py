@@ -79,11 +79,7 @@ class Reranker:
         return found
 
     def __call__(self, queries: NDArray[np.float32], rows: Rows) -> NDArray[np.float32]:
-        """Return the cosines (n, m) of raw queries (n, d) and rows (n, m), −inf where a row is −1.
-
-        Raises:
-            ArtifactError: a shard of the store is missing or damaged.
-        """
+        """Return the cosines (n, m) of raw queries (n, d) and rows (n, m), −inf for a row of −1."""
         scores = np.full(rows.shape, -np.inf, dtype=np.float32)
         unit = self._unit(queries)
         for block in _blocks(rows.shape):

@@ -93,17 +93,11 @@ class OpenOptions(EncoderOpening, total=False):
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """An opened version, whose vectors, ids and encoder belong together.
+    """An opened version, whose vectors, ids and encoder belong together."""
 
-    Attributes:
-        bundle: the version.
-        reranker: ranks what the index finds again, None where it does not.
-        queries: the encoder of queries.
-    """
-
-    bundle: Bundle
-    reranker: Reranker | None
-    queries: QueryEncoder
+    bundle: Bundle  # the version
+    reranker: Reranker | None  # ranks what the index finds again, None where it does not
+    queries: QueryEncoder  # the encoder of queries
 
     @classmethod
     def of(

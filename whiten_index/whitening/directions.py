@@ -27,28 +27,18 @@ from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 @dataclass(frozen=True, eq=False)
 class Directions:
-    """A decomposed covariance, and the directions that a kind of transform takes of it.
+    """A decomposed covariance, and the directions that a kind of transform takes of it."""
 
-    Attributes:
-        covariance: (d, d) float64, shrunk if configured.
-        spectrum: its eigenvalues and eigenvectors.
-        shrinkage: the coefficient it was shrunk by.
-        count: rows it was taken from.
-        basis: (d, r) float64, B, orthonormal columns.
-        variances: (r,) float64, of the data along the columns; None if they are the eigenvalues
-            of the covariance after ``remove_top``.
-        coordinate_scale: (d,) float64, p, or None for ones.
-        remove_top: number of first eigenvectors left out.
-    """
-
-    covariance: NDArray[np.float64]
-    spectrum: Spectrum
-    shrinkage: float
-    count: float
-    basis: NDArray[np.float64]
+    covariance: NDArray[np.float64]  # (d, d) float64, shrunk if configured
+    spectrum: Spectrum  # its eigenvalues and eigenvectors
+    shrinkage: float  # the coefficient it was shrunk by
+    count: float  # rows it was taken from
+    basis: NDArray[np.float64]  # (d, r) float64, B, orthonormal columns
+    # (r,) float64, of the data along the columns; None if they are the eigenvalues of the
+    # covariance after `remove_top`.
     variances: NDArray[np.float64] | None = None
-    coordinate_scale: NDArray[np.float64] | None = None
-    remove_top: int = 0
+    coordinate_scale: NDArray[np.float64] | None = None  # (d,) float64, p, or None for ones
+    remove_top: int = 0  # number of first eigenvectors left out
 
     @property
     def dim(self) -> int:

@@ -44,44 +44,26 @@ Order = Literal["auto", "always", "never"]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Drift:
-    """Today's rows against those of the fit, along the r directions that are kept.
+    """Today's rows against those of the fit, along the r directions that are kept."""
 
-    Attributes:
-        rows_fitted: rows of the fit.
-        rows_today: rows of today.
-        rows_shared: rows known to be in both.
-        mean_shift: ‖(μ_today − μ_fit)ᵀ W₁‖, in standard deviations of the fit's rows.
-        eigenvalues: (r,) float64, rising, of W₁ᵀ Σ_today W₁; all are 1 without drift.
-        kl_mean_per_dim: part of the means in ``kl_per_dim``, in nats.
-        kl_covariance_per_dim: part of the covariances in it.
-        variance_kept_at_fit: share of the fit's variance along the kept directions.
-        variance_kept: share of today's variance along them.
-        variance_possible_at_fit: share that the same number of the fit's widest ones hold.
-        variance_possible: share that the same number of today's widest ones would hold.
-        sampling_kl: KL a dimension that chance alone shows.
-        noise_kl: drift that may be noise of today's rows, which a refit would only take over;
-            infinite if today's rows are too few.
-        noise_variance: part of ``variance_lost`` that chance alone may show.
-        reads_covariance: whether the covariance of the data moves the transform.
-        reads_mean: whether the mean does.
-    """
-
-    rows_fitted: float
-    rows_today: float
-    rows_shared: float
-    mean_shift: float
-    eigenvalues: _Array
-    kl_mean_per_dim: float
-    kl_covariance_per_dim: float
-    variance_kept_at_fit: float
-    variance_kept: float
-    variance_possible_at_fit: float
-    variance_possible: float
-    sampling_kl: float
+    rows_fitted: float  # rows of the fit
+    rows_today: float  # rows of today
+    rows_shared: float  # rows known to be in both
+    mean_shift: float  # ‖(μ_today − μ_fit)ᵀ W₁‖, in standard deviations of the fit's rows
+    eigenvalues: _Array  # (r,) float64, rising, of W₁ᵀ Σ_today W₁; all are 1 without drift
+    kl_mean_per_dim: float  # part of the means in `kl_per_dim`, in nats
+    kl_covariance_per_dim: float  # part of the covariances in it
+    variance_kept_at_fit: float  # share of the fit's variance along the kept directions
+    variance_kept: float  # share of today's variance along them
+    variance_possible_at_fit: float  # share that the same number of the fit's widest ones hold
+    variance_possible: float  # share that the same number of today's widest ones would hold
+    sampling_kl: float  # KL a dimension that chance alone shows
+    # Drift that may be noise of today's rows, which a refit would only take over; infinite if
+    # today's rows are too few.
     noise_kl: float
-    noise_variance: float
-    reads_covariance: bool
-    reads_mean: bool
+    noise_variance: float  # part of `variance_lost` that chance alone may show
+    reads_covariance: bool  # whether the covariance of the data moves the transform
+    reads_mean: bool  # whether the mean does
 
     @classmethod
     def measure(
@@ -94,15 +76,7 @@ class Drift:
 
             KL(today ‖ fit) = ½ ‖δ‖² + ½ Σ (e − 1 − ln e)   (Kullback 1959, ch. 9).
 
-        Args:
-            whitening: the transform.
-            fitted: moments that it was fitted on.
-            today: moments of today's rows.
-            shared: rows that are in both; 0, if unknown, gives chance the most room.
-
-        Raises:
-            ConfigError: other widths, or more rows shared than there are.
-            WhiteningError: there are no rows today.
+        ``shared`` rows are in both; 0, if unknown, gives chance the most room.
         """
         shared = shared or 0.0
         _check(whitening, fitted, today, shared)
@@ -268,20 +242,13 @@ class SamplingNoise:
     of their means has variance v = 1/n_f + 1/n_t − 2n_s/(n_f n_t) in each, one of their covariances
     (1 + κ)v off the diagonal and (2 + 3κ)v on it: Muirhead 1982, "Aspects of multivariate
     statistical theory", ch. 1, for elliptical rows of kurtosis κ, which is 0 for Gaussian ones.
-
-    Attributes:
-        before: n_f.
-        after: n_t.
-        shared: n_s.
-        width: r.
-        kurtosis: κ.
     """
 
-    before: float
-    after: float
-    shared: float
-    width: int
-    kurtosis: float
+    before: float  # n_f
+    after: float  # n_t
+    shared: float  # n_s
+    width: int  # r
+    kurtosis: float  # κ
 
     def sampling(self) -> float:
         """Return the KL a dimension to expect: v/2 + v[(1 + κ)(r + 1) + κ]/4.
@@ -309,10 +276,7 @@ class SamplingNoise:
         the covariances differ by the sum of ‖x‖⁴ over the c rows that came or went, whose relative
         variance is 8/r for Gaussian rows, of that sum.
 
-        Args:
-            mean: whether the means' part counts.
-            covariance: whether the covariances' does; without enough rows today to have an
-                inverse, its noise is infinite.
+        Without enough rows today for the covariance to have an inverse, its noise is infinite.
         """
         if not self.width or not (mean or covariance):
             return 0.0
@@ -343,9 +307,7 @@ class SamplingNoise:
         no more can be gained than Σ e²/(|λᵢ − λⱼ| + μ) + μm; the least of these is returned. It
         is too little if few rows make equal variances look apart.
 
-        Args:
-            variances: (d,) of all directions, falling.
-            kept: the directions of the transform among them.
+        ``variances`` (d,) are of all directions, falling, of which ``kept`` are the transform's.
         """
         inside = variances[kept]
         outside = np.delete(variances, kept)
@@ -389,17 +351,11 @@ def _kurtosis(moments: Moments) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Decision whether a transform is kept or fitted again.
+    """Decision whether a transform is kept or fitted again."""
 
-    Attributes:
-        whitening: ``keep`` or ``refit``.
-        why: one sentence with the figure and the threshold.
-        threshold: nats a dimension it was decided by.
-    """
-
-    whitening: Literal["keep", "refit"]
-    why: str
-    threshold: float
+    whitening: Literal["keep", "refit"]  # `keep` or `refit`
+    why: str  # one sentence with the figure and the threshold
+    threshold: float  # nats a dimension it was decided by
 
 
 def decide(drift: Drift, *, threshold: float = DRIFT_THRESHOLD, order: Order = "auto") -> Decision:

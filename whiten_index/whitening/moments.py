@@ -13,7 +13,7 @@ import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,12 +25,8 @@ KIND, FORMAT_VERSION = "moments", 1
 # Sums take rows that fit the cache of one core; products take as many as BLAS is fastest with.
 _STRIP_ROWS, _BLOCK_ROWS = 256, 4096
 # Rows are shifted by the mean of every m-th of them, at most √m spreads from the mean of all (by
-# Jensen's inequality). That multiplies rounding errors by m + 1 at most: too much for float32 only.
+# Jensen's inequality). That multiplies rounding errors by m + 1 at most.
 MEAN_OF_EVERY = 16
-# Precision of the products of coordinates; their sums are kept in float64.
-Products = Literal["float64", "float32"]
-# Mean squares that float32 holds with room for coordinates that vary far more or less.
-_FLOAT32_RANGE = (1e-24, 1e24)
 # Share of a count that adding up as many weights as there are may cost, pairwise as numpy does it.
 _COUNT_ROUNDING = 64 * float(np.finfo(np.float64).eps)
 
@@ -69,21 +65,12 @@ class Moments:
         return cls(0.0, np.zeros(dim), np.zeros((dim, dim)), np.zeros(dim), 0.0)
 
     @classmethod
-    def of(
-        cls,
-        rows: ArrayLike,
-        *,
-        weights: ArrayLike | None = None,
-        products: Products = "float64",
-    ) -> Moments:
-        """Return the moments of ``rows``.
+    def of(cls, rows: ArrayLike, *, weights: ArrayLike | None = None) -> Moments:
+        """Return the moments of ``rows``, the covariance within 1e-12 (Frobenius, relative).
 
         Args:
             rows: (n, d), any float type.
             weights: (n,) non-negative frequencies, or None for one each.
-            products: float64, with a relative error of the covariance below 1e-12 (Frobenius); or
-                float32, about twice as fast, with one below 1e-6 however large the mean. Rows that
-                are too large or too small for float32 get float64 all the same.
 
         Raises:
             ConfigError: wrong shapes, a negative weight, a NaN or an infinity.
@@ -95,9 +82,7 @@ class Moments:
             data = data.astype(np.float64)
         weight = None if weights is None else _checked_weights(weights, len(data))
         with np.errstate(over="ignore", invalid="ignore"):
-            moments = _two_pass(data, weight, products)
-            if products == "float32" and not _fits_float32(moments, len(data)):
-                moments = _two_pass(data, weight, "float64")
+            moments = _two_pass(data, weight)
         if np.isfinite(moments.scatter).all():
             return moments
         if np.isfinite(data).all():
@@ -140,15 +125,9 @@ class Moments:
         """The number of coordinates d."""
         return int(self.mean.shape[0])
 
-    def update(
-        self,
-        rows: ArrayLike,
-        *,
-        weights: ArrayLike | None = None,
-        products: Products = "float64",
-    ) -> Moments:
+    def update(self, rows: ArrayLike, *, weights: ArrayLike | None = None) -> Moments:
         """Return the moments of these rows and ``rows`` (n, d) together."""
-        return self + Moments.of(rows, weights=weights, products=products)
+        return self + Moments.of(rows, weights=weights)
 
     def __add__(self, other: Moments) -> Moments:
         self._require_same_dim(other)
@@ -171,9 +150,6 @@ class Moments:
         """Return the moments without the rows of ``other``.
 
         Remainders of fractional weights that may be rounding alone count as 0.
-
-        Raises:
-            WhiteningError: there are fewer rows than leave.
         """
         self._require_same_dim(other)
         if other.count == 0:
@@ -293,15 +269,11 @@ def _checked_weights(weights: ArrayLike, n: int) -> NDArray[np.float64]:
     return weight
 
 
-def _two_pass(
-    rows: NDArray[np.floating], weight: NDArray[np.float64] | None, products: Products
-) -> Moments:
+def _two_pass(rows: NDArray[np.floating], weight: NDArray[np.float64] | None) -> Moments:
     """Return the moments of rows (n, d). NaN and infinity pass on to the scatter."""
     n, d = rows.shape
-    dtype = np.dtype(products)
-    every = MEAN_OF_EVERY if products == "float64" else 1
-    point = _point_near_mean(rows, weight, every).astype(dtype)
-    space, product = np.empty((min(n, _BLOCK_ROWS), d), dtype), np.empty((d, d), dtype)
+    point = _point_near_mean(rows, weight)
+    space, product = np.empty((min(n, _BLOCK_ROWS), d)), np.empty((d, d))
     first, second, third, fourth = np.zeros(d), np.zeros((d, d)), np.zeros(d), 0.0
     for i in range(0, n, _STRIP_ROWS):
         begin = i % _BLOCK_ROWS
@@ -309,8 +281,8 @@ def _two_pass(
         w = np.ones(len(y)) if weight is None else weight[i : i + _STRIP_ROWS]
         square = np.einsum("ij,ij->i", y, y)
         weighted = w * square
-        first += w.astype(dtype, copy=False) @ y
-        third += weighted.astype(dtype, copy=False) @ y
+        first += w @ y
+        third += weighted @ y
         fourth += float(weighted @ square)
         if weight is not None:
             y *= np.sqrt(w)[:, None]
@@ -319,7 +291,7 @@ def _two_pass(
             block = space[:end]
             second += np.matmul(block.T, block, out=product)
     return Moments.from_sums(
-        point.astype(np.float64),
+        point,
         count=float(n if weight is None else weight.sum()),
         first=first,
         second=second,
@@ -329,10 +301,10 @@ def _two_pass(
 
 
 def _point_near_mean(
-    rows: NDArray[np.floating], weight: NDArray[np.float64] | None, every: int
+    rows: NDArray[np.floating], weight: NDArray[np.float64] | None
 ) -> NDArray[np.float64]:
     if weight is None:
-        sample = rows[::every]
+        sample = rows[::MEAN_OF_EVERY]
         mean: NDArray[np.float64] = sample.sum(axis=0, dtype=np.float64) / max(len(sample), 1)
         return mean
     # Some of the rows may have none of the weight.
@@ -343,8 +315,8 @@ def _point_near_mean(
 
 
 def _shifted(
-    block: NDArray[np.floating], point: NDArray[np.floating], space: NDArray[np.floating]
-) -> NDArray[np.floating]:
+    block: NDArray[np.floating], point: NDArray[np.float64], space: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Return block − point in the memory of ``space``, rounded once."""
     y = space[: len(block)]
     if block.itemsize < y.itemsize:
@@ -354,12 +326,6 @@ def _shifted(
     else:
         np.subtract(block, point, out=y, casting="same_kind")
     return y
-
-
-def _fits_float32(moments: Moments, n: int) -> bool:
-    least, most = _FLOAT32_RANGE
-    known = moments.cubic is not None
-    return known and bool(least < np.trace(moments.scatter) / max(n, 1) < most)
 
 
 def _rounding(*counts: float) -> float:

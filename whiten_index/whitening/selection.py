@@ -29,53 +29,32 @@ Rule = Literal["pieces", "spectrum", "labels"]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One transform that may be chosen: W = U[:, :k] Λ[:k]^(−γ/2).
+    """One transform that may be chosen: W = U[:, :k] Λ[:k]^(−γ/2)."""
 
-    Attributes:
-        k: kept width.
-        exponent: γ.
-        center: whether μ is subtracted.
-    """
-
-    k: int
-    exponent: float
-    center: bool
+    k: int  # kept width
+    exponent: float  # γ
+    center: bool  # whether μ is subtracted
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate(Setting):
-    """A setting and its score.
+    """A setting and its score."""
 
-    Attributes:
-        score: mean over the sample, 0 … 1.
-        error: standard error of its paired difference to the best of the same width.
-        leads: whether the rule takes it among those of its width.
-    """
-
-    score: float
-    error: float
-    leads: bool
+    score: float  # mean over the sample, 0 … 1
+    error: float  # standard error of its paired difference to the best of the same width
+    leads: bool  # whether the rule takes it among those of its width
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A chosen transform, with its reason and the alternatives.
+    """A chosen transform, with its reason and the alternatives."""
 
-    Attributes:
-        rule: ``pieces``, ``spectrum`` or ``labels``.
-        chosen: the transform.
-        measure: name of the score.
-        sample: number of documents, queries or pairs scored.
-        candidates: the alternatives; none if the spectrum alone decided.
-        why: one sentence for the user.
-    """
-
-    rule: Rule
-    chosen: Setting
-    measure: str
-    sample: int
-    candidates: Sequence[Candidate]
-    why: str
+    rule: Rule  # `pieces`, `spectrum` or `labels`
+    chosen: Setting  # the transform
+    measure: str  # name of the score
+    sample: int  # number of documents, queries or pairs scored
+    candidates: Sequence[Candidate]  # the alternatives; none if the spectrum alone decided
+    why: str  # one sentence for the user
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Choice:
@@ -87,26 +66,19 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """Queries and candidates, and the score of their search once both are transformed.
+    """Queries and candidates, and the score of their search once both are transformed."""
 
-    Attributes:
-        queries: (q, d) raw embeddings.
-        candidates: (n, d) raw embeddings, among which they search.
-        score: gives (q,) scores from unit vectors (q, k) and (n, k).
-        weight: relative to other trials.
-    """
-
-    queries: NDArray[np.floating]
-    candidates: NDArray[np.floating]
+    queries: NDArray[np.floating]  # (q, d) raw embeddings
+    candidates: NDArray[np.floating]  # (n, d) raw embeddings, among which they search
+    # Gives (q,) scores from unit vectors (q, k) and (n, k).
     score: Callable[[Vectors, Vectors], Scores]
-    weight: float = 1.0
+    weight: float = 1.0  # relative to other trials
 
 
 def reciprocal_ranks(answers: NDArray[np.int64]) -> Callable[[Vectors, Vectors], Scores]:
     """Return a scorer of queries by 1/rank of their answer, ties counted half.
 
-    Args:
-        answers: (q,) row of each query's answer among the candidates.
+    ``answers`` (q,) has the row of each query's answer among the candidates.
     """
 
     def score(queries: Vectors, candidates: Vectors) -> Scores:
@@ -139,10 +111,7 @@ def score_settings(
 ) -> NDArray[np.float64]:
     """Return the scores (len(grid), q), the weighted mean over trials that score the same q items.
 
-    Args:
-        fit: PCA of the corpus, of every direction in the grid.
-        trials: pairs of queries and candidates to score.
-        grid: settings to try.
+    ``fit`` is a PCA of the corpus, of every direction in the grid.
     """
     total: list[Scores | float] = [0.0] * len(grid)
     for trial in trials:
@@ -172,11 +141,7 @@ def choose_by_scores(
     Within a width it is the least γ whose score is no more than ``errors`` standard errors of the
     paired differences below the best, since a corpus's own pieces can overrate strong whitening.
     Among the widths it is the narrowest that keeps 97 % of the best score.
-
-    Args:
-        grid: n settings.
-        scores: (n, q), of the same q items.
-        errors: number of standard errors; 0 takes the best.
+    ``scores`` (n, q) are of the same q items; 0 ``errors`` take the best.
     """
     candidates: list[Candidate] = []
     leaders: list[tuple[Setting, float]] = []

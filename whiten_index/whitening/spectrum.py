@@ -19,15 +19,11 @@ _Float = TypeVar("_Float", np.float32, np.float64)
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """Σ = UΛUᵀ, eigenvalues in falling order.
+    """Σ = UΛUᵀ, eigenvalues in falling order."""
 
-    Attributes:
-        eigenvalues: (d,) float64, falling; values that rounding made negative are 0.
-        eigenvectors: (d, d) float64, one a column, of fixed sign.
-    """
-
+    # (d,) float64, falling; values that rounding made negative are 0.
     eigenvalues: NDArray[np.float64]
-    eigenvectors: NDArray[np.float64]
+    eigenvectors: NDArray[np.float64]  # (d, d) float64, one a column, of fixed sign
 
     @classmethod
     def of(cls, covariance: NDArray[np.float64]) -> Spectrum:
@@ -94,17 +90,11 @@ def condition_number(eigenvalues: NDArray[np.float64]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class WidthSpec:
-    """Specification of k: a number, ``full``, a share of variance, or nothing.
+    """Specification of k: a number, ``full``, a share of variance, or nothing."""
 
-    Attributes:
-        number: k itself, or None.
-        variance: share in (0, 1) that the kept directions must hold, or None.
-        full: every direction within the rank.
-    """
-
-    number: int | None = None
-    variance: float | None = None
-    full: bool = False
+    number: int | None = None  # k itself, or None
+    variance: float | None = None  # share in (0, 1) that the kept directions must hold, or None
+    full: bool = False  # every direction within the rank
 
     @classmethod
     def parse(cls, text: str | int | float | None) -> WidthSpec:

@@ -300,22 +300,12 @@ class Whitening:
             error=rounding / math.sqrt(signal) if signal > 0 else 0.0,
         )
 
-    def rounding_cosine(self, *, relative_error: float) -> float:
-        """Return the cosine to expect when each coordinate was kept with a relative error.
-
-        Args:
-            relative_error: root mean square, such as 2e-4 for float16.
-        """
-        return 1 / math.sqrt(1 + self.rounding_error(relative_error=relative_error) ** 2)
-
     def rounding_error(self, *, relative_error: float) -> float:
         """Return the relative error of vectors where each coordinate was kept with one.
 
         The error of a coordinate spreads over the directions by their loadings and is scaled as
-        they are, so narrow directions suffer most.
-
-        Args:
-            relative_error: root mean square, such as 2e-4 for float16.
+        they are, so narrow directions suffer most. ``relative_error`` is a root mean square, such
+        as 2e-4 for float16. The cosine to expect is 1/√(1 + e²) of the result e.
         """
         noise = relative_error**2 * (self._coordinate_variances() + self.mean**2)
         if self.coordinate_scale is not None:

@@ -19,8 +19,7 @@ ESTIMATORS = ("empirical", "ledoit-wolf", "oas")
 def parse_shrinkage(text: str | float | None) -> tuple[str, float]:
     """Read ``empirical``, ``ledoit-wolf``, ``oas``, a coefficient 0 … 1, or None (empirical).
 
-    Returns:
-        The estimator, ``fixed`` for a coefficient, and the coefficient; 0 is empirical.
+    Return the estimator, ``fixed`` for a coefficient, and the coefficient; 0 is empirical.
     """
     name = "empirical" if text is None else str(text).strip().lower()
     if name in ESTIMATORS:
@@ -268,13 +267,8 @@ def inverse_frequency(counts: ArrayLike) -> NDArray[np.float64]:
     A row of mean frequency weighs half as much as one that never occurs, however many rows there
     are. Arora, Liang and Ma 2017, "A simple but tough-to-beat baseline for sentence embeddings",
     take α/(α + p) with p = counts/Σcounts = r/n of the n words of a vocabulary: that is α = 1/n.
-    The weights have mean 1, so that the count of the moments stays the number of rows.
-
-    Args:
-        counts: (n,) occurrences of each row, non-negative, not all zero.
-
-    Raises:
-        ConfigError: counts outside these bounds.
+    The weights have mean 1, so that the count of the moments stays the number of rows. ``counts``
+    (n,) are the occurrences of each row.
     """
     weights = 1 / (1 + zipfian(counts))
     scaled: NDArray[np.float64] = weights / weights.mean()
@@ -286,12 +280,7 @@ def zipfian(counts: ArrayLike) -> NDArray[np.float64]:
 
     Yokoi et al. 2024, "Zipfian whitening": mean and covariance under the empirical distribution,
     where one row a word would be uniform. The weights have mean 1; what never occurs weighs 0.
-
-    Args:
-        counts: (n,) occurrences of each row, non-negative, not all zero.
-
-    Raises:
-        ConfigError: counts outside these bounds.
+    ``counts`` (n,) are the occurrences of each row.
     """
     count = np.asarray(counts, dtype=np.float64)
     if count.ndim != 1 or not len(count):
