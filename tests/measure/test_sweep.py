@@ -315,7 +315,7 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path, corpus, monkeypatch):
     def full(*_):
         raise StorageError("the disk is full")
 
-    monkeypatch.setattr("whiten_index.index.build_local.write_index", full)
+    monkeypatch.setattr("whiten_index.index.faiss_build.write_index", full)
     with pytest.raises(StorageError, match="the disk is full"):
         run_sweep(SweepConfig(**options(corpus, tmp_path, widths="8")))
     assert not (tmp_path / ".sweep-work").exists()

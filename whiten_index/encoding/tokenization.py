@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,39 +104,28 @@ def chunks(texts: Sequence[str]) -> Iterator[list[str]]:
         yield chunk
 
 
-class _Tokens(NamedTuple):
-    """Tokens of a slow tokenizer, in the form of a fast one's."""
-
-    ids: list[int]
-    overflowing: bool
-
-
 def _tokenizing(tokenizer: Any, max_length: int) -> Callable[[list[str]], Sequence[Any]]:
     """Return a function that tokenises texts; each result has ``ids`` and ``overflowing``."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        backend.no_padding()
-        backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
-        fast: Callable[[list[str]], list[Any]] = backend.encode_batch_fast
-        if tokenizer.truncation_side == "right" and _sees_words_alone(backend):
-            return _of_beginnings(fast, max_length * _CHARACTERS_A_TOKEN)
-        return fast
+    if backend is None:
 
-    def slowly(texts: list[str]) -> list[_Tokens]:
-        whole = tokenizer(texts, truncation=False, verbose=False)["input_ids"]
-        kept = tokenizer(texts, truncation=True, max_length=max_length)["input_ids"]
-        return [_Tokens(k, len(w) > max_length) for k, w in zip(kept, whole, strict=True)]
+        def slowly(texts: list[str]) -> list[Any]:
+            whole = tokenizer(texts, truncation=False, verbose=False)["input_ids"]
+            kept = tokenizer(texts, truncation=True, max_length=max_length)["input_ids"]
+            return [
+                SimpleNamespace(ids=k, overflowing=len(w) > max_length)
+                for k, w in zip(kept, whole, strict=True)
+            ]
 
-    return slowly
+        return slowly
+    backend.no_padding()
+    backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
+    encode: Callable[[list[str]], list[Any]] = backend.encode_batch_fast
+    if tokenizer.truncation_side != "right" or not _sees_words_alone(backend):
+        return encode
 
-
-def _of_beginnings(
-    encode: Callable[[list[str]], list[Any]], most: int
-) -> Callable[[list[str]], Sequence[Any]]:
-    """Return ``encode`` that reads the first ``most`` characters of a text, if they suffice."""
-
-    def encode_beginnings(texts: list[str]) -> Sequence[Any]:
-        read = [_beginning(text, most) for text in texts]
+    def of_beginnings(texts: list[str]) -> list[Any]:
+        read = [_beginning(text, max_length * _CHARACTERS_A_TOKEN) for text in texts]
         found = encode(read)
         # Surplus tokens prove that the first ones are those of the whole text.
         again = [
@@ -148,7 +138,7 @@ def _of_beginnings(
                 found[row] = tokens
         return found
 
-    return encode_beginnings
+    return of_beginnings
 
 
 def _beginning(text: str, most: int) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -142,30 +142,20 @@ class _Dense(nn.Module):
         super().__init__()
         self.linear = nn.Linear(step.in_features, step.out_features, bias=step.bias)
         self.activation: nn.Module = getattr(nn, step.activation)()
-        self.residual: nn.Module | None = None
-        if step.residual:
-            square = step.in_features == step.out_features
-            self.residual = (
-                nn.Identity()
-                if square
-                else nn.Linear(step.in_features, step.out_features, bias=False)
-            )
+        self.residual: nn.Module | None = nn.Identity() if step.residual else None
+        if step.residual and step.in_features != step.out_features:
+            self.residual = nn.Linear(step.in_features, step.out_features, bias=False)
 
     def forward(self, pooled: Tensor) -> Tensor:
         out: Tensor = self.activation(self.linear(pooled))
         return out if self.residual is None else out + self.residual(pooled)
 
 
-class _LayerNorm(nn.Module):
+class _LayerNorm(nn.Sequential):
     """Layer normalisation under the name of its saved weights."""
 
     def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-
-    def forward(self, pooled: Tensor) -> Tensor:
-        out: Tensor = self.norm(pooled)
-        return out
+        super().__init__(OrderedDict(norm=nn.LayerNorm(width)))
 
 
 class _Normalize(nn.Module):
@@ -186,7 +176,15 @@ def load_head(folder: ModelFolder) -> nn.Module | None:
             continue
         module = _Dense(step) if step.kind == "Dense" else _LayerNorm(step.in_features)
         try:
-            module.load_state_dict(_tensors(weight_files(step.path)))
+            tensors: dict[str, Tensor] = {}
+            for file in weight_files(step.path):
+                # weights_only: a pickle may hold code, which is never run.
+                tensors |= (
+                    load_file(file)
+                    if file.suffix == ".safetensors"
+                    else torch.load(file, map_location="cpu", weights_only=True)
+                )
+            module.load_state_dict(tensors)
         except Exception as error:
             # Readers of weights raise all sorts of errors.
             reason = " ".join(str(error).split())[:200]
@@ -196,18 +194,6 @@ def load_head(folder: ModelFolder) -> nn.Module | None:
             ) from error
         steps.append(module)
     return nn.Sequential(*steps).eval().requires_grad_(False)
-
-
-def _tensors(files: list[Path]) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for file in files:
-        # weights_only: a pickle may hold code, which is never run.
-        tensors |= (
-            load_file(file)
-            if file.suffix == ".safetensors"
-            else torch.load(file, map_location="cpu", weights_only=True)
-        )
-    return tensors
 
 
 class _Enough(Exception):  # noqa: N818 (not an error: it leaves a forward pass early)

@@ -143,7 +143,7 @@ def choose_factory(
 ) -> FactoryChoice:
     """Choose the index for ``rows`` vectors of k dims, or take the factory named.
 
-    ``dim`` is the width d of raw embeddings, ``budget`` the bytes of memory that the index may hold.
+    ``dim`` is the width d of raw embeddings, ``budget`` the bytes of memory it may hold.
     """
     if factory != AUTO:
         expected = expected_bytes(factory, rows=rows, dim=dim, k=k)

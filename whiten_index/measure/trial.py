@@ -16,10 +16,10 @@ from whiten_index.artifacts.atomic import discard
 from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.evaluation.metrics import evaluate
-from whiten_index.index.build_distributed import build_faiss_index
 from whiten_index.index.choice import IndexPlan, choose_factory
 from whiten_index.index.exact import flat_vectors, use_large_pages
 from whiten_index.index.factory import inner_index, inner_of, peer_index
+from whiten_index.index.faiss_build import build_faiss_index
 from whiten_index.index.gpu import DeviceIndex, runs_on_gpu
 from whiten_index.index.library import INDEX, load_faiss, write_index
 from whiten_index.index.sizes import IndexBytes, expected_bytes, measured_bytes

@@ -19,10 +19,9 @@ from whiten_index.artifacts.storage import Place, settled
 from whiten_index.distributed.remote_call import remote_call
 from whiten_index.errors import StorageError
 from whiten_index.evaluation.geometry_scores import Geometry
-from whiten_index.index.build_distributed import build_faiss_index
-from whiten_index.index.build_local import CodeReuse, IndexBuildResult
 from whiten_index.index.choice import FactoryChoice, IndexPlan
 from whiten_index.index.factory import inner_index
+from whiten_index.index.faiss_build import CodeReuse, IndexBuildResult, build_faiss_index
 from whiten_index.index.library import describe_faiss
 from whiten_index.index.transforms import is_lossy
 from whiten_index.index.tuning import has_parameters

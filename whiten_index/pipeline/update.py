@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.distributed.executors import SerialExecutor
 from whiten_index.errors import ConfigError
-from whiten_index.index.build_local import CodeReuse
 from whiten_index.index.choice import IndexPlan
 from whiten_index.index.code_reuse import why_not_reusable
+from whiten_index.index.faiss_build import CodeReuse
 from whiten_index.index.library import load_faiss, set_threads
 from whiten_index.index.tuning import OperatingPoint
 from whiten_index.pipeline.base_version import (

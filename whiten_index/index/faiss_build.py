@@ -1,0 +1,396 @@
+"""Build a FAISS index, in memory or on disk if the budget has no room for it.
+
+One process does all of it, or workers do: one trains the index, all code ranges of rows, one joins
+the codes. Their intermediate results are in a folder next to the index to be.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.artifacts.atomic import discard, remove_path
+from whiten_index.artifacts.files import exists, fsync_path
+from whiten_index.distributed.executors import Executor
+from whiten_index.distributed.remote_call import remote_call
+from whiten_index.index.choice import IndexPlan
+from whiten_index.index.code_reuse import remove_rows, reuse_codes
+from whiten_index.index.exact import Vectors, exact_neighbours, merged
+from whiten_index.index.factory import inner_index, inner_of, is_graph, nprobe
+from whiten_index.index.gpu import DeviceIndex
+from whiten_index.index.library import INDEX, load_faiss, release_memory, write_index
+from whiten_index.index.ondisk_ivf import IVF_DATA, PARTS, OnDiskLists, lists_on_disk
+from whiten_index.index.sizes import IndexBytes, measured_bytes, vector_bytes
+from whiten_index.index.training import require_training_rows, train_index
+from whiten_index.index.transforms import EmbeddingReader, VectorSource, is_lossy, rotation_for
+from whiten_index.index.tuning import NEIGHBOURS, GroundTruth, OperatingPoint, tune_to_recall
+from whiten_index.progress import Silent, Stages
+from whiten_index.whitening.transform import Whitening
+
+_RANGES, _TRAINED = "ranges", "trained.faiss"
+_QUERIES, _HELD_OUT = "queries.npy", "held_out.npy"
+_TRIES, _SECONDS_BETWEEN_TRIES = 20, 0.25
+_RANGE_ROWS, _MOST_RANGES = 65_536, 2_000
+# Of lists that wait to be joined, without a budget.
+_LISTS_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class IndexBuildResult:
+    """Facts about an index that is written, and no longer held in memory."""
+
+    nprobe: int | None  # lists a query looks into, None for an index without lists
+    sizes: IndexBytes  # bytes by their use
+    vector_bytes: int  # of the reduced vectors, without ids and the like
+    file_bytes: int  # of its files together
+    tuned: OperatingPoint  # its setting and index recall
+    rerank: int | None  # candidates a query to score again from the store, None for its own scores
+    device: str  # gpu or cpu, where it was made
+    mapped: bool  # whether its lists are in a file of their own, which is mapped for search
+    rotated: bool  # whether its transforms end in a random rotation
+
+    @classmethod
+    def write(
+        cls, index: Any, folder: Path, tuned: OperatingPoint, rerank: int | None, device: str
+    ) -> IndexBuildResult:
+        """Write an index, and collect its facts and those of its files."""
+        write_index(index, folder / INDEX)
+        files = [path for path in (folder / INDEX, folder / IVF_DATA) if exists(path)]
+        file_bytes = sum(path.stat().st_size for path in files)
+        return cls(
+            nprobe=nprobe(index),
+            sizes=measured_bytes(index),
+            vector_bytes=vector_bytes(index, file_bytes=file_bytes),
+            file_bytes=file_bytes,
+            tuned=tuned,
+            rerank=rerank,
+            device=device,
+            mapped=len(files) > 1,
+            rotated=is_lossy(inner_of(index)),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class CodeReuse:
+    """A published index whose codes are reused as they are."""
+
+    open: Callable[[], Any]  # opens the index, mapped
+    old_rows: NDArray[np.int64]  # (n,) the row there of each row of the new index, −1 for a new row
+    tuned: OperatingPoint  # its setting and index recall
+    rerank: int | None  # candidates a query to score again from the store, None for its own scores
+
+
+def build_faiss_index(
+    embeddings: EmbeddingReader,
+    whitening: Whitening,
+    plan: IndexPlan,
+    stages: Stages,
+    folder: Path,
+    *,
+    reuse: CodeReuse | None = None,
+    executor: Executor | None = None,
+) -> IndexBuildResult:
+    """Write a FAISS index with every row in it, in order, into an existing folder.
+
+    Builds, updates and sweeps all make their indexes here. ``reuse`` is a version with the same
+    transform and index, whose codes unchanged rows keep. Workers on other machines need the folder
+    on a shared disk.
+    """
+    if plan.budget is not None:
+        # Memory freed by reading and fitting is not to count.
+        release_memory()
+    inner = inner_index(plan.built, whitening.k)
+    rotation = rotation_for(inner, whitening.k, seed=plan.seed)
+    vectors = VectorSource(embeddings, whitening, rotation, plan.work_bytes)
+    if reuse is not None:
+        return build_from_codes(reuse, vectors, plan, stages, folder)
+    require_training_rows(inner, plan.built, rows=vectors.rows)
+    if executor is not None and executor.remote:
+        return build_distributed(vectors, plan, stages, folder, executor)
+    return build_local(vectors, plan, stages, folder)
+
+
+def build_local(
+    vectors: VectorSource, plan: IndexPlan, stages: Stages, folder: Path
+) -> IndexBuildResult:
+    """Train an index, fill it with all rows in order, tune it, and write it into a folder."""
+    index, held_out = train_index(vectors, plan, stages)
+    empty = index.on_cpu()
+    if _on_disk(empty, plan):
+        index = DeviceIndex(empty, "cpu")
+    # This comes before the index is filled, so that memory holds one or the other.
+    truth = find_ground_truth(vectors, held_out, stages, unseen=is_graph(empty))
+    results = list[tuple[OperatingPoint, int | None]]()
+
+    def fill(inner: Any) -> None:
+        blocks = vectors.blocks(stages, "project and add")
+        results.append(fill_and_tune(inner, blocks, truth, plan, stages, folder, rows=vectors.rows))
+
+    note = stages.watcher.note
+    index = index.run_with_fallback(fill, fallback=empty, device=plan.device, note=note)
+    opened = vectors.wrap(index.on_cpu())
+    return IndexBuildResult.write(opened, folder, *results[-1], index.device)
+
+
+def build_from_codes(
+    reuse: CodeReuse, vectors: VectorSource, plan: IndexPlan, stages: Stages, folder: Path
+) -> IndexBuildResult:
+    """Write an index of reused codes and of new rows, in memory or on disk as any other."""
+    # Both mapped, so that no more of the old one is held than what is being copied.
+    old, new = reuse.open(), reuse.open()
+    remove_rows(new)
+    new_rows = np.flatnonzero(reuse.old_rows < 0)
+    blocks = vectors.blocks(stages, "project and add", rows=new_rows, index=new)
+    inner = inner_of(new)
+    if _on_disk(inner, plan):
+        with OnDiskLists(inner, folder, most=plan.list_bytes or _LISTS_BYTES) as lists:
+            reuse_codes(old, new, reuse.old_rows, blocks, on_disk=lists)
+            lists.join(keep=not plan.fits_in_memory())
+    else:
+        reuse_codes(old, new, reuse.old_rows, blocks)
+    return IndexBuildResult.write(new, folder, reuse.tuned, reuse.rerank, "cpu")
+
+
+def find_ground_truth(
+    vectors: VectorSource, held_out: NDArray[np.int64], stages: Stages, *, unseen: bool
+) -> GroundTruth | None:
+    """Return the held-out rows (q,) with their exact neighbours, None without any.
+
+    ``unseen`` leaves the rows out of their neighbours, because the index is tuned without them.
+    """
+    if not len(held_out):
+        return None
+    queries = vectors.at(held_out)
+    blocks = vectors.blocks(stages, "exact neighbours")
+    if unseen:
+        blocks = (others for others, _ in separate_rows(blocks, held_out))
+    near = exact_neighbours(blocks, queries, NEIGHBOURS)
+    return GroundTruth.of(queries, *near, held_out, unseen=unseen)
+
+
+def separate_rows(
+    blocks: Iterable[NDArray[Any]], rows: NDArray[np.int64]
+) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """Yield of each block the other rows, and those of the given numbers."""
+    start = 0
+    for block in blocks:
+        given = np.isin(np.arange(start, start + len(block)), rows)
+        yield block[~given], block[given]
+        start += len(block)
+
+
+def _on_disk(inner: Any, plan: IndexPlan) -> bool:
+    return lists_on_disk(inner) and not plan.fits_in_memory(grows=True)
+
+
+def fill_and_tune(
+    inner: Any,
+    blocks: Iterable[NDArray[Any]],
+    truth: GroundTruth | None,
+    plan: IndexPlan,
+    stages: Stages,
+    folder: Path,
+    *,
+    rows: int,
+    coded: bool = False,
+) -> tuple[OperatingPoint, int | None]:
+    """Add all rows to a trained index and tune it.
+
+    A row of a graph is found by its own links, and so are its neighbours, which makes it an easier
+    query than one from outside (recall .981 for .958). Held-out rows are therefore added to a graph
+    after it is tuned, and then moved to their places.
+
+    Blocks are vectors (m, k), or if ``coded`` codes of ``sa_encode``, whose lists are joined on
+    disk. The result is that of ``tune_to_recall``.
+    """
+    late = list[NDArray[np.float32]]()
+    if truth is not None and len(truth.late):
+        for block, held in separate_rows(blocks, truth.late):
+            inner.add(block)
+            late.append(held)
+    elif _on_disk(inner, plan) or (coded and lists_on_disk(inner)):
+        with OnDiskLists(inner, folder, most=plan.list_bytes or _LISTS_BYTES) as lists:
+            for block in blocks:
+                lists.add_codes(block if coded else inner.sa_encode(block))
+            lists.join(keep=not plan.fits_in_memory())
+    else:
+        if isinstance(inner, load_faiss().IndexFlatCodes):
+            # Reserve the memory: vectors that grow by doubling hold twice their bytes at times.
+            inner.codes.resize(rows * int(inner.code_size))
+            inner.codes.resize(0)
+        for block in blocks:
+            (inner.add_sa_codes if coded else inner.add)(block)
+    tuned = tune_to_recall(inner, truth, plan, stages, rows=rows)
+    if truth is not None and late:
+        inner.add(np.concatenate(late))
+        others = np.delete(np.arange(rows), truth.late)
+        _permute(inner, np.argsort(np.concatenate([others, truth.late])))
+    return tuned
+
+
+def _permute(inner: Any, old_rows: NDArray[np.int64]) -> None:
+    """Reorder the rows of a graph; ``old_rows`` (n,) has the old place of each."""
+    faiss = load_faiss()
+    inner = faiss.downcast_index(inner)
+    if isinstance(inner, faiss.IndexRefine):
+        _permute(inner.base_index, old_rows)
+        _permute(inner.refine_index, old_rows)
+    else:
+        inner.permute_entries(old_rows)
+
+
+def build_distributed(
+    vectors: VectorSource, plan: IndexPlan, stages: Stages, folder: Path, executor: Executor
+) -> IndexBuildResult:
+    """Build an index by workers that share a disk; see ``build_faiss_index``."""
+    parts = folder / _RANGES
+    parts.mkdir()
+    device, held_out = remote_call(executor, stages, _train, vectors, plan, parts)
+    split = vectors.embeddings.split(max(_RANGE_ROWS, vectors.rows // _MOST_RANGES))
+    ranges = [(start, replace(vectors, embeddings=some)) for start, some in split]
+    with stages.stage("project and add", vectors.rows) as watcher:
+        done = executor.map(functools.partial(_code, parts), ranges)
+        for (_, some_vectors), _ in zip(ranges, done, strict=True):
+            watcher.advance(some_vectors.rows)
+    starts = [start for start, _ in ranges]
+    result: IndexBuildResult = remote_call(
+        executor, stages, _join, vectors, plan, parts, folder, starts, device, held_out
+    )
+    _remove(parts)
+    return result
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder; a worker that is being ended may still write into it."""
+    for _ in range(_TRIES):
+        discard(folder)
+        if not exists(folder):
+            return
+        time.sleep(_SECONDS_BETWEEN_TRIES)
+    remove_path(folder)
+
+
+def _train(
+    stages: Stages, vectors: VectorSource, plan: IndexPlan, parts: Path
+) -> tuple[str, NDArray[np.int64]]:
+    """Train the index and write it; return the device of the training, and the rows held out."""
+    index, held_out = train_index(vectors, plan, stages)
+    write_index(index.on_cpu(), parts / _TRAINED)
+    if len(held_out):
+        _save(parts / _HELD_OUT, held_out)
+        _save(parts / _QUERIES, vectors.at(held_out))
+    return index.device, held_out
+
+
+def _code(parts: Path, rows: tuple[int, VectorSource]) -> None:
+    """Write the codes of a range of rows, and the nearest of them to the held-out queries."""
+    start, source = rows
+    inner = _read_trained(parts)
+    blocks = list[NDArray[Any]]()
+
+    def coded() -> Iterator[Vectors]:
+        for block in source.blocks(Stages(Silent()), "project"):
+            blocks.append(inner.sa_encode(block) if _adds_codes(inner) else block)
+            yield block
+
+    vectors, first = coded(), start
+    if exists(parts / _QUERIES):
+        if is_graph(inner):
+            held_out = np.load(parts / _HELD_OUT)
+            vectors = (others for others, _ in separate_rows(vectors, held_out - start))
+            first -= int(np.searchsorted(held_out, start))
+        scores, near = exact_neighbours(vectors, np.load(parts / _QUERIES), NEIGHBOURS)
+        _save(_file(parts, start, "scores"), scores)
+        _save(_file(parts, start, "rows"), near + np.where(near < 0, 0, first))
+    else:
+        collections.deque(vectors, maxlen=0)
+    # A graph depends on the blocks in which its rows are added.
+    _save(_file(parts, start, "lengths"), np.array([len(block) for block in blocks]))
+    _save(_file(parts, start, "codes"), np.concatenate(blocks))
+
+
+def _adds_codes(inner: Any) -> bool:
+    """Return whether FAISS can add the codes of vectors instead of the vectors."""
+    return isinstance(inner, load_faiss().IndexFlatCodes) or lists_on_disk(inner)
+
+
+def _join(
+    stages: Stages,
+    vectors: VectorSource,
+    plan: IndexPlan,
+    parts: Path,
+    folder: Path,
+    starts: Sequence[int],
+    device: str,
+    held_out: NDArray[np.int64],
+) -> IndexBuildResult:
+    """Join the codes of all ranges in the index, tune and write it."""
+    for name in (INDEX, IVF_DATA, PARTS):
+        # Left by a worker that died here.
+        (folder / name).unlink(missing_ok=True)
+    inner, truth = _read_trained(parts), None
+    if len(held_out):
+        truth = _ground_truth(parts, starts, held_out, unseen=is_graph(inner))
+    tuned = fill_and_tune(
+        inner,
+        _blocks(parts, starts, stages, vectors.rows),
+        truth,
+        plan,
+        stages,
+        folder,
+        rows=vectors.rows,
+        coded=_adds_codes(inner),
+    )
+    return IndexBuildResult.write(vectors.wrap(inner), folder, *tuned, device)
+
+
+def _blocks(
+    parts: Path, starts: Sequence[int], stages: Stages, rows: int
+) -> Iterator[NDArray[Any]]:
+    with stages.stage("join", rows) as watcher:
+        for start in starts:
+            codes, first = np.load(_file(parts, start, "codes"), mmap_mode="r"), 0
+            for length in np.load(_file(parts, start, "lengths")).tolist():
+                yield np.array(codes[first : first + length])
+                first += length
+        watcher.advance(rows)
+
+
+def _ground_truth(
+    parts: Path, starts: Sequence[int], held_out: NDArray[np.int64], *, unseen: bool
+) -> GroundTruth:
+    queries = np.load(parts / _QUERIES)
+    scores = np.empty((len(queries), 0), dtype=np.float32)
+    rows = np.empty((len(queries), 0), dtype=np.int64)
+    for start in starts:
+        more = [np.load(_file(parts, start, name)) for name in ("scores", "rows")]
+        scores, rows = merged(scores, rows, more[0], more[1], NEIGHBOURS)
+    return GroundTruth.of(queries, scores, rows, held_out, unseen=unseen)
+
+
+def _file(parts: Path, start: int, name: str) -> Path:
+    return parts / f"{start:012d}.{name}.npy"
+
+
+def _read_trained(parts: Path) -> Any:
+    return load_faiss().read_index(str(parts / _TRAINED))
+
+
+def _save(path: Path, array: NDArray[Any]) -> None:
+    """Write an array whole or not at all; of two workers that do the same the first one counts."""
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    with temporary.open("wb") as file:
+        np.save(file, array, allow_pickle=False)
+    fsync_path(temporary)
+    if not exists(path):
+        temporary.replace(path)
+    temporary.unlink(missing_ok=True)
