@@ -28,7 +28,8 @@ from tests.helpers.bad_input import (
     table,
 )
 from whiten_index.corpus.corpus_config import CorpusConfig
-from whiten_index.corpus.parquet_corpus import ParquetCorpus, RepeatedIdsError
+from whiten_index.corpus.parquet_corpus import ParquetCorpus
+from whiten_index.errors import CorpusError
 
 place = bad_input.place
 
@@ -204,7 +205,7 @@ def test_an_id_column_of_few_values_is_refused(place: Place) -> None:
     options: dict[str, Any] = {"embedding_column": "e", "id_column": "lang", "shard_rows": 2000}
     corpus = ParquetCorpus.open(CorpusConfig(sources=(str(path),), **options))
     match = r"^2 ids .* \(such as 'de', 'en'\), in .* leave out --id-column$"
-    with pytest.raises(RepeatedIdsError, match=match):
+    with pytest.raises(CorpusError, match=match):
         corpus.check_ids()
 
 

@@ -49,20 +49,6 @@ _FILE_THREADS = 8
 _RACY_NS = 2_000_000_000
 
 
-class RepeatedIdsError(CorpusError):
-    """Ids of more than one row each, and what to do about them."""
-
-    def __init__(
-        self,
-        found: str,
-        advice: str = "make them unique, filter the repeated rows out, or leave out --id-column",
-    ) -> None:
-        super().__init__(found, advice)
-
-    def __str__(self) -> str:
-        return "; ".join(self.args)
-
-
 @dataclass(frozen=True)
 class ParquetCorpus:
     """Parquet files read shard by shard, in memory bounded by one shard.
@@ -304,9 +290,9 @@ class ParquetCorpus:
             shown = ", ".join(map(repr, examples))
             named = list(dict.fromkeys(name for value in examples for name in places[value]))
             where = ", ".join(named[:_EXAMPLES]) + (" and others" * (len(named) > _EXAMPLES))
-            raise RepeatedIdsError(
+            raise CorpusError(
                 f"{len(twice)} ids of column {column} occur more than once (such as {shown}), in "
-                f"{where}"
+                f"{where}; make them unique, filter the repeated rows out, or leave out --id-column"
             )
 
     def _find_dim(self, wanted: int | None) -> int:

@@ -131,13 +131,6 @@ def resolve_encoder(config: EncoderConfig) -> tuple[EncoderSpec, ModelFolder]:
 
 def states_spec(spec: EncoderSpec, folder: ModelFolder, poolings: Sequence[str]) -> EncoderSpec:
     """Return the identity of all pooled states of a model."""
-    known = [pooling for pooling in POOLINGS if pooling != "first-last-avg"]
-    unknown = [pooling for pooling in poolings if pooling not in known]
-    if unknown or not poolings or len(set(poolings)) < len(poolings):
-        raise ConfigError(
-            f"poolings {', '.join(poolings) or 'none'} cannot be used together; name each once, of "
-            f"{', '.join(known)}"
-        )
     return replace(
         spec,
         pooling="+".join(poolings),

@@ -16,7 +16,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.whitening.covariance import empirical_covariance, shrink
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import Spectrum, least_share, numerical_rank
@@ -79,7 +78,6 @@ class Drift:
         ``shared`` rows are in both; 0, if unknown, gives chance the most room.
         """
         shared = shared or 0.0
-        _check(whitening, fitted, today, shared)
         then, now = _covariance(fitted), _covariance(today)
         w1 = _reference(whitening, then)
         turned = w1.T @ shrink(now, whitening.shrinkage) @ w1
@@ -153,21 +151,6 @@ class Drift:
             },
             **{name: _short(getattr(self, name)) for name in _FIGURES},
         }
-
-
-def _check(whitening: Whitening, fitted: Moments, today: Moments, shared: float) -> None:
-    if not whitening.dim == fitted.dim == today.dim:
-        raise ConfigError(
-            f"a transform of {whitening.dim} dims, fitted on moments of {fitted.dim}, cannot be "
-            f"compared with moments of {today.dim}; take all from one encoder"
-        )
-    if not 0 <= shared <= min(fitted.count, today.count):
-        raise ConfigError(
-            f"{shared:g} rows cannot be shared by {fitted.count:g} rows and {today.count:g}"
-        )
-    for name, moments in (("the fit", fitted), ("today", today)):
-        if moments.count <= 0:
-            raise WhiteningError(f"the moments of {name} are of no rows, so nothing has drifted")
 
 
 def _covariance(moments: Moments) -> _Array:
