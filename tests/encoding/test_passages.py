@@ -172,7 +172,7 @@ def load(model: Path, tokens: int, overlap: int = 0, **options: Any) -> PassageS
 @pytest.mark.parametrize(
     ("tokens", "overlap", "options", "message"),
     [
-        (33, 0, {}, r"--passage-tokens 33 is more than the 32 tokens that .* can take; .* 32"),
+        (33, 0, {}, r"--passage-tokens 33 is more than the limit of 32 tokens"),
         (
             17,
             0,

@@ -62,11 +62,6 @@ class PassageSplitter:
     @classmethod
     def load(cls, spec: EncoderSpec, folder: ModelFolder, config: PassageConfig) -> PassageSplitter:
         """Load the tokenizer of an encoder, and nothing else of it."""
-        if config.tokens > folder.longest:
-            raise ConfigError(
-                f"--passage-tokens {config.tokens} is more than the {folder.longest} tokens that "
-                f"{spec.model} can take; give at most {min(spec.max_length, folder.longest)}"
-            )
         if config.tokens > spec.max_length:
             raise ConfigError(
                 f"--passage-tokens {config.tokens} is more than the limit of {spec.max_length} "

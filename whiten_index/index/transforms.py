@@ -9,8 +9,8 @@ multiplied into the matrix of the transform, so that it costs neither bytes nor 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -61,39 +61,30 @@ def wrap(inner: Any, whitening: Whitening, *, rotation: NDArray[np.floating] | N
     return index
 
 
-@dataclass(frozen=True, eq=False)
 class Transforms:
     """Unit vectors of raw embeddings, computed as the index does; a few rows without FAISS.
 
     FAISS takes some 100 µs for a single row, of which numpy's own products need 5.
     """
 
-    index: Any  # behind the transforms, which live as long as it does
-    _steps: tuple[_Step, ...] | None = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, index: Any) -> None:
+        """Take an index behind transforms, which live as long as it does."""
+        self._index = index
         steps = [_step(each) for each in self._chain()]
-        known = tuple(step for step in steps if step is not None)
-        object.__setattr__(self, "_steps", known if len(known) == len(steps) else None)
+        self._steps = None if None in steps else [step for step in steps if step is not None]
 
     def __call__(self, embeddings: Vectors) -> Vectors:
         """Return the unit vectors (n, k) of raw embeddings (n, d)."""
-        vectors = embeddings
         if self._steps is not None and 0 < len(embeddings) <= FEW_QUERIES:
-            rows = [self._one(row) for row in embeddings]
+            rows = [_through(self._steps, row) for row in embeddings]
             return rows[0][None] if len(rows) == 1 else np.stack(rows)
+        vectors = embeddings
         for transform in self._chain():
             vectors = transform.apply(vectors)
         return vectors
 
-    def _one(self, row: Vectors) -> Vectors:
-        assert self._steps is not None
-        for step in self._steps:
-            row = step(row)
-        return row
-
     def _chain(self) -> list[Any]:
-        faiss, chain = load_faiss(), self.index.chain
+        faiss, chain = load_faiss(), self._index.chain
         return [faiss.downcast_VectorTransform(chain.at(place)) for place in range(chain.size())]
 
 
@@ -105,13 +96,16 @@ def _step(transform: Any) -> _Step | None:
     if isinstance(transform, faiss.CenteringTransform):
         mean = _view(transform.mean)
         return lambda row: row - mean
-    if isinstance(transform, faiss.LinearTransform):
+    if isinstance(transform, faiss.LinearTransform) and not transform.have_bias:
         matrix = _view(transform.A).reshape(transform.d_out, transform.d_in)
-        if not transform.have_bias:
-            return lambda row: matrix @ row
-        bias = _view(transform.b)
-        return lambda row: matrix @ row + bias
+        return lambda row: matrix @ row
     return None
+
+
+def _through(steps: Sequence[_Step], row: Vectors) -> Vectors:
+    for step in steps:
+        row = step(row)
+    return row
 
 
 def _to_length_one(row: Vectors) -> Vectors:
