@@ -86,7 +86,7 @@ def test_a_run_written_and_read_again_is_the_same_to_every_metric(tmp_path, endi
         (
             ".jsonl",
             '{"query_id": "q", "hits": [}',
-            "line 1, is not JSON .*Expecting value",
+            "line 1, is no JSON object .*Expecting value",
         ),
         (
             ".jsonl",

@@ -105,15 +105,17 @@ def read_pairs(path: str | Path) -> Pairs:
     """Read pairs of texts, and how alike they are if there is a column ``score``.
 
     The file is ``.parquet``, ``.jsonl`` or ``.tsv`` (header; fields as they stand, no quoting) with
-    sentence1 and sentence2, query and document, or text1 and text2; a Parquet file with exactly two
-    columns of text may call them anything. Rows whose score is null, empty or NaN are dropped and
-    counted.
+    sentence1 and sentence2, query and document, or text1 and text2. Rows whose score is null, empty
+    or NaN are dropped and counted.
     """
     known = {_SCORE, *(name for names in _PAIRS for name in names)}
     table = LabelTable.read(Path(path), (PARQUET, JSONL, TSV), known)
+    columns = next((names for names in _PAIRS if {*names} <= table.columns.keys()), None)
+    if columns is None:
+        expected = ", ".join(" and ".join(names) for names in _PAIRS)
+        raise table.lacks(f"no two columns of texts (such as {expected})")
     first, second = (
-        [table.parse(name, row, to_text) for row in range(len(table))]
-        for name in _pair_columns(table)
+        [table.parse(name, row, to_text) for row in range(len(table))] for name in columns
     )
     scores, dropped = None, 0
     if _SCORE in table.columns:
@@ -140,16 +142,6 @@ def _rows_of(table: LabelTable, split: str | None) -> Iterator[int]:
         known = ", ".join(dict.fromkeys(map(str, splits)))
         raise ConfigError(f"{table.path} has no split {split!r}; use one of {known}")
     yield from rows
-
-
-def _pair_columns(table: LabelTable) -> tuple[str, str]:
-    for names in _PAIRS:
-        if all(name in table.columns for name in names):
-            return names
-    if len(table.texts) == 2:
-        return table.texts[0], table.texts[1]
-    expected = ", ".join(" and ".join(names) for names in _PAIRS)
-    raise table.lacks(f"no two columns of texts (such as {expected})")
 
 
 def to_id(value: Any) -> str:

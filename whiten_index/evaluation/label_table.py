@@ -18,7 +18,6 @@ from whiten_index.artifacts.limits import LimitError, check_expanded, iterate_li
 from whiten_index.errors import ConfigError, CorpusError
 
 PARQUET, JSONL, TSV, TREC = ".parquet", ".jsonl", ".tsv", (".qrels", ".txt", ".trec")
-_LINE, _ROW = "line {}", "row {} (from 0)"
 # What a list takes for a value, at least.
 _VALUE_BYTES = 8
 _Value = TypeVar("_Value")
@@ -28,15 +27,12 @@ _Value = TypeVar("_Value")
 class LabelTable:
     """The columns of a file that have a known name; missing values are None.
 
-    ``names`` are those of all columns, ``texts`` those of text where the format has types. Errors
-    name a row by ``call``, such as ``line {}``, and its number in the file.
+    ``names`` are those of all columns, ``numbers`` those of the rows in the file.
     """
 
     path: Path
     columns: dict[str, list[Any]]
     names: Sequence[str]
-    texts: Sequence[str]
-    call: str
     numbers: Sequence[int]
 
     @classmethod
@@ -48,7 +44,7 @@ class LabelTable:
         *,
         bare: Sequence[str] = (),
     ) -> LabelTable:
-        """Read the columns that have a ``known`` name, and two of text that are the only ones.
+        """Read the columns that have a ``known`` name.
 
         ``bare`` are the columns of a file between blanks without a header, as TREC has them.
         """
@@ -75,7 +71,8 @@ class LabelTable:
 
     def place(self, row: int) -> str:
         """Return what errors call a row of the file."""
-        return self.call.format(self.numbers[row])
+        number = self.numbers[row]
+        return f"row {number} (from 0)" if self.path.suffix == PARQUET else f"line {number}"
 
     def where(self, row: int) -> str:
         """Return what errors call a row, and its file."""
@@ -154,16 +151,14 @@ def reading_parquet(path: Path) -> Iterator[None]:
 
 def _read_parquet(path: Path, known: Collection[str]) -> LabelTable:
     with reading_parquet(path):
-        schema = pq.read_schema(path)
-        texts = [field.name for field in schema if _is_text(field.type)]
-        wanted = {*known, *(texts if len(texts) == 2 else ())}
+        names = pq.read_schema(path).names
         with _open_bounded(path) as file:
-            table = file.read([name for name in schema.names if name in wanted])
+            table = file.read([name for name in names if name in known])
         # Damage that decodes all the same shows as text that is not UTF-8.
         table.validate(full=True)
         _check_texts(path, table)
         columns = dict(zip(table.column_names, (c.to_pylist() for c in table.columns), strict=True))
-    return LabelTable(path, columns, schema.names, texts, _ROW, range(table.num_rows))
+    return LabelTable(path, columns, names, range(table.num_rows))
 
 
 def _open_bounded(path: Path) -> pq.ParquetFile:
@@ -202,22 +197,17 @@ def _read_jsonl(path: Path, known: Collection[str]) -> LabelTable:
     for number, line in read_lines(path):
         try:
             record = load_json(line)
-        except ValueError as error:
+            names.update(dict.fromkeys(record.keys()))
+        except (ValueError, AttributeError) as error:
             raise CorpusError(
-                f"{path}, line {number}, is not JSON ({first_line(error)}): {shown(line)}; write "
-                "one whole object a line"
+                f"{path}, line {number}, is no JSON object ({first_line(error)}): {shown(line)}; "
+                "write one whole object a line, with a key for every column"
             ) from error
-        if not isinstance(record, dict):
-            raise CorpusError(
-                f"{path}, line {number}, is no JSON object but {shown(line)}; write one object a "
-                "line, with a key for every column"
-            )
-        names.update(dict.fromkeys(record))
         records.append({name: record[name] for name in known if name in record})
         numbers.append(number)
     found = [name for name in names if name in known]
     columns = {name: [record.get(name) for record in records] for name in found}
-    return LabelTable(path, columns, list(names), (), _LINE, numbers)
+    return LabelTable(path, columns, list(names), numbers)
 
 
 def _read_fields(path: Path, known: Collection[str], bare: Sequence[str]) -> LabelTable:
@@ -240,7 +230,7 @@ def _read_fields(path: Path, known: Collection[str], bare: Sequence[str]) -> Lab
         numbers.append(number)
     places = {name: place for place, name in enumerate(names) if name in known}
     columns = {name: [fields[place] for fields in records] for name, place in places.items()}
-    return LabelTable(path, columns, names, (), _LINE, numbers)
+    return LabelTable(path, columns, names, numbers)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from whiten_index.evaluation.geometry_scores import POSITIVE_ABOVE, Geometry, al
 from whiten_index.evaluation.sts_sets import StsSet
 from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.evaluate_sts import needed_pairs
-from whiten_index.measure.spaces import RAW, Scores, Spaces, evaluate_sets
+from whiten_index.measure.spaces import Scores, Spaces, evaluate_sets
 from whiten_index.measure.text_embedder import TextEmbedder
 from whiten_index.progress import Progress
 
@@ -40,40 +41,7 @@ def evaluate_geometry(
         JSON values: encoder, setting and datasets of the raw space, and ``runs``, one for each
         space. Figures are as they are defined, not times 100.
     """
-
-    def measure(each: StsSet, embedder: TextEmbedder, spaces: Spaces) -> Scores:
-        pairs = each.scored_pairs()
-        texts = list(dict.fromkeys(pairs.texts))
-        drawn = np.arange(len(texts))
-        if len(texts) > most_texts:
-            rng = np.random.default_rng(config.seed)
-            drawn = np.sort(rng.choice(drawn, most_texts, replace=False))
-        cloud = embedder.embed([texts[i] for i in drawn])
-        positive = np.flatnonzero(pairs.scores > above)
-        sides = [
-            embedder.embed([side[i] for i in positive])
-            for side in (pairs.first, pairs.second)
-            if len(positive)
-        ]
-        fitted = spaces.of(each.texts, scored=np.tile(each.scored, 2))
-        for space in [RAW, *(space for space in fitted if space is not RAW)]:
-            try:
-                aligned = alignment(*map(space.apply, sides)) if sides else None
-                shape = Geometry.of(space.apply(cloud)).to_json()
-            except ConfigError as error:
-                raise ConfigError(f"{each.name}, {space.name}: {error}") from error
-            yield (
-                space,
-                {
-                    "alignment": aligned,
-                    **shape,
-                    "positive_pairs": len(positive),
-                    "pairs": len(pairs),
-                    "dropped": each.dropped,
-                    "texts": len(texts),
-                },
-            )
-
+    measure = functools.partial(_measure, above=above, most_texts=most_texts, seed=config.seed)
     return evaluate_sets(
         config,
         needed_pairs(config, sets),
@@ -82,3 +50,43 @@ def evaluate_geometry(
         embedder=embedder,
         progress=progress,
     )
+
+
+def _measure(
+    each: StsSet,
+    embedder: TextEmbedder,
+    spaces: Spaces,
+    *,
+    above: float,
+    most_texts: int,
+    seed: int,
+) -> Scores:
+    pairs = each.scored_pairs()
+    texts = list(dict.fromkeys(pairs.texts))
+    drawn = np.arange(len(texts))
+    if len(texts) > most_texts:
+        drawn = np.sort(np.random.default_rng(seed).choice(drawn, most_texts, replace=False))
+    cloud = embedder.embed([texts[i] for i in drawn])
+    positive = np.flatnonzero(pairs.scores > above)
+    sides = [
+        embedder.embed([side[i] for i in positive])
+        for side in (pairs.first, pairs.second)
+        if len(positive)
+    ]
+    for space in spaces.with_raw(each):
+        try:
+            aligned = alignment(*map(space.apply, sides)) if sides else None
+            shape = Geometry.of(space.apply(cloud)).to_json()
+        except ConfigError as error:
+            raise ConfigError(f"{each.name}, {space.name}: {error}") from error
+        yield (
+            space,
+            {
+                "alignment": aligned,
+                **shape,
+                "positive_pairs": len(positive),
+                "pairs": len(pairs),
+                "dropped": each.dropped,
+                "texts": len(texts),
+            },
+        )

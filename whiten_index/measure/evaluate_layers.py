@@ -24,7 +24,7 @@ from whiten_index.evaluation.sts_scores import AGGREGATIONS, correlate, pair_cos
 from whiten_index.evaluation.sts_sets import StsSet, require_ranked
 from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.evaluate_sts import average, needed_pairs
-from whiten_index.measure.spaces import RAW, Scores, Spaces, runs_of
+from whiten_index.measure.spaces import Scores, Spaces, runs_of
 from whiten_index.measure.text_embedder import encoder_facts
 from whiten_index.progress import Progress, Silent, Stages
 
@@ -251,8 +251,7 @@ def _figures(each: StsSet, embedder: LayerStates, spaces: Spaces) -> Scores:
     """Yield the correlations in each space, the raw one first."""
     pairs = each.scored_pairs()
     first, second = embedder.embed(pairs.first), embedder.embed(pairs.second)
-    fitted = spaces.of(each.texts, scored=np.tile(each.scored, 2))
-    for space in [RAW, *(space for space in fitted if space is not RAW)]:
+    for space in spaces.with_raw(each):
         cosines = pair_cosines(space.apply(first), space.apply(second))
         found = correlate(
             pairs.scores, cosines, pairs.subsets, averaged=each.averaged, name=each.name

@@ -72,7 +72,7 @@ def needed_pairs(config: EvalConfig, sets: Sequence[StsSet]) -> list[StsSet]:
 
 def _score(each: StsSet, embedder: TextEmbedder, spaces: Spaces) -> Scores:
     first, second = embedder.embed(each.first), embedder.embed(each.second)
-    for space in spaces.of(each.texts, scored=np.tile(each.scored, 2)):
+    for space in spaces.of(each.texts, scored=each.scored):
         yield space, scores_of(each, pair_cosines(space.apply(first), space.apply(second)))
 
 

@@ -68,8 +68,7 @@ def evaluate_transfer(
     def score(task: Task, embedder: TextEmbedder, spaces: Spaces) -> Scores:
         first = embedder.embed(task.first)
         second = None if task.second is None else embedder.embed(task.second)
-        tested = np.tile(_tested(task), 1 if second is None else 2)
-        for space in spaces.of(task.texts, scored=tested):
+        for space in spaces.of(task.texts, scored=_tested(task)):
             u, v = space.apply(first), None if second is None else space.apply(second)
             setting = {**space.setting, "normalized": False}
             yield replace(space, setting=setting), _score(task, u, v, config, folds)

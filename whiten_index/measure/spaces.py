@@ -68,8 +68,17 @@ class Spaces:
         version = config.published
         self._published = None if version is None else Whitening.load(version.file(WHITENING))
 
-    def of(self, texts: Sequence[str], *, scored: NDArray[np.bool_] | None = None) -> list[Space]:
-        """Return the spaces of a set: one for each transform, or the raw one."""
+    def with_raw(self, pairs: StsSet) -> list[Space]:
+        """Return the raw space, and one for each transform, of a set of pairs."""
+        found = self.of(pairs.texts, scored=pairs.scored)
+        return found if RAW in found else [RAW, *found]
+
+    def of(self, texts: Sequence[str], *, scored: NDArray[np.bool_]) -> list[Space]:
+        """Return the spaces of a set: one for each transform, or the raw one.
+
+        ``scored`` (n,) are its rows whose texts are scored, if only these are fitted on. The texts
+        are those of all rows; of pairs the first ones come first.
+        """
         config, made = self._config, list[Space]()
         if (whitening := self._published) is not None:
             setting = {"transform": whitening.choices(), "fit": "index"}
@@ -84,13 +93,12 @@ class Spaces:
             made.append(Space(name_of(whitening, wanted.k), setting, whitening))
         return made or [RAW]
 
-    def _fit(
-        self, texts: Sequence[str], scored: NDArray[np.bool_] | None, *, unit: bool
-    ) -> Moments:
+    def _fit(self, texts: Sequence[str], scored: NDArray[np.bool_], *, unit: bool) -> Moments:
         config = self._config
         if config.fit_source is None:
-            if config.fit == SCORED and scored is not None:
-                texts = [text for text, use in zip(texts, scored, strict=True) if use]
+            if config.fit == SCORED:
+                used = np.tile(scored, len(texts) // len(scored))
+                texts = [text for text, use in zip(texts, used, strict=True) if use]
             counts = Counter(texts)
             weights = np.array(list(counts.values()), np.float64)
             rows = _prepared(self._embedder.embed(list(counts)), unit=unit)
