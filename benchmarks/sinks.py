@@ -85,15 +85,15 @@ class Contender:
 
     database: str
     make: Callable[[Path, VectorDtype], Engine]
-    dtype: VectorDtype = VectorDtype.FLOAT32
+    dtype: VectorDtype = "float32"
     most: int | None = None
 
 
 CONTENDERS = (
     Contender("PostgreSQL, vector", Postgres),
-    Contender("PostgreSQL, halfvec", Postgres, VectorDtype.FLOAT16),
+    Contender("PostgreSQL, halfvec", Postgres, "float16"),
     Contender("LanceDB", Lance),
-    Contender("LanceDB", Lance, VectorDtype.FLOAT16),
+    Contender("LanceDB", Lance, "float16"),
     Contender("Milvus Lite", Milvus, most=FEW),
     Contender("Milvus, server", MilvusServer),
 )
@@ -119,7 +119,7 @@ class Corpus:
 
     def config(self, to: str, k: int | None, dtype: VectorDtype, **more: Any) -> PushConfig:
         """Return what pushes them."""
-        return PushConfig(index=str(self.index), to=to, k=k, dtype=dtype.value, **more)
+        return PushConfig(index=str(self.index), to=to, k=k, dtype=dtype, **more)
 
 
 def corpus(index: Path, work: Path, rows: int | None) -> Corpus:
@@ -339,7 +339,7 @@ def lines(index: Path, work: Path, rows: int | None, rounds: int) -> Iterator[di
             folder.mkdir()
             facts = {
                 "database": each.database,
-                "dtype": each.dtype.value,
+                "dtype": each.dtype,
                 "width": "full" if k is None else "narrow",
             }
             start = time.perf_counter()

@@ -103,7 +103,7 @@ class Postgres:
         self._processes = importlib.import_module("psutil")
         self._psycopg = importlib.import_module("psycopg")
         self._pgvector = importlib.import_module("pgvector")
-        self._half = dtype is VectorDtype.FLOAT16
+        self._half = dtype == "float16"
         self.address = self._server.get_uri()
         self.options: Mapping[str, str] = {"maintenance_work_mem": "1GB"}
         self.settings: Sequence[Setting] = [{"ef_search": wide} for wide in (40, 80, 160, 320)]

@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
 from tests.vectordb.pushed_rows import Rows, fill
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.alias_writer import AliasWriter
-from whiten_index.vectordb.database_writer import Layout, PushedTable
+from whiten_index.vectordb.database_writer import Layout, Stored
 
 ROWS = Rows.make(10)
 V1, V2, V3 = (replace(ROWS, version=f"00000{at}-abc") for at in (1, 2, 3))
@@ -62,8 +61,8 @@ class Writer(AliasWriter):
         super().__init__("docs")
         self.there = engine
 
-    def explain(self, error: Exception) -> tuple[str, str]:
-        raise NotImplementedError
+    def _explain(self, error: Exception) -> tuple[str, str]:
+        raise error
 
     def _collections(self) -> Sequence[str]:
         return list(self.there.metadata)
@@ -80,7 +79,7 @@ class Writer(AliasWriter):
         with self.there.writing("write", collection):
             self.there.metadata[collection] = dict(metadata)
 
-    def _create(self, collection: str, layout: Layout, metadata: Mapping[str, Any]) -> None:
+    def _make(self, collection: str, layout: Layout, metadata: Mapping[str, Any]) -> None:
         with self.there.writing("create"):
             self.there.metadata[collection] = dict(metadata)
 
@@ -94,24 +93,17 @@ class Writer(AliasWriter):
             assert replaces == ("docs" in self.there.aliases)
             self.there.aliases["docs"] = collection
 
-    def _upsert(self, collection: str, rows: pa.RecordBatch, layout: Layout) -> None:
-        with self.there.writing("upsert", collection):
+    def _upsert(self, stored: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
+        with self.there.writing("upsert", stored.name):
             pass
 
     _delete: Any = _upsert
 
-    def _build(self, pushed: PushedTable, layout: Layout) -> None:
-        with self.there.writing("build", pushed.name):
+    def _build(self, held: Stored, layout: Layout) -> None:
+        with self.there.writing("build", held.name):
             pass
 
-    def _count(self, collection: str) -> int:
-        raise NotImplementedError
-
-    def _fetch(self, collection: str, ids: Sequence[str | int], layout: Layout) -> pa.Table:
-        raise NotImplementedError
-
-    def _search(self, collection: str, vectors: np.ndarray, top_k: int, *, exact: bool) -> Any:
-        raise NotImplementedError
+    _count = _fetch = _search = NotImplemented
 
     def close(self) -> None:
         pass

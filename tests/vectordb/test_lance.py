@@ -26,9 +26,9 @@ from tests.vectordb.pushed_rows import (
 )
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb import lance_writer
-from whiten_index.vectordb.database_writer import DatabaseWriter, Metric, VectorDtype
+from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.lance_table import read_metadata, write_metadata
-from whiten_index.vectordb.lance_writer import LanceChanges
+from whiten_index.vectordb.lance_writer import LanceWriter
 from whiten_index.vectordb.registry import open_writer
 
 pytestmark = pytest.mark.service
@@ -41,26 +41,26 @@ import sys, time
 from pathlib import Path
 from tests.vectordb.pushed_rows import Rows, fill
 from whiten_index.vectordb import lance_writer
-from whiten_index.vectordb.lance_writer import LanceChanges
+from whiten_index.vectordb.lance_writer import LanceWriter
 from whiten_index.vectordb.registry import open_writer
 address, marker, where = sys.argv[1:]
 def stop(*_, **__):
     Path(marker).touch()
     time.sleep(600)
 rows = Rows.make(2000, seed=1)
-slices, apply = lance_writer.read_slices, LanceChanges.apply
+slices, apply = lance_writer.read_slices, LanceWriter._apply_deletes
 def cut(table, rows, schema):
     yield next(slices(table, rows, schema)).slice(0, 100)
     stop()
-def applied(self):
-    apply(self)
+def applied(self, changes):
+    apply(self, changes)
     stop()
 if where == "overwriting":
     lance_writer.read_slices = cut
 elif where == "ending":
-    lance_writer.LanceWriter._complete_swap = stop
+    LanceWriter._complete_swap = stop
 else:
-    LanceChanges.apply = applied
+    LanceWriter._apply_deletes = applied
 with open_writer(address, "docs", options={"index": "ivf_flat"}) as writer:
     if where == "changing":
         with writer.changing(rows.pushed, rows.layout) as changing:
@@ -121,7 +121,7 @@ def before(
 def test_the_table_is_a_plain_one(address: str, folder: Path) -> None:
     columns = {"n": pa.array(range(300)), "day": pa.array([3] * 300, pa.date32())}
     rows = Rows.make(ids=pa.array(map(str, range(300)), pa.large_string()), **columns)
-    halves = replace(rows, layout=replace(rows.layout, dtype=VectorDtype.FLOAT16))
+    halves = replace(rows, layout=replace(rows.layout, dtype="float16"))
     for each, kind in ((rows, pa.float32()), (halves, pa.float16())):
         with open_writer(address, "docs") as writer:
             fill(writer, each)
@@ -153,8 +153,8 @@ def test_lists_at_which_the_engine_breaks_down(address: str) -> None:
         assert_holds(writer, rows)
 
 
-@pytest.mark.parametrize("metric", list(Metric))
-def test_vectors_of_zeros(address: str, metric: Metric) -> None:
+@pytest.mark.parametrize("metric", ["cosine", "ip"])
+def test_vectors_of_zeros(address: str, metric: str) -> None:
     """They come back; cosines do not find them, and nothing else is lost by it."""
     vectors = Rows.make(50).vectors.copy()
     vectors[7] = 0
@@ -165,12 +165,12 @@ def test_vectors_of_zeros(address: str, metric: Metric) -> None:
         fill(writer, rows)
         assert_holds(writer, rows)
         found = writer.search(vectors[:10], 50, exact=True)
-        there = 49 if metric is Metric.COSINE else 50
-        counts = [len(ids) for ids in found.ids]
-        assert counts == [there] * 7 + [0 if metric is Metric.COSINE else 50] + [there] * 2
+        there = 49 if metric == "cosine" else 50
+        counts = np.isfinite(found).sum(axis=1).tolist()
+        assert counts == [there] * 7 + [0 if metric == "cosine" else 50] + [there] * 2
         # By brute force a row of zeros has the score 0.
         best = rows.best(vectors[:7], 50).sum(axis=1)
-        assert np.abs(np.nansum(found.scores[:7], axis=1) - best).max() < 1e-4
+        assert np.abs(np.nansum(found[:7], axis=1) - best).max() < 1e-4
 
 
 @pytest.mark.parametrize("metadata", [None, "[]", '{"metric": "cosine"}'])
@@ -241,7 +241,9 @@ def test_secrets_of_the_object_store_are_not_shown(monkeypatch: pytest.MonkeyPat
                "storage.timeout": "1s", "storage.client_max_retries": "0",
                "storage.retry_timeout": "1s"}  # fmt: skip
     with (
-        pytest.raises(DatabaseError, match="s3://bucket/prefix, table docs: cannot be op") as error,
+        pytest.raises(
+            DatabaseError, match="s3://bucket/prefix, table docs: it could"
+        ) as error,
         open_writer("lancedb+s3://bucket/prefix", "docs", options=options) as writer,
     ):
         writer.published()
@@ -260,7 +262,7 @@ def test_errors_of_the_engine(
     with open_writer(address, "docs") as writer:
         fill(writer, rows)
         monkeypatch.setattr(lancedb.table.LanceTable, "add", refuse)
-        with pytest.raises(DatabaseError, match=f"refuses rows .*{why}"):
+        with pytest.raises(DatabaseError, match=f"rows could not be added .*{why}"):
             fill(writer, rows)
         assert_holds(writer, rows)
 
@@ -336,7 +338,7 @@ def test_changes_are_seen_within_and_taken_back(address: str) -> None:
                 assert writer.count() == 300
                 changing.delete([7])
                 assert writer.count() == 299
-                assert writer.search(other.vectors[:1], 1, exact=True).ids == [[0]]
+                assert writer.search(other.vectors[:1], 1, exact=True)[0, 0] > 0.9999
                 raise RuntimeError("on purpose")
 
         with pytest.raises(RuntimeError, match="on purpose"):
@@ -403,7 +405,7 @@ def test_a_change_under_way_while_another_push_publishes(
             with one.changing(after, mine.layout) as changing:
                 changing.upsert(mine.take(range(10)))
                 changing.delete([20])
-                before(monkeypatch, LanceChanges, "apply", publish)
+                before(monkeypatch, LanceWriter, "_apply_deletes", publish)
 
         with pytest.raises(DatabaseError, match=TAKEN):
             change()

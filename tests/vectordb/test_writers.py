@@ -39,7 +39,7 @@ from tests.vectordb.pushed_rows import (
 )
 from whiten_index.corpus.batches import PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb.database_writer import DatabaseWriter, Metric, RowsError, VectorDtype
+from whiten_index.vectordb.database_writer import DatabaseWriter, RowsError
 from whiten_index.vectordb.push_check import differences
 from whiten_index.vectordb.registry import open_writer
 
@@ -150,9 +150,9 @@ def test_an_empty_database(writer: DatabaseWriter) -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.large_string()])
-@pytest.mark.parametrize("metric", list(Metric))
+@pytest.mark.parametrize("metric", ["cosine", "ip"])
 def test_rows_come_back_and_are_found(
-    writer: DatabaseWriter, kind: pa.DataType, metric: Metric
+    writer: DatabaseWriter, kind: pa.DataType, metric: str
 ) -> None:
     ids = pa.array([f"{7 * at}" for at in range(300)]).cast(kind)
     rows = Rows.make(ids=ids, metric=metric, n=pa.array(range(300)))
@@ -256,7 +256,7 @@ def test_rows_that_no_database_is_to_see(writer: DatabaseWriter, bad: str) -> No
 
 
 def test_halves(writer: DatabaseWriter, backend: Backend) -> None:
-    rows = Rows.make(dtype=VectorDtype.FLOAT16)
+    rows = Rows.make(dtype="float16")
     if not backend.halves:
         with pytest.raises(ConfigError, match="float16"):
             writer.begin(rows.pushed, rows.layout)
@@ -271,8 +271,8 @@ def test_few_rows_and_none(writer: DatabaseWriter) -> None:
         fill(writer, Rows.make(size))
         assert writer.count() == size
         found = writer.search(Rows.make(2, seed=3).vectors, 10, exact=True)
-        assert [len(ids) for ids in found.ids] == [size, size]
-        assert np.isnan(found.scores[:, size:]).all()
+        assert np.isfinite(found[:, :size]).all()
+        assert np.isnan(found[:, size:]).all()
 
 
 @pytest.mark.service
@@ -298,7 +298,7 @@ def test_users_see_the_old_rows_until_the_swap(writer: DatabaseWriter) -> None:
     assert_holds(writer, old)
     assert_holds(writer, new, pending=True)
     found = writer.search(new.vectors[:2], 3, exact=True, pending=True)
-    assert [ids[0] for ids in found.ids] == new.ids[:2]
+    assert np.abs(found[:, 0] - 1).max() < 1e-5
     writer.swap()
     assert_holds(writer, new)
     assert_finds(writer, new)

@@ -1,21 +1,17 @@
-"""Support for the writers of Qdrant, LanceDB and Milvus: their errors, folders and names."""
+"""Support for the writers of the engines: addresses, folders, names, and the text of errors."""
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from whiten_index.address import hide_secrets
 from whiten_index.artifacts.files import is_folder, list_folder
-from whiten_index.errors import ConfigError, DatabaseError, WhitenIndexError
+from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.paths import cut
-
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 # The words of C's library, as Python and Rust report them, Rust's numbers, and SQLite's words.
 _NOT_WRITABLE = re.compile(
@@ -30,34 +26,42 @@ _SYSTEM_NAMES = ("lost+found",)
 _SHOWN = 500
 
 
-def reports(doing: str) -> Callable[[Method], Method]:
-    """Let a writer's method raise ``DatabaseError`` in place of any error of its client."""
+@dataclass(frozen=True)
+class EngineAddress:
+    """A server of Qdrant or Milvus, or the folder of its engine without a server.
 
-    def decorate(method: Method) -> Method:
-        @functools.wraps(method)
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with reporting(self.target, doing, self.explain):
-                return method(self, *args, **kwargs)
+    Attributes:
+        shown: address without parameters.
+        url: of the server, with http or https.
+        inside: path at the server, without slashes at its ends.
+        parameters: of the address.
+        folder: of an engine without a server.
+    """
 
-        return cast(Method, call)
+    shown: str
+    url: str = ""
+    inside: str = ""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    folder: Path | None = None
 
-    return decorate
-
-
-@contextmanager
-def reporting(
-    target: str, doing: str, explain: Callable[[Exception], tuple[str, str]]
-) -> Iterator[None]:
-    """Raise ``DatabaseError`` in place of any error of the engine's client."""
-    try:
-        yield
-    except (WhitenIndexError, MemoryError):
-        raise
-    except Exception as error:
-        # Clients raise errors of several libraries, which have no base in common.
-        reason, advice = explain(error)
-        # The error itself may show a secret.
-        raise DatabaseError(f"{target}: {doing} ({reason}); {advice}") from None
+    @classmethod
+    def parse(cls, address: str, *, port: int, tls_port: int, forms: str) -> EngineAddress:
+        """Return what an address names; ``forms`` is the error of another form."""
+        parts = urlsplit(address)
+        tls, path = parts.scheme.endswith("+https"), unquote(parts.path)
+        if not parts.netloc and path and not tls:
+            return cls(f"{parts.scheme}://{path}", folder=Path(path).absolute())
+        try:
+            host, number = parts.hostname or "", parts.port or (tls_port if tls else port)
+        except ValueError:
+            host = ""
+        # A file needs three slashes.
+        if not host or host.endswith(".db"):
+            raise ConfigError(forms)
+        at = f"{f'[{host}]' if ':' in host else host}:{number}"
+        inside, url = path.strip("/"), f"http{'s' if tls else ''}://{at}"
+        shown = "/".join(filter(None, (f"{parts.scheme}://{at}", inside)))
+        return cls(shown, url, inside, dict(parse_qsl(parts.query)))
 
 
 def disk_advice(reason: str) -> str:
@@ -89,19 +93,6 @@ def require_engine_folder(
         )
 
 
-def host_and_port(address: str, port: int, forms: str) -> str:
-    """Return ``host:port`` of an address, with a default port; refuse one of another form."""
-    parts = urlsplit(address)
-    try:
-        host, port = parts.hostname or "", parts.port or port
-    except ValueError:
-        host = ""
-    # A file needs three slashes.
-    if not host or host.endswith(".db"):
-        raise ConfigError(forms)
-    return f"{f'[{host}]' if ':' in host else host}:{port}"
-
-
 def require_name(name: str, pattern: str, *, longest: int, engine: str, rule: str) -> None:
     """Refuse a name that an engine gives no table."""
     if not re.fullmatch(pattern, name) or len(name.encode()) > longest:
@@ -110,11 +101,11 @@ def require_name(name: str, pattern: str, *, longest: int, engine: str, rule: st
         )
 
 
-def first_line(told: object) -> str:
+def first_line(message: object) -> str:
     """Return the first line of a message or an error, without secrets, cut to a length.
 
     If an error has no message, return the name of its class.
     """
     # A secret may contain a line break.
-    lines = hide_secrets(str(told)).strip().splitlines()
-    return lines[0][:_SHOWN] if lines else type(told).__name__
+    lines = hide_secrets(str(message)).strip().splitlines()
+    return lines[0][:_SHOWN] if lines else type(message).__name__

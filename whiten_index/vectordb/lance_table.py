@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +13,9 @@ import pyarrow as pa
 from whiten_index.corpus.batches import ID
 from whiten_index.vectordb.database_writer import (
     VECTOR,
+    Ids,
     Layout,
     PushedTable,
-    VectorDtype,
     blocks,
     new_lease,
     vectors_array,
@@ -91,7 +91,7 @@ def stored_schema(layout: Layout) -> pa.Schema:
     An id that is a ``large_string`` becomes a ``string``, of which the engine has indexes. A list
     of fixed size of other things than numbers, which crashes the engine, becomes a list.
     """
-    number = pa.float16() if layout.dtype is VectorDtype.FLOAT16 else pa.float32()
+    number = pa.float16() if layout.dtype == "float16" else pa.float32()
 
     def stored(field: pa.Field) -> pa.DataType:
         kind = field.type
@@ -113,7 +113,7 @@ def as_stored(rows: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
         column if column.type == field.type or field.name == VECTOR else column.cast(field.type)
         for column, field in zip(rows.columns, schema, strict=True)
     ]
-    if layout.dtype is VectorDtype.FLOAT16:
+    if layout.dtype == "float16":
         halves = vectors_of(rows).astype(np.float16)
         arrays[schema.get_field_index(VECTOR)] = vectors_array(halves, layout.k)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -137,7 +137,7 @@ def read_slices(table: Any, rows: int, schema: pa.Schema) -> Iterator[pa.RecordB
             yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 
-def with_ids(ids: Sequence[str | int]) -> Iterator[str]:
+def with_ids(ids: Ids) -> Iterator[str]:
     """Yield conditions, in SQL, that a row has one of some ids."""
     for some in blocks(ids, _IDS_AT_ONCE):
         yield f"{ID} IN ({', '.join(map(_literal, some))})"

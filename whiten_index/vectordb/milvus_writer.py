@@ -13,10 +13,8 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -26,26 +24,22 @@ from pymilvus import DataType, MilvusClient
 from whiten_index.artifacts.files import is_file, is_folder
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
+from whiten_index.index.exact import exact_neighbours
 from whiten_index.vectordb.alias_writer import METADATA_KEY, SUFFIX_BYTES, AliasWriter
 from whiten_index.vectordb.database_writer import (
     VECTOR,
+    Ids,
     Layout,
-    Metric,
-    Neighbours,
-    PushedTable,
-    VectorDtype,
+    Stored,
     blocks,
-    padded_scores,
     vectors_array,
     vectors_of,
 )
 from whiten_index.vectordb.engine_options import MilvusOptions
 from whiten_index.vectordb.engine_support import (
+    EngineAddress,
     disk_advice,
     first_line,
-    host_and_port,
-    reporting,
-    reports,
     require_engine_folder,
     require_name,
 )
@@ -55,7 +49,6 @@ _PRIMARY = "pk"
 # Names that the client or Milvus Lite keep for themselves.
 _RESERVED = (_PRIMARY, "$meta", "_seq", "_partition", "count(*)")
 _LONGEST_TEXT = 65_535
-_METRICS = {Metric.COSINE: "COSINE", Metric.INNER_PRODUCT: "IP"}
 _EXACT_INDEXES = ("FLAT", "BRUTE_FORCE")
 # A server takes 64 MB at once; JSON and base64 are longer than the columns of Arrow.
 _SENT_BYTES = 16 << 20
@@ -76,43 +69,6 @@ for _name in ("pymilvus", "milvus_lite", "grpc"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 
-@dataclass(frozen=True)
-class MilvusAddress:
-    """A server or a file."""
-
-    shown: str
-    uri: str = ""
-    file: Path | None = None
-    database: str = ""
-    tls: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, address: str, database: str) -> MilvusAddress:
-        """Return what an address and the option ``db`` name."""
-        parts = urlsplit(address)
-        path = unquote(parts.path)
-        if not parts.netloc:
-            if not path.endswith(".db"):
-                raise ConfigError(
-                    f"milvus://{path}: Milvus Lite takes a file that ends in .db, in its full path"
-                )
-            return cls(f"milvus://{path}", file=Path(path).absolute())
-        secure = parts.scheme == "milvus+https"
-        at = host_and_port(address, 443 if secure else _PORT, _FORMS)
-        inside = path.strip("/")
-        if inside and database and inside != database:
-            raise ConfigError(
-                f"the address names the database {inside!r} and --option db {database!r}"
-            )
-        named = "/".join(filter(None, (at, inside or database)))
-        return cls(
-            f"{parts.scheme}://{named}",
-            f"http{'s' if secure else ''}://{at}",
-            database=inside or database,
-            tls=dict(parse_qsl(parts.query)),
-        )
-
-
 class MilvusWriter(AliasWriter):
     """One alias of Milvus; see ``DatabaseWriter``."""
 
@@ -125,16 +81,22 @@ class MilvusWriter(AliasWriter):
             name, "[A-Za-z_][A-Za-z0-9_]*", engine="Milvus", longest=255 - SUFFIX_BYTES,
             rule="letters, digits and underscores, no digit first",
         )  # fmt: skip
-        place = MilvusAddress.parse(address, self._options.db)
+        place = EngineAddress.parse(address, port=_PORT, tls_port=443, forms=_FORMS)
+        database = self._options.db
+        if place.inside and database not in ("", place.inside):
+            raise ConfigError(
+                f"the address names the database {place.inside!r} and --option db {database!r}"
+            )
+        database = database or place.inside
         self.target = f"{place.shown}, collection {name}"
         self._loaded: set[str] = set()
-        self._lite = None if place.file is None else _Lite(place.file, make=make)
+        self._lite = None if place.folder is None else _Lite(place.folder, make=make)
         try:
-            with reporting(place.shown, "it could not be reached", self.explain):
+            with self._reporting("it could not be reached"):
                 self._milvus: Any = MilvusClient(
-                    uri=place.uri if self._lite is None else self._lite.uri,
-                    token=os.environ.get(_TOKEN, ""), db_name=place.database, dedicated=True,
-                    timeout=_CONNECT_SECONDS, **place.tls,
+                    uri=place.url if self._lite is None else self._lite.uri,
+                    token=os.environ.get(_TOKEN, ""), db_name=database, dedicated=True,
+                    timeout=_CONNECT_SECONDS, **place.parameters,
                 )  # fmt: skip
                 release = str(self._milvus.get_server_version())
         except BaseException:
@@ -146,15 +108,13 @@ class MilvusWriter(AliasWriter):
         number = release.removeprefix("milvus_lite").lstrip("-")
         self.engine = f"Milvus Lite {number}" if self._is_lite else f"Milvus {release}"
         found = re.search(r"(\d+)\.(\d+)", number)
-        self._before_2_4 = (
-            not self._is_lite and found is not None and ((int(found[1]), int(found[2])) < (2, 4))
-        )
-        if place.database not in ("", "default") and self._before_2_4:
+        old = found is not None and (int(found[1]), int(found[2])) < (2, 4)
+        self._before_2_4 = old and not self._is_lite
+        if database not in ("", "default") and self._before_2_4:
             self.close()
             raise ConfigError(
-                f"{place.shown}: {self.engine} finds no aliases in the database "
-                f"{place.database!r}, which a push needs; use the database 'default', or Milvus "
-                "2.4 or later"
+                f"{place.shown}: {self.engine} finds no aliases in the database {database!r}, "
+                "which a push needs; use the database 'default', or Milvus 2.4 or later"
             )
 
     def close(self) -> None:
@@ -163,8 +123,7 @@ class MilvusWriter(AliasWriter):
         if self._lite is not None:
             self._lite.stop()
 
-    def explain(self, error: Exception) -> tuple[str, str]:
-        """Return the reason of an error of the client, and what to do."""
+    def _explain(self, error: Exception) -> tuple[str, str]:
         # A client that cannot connect has the server's word in the cause alone.
         below = error.__cause__ if callable(getattr(error.__cause__, "details", None)) else error
         details = getattr(below, "details", None)
@@ -181,27 +140,14 @@ class MilvusWriter(AliasWriter):
             return reason, "check that the server runs and that the address is right"
         return reason, disk_advice(reason) or "push again to resume when that is mended"
 
-    def begin(self, pushed: PushedTable, layout: Layout) -> None:
-        """Make an empty staged collection."""
-        if (self._is_lite or self._before_2_4) and layout.dtype is VectorDtype.FLOAT16:
-            # A server before 2.4 takes such rows, and finds wrong ones.
-            raise ConfigError(
-                f"{self.engine} keeps no float16, as a Milvus server from 2.4 does; leave --dtype "
-                "out, or push to a later server"
-            )
-        super().begin(pushed, layout)
-
-    @reports("collections could not be listed")
     def _collections(self) -> Sequence[str]:
         return list(self._milvus.list_collections())
 
-    @reports("aliases could not be listed")
     def _alias_target(self) -> str | None:
         if self._name not in self._milvus.list_aliases()["aliases"]:
             return None
         return str(self._milvus.describe_alias(self._name)["collection_name"])
 
-    @reports("its metadata could not be read")
     def _metadata(self, collection: str) -> Mapping[str, Any]:
         properties = self._milvus.describe_collection(collection).get("properties") or {}
         try:
@@ -210,118 +156,97 @@ class MilvusWriter(AliasWriter):
             return {}
         return found if isinstance(found, Mapping) else {}
 
-    @reports("its metadata could not be written")
     def _write_metadata(self, collection: str, metadata: Mapping[str, Any]) -> None:
         # A server of 2.3.5 loses what was written last when it is started again.
         for _ in range(2 if self._before_2_4 else 1):
             self._milvus.alter_collection_properties(collection, _properties(metadata))
 
-    @reports("the collection could not be made")
-    def _create(self, collection: str, layout: Layout, metadata: Mapping[str, Any]) -> None:
+    def _make(self, collection: str, layout: Layout, metadata: Mapping[str, Any]) -> None:
+        if (self._is_lite or self._before_2_4) and layout.dtype == "float16":
+            # A server before 2.4 takes such rows, and finds wrong ones.
+            raise ConfigError(
+                f"{self.engine} keeps no float16, as a Milvus server from 2.4 does; leave --dtype "
+                "out, or push to a later server"
+            )
         self._milvus.create_collection(
             collection, schema=collection_schema(layout), properties=_properties(metadata)
         )
 
-    @reports("the old collection could not be dropped")
     def _drop(self, collection: str) -> None:
         self._milvus.drop_collection(collection)
 
-    @reports("the new collection could not be swapped in")
     def _point_alias(self, collection: str, *, replaces: bool) -> None:
         (self._milvus.alter_alias if replaces else self._milvus.create_alias)(
             collection, self._name
         )
 
-    @reports("rows could not be added")
-    def _upsert(self, collection: str, rows: pa.RecordBatch, layout: Layout) -> None:
+    def _upsert(self, stored: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
         for part in parts(rows):
-            self._milvus.upsert(collection, as_objects(part, layout))
+            self._milvus.upsert(stored.name, as_objects(part, layout))
 
-    @reports("rows could not be deleted")
-    def _delete(self, collection: str, ids: Sequence[str | int], layout: Layout) -> None:  # noqa: ARG002
+    def _delete(self, stored: Stored, ids: Ids, layout: Layout) -> None:  # noqa: ARG002
         for some in blocks(ids, _IDS_AT_ONCE):
-            self._milvus.delete(collection, filter=_among(some))
+            self._milvus.delete(stored.name, filter=_among(some))
 
-    @reports("the index could not be built")
-    def _build(self, pushed: PushedTable, layout: Layout) -> None:
-        self._milvus.flush(pushed.name)
-        if not self._index_type(pushed.name):
-            chosen = self._options.index_params(pushed.rows)
+    def _build(self, held: Stored, layout: Layout) -> None:
+        self._milvus.flush(held.name)
+        if not self._index_type(held.name):
+            chosen = self._options.index_params(held.table.rows)
             params = MilvusClient.prepare_index_params()
             params.add_index(
                 field_name=VECTOR, index_type=self._options.index.upper(), index_name=VECTOR,
-                metric_type=_METRICS[layout.metric],
+                metric_type=layout.metric.upper(),
                 # The client sends each by itself; Milvus Lite sees them only as one object.
                 params={"params": chosen} if self._is_lite else chosen,
             )  # fmt: skip
-            self._milvus.create_index(pushed.name, params)
-        self._load(pushed.name)
+            self._milvus.create_index(held.name, params)
+        self._load(held.name)
 
-    @reports("rows could not be counted")
-    def _count(self, collection: str) -> int:
-        self._load(collection)
-        counted = self._milvus.query(collection, filter="", output_fields=["count(*)"], **_STRONG)
+    def _count(self, stored: Stored) -> int:
+        self._load(stored.name)
+        counted = self._milvus.query(stored.name, filter="", output_fields=["count(*)"], **_STRONG)
         return int(counted[0]["count(*)"])
 
-    @reports("rows could not be read")
-    def _fetch(self, collection: str, ids: Sequence[str | int], layout: Layout) -> pa.Table:
-        self._load(collection)
+    def _fetch(self, stored: Stored, ids: Ids, layout: Layout) -> pa.Table:
+        self._load(stored.name)
         found = list[dict[str, Any]]()
         for some in blocks(ids, _IDS_AT_ONCE):
             found += self._milvus.query(
-                collection, filter=_among(some), output_fields=["*"], **_STRONG
+                stored.name, filter=_among(some), output_fields=["*"], **_STRONG
             )
         return _as_table(found, layout)
 
-    @reports("it could not be searched")
     def _search(
-        self, collection: str, vectors: NDArray[np.float32], top_k: int, *, exact: bool
-    ) -> Neighbours:
-        self._load(collection)
-        index_type = self._index_type(collection)
+        self, stored: Stored, vectors: NDArray[np.float32], top_k: int, *, exact: bool
+    ) -> Sequence[Sequence[float]]:
+        self._load(stored.name)
+        index_type = self._index_type(stored.name)
         if exact and index_type not in _EXACT_INDEXES:
-            return self._compare_all(collection, vectors, top_k)
+            # Milvus searches by the index alone.
+            rows = self._pages(stored)
+            scores, _ = exact_neighbours(rows, vectors, top_k)
+            return [row[np.isfinite(row)].tolist() for row in scores]
         params = self._options.search_params(index_type, top_k)
-        kind = next(e["type"] for e in self._fields(collection) if e["name"] == VECTOR)
-        dtype = np.float16 if kind == DataType.FLOAT16_VECTOR else np.float32
         answers = list[Any]()
-        for some in blocks(list(vectors.astype(dtype)), _QUERIES_AT_ONCE):
+        for some in blocks(list(vectors.astype(stored.table.dtype)), _QUERIES_AT_ONCE):
             answers += self._milvus.search(
-                collection, data=some, limit=top_k, output_fields=[ID], anns_field=VECTOR,
+                stored.name, data=some, limit=top_k, anns_field=VECTOR,
                 search_params={"params": params}, **_STRONG,
             )  # fmt: skip
-        scores = padded_scores([[hit["distance"] for hit in hits] for hits in answers], top_k)
-        # The id is a field, or the primary key itself.
-        return Neighbours(
-            [[{**hit, **hit["entity"]}[ID] for hit in hits] for hits in answers], scores
-        )
+        return [[hit["distance"] for hit in hits] for hits in answers]
 
-    def _compare_all(self, collection: str, vectors: NDArray[np.float32], top_k: int) -> Neighbours:
-        """Compare queries (q, k) with all vectors; Milvus searches by the index alone."""
-        ids = np.empty((len(vectors), 0), dtype=object)
-        scores = np.empty((len(vectors), 0), dtype=np.float32)
-        for page in self._pages(collection):
-            names = np.empty(len(page), dtype=object)
-            names[:] = [row[ID] for row in page]
-            block = _as_matrix([row[VECTOR] for row in page], vectors.shape[1])
-            scores = np.hstack([scores, vectors @ block.T])
-            ids = np.hstack([ids, np.broadcast_to(names, (len(vectors), len(names)))])
-            best = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
-            scores = np.take_along_axis(scores, best, axis=1)
-            ids = np.take_along_axis(ids, best, axis=1)
-        return Neighbours(ids.tolist(), padded_scores(scores.tolist(), top_k))
-
-    def _pages(self, collection: str) -> Iterator[Any]:
-        """Yield all rows in the order of the primary keys; the client's own way quotes no key."""
-        primary = str(next(e["name"] for e in self._fields(collection) if e.get("is_primary")))
-        # Pages are read with no consistency, so what was written is waited for before.
-        self._count(collection)
+    def _pages(self, stored: Stored) -> Iterator[NDArray[np.float32]]:
+        """Yield all vectors, in the order of the primary keys."""
+        primary = _PRIMARY if PASSAGE in stored.table.columns else ID
+        # The client's own iterator quotes no key. Pages are read with no consistency, so what was
+        # written is waited for before.
+        self._count(stored)
         after = ""
         while page := self._milvus.query(
-            collection, filter=after, limit=_PAGE_ROWS, output_fields=[primary, ID, VECTOR],
+            stored.name, filter=after, limit=_PAGE_ROWS, output_fields=[primary, VECTOR],
             iterator="True", reduce_stop_for_best="True",
         ):  # fmt: skip
-            yield page
+            yield _as_matrix([row[VECTOR] for row in page], stored.table.k)
             # A page ends early where a segment does; the last one is empty.
             after = f"{primary} > {_quoted(page[-1][primary])}"
 
@@ -335,9 +260,6 @@ class MilvusWriter(AliasWriter):
         names = self._milvus.list_indexes(collection, field_name=VECTOR)
         found = dict(self._milvus.describe_index(collection, names[0])) if names else {}
         return str(found.get("index_type", ""))
-
-    def _fields(self, collection: str) -> Any:
-        return self._milvus.describe_collection(collection)["fields"]
 
 
 def _properties(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -355,8 +277,7 @@ def collection_schema(layout: Layout) -> Any:
     schema.add_field(
         ID, is_primary=not passages, **({"datatype": DataType.INT64} if whole else text)
     )
-    half = layout.dtype is VectorDtype.FLOAT16
-    vector = DataType.FLOAT16_VECTOR if half else DataType.FLOAT_VECTOR
+    vector = DataType.FLOAT16_VECTOR if layout.dtype == "float16" else DataType.FLOAT_VECTOR
     schema.add_field(VECTOR, vector, dim=layout.k)
     return schema
 
@@ -376,8 +297,7 @@ def _field_names(layout: Layout) -> dict[str, str]:
 def as_objects(rows: pa.RecordBatch, layout: Layout) -> list[dict[str, Any]]:
     """Return rows as the client takes them."""
     fields, ids = _field_names(layout), rows[ID].to_pylist()
-    half = layout.dtype is VectorDtype.FLOAT16
-    vectors = vectors_of(rows).astype(np.float16 if half else np.float32, copy=False)
+    vectors = vectors_of(rows).astype(layout.dtype, copy=False)
     objects = to_objects(rows, layout.kept) if fields else [{}] * len(rows)
     made = [
         {ID: name, VECTOR: vector, **{fields[each]: value for each, value in kept.items()}}
@@ -423,7 +343,7 @@ def parts(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     yield from parts(rows.slice(half))
 
 
-def _among(ids: Sequence[str | int]) -> str:
+def _among(ids: Ids) -> str:
     """Return the filter of rows with some ids."""
     return f"{ID} in [{', '.join(map(_quoted, ids))}]"
 
@@ -447,9 +367,9 @@ class _Lite:
                 f"a file needs Milvus Lite, which is not installed ({error}); run pip install "
                 "'milvus-lite>=3.2.2'"
             ) from error
-        if is_file(file) or not is_folder(file.parent):
+        if file.suffix != ".db" or is_file(file) or not is_folder(file.parent):
             raise ConfigError(
-                f"{shown}: Milvus Lite makes a folder of that name inside a folder that is there; "
+                f"{shown}: Milvus Lite makes a folder of that name inside a folder that exists; "
                 f"name another that ends in .db, or make {file.parent}"
             )
         require_engine_folder(

@@ -5,19 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from psycopg import sql
 
 from whiten_index.errors import DatabaseError
-from whiten_index.vectordb.database_writer import VECTOR, Layout, PushedTable, VectorDtype
-from whiten_index.vectordb.postgres_connection import (
-    find_extension,
-    find_schema,
-    shown_address,
-    translated_errors,
-)
+from whiten_index.vectordb.database_writer import VECTOR, PushedTable, Stored
+from whiten_index.vectordb.postgres_connection import find_extension, find_schema, shown_address
 from whiten_index.vectordb.postgres_copy import VECTOR_TYPES
 
 _TABLES = """
@@ -66,25 +61,13 @@ _COMMENTS = """
 """
 
 
-@dataclass(frozen=True)
-class StoredTable:
-    """A table that a push wrote."""
+class Facts(NamedTuple):
+    """Facts of a table of a push, the handle of its ``Stored``; ``key`` names its primary key."""
 
-    pushed: PushedTable
     oid: int = 0
     key: str | None = None
     owner: str = ""
     owned: bool = True
-
-    def require_layout(self, layout: Layout, target: str) -> None:
-        """Refuse rows of another layout."""
-        made = self.pushed
-        mine = tuple(layout.schema.names), layout.k, layout.dtype.value, layout.metric.value
-        if (made.columns, made.k, made.dtype, made.metric) != mine:
-            raise DatabaseError(
-                f"{target} has rows of another layout (k = {made.k}, {made.dtype}, columns "
-                f"{', '.join(made.columns)[:200]}); push all rows with --full"
-            )
 
 
 class Catalog:
@@ -100,12 +83,10 @@ class Catalog:
 
     def __init__(self, connection: Any, name: str, schema: str | None, *, make: bool) -> None:
         self.connection, self._name = connection, name
-        shown = shown_address(connection)
-        with translated_errors(shown):
-            self.schema = find_schema(connection, schema)
-            self.extension, self.pgvector = find_extension(connection, make=make)
+        self.schema = find_schema(connection, schema)
+        self.extension, self.pgvector = find_extension(connection, make=make)
         qualified = sql.Identifier(self.schema, name).as_string(connection)
-        self.target = f"{shown}, table {qualified}"
+        self.target = f"{shown_address(connection)}, table {qualified}"
 
     def place(self, table: str) -> sql.Identifier:
         """Return the qualified name of a table or an index."""
@@ -115,12 +96,12 @@ class Catalog:
         """Execute a statement in which each ``{}`` is a part."""
         return self.connection.execute(sql.SQL(order).format(*parts))
 
-    def published(self) -> StoredTable | None:
+    def published(self) -> Stored | None:
         """Return the table of the name, or None."""
         for row in self._rows():
             if row[0] == self._name:
                 # A copy by CREATE TABLE … LIKE has the comments of columns, not that of the key.
-                found = self._stored(row, row[8])
+                found = self._stored(row, row[8], pending=False)
                 if found is None:
                     raise DatabaseError(
                         f"{self.target} is there, and no push made it as it is; choose another "
@@ -129,23 +110,24 @@ class Catalog:
                 return found
         return None
 
-    def pending(self) -> StoredTable | None:
+    def pending(self) -> Stored | None:
         """Return the table that a push began and did not publish, or None."""
         form = re.escape(self._name) + "__[0-9a-f]{8}"
         rows = [row for row in self._rows() if re.fullmatch(form, row[0])]
-        return next(filter(None, (self._stored(row, row[8] or row[9]) for row in rows)), None)
+        found = (self._stored(row, row[8] or row[9], pending=True) for row in rows)
+        return next(filter(None, found), None)
 
-    def describe(self, table: StoredTable) -> None:
+    def describe(self, stored: Stored) -> None:
         """Write the description of a table: to its primary key, or before that to its vectors."""
-        told = {"table": self._name, **table.pushed.to_json()}
-        place, text = self.place(table.pushed.name), sql.Literal(json.dumps(told))
-        if table.key is None:
+        described = json.dumps({"table": self._name, **stored.table.to_json()})
+        place, text = self.place(stored.name), sql.Literal(described)
+        if stored.handle.key is None:
             self.execute("COMMENT ON COLUMN {}.{} IS {}", place, sql.Identifier(VECTOR), text)
         else:
-            key = sql.Identifier(table.key)
+            key = sql.Identifier(stored.handle.key)
             self.execute("COMMENT ON CONSTRAINT {} ON {} IS {}", key, place, text)
 
-    def require_replaceable(self, old: StoredTable | None) -> None:
+    def require_replaceable(self, old: Stored | None) -> None:
         """Refuse to replace a table, before any row is sent."""
         found = self.connection.execute(
             "SELECT format('GRANT %%s ON SCHEMA %%I TO %%I', r, %(schema)s::text, current_user) "
@@ -154,10 +136,10 @@ class Catalog:
             {"schema": self.schema},
         )
         lacking = [order for (order,) in found.fetchall()]
-        if old is not None and not old.owned:
+        if old is not None and not old.handle.owned:
             lacking.append(self._ownership(old))
         if lacking:
-            raise DatabaseError(f"{self.target}: {lack_of_rights(lacking)}")
+            raise self._lacking(lacking)
         added = [] if old is None else self._additions(old)
         if added:
             raise DatabaseError(
@@ -165,22 +147,23 @@ class Catalog:
                 f"would lack: {', '.join(added)[:400]}; drop that, push, and create it again"
             )
 
-    def require_owned(self, table: StoredTable) -> None:
+    def require_owned(self, table: Stored) -> None:
         """Refuse to change rows of a table of another role."""
-        if not table.owned:
-            raise DatabaseError(f"{self.target}: {lack_of_rights([self._ownership(table)])}")
+        if not table.handle.owned:
+            raise self._lacking([self._ownership(table)])
 
-    def carry_access(self, old: StoredTable, new: StoredTable) -> None:
+    def carry_access(self, old: Stored, new: Stored) -> None:
         """Give the new table the owner, the grants and the comments of the old one."""
-        table = self.place(new.pushed.name)
-        if old.owner != new.owner:
-            self.execute("ALTER TABLE {} OWNER TO {}", table, sql.Identifier(old.owner))
+        table = self.place(new.name)
+        if old.handle.owner != new.handle.owner:
+            owner = sql.Identifier(old.handle.owner)
+            self.execute("ALTER TABLE {} OWNER TO {}", table, owner)
         for column, role, _, _ in self._of(new, _GRANTS):
             if column is None:
                 # By ALTER DEFAULT PRIVILEGES; the old table may not have it any more.
                 self.execute("REVOKE ALL ON {} FROM {}", table, _role(role))
         for column, role, right, grantable in self._of(old, _GRANTS):
-            if column is None or column in new.pushed.columns:
+            if column is None or column in new.table.columns:
                 what = sql.SQL(right)
                 if column is not None:
                     what = sql.SQL("{} ({})").format(what, sql.Identifier(column))
@@ -189,17 +172,17 @@ class Catalog:
         for column, comment in self._of(old, _COMMENTS):
             if column is None:
                 self.execute("COMMENT ON TABLE {} IS {}", table, sql.Literal(comment))
-            elif column in new.pushed.columns:
+            elif column in new.table.columns:
                 place = sql.SQL("{}.{}").format(table, sql.Identifier(column))
                 self.execute("COMMENT ON COLUMN {} IS {}", place, sql.Literal(comment))
 
-    def has_vector_index(self, table: StoredTable) -> bool:
+    def has_vector_index(self, table: Stored) -> bool:
         """Return whether a table has a valid index of vectors, or of an expression of them."""
         found = self.connection.execute(
             "SELECT FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid "
             "JOIN pg_am m ON m.oid = c.relam WHERE i.indrelid = %s AND i.indisvalid "
             "AND m.amname <> ALL('{btree,hash,gin,gist,brin,spgist}')",
-            [table.oid],
+            [table.handle.oid],
         )
         return found.fetchone() is not None
 
@@ -208,44 +191,42 @@ class Catalog:
         rows: list[tuple[Any, ...]] = self.connection.execute(_TABLES, given).fetchall()
         return rows
 
-    def _stored(self, row: Sequence[Any], description: str | None) -> StoredTable | None:
+    def _stored(self, row: Sequence[Any], description: str, *, pending: bool) -> Stored | None:
         """Return a table, None if no push wrote it as it is."""
         name, is_table, oid, owner, owned, type_, width, key, *_ = row
         try:
-            told = json.loads(description or "")
-            pushed = PushedTable.from_json(told)
-            made = VECTOR_TYPES[VectorDtype(pushed.dtype)], pushed.k
+            described = json.loads(description or "")
+            pushed = PushedTable.from_json(described)
+            made = VECTOR_TYPES[pushed.dtype], pushed.k
         except (KeyError, TypeError, ValueError):
             return None
-        if not is_table or told.get("table") != self._name or made != (type_, width):
+        if not is_table or described.get("table") != self._name or made != (type_, width):
             return None
-        return StoredTable(replace(pushed, name=name), oid, key, owner, owned)
+        return Stored(replace(pushed, name=name), pending, Facts(oid, key, owner, owned))
 
-    def _ownership(self, table: StoredTable) -> str:
+    def _lacking(self, statements: Sequence[str]) -> DatabaseError:
+        return DatabaseError(
+            f"{self.target}: permission denied; this role lacks rights: connect as another one, or "
+            f"have an owner run {'; '.join(statements)}"
+        )
+
+    def _ownership(self, table: Stored) -> str:
         (order,) = self.connection.execute(
             "SELECT format('ALTER TABLE %%I.%%I OWNER TO %%I (or push as %%I, who owns it, or as a "
             "member of that role)', %s::text, %s::text, current_user, %s::text)",
-            [self.schema, table.pushed.name, table.owner],
+            [self.schema, table.name, table.handle.owner],
         ).fetchone()
         return str(order)
 
-    def _additions(self, table: StoredTable) -> list[str]:
-        columns, index = list(table.pushed.columns), f"{self._name}_vector_idx"
-        given = {"oid": table.oid, "columns": columns, "index": index}
-        found = self.connection.execute(_ADDITIONS, given)
-        return [told for (told,) in found.fetchall()]
+    def _additions(self, table: Stored) -> list[str]:
+        columns, index = list(table.table.columns), f"{self._name}_vector_idx"
+        given = {"oid": table.handle.oid, "columns": columns, "index": index}
+        return [addition for (addition,) in self.connection.execute(_ADDITIONS, given).fetchall()]
 
-    def _of(self, table: StoredTable, query: str) -> list[tuple[Any, ...]]:
-        found: list[tuple[Any, ...]] = self.connection.execute(query, {"oid": table.oid}).fetchall()
+    def _of(self, table: Stored, query: str) -> list[tuple[Any, ...]]:
+        given = {"oid": table.handle.oid}
+        found: list[tuple[Any, ...]] = self.connection.execute(query, given).fetchall()
         return found
-
-
-def lack_of_rights(statements: Sequence[str]) -> str:
-    """Return an error about rights that a role lacks, with the statements that give them."""
-    return (
-        "permission denied; this role lacks rights: connect as another one, or have an owner run "
-        f"{'; '.join(statements)}"
-    )
 
 
 def _role(name: str | None) -> sql.Composable:

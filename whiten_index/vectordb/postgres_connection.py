@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -13,8 +11,8 @@ from psycopg import conninfo
 
 from whiten_index.address import hide_secrets
 from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb.database_writer import RowsError
 from whiten_index.vectordb.engine_options import PostgresOptions
+from whiten_index.vectordb.engine_support import first_line
 
 # A server has those of its release. Loads and index builds take long.
 _TIMEOUTS = (
@@ -40,7 +38,7 @@ _REFUSED = (
 )  # fmt: skip
 
 # SQLSTATE, or its class, of rows that are refused.
-_OF_ROWS = ("23502", "23505", "22", "54000")
+OF_ROWS = ("23502", "23505", "22", "54000")
 _RESUME = "push again when that is mended: it goes on where it was"
 # SQLSTATE, or its class of two letters -> remedy.
 _REMEDIES = {
@@ -97,33 +95,21 @@ def connect(address: str, options: PostgresOptions, *, make: bool) -> Any:
     return connection
 
 
-@contextmanager
-def translated_errors(target: str) -> Iterator[None]:
-    """Raise errors of the client and the server as those of a writer."""
-    try:
-        yield
-    except psycopg.Error as error:
-        refused = (error.sqlstate or "").startswith(_OF_ROWS)
-        raise (RowsError if refused else DatabaseError)(
-            f"{target}: {describe_error(error)}"
-        ) from error
-
-
-def describe_error(error: psycopg.Error) -> str:
+def explain_error(error: Exception) -> tuple[str, str]:
     """Return the server's sentence, and a remedy."""
+    if not isinstance(error, psycopg.Error):
+        return first_line(error), _RESUME
     diagnosis, state = error.diag, error.sqlstate or ""
     first = (diagnosis.message_primary or str(error) or type(error).__name__).strip()
     parts = [" ".join(first.split())]
     # It names the key of a row that comes twice, or the dependents of a table.
     if diagnosis.message_detail:
-        parts.append("(" + " ".join(diagnosis.message_detail.split())[:500] + ")")
+        parts.append(" ".join(diagnosis.message_detail.split())[:500])
     if (diagnosis.context or "").startswith("COPY "):
-        parts.append(f"({str(diagnosis.context).splitlines()[0][:200]})")
-    remedy = next((_REMEDIES[state[:n]] for n in (5, 3, 2) if state[:n] in _REMEDIES), None)
-    if not state and isinstance(error, psycopg.OperationalError):
-        # The client's own error: the connection is gone.
-        remedy = _RESUME
-    return " ".join(parts) + (f"; {remedy}" if remedy else "")
+        parts.append(str(diagnosis.context).splitlines()[0][:200])
+    remedies = (_REMEDIES[state[:n]] for n in (5, 3, 2) if state[:n] in _REMEDIES)
+    # The client's own error has no state: the connection is gone.
+    return "; ".join(parts), next(remedies, _RESUME if not state else "see the server's log")
 
 
 def shown_address(connection: Any) -> str:
@@ -177,7 +163,7 @@ def find_extension(connection: Any, *, make: bool) -> tuple[str, str]:
         try:
             connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
         except psycopg.Error as error:
-            why = f" and could not be made: {describe_error(error).split(';')[0]}"
+            why = f" and could not be made: {explain_error(error)[0]}"
         # Another session may have created it at the same moment.
         found = connection.execute(query).fetchone()
         if found is None:

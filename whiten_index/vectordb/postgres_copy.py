@@ -27,9 +27,9 @@ from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.database_writer import (
     VECTOR,
+    Ids,
     Layout,
     RowsError,
-    VectorDtype,
     blocks,
     vectors_array,
     vectors_of,
@@ -37,14 +37,13 @@ from whiten_index.vectordb.database_writer import (
 from whiten_index.vectordb.engine_support import first_line
 from whiten_index.vectordb.json_rows import from_objects, to_objects
 
-VECTOR_TYPES = {VectorDtype.FLOAT32: "vector", VectorDtype.FLOAT16: "halfvec"}
+VECTOR_TYPES = {"float32": "vector", "float16": "halfvec"}
 # Ids handed over in one statement.
 IDS_AT_ONCE = 10_000
-_VECTOR_CODES = {VectorDtype.FLOAT32: ">f4", VectorDtype.FLOAT16: ">f2"}
+_VECTOR_CODES = {"float32": ">f4", "float16": ">f2"}
 # Built and sent at once: the server takes one block while the next one is built.
 _BLOCK_ROWS = 2048
 _LONGEST_NAME = 63
-_SYSTEM_COLUMNS = ("ctid", "tableoid", "xmin", "xmax", "cmin", "cmax")
 START, END = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
 # Parts of a value: numpy's code, and one number a row, several in (n, k), or one for all rows.
 _Parts: TypeAlias = list[tuple[str, Any]]
@@ -128,12 +127,7 @@ class RowFormat:
     def types(self) -> dict[str, ColumnType]:
         """Type of each column other than the vectors."""
         for name in self.layout.schema.names:
-            if name in _SYSTEM_COLUMNS:
-                raise ConfigError(
-                    f"PostgreSQL has a column {name!r} of its own in every table; rename it in the "
-                    "corpus, or leave it out of --keep"
-                )
-            if not 0 < len(name.encode()) <= _LONGEST_NAME or "\0" in name:
+            if not 0 < len(name.encode()) <= _LONGEST_NAME:
                 raise ConfigError(
                     f"PostgreSQL cannot name a column {name!r}: names are of 1 to {_LONGEST_NAME} "
                     "bytes; rename it in the corpus, or leave it out of --keep"
@@ -180,7 +174,7 @@ class RowFormat:
         for first in range(0, len(rows), _BLOCK_ROWS):
             yield self._block(rows.slice(first, _BLOCK_ROWS))
 
-    def fetch(self, connection: Any, table: sql.Composable, ids: Sequence[str | int]) -> pa.Table:
+    def fetch(self, connection: Any, table: sql.Composable, ids: Ids) -> pa.Table:
         """Return the rows with some ids."""
         order = sql.SQL("SELECT {} FROM {} WHERE {} = ANY({}::{}[])")
         found = list[tuple[Any, ...]]()
@@ -190,10 +184,7 @@ class RowFormat:
                     self.names(), table, sql.Identifier(ID), sql.Literal(list(some)),
                     sql.SQL(self.types[ID].sql),
                 )  # fmt: skip
-                try:
-                    found += cursor.execute(order.format(*parts)).fetchall()
-                except psycopg.DataError as error:
-                    raise _not_ours("a column", error) from error
+                found += cursor.execute(order.format(*parts)).fetchall()
         schema = self.layout.schema
         columns = list(zip(*found, strict=True)) or [()] * len(schema)
         arrays = [self._decoded(*each) for each in zip(schema, columns, strict=True)]
@@ -228,7 +219,7 @@ class RowFormat:
 
     def _vector_parts(self, rows: pa.RecordBatch) -> _Parts:
         vectors = vectors_of(rows)
-        half = self.layout.dtype is VectorDtype.FLOAT16
+        half = self.layout.dtype == "float16"
         if half and np.abs(vectors).max() > np.finfo(np.float16).max:
             raise RowsError(
                 "a vector has numbers beyond 65,504, which float16 cannot hold; push with "
@@ -272,14 +263,10 @@ class RowFormat:
                 return from_objects(objects, pa.schema([field]))[field.name].combine_chunks()
             return pa.array(values, type_.arrow).cast(field.type)
         except (pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
-            raise _not_ours(f"column {field.name!r}", error) from error
-
-
-def _not_ours(column: str, error: Exception) -> DatabaseError:
-    return DatabaseError(
-        f"{column} of the table has values or a type that no push put there "
-        f"({first_line(error)}); change it back, or push all rows with --full"
-    )
+            raise DatabaseError(
+                f"column {field.name!r} of the table has values or a type that no push put there "
+                f"({first_line(error)}); change it back, or push all rows with --full"
+            ) from error
 
 
 def _json(name: str, column: pa.Array) -> pa.Array:

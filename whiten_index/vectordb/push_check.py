@@ -17,7 +17,6 @@ from whiten_index.vectordb.database_writer import (
     VECTOR,
     DatabaseWriter,
     Layout,
-    VectorDtype,
     vectors_of,
 )
 from whiten_index.vectordb.push_config import PushConfig
@@ -25,9 +24,9 @@ from whiten_index.vectordb.push_source import PushSource
 
 TOP_K, QUERIES = 10, 20
 # Rounding of a coordinate of a unit vector.
-_LOST = {VectorDtype.FLOAT32: 1e-6, VectorDtype.FLOAT16: 5e-4}
+_LOST = {"float32": 1e-6, "float16": 5e-4}
 # Rounding of a score, a sum of k products.
-_TIED = {VectorDtype.FLOAT32: 1e-5, VectorDtype.FLOAT16: 2e-3}
+_TIED = {"float32": 1e-5, "float16": 2e-3}
 # Characters of a value in a fault.
 _SHOWN = 120
 
@@ -168,7 +167,7 @@ def _searched(
     least = best[:, top_k - 1 : top_k] - _TIED[source.layout.dtype]
 
     def recall(*, exact: bool) -> float:
-        scores = writer.search(queries, top_k, exact=exact, pending=True).scores
+        scores = writer.search(queries, top_k, exact=exact, pending=True)
         return float(np.mean(scores >= least))
 
     return found | {"exact_recall": recall(exact=True), "recall": recall(exact=False)}

@@ -27,9 +27,7 @@ from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.vectordb.database_writer import (
     VECTOR,
     Layout,
-    Metric,
     PushedTable,
-    VectorDtype,
     vectors_array,
 )
 from whiten_index.vectordb.push_config import PushConfig
@@ -114,8 +112,8 @@ class PushSource:
             version=self.folder.name,
             transform=self.transform,
             k=self.whitening.k,
-            dtype=self.layout.dtype.value,
-            metric=self.layout.metric.value,
+            dtype=self.layout.dtype,
+            metric=self.layout.metric,
             rows=len(self),
             query_digest=digest_of(
                 self.fields["encoder_fingerprint"],
@@ -135,7 +133,7 @@ class PushSource:
         digest.update(self.fields["encoder_fingerprint"].encode())
         digest.update(self.whitening.digest.encode())
         columns = [[field.name, _written(field.type)] for field in self.layout.schema]
-        digest.update(json.dumps([self.layout.metric.value, columns]).encode())
+        digest.update(json.dumps([self.layout.metric, columns]).encode())
         return digest.hexdigest()
 
     def blocks(self, start: int = 0) -> Iterator[NDArray[np.int64]]:
@@ -228,8 +226,8 @@ def _layout(schema: pa.Schema, k: int, config: PushConfig) -> Layout:
                 *kept,
             ]
         ),
-        VectorDtype(config.dtype),
-        Metric(config.metric),
+        config.dtype,
+        config.metric,
     )
 
 

@@ -11,10 +11,8 @@ import ssl
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -26,23 +24,18 @@ from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.alias_writer import METADATA_KEY, SUFFIX_BYTES, AliasWriter
 from whiten_index.vectordb.database_writer import (
     VECTOR,
+    Ids,
     Layout,
-    Metric,
-    Neighbours,
-    PushedTable,
-    VectorDtype,
+    Stored,
     blocks,
-    padded_scores,
     vectors_array,
     vectors_of,
 )
 from whiten_index.vectordb.engine_options import QdrantOptions
 from whiten_index.vectordb.engine_support import (
+    EngineAddress,
     disk_advice,
     first_line,
-    host_and_port,
-    reporting,
-    reports,
     require_engine_folder,
     require_name,
 )
@@ -50,41 +43,90 @@ from whiten_index.vectordb.json_rows import from_objects, to_objects
 
 # Namespace of the UUIDs of rows. Never changed: earlier rows are found by it.
 _NAMESPACE = uuid.UUID("9d621fcd-1abb-43aa-ac44-d636e07596b2")
-_DATATYPES = {VectorDtype.FLOAT32: "float32", VectorDtype.FLOAT16: "float16"}
-_DISTANCES = {Metric.COSINE: "Cosine", Metric.INNER_PRODUCT: "Dot"}
+_DISTANCES = {"cosine": "Cosine", "ip": "Dot"}
 # A server takes 32 MB at once by REST; in JSON a number of a vector takes some 21 bytes.
 _REQUEST_BYTES, _JSON_NUMBER = 1 << 20, 21
 _IDS_AT_ONCE, _QUERIES_AT_ONCE = 500, 64
 # Seconds between two looks at the state of an index.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
-
-
 # Collections keep metadata, in which a push writes what they hold, from this release on.
 _LEAST_RELEASE = (1, 16)
 _PORT = 6333
-_FORMS = f"qdrant://host:{_PORT}, qdrant+https://host:{_PORT} and qdrant:///folder"
+_FORMS = (
+    f"the address of Qdrant is one of qdrant://host:{_PORT}, qdrant+https://host:{_PORT} and "
+    "qdrant:///folder"
+)
 
 
-@dataclass(frozen=True)
-class QdrantAddress:
-    """A server or a folder."""
+class QdrantWriter(AliasWriter):
+    """One alias of Qdrant; see ``DatabaseWriter``."""
 
-    shown: str
-    url: str = ""
-    folder: Path | None = None
+    def __init__(
+        self, address: str, name: str, options: Mapping[str, str], *, make: bool = True
+    ) -> None:
+        super().__init__(name)
+        self._options = QdrantOptions.parse(options)
+        place = EngineAddress.parse(address, port=_PORT, tls_port=_PORT, forms=_FORMS)
+        # A collection is a folder of the server.
+        longest = 255 - SUFFIX_BYTES
+        require_name(
+            name, r'(?!\.{1,2}$)[^<>:"/\\|?*\x00-\x1f\x7f]+', engine="Qdrant", longest=longest,
+            rule='no control characters and none of < > : " / \\ | ? *',
+        )  # fmt: skip
+        self._local = place.folder is not None
+        self.target = f"{place.shown}, collection {name}"
+        given = self._connection(place, make=make)
+        with self._reporting("it could not be reached"):
+            self._client = QdrantClient(**given)
+            release = str(self._client.info().version)
+        self.engine = f"Qdrant {release}"
+        if self._local:
+            self.engine = f"Qdrant's local mode {release}, which searches exactly"
+            return
+        numbers = re.match(r"v?(\d+)\.(\d+)", release)
+        if numbers and tuple(map(int, numbers.groups())) < _LEAST_RELEASE:
+            raise DatabaseError(
+                f"{place.shown} is Qdrant {release}, whose collections keep no metadata; a push "
+                f"needs {'.'.join(map(str, _LEAST_RELEASE))} or later"
+            )
 
-    @classmethod
-    def parse(cls, address: str) -> QdrantAddress:
-        """Return what an address names."""
-        parts = urlsplit(address)
-        https, path = parts.scheme == "qdrant+https", unquote(parts.path).rstrip("/")
-        if not parts.netloc and path and not https:
-            return cls(f"qdrant://{path}", folder=Path(path))
-        place = host_and_port(address, _PORT, f"the address of Qdrant is one of {_FORMS}") + path
-        return cls(f"{parts.scheme}://{place}", f"http{'s' if https else ''}://{place}")
+    def _connection(self, place: EngineAddress, *, make: bool) -> dict[str, Any]:
+        """Return the arguments of the client."""
+        options = self._options
+        if place.folder is not None:
+            if options.model_fields_set:
+                raise ConfigError(
+                    f"{place.shown} is Qdrant's local mode, which searches exactly and has no "
+                    f"options; leave out --option {min(options.model_fields_set)}"
+                )
+            marks = ("meta.json", "collection")
+            require_engine_folder(
+                place.folder, engine="Qdrant", marks=marks, address=place.shown, make=make
+            )
+            return {"path": str(place.folder)}
+        given = {
+            "url": "/".join(filter(None, (place.url, place.inside))),
+            "api_key": os.environ.get("QDRANT_API_KEY") or None,
+            "timeout": options.timeout,
+            "prefer_grpc": options.prefer_grpc,
+            "grpc_port": options.grpc_port,
+            "check_compatibility": False,
+        }
+        path = options.tls_ca
+        if path is None:
+            return given
+        if not place.url.startswith("https:"):
+            raise ConfigError("--option tls_ca is for an address that begins with qdrant+https://")
+        try:
+            context, certificates = ssl.create_default_context(cafile=path), Path(path).read_bytes()
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"--option tls_ca: {path} holds no certificates that can be read ({error})"
+            ) from error
+        trusted = {"root_certificates": certificates}
+        return {**given, "verify": context, "grpc_options": trusted}
 
-    def explain(self, error: Exception) -> tuple[str, str]:
-        """Return the reason of an error of the client, and what to do."""
+    def _explain(self, error: Exception) -> tuple[str, str]:
         # REST and gRPC have their own errors, and wrap those of their transports.
         cause = getattr(error, "source", error)
         status, code = getattr(error, "status_code", None), getattr(error, "code", None)
@@ -111,65 +153,37 @@ class QdrantAddress:
             )
         if "already accessed" in reason:
             return "another connection has this folder, and it takes one at a time; close that one"
-        if self.folder is not None:
+        if self._local:
             return disk_advice(reason) or "push again when that is mended"
         return "see the log of the server, and push again"
-
-
-class QdrantWriter(AliasWriter):
-    """One alias of Qdrant; see ``DatabaseWriter``."""
-
-    def __init__(
-        self, address: str, name: str, options: Mapping[str, str], *, make: bool = True
-    ) -> None:
-        super().__init__(name)
-        self._options, place = QdrantOptions.parse(options), QdrantAddress.parse(address)
-        # A collection is a folder of the server.
-        longest = 255 - SUFFIX_BYTES
-        require_name(
-            name, r'(?!\.{1,2}$)[^<>:"/\\|?*\x00-\x1f\x7f]+', engine="Qdrant", longest=longest,
-            rule='no control characters and none of < > : " / \\ | ? *',
-        )  # fmt: skip
-        self._client, self.engine = open_client(place, self._options, make=make)
-        self._local, self._place = place.folder is not None, place
-        self.target = f"{place.shown}, collection {name}"
-
-    def explain(self, error: Exception) -> tuple[str, str]:
-        """Return the reason of an error of the client, and what to do."""
-        return self._place.explain(error)
 
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
 
-    @reports("collections could not be listed")
     def _collections(self) -> Sequence[str]:
         return [each.name for each in self._client.get_collections().collections]
 
-    @reports("aliases could not be listed")
     def _alias_target(self) -> str | None:
         found = self._client.get_aliases().aliases
         return next((e.collection_name for e in found if e.alias_name == self._name), None)
 
-    @reports("its metadata could not be read")
     def _metadata(self, collection: str) -> Mapping[str, Any]:
         metadata = self._client.get_collection(collection).config.metadata or {}
         found = metadata.get(METADATA_KEY)
         return found if isinstance(found, Mapping) else {}
 
-    @reports("its metadata could not be written")
     def _write_metadata(self, collection: str, metadata: Mapping[str, Any]) -> None:
         self._client.update_collection(collection, metadata={METADATA_KEY: dict(metadata)})
 
-    @reports("the collection could not be made")
-    def _create(self, collection: str, layout: Layout, metadata: Mapping[str, Any]) -> None:
+    def _make(self, collection: str, layout: Layout, metadata: Mapping[str, Any]) -> None:
         chosen = self._options
         self._client.create_collection(
             collection,
             vectors_config=models.VectorParams(
                 size=layout.k,
                 distance=models.Distance(_DISTANCES[layout.metric]),
-                datatype=models.Datatype(_DATATYPES[layout.dtype]),
+                datatype=models.Datatype(layout.dtype),
                 on_disk=chosen.on_disk,
             ),
             hnsw_config=models.HnswConfigDiff(m=chosen.m, ef_construct=chosen.ef_construct),
@@ -186,11 +200,9 @@ class QdrantWriter(AliasWriter):
                 collection, ID, field_schema=models.PayloadSchemaType(kind), wait=True
             )
 
-    @reports("the old collection could not be dropped")
     def _drop(self, collection: str) -> None:
         self._client.delete_collection(collection)
 
-    @reports("the new collection could not be swapped in")
     def _point_alias(self, collection: str, *, replaces: bool) -> None:
         gone = models.DeleteAlias(alias_name=self._name)
         made = models.CreateAlias(collection_name=collection, alias_name=self._name)
@@ -198,8 +210,7 @@ class QdrantWriter(AliasWriter):
         steps.append(models.CreateAliasOperation(create_alias=made))
         self._client.update_collection_aliases(change_aliases_operations=steps)
 
-    @reports("rows could not be added")
-    def _upsert(self, collection: str, rows: pa.RecordBatch, layout: Layout) -> None:
+    def _upsert(self, stored: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
         if not len(rows):
             return
         vectors = vectors_of(rows)
@@ -207,7 +218,7 @@ class QdrantWriter(AliasWriter):
         size = number * layout.k + (rows.nbytes - vectors.nbytes) // len(rows)
         # This call alone takes an array of numbers as it is.
         self._client.upload_collection(
-            collection,
+            stored.name,
             vectors=vectors,
             payload=to_objects(rows, (ID, *layout.kept)),
             ids=_point_ids(rows, layout),
@@ -215,29 +226,27 @@ class QdrantWriter(AliasWriter):
             wait=True,
         )
 
-    @reports("rows could not be deleted")
-    def _delete(self, collection: str, ids: Sequence[str | int], layout: Layout) -> None:
+    def _delete(self, stored: Stored, ids: Ids, layout: Layout) -> None:
         for some in blocks(ids, _IDS_AT_ONCE):
             if PASSAGE in layout.key:
                 selector: Any = models.FilterSelector(filter=_of_documents(some))
             else:
                 selector = models.PointIdsList(points=[row_uuid(each) for each in some])
-            self._client.delete(collection, selector, wait=True)
+            self._client.delete(stored.name, selector, wait=True)
 
-    @reports("the index could not be built")
-    def _build(self, pushed: PushedTable, layout: Layout) -> None:  # noqa: ARG002
+    def _build(self, held: Stored, layout: Layout) -> None:  # noqa: ARG002
         if self._local:
             return
         chosen = self._options
         quantised = _quantization(chosen.quantization)
         self._client.update_collection(
-            pushed.name,
+            held.name,
             optimizers_config=models.OptimizersConfigDiff(
                 indexing_threshold=chosen.indexing_threshold
             ),
             **({} if quantised is None else {"quantization_config": quantised}),
         )
-        self._wait(pushed.name)
+        self._wait(held.name)
 
     def _wait(self, collection: str) -> None:
         end, pause, greens = time.monotonic() + self._options.index_timeout, _FIRST_PAUSE, 0
@@ -267,19 +276,17 @@ class QdrantWriter(AliasWriter):
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_PAUSE)
 
-    @reports("rows could not be counted")
-    def _count(self, collection: str) -> int:
-        return int(self._client.count(collection, exact=True).count)
+    def _count(self, stored: Stored) -> int:
+        return int(self._client.count(stored.name, exact=True).count)
 
-    @reports("rows could not be read")
-    def _fetch(self, collection: str, ids: Sequence[str | int], layout: Layout) -> pa.Table:
+    def _fetch(self, stored: Stored, ids: Ids, layout: Layout) -> pa.Table:
         records = list[Any]()
         for some in blocks(ids, _IDS_AT_ONCE):
             if PASSAGE in layout.key:
-                records += self._scroll(collection, _of_documents(some))
+                records += self._scroll(stored.name, _of_documents(some))
             else:
                 points = [row_uuid(each) for each in some]
-                records += self._client.retrieve(collection, points, with_vectors=True)
+                records += self._client.retrieve(stored.name, points, with_vectors=True)
         at = layout.schema.get_field_index(VECTOR)
         rows = from_objects([each.payload for each in records], layout.schema.remove(at))
         vectors = np.array([each.vector for each in records], dtype=np.float32)
@@ -295,23 +302,18 @@ class QdrantWriter(AliasWriter):
             if page is None:
                 return
 
-    @reports("it could not be searched")
     def _search(
-        self, collection: str, vectors: NDArray[np.float32], top_k: int, *, exact: bool
-    ) -> Neighbours:
+        self, stored: Stored, vectors: NDArray[np.float32], top_k: int, *, exact: bool
+    ) -> Sequence[Sequence[float]]:
         # Local mode is always exact, and warns of parameters.
         params = None if self._local else self._search_params(exact=exact)
         queries = [
-            models.QueryRequest(query=each, limit=top_k, params=params, with_payload=[ID])
-            for each in vectors.tolist()
+            models.QueryRequest(query=each, limit=top_k, params=params) for each in vectors.tolist()
         ]
         answers = list[Any]()
         for some in blocks(queries, _QUERIES_AT_ONCE):
-            answers += self._client.query_batch_points(collection, some)
-        scores = padded_scores([[each.score for each in one.points] for one in answers], top_k)
-        return Neighbours(
-            [[point.payload[ID] for point in each.points] for each in answers], scores
-        )
+            answers += self._client.query_batch_points(stored.name, some)
+        return [[each.score for each in one.points] for one in answers]
 
     def _search_params(self, *, exact: bool) -> models.SearchParams:
         if exact:
@@ -341,7 +343,7 @@ def _point_ids(rows: pa.RecordBatch, layout: Layout) -> list[str]:
     return [row_uuid(*key) for key in zip(*columns, strict=True)]
 
 
-def _of_documents(ids: Sequence[str | int]) -> models.Filter:
+def _of_documents(ids: Ids) -> models.Filter:
     match = models.MatchAny(any=list(ids))
     return models.Filter(must=[models.FieldCondition(key=ID, match=match)])
 
@@ -355,59 +357,6 @@ def _quantization(kind: str) -> Any:
         type=models.ScalarType.INT8, quantile=0.99, always_ram=True
     )
     return models.ScalarQuantization(scalar=scalar)
-
-
-def open_client(
-    address: QdrantAddress, options: QdrantOptions, *, make: bool
-) -> tuple[QdrantClient, str]:
-    """Return a connected client, and the name and release of the engine."""
-    if address.folder is not None:
-        return _open_folder(address, address.folder, options, make=make)
-    with reporting(address.shown, "it could not be reached", address.explain):
-        client = QdrantClient(
-            url=address.url, api_key=os.environ.get("QDRANT_API_KEY") or None,
-            timeout=options.timeout, prefer_grpc=options.prefer_grpc,
-            grpc_port=options.grpc_port, check_compatibility=False,
-            **_trusting(address, options.tls_ca),
-        )  # fmt: skip
-        release = str(client.info().version)
-    numbers = re.match(r"v?(\d+)\.(\d+)", release)
-    if numbers and tuple(map(int, numbers.groups())) < _LEAST_RELEASE:
-        raise DatabaseError(
-            f"{address.shown} is Qdrant {release}, whose collections keep no metadata; a push "
-            f"needs {'.'.join(map(str, _LEAST_RELEASE))} or later"
-        )
-    return client, f"Qdrant {release}"
-
-
-def _open_folder(
-    address: QdrantAddress, folder: Path, options: QdrantOptions, *, make: bool
-) -> tuple[QdrantClient, str]:
-    if options.model_fields_set:
-        raise ConfigError(
-            f"{address.shown} is Qdrant's local mode, which searches exactly and has no options; "
-            f"leave out --option {min(options.model_fields_set)}"
-        )
-    marks = ("meta.json", "collection")
-    require_engine_folder(folder, engine="Qdrant", marks=marks, address=address.shown, make=make)
-    with reporting(address.shown, "it could not be opened", address.explain):
-        client = QdrantClient(path=str(folder))
-        return client, f"Qdrant's local mode {client.info().version}, which searches exactly"
-
-
-def _trusting(address: QdrantAddress, path: str | None) -> dict[str, Any]:
-    """Return the arguments by which a client trusts the certificates in a file."""
-    if path is None:
-        return {}
-    if not address.url.startswith("https:"):
-        raise ConfigError("--option tls_ca is for an address that begins with qdrant+https://")
-    try:
-        context, certificates = ssl.create_default_context(cafile=path), Path(path).read_bytes()
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"--option tls_ca: {path} holds no certificates that can be read ({error})"
-        ) from error
-    return {"verify": context, "grpc_options": {"root_certificates": certificates}}
 
 
 def _answer(error: Any) -> str:

@@ -21,7 +21,6 @@ from whiten_index.vectordb.database_writer import (
     VECTOR,
     Layout,
     PushedTable,
-    VectorDtype,
     vectors_array,
     vectors_of,
 )
@@ -94,7 +93,7 @@ def written_files(path: Path) -> tuple[Path, ...]:
 @contextlib.contextmanager
 def write_rows(path: Path, layout: Layout, pushed: PushedTable) -> Iterator[_Write]:
     """Open a file for rows of a layout; it is replaced as a whole at the end."""
-    kind = pa.float16() if layout.dtype is VectorDtype.FLOAT16 else pa.float32()
+    kind = pa.float16() if layout.dtype == "float16" else pa.float32()
     facts = {name: value for name, value in pushed.to_json().items() if name in _DESCRIBED}
     marked = {_METADATA: sealed_json(facts).decode()}
     with contextlib.ExitStack() as open_files:
@@ -125,7 +124,7 @@ def _npy(
 ) -> Iterator[_Write]:
     names = [name for name in layout.schema.names if name != VECTOR]
     schema = pa.schema([layout.schema.field(name) for name in names])
-    dtype = np.dtype("<f2" if layout.dtype is VectorDtype.FLOAT16 else "<f4")
+    dtype = np.dtype("<f2" if layout.dtype == "float16" else "<f4")
     header: Any = {"descr": dtype.str, "fortran_order": False, "shape": (rows, layout.k)}
     with (
         vectors.open("wb") as file,

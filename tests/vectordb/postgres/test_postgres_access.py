@@ -20,7 +20,6 @@ from tests.vectordb.pushed_rows import (
     fill,
 )
 from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb.database_writer import VectorDtype
 from whiten_index.vectordb.registry import open_writer, require_database
 
 pytestmark = pytest.mark.service
@@ -177,9 +176,9 @@ def test_an_extension_that_is_not_there(address: str, role: str, run: Run) -> No
 def test_an_extension_in_another_schema(address: str, run: Run) -> None:
     run("CREATE SCHEMA extensions")
     run("CREATE EXTENSION vector SCHEMA extensions")
-    for dtype in VectorDtype:
+    for dtype in ("float32", "float16"):
         rows = Rows.make(dtype=dtype)
-        with open_writer(address, dtype.value) as writer:
+        with open_writer(address, dtype) as writer:
             fill(writer, rows)
             assert_holds(writer, rows)
             assert_finds(writer, rows, exact=False, least=0.9)
@@ -256,6 +255,8 @@ def test_asking_makes_nothing_and_needs_no_rights(address: str, role: str, run: 
         published = writer.published()
         assert published is not None
         assert published.version == rows.pushed.version
-        with pytest.raises(DatabaseError, match="permission denied for schema public; connect as"):
+        with pytest.raises(
+            DatabaseError, match=r"denied for schema public\); connect as"
+        ):
             writer.count()
     assert run(there) == before

@@ -19,7 +19,6 @@ from tests.vectordb.pushed_rows import (
     fill,
 )
 from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb.database_writer import VectorDtype
 from whiten_index.vectordb.registry import open_writer
 
 pytestmark = pytest.mark.service
@@ -158,7 +157,7 @@ def test_types_that_postgres_has_nothing_for(address: str) -> None:
 
 
 def test_numbers_that_are_no_half(address: str) -> None:
-    rows = Rows.make(3, dtype=VectorDtype.FLOAT16)
+    rows = Rows.make(3, dtype="float16")
     wide = rows.vectors.copy()
     wide[1, 2] = 7e4
     column = pa.FixedSizeListArray.from_arrays(pa.array(wide.ravel()), wide.shape[1])
@@ -189,16 +188,8 @@ def test_many_ids_are_fetched_in_several_statements(
         assert_holds(writer, rows)
 
 
-def test_a_column_that_every_table_has(address: str) -> None:
-    rows = Rows.make(3, ctid=pa.array([1, 2, 3]))
-    with open_writer(address, "docs") as writer:
-        with pytest.raises(ConfigError, match=r"column 'ctid' of its own .*rename it"):
-            writer.begin(rows.pushed, rows.layout)
-        assert writer.pending() is None
-
-
-@pytest.mark.parametrize("dtype", VectorDtype)
-def test_vectors_of_zeros_are_not_found(address: str, dtype: VectorDtype) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_vectors_of_zeros_are_not_found(address: str, dtype: str) -> None:
     rows = Rows.make(8, dtype=dtype)
     zeros = rows.vectors.copy()
     zeros[5:] = 0
@@ -207,11 +198,9 @@ def test_vectors_of_zeros_are_not_found(address: str, dtype: VectorDtype) -> Non
     with open_writer(address, "docs") as writer:
         fill(writer, replace(rows, table=table))
         found = writer.search(zeros[[0, 7]], 8, exact=True)
-        assert sorted(found.ids[0]) == [0, 1, 2, 3, 4]
-        assert found.ids[1] == []
-        assert np.isfinite(found.scores[0, :5]).all()
-        assert np.isnan(found.scores[0, 5:]).all()
-        assert np.isnan(found.scores[1]).all()
+        assert np.isfinite(found[0, :5]).all()
+        assert np.isnan(found[0, 5:]).all()
+        assert np.isnan(found[1]).all()
 
 
 def test_an_id_that_comes_twice_is_named(address: str) -> None:

@@ -22,7 +22,6 @@ from tests.vectordb.pushed_rows import (
     fill,
 )
 from whiten_index.errors import DatabaseError
-from whiten_index.vectordb.database_writer import VectorDtype
 from whiten_index.vectordb.registry import open_writer
 
 pytestmark = pytest.mark.service
@@ -183,7 +182,7 @@ def test_a_layout_that_the_pending_rows_do_not_have(address: str) -> None:
         with pytest.raises(DatabaseError, match="is not there; push"):
             writer.count()
         writer.begin(rows.pushed, rows.layout)
-        for other in (Rows.make(k=5), Rows.make(dtype=VectorDtype.FLOAT16)):
+        for other in (Rows.make(k=5), Rows.make(dtype="float16")):
             with pytest.raises(DatabaseError, match="rows of another layout"):
                 writer.resume(other.layout)
 
