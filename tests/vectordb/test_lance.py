@@ -241,9 +241,7 @@ def test_secrets_of_the_object_store_are_not_shown(monkeypatch: pytest.MonkeyPat
                "storage.timeout": "1s", "storage.client_max_retries": "0",
                "storage.retry_timeout": "1s"}  # fmt: skip
     with (
-        pytest.raises(
-            DatabaseError, match="s3://bucket/prefix, table docs: it could"
-        ) as error,
+        pytest.raises(DatabaseError, match="s3://bucket/prefix, table docs: it could") as error,
         open_writer("lancedb+s3://bucket/prefix", "docs", options=options) as writer,
     ):
         writer.published()

@@ -21,22 +21,6 @@ _TIMEOUTS = (
 )  # fmt: skip
 _ENCODE = "write @ : / ? # % of a user as %40 %3A %2F %3F %23 %25, and set PGPASSWORD"
 
-_LOGIN = "give the user in the address, and the password in PGPASSWORD or ~/.pgpass"
-# Of a connection that is refused: the first match is the remedy.
-_REFUSED = (
-    ("no pg_hba.conf entry|pg_hba.conf rejects", "have the server's pg_hba.conf let in this host, "
-     "user and database, with or without TLS as sslmode in the address asks"),
-    ("password|[aA]uthentication", _LOGIN),
-    ('database "[^"]*" does not exist', "name another database in the address, or create it"),
-    ("role .*(does not exist|not permitted)", "name another user in the address or PGUSER, or have "
-     "that one made, with LOGIN"),
-    ("FATAL", "see to what the server says"),
-    (r"invalid \w+ (value|number)", "write the parameters in the address and the PG* variables as "
-     "libpq takes them"),
-    ("SSL|certificate", "give sslmode, sslrootcert, … in the address as libpq takes them"),
-    ("", "look at host and port in the address, and whether the server runs"),
-)  # fmt: skip
-
 # SQLSTATE, or its class, of rows that are refused.
 OF_ROWS = ("23502", "23505", "22", "54000")
 _RESUME = "push again when that is mended: it goes on where it was"
@@ -132,12 +116,15 @@ def _not_connected(error: psycopg.Error, address: str) -> str:
         told = re.sub(rf"(?<!\w){re.escape(role)}(?!\w)", "…", told)
     told = re.sub(r'((?:role|user) ")[^"]*(")', r"\1…\2", told)
     told = re.sub(r'(invalid \w+ (?:value|number)): ".*"', r"\1", told)
-    _, answered, answer = told.rpartition("FATAL")
-    # The address stands before the answer.
-    remedy = next(remedy for form, remedy in _REFUSED if re.search(form, answered + answer))
-    refused = answered or remedy == _LOGIN
-    verb = "refuses the connection" if refused else "cannot be reached"
-    return f"PostgreSQL {verb}: {told}; {remedy}"
+    if re.search("FATAL|password|[aA]uthentication", told):
+        return (
+            f"PostgreSQL refuses the connection: {told}; look at user and database in the address, "
+            "at the password in PGPASSWORD or ~/.pgpass, and at the server's pg_hba.conf"
+        )
+    return (
+        f"PostgreSQL cannot be reached: {told}; look at host, port and parameters in the address "
+        "and the PG* variables, and whether the server runs"
+    )
 
 
 def find_schema(connection: Any, name: str | None) -> str:

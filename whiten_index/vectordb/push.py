@@ -29,8 +29,6 @@ from whiten_index.vectordb.vector_files import (
     written_version,
 )
 
-# Ids of deleted documents that are handed over at once.
-_IDS_AT_ONCE = 10_000
 _IF_SO = "is it the right index, and the right table? If so, push with"
 
 
@@ -291,10 +289,9 @@ class _TablePush:
         with self.writer.changing(after, self.source.layout) as changes:
             total = len(delta.rows) + len(delta.gone)
             with self.stages.stage("push changes", total) as watcher:
-                for first in range(0, len(delta.gone), _IDS_AT_ONCE):
-                    ids = delta.gone.slice(first, _IDS_AT_ONCE).to_pylist()
-                    changes.delete([int(each) for each in ids] if integers else ids)
-                    watcher.advance(len(ids))
+                ids = delta.gone.to_pylist()
+                changes.delete([int(each) for each in ids] if integers else ids)
+                watcher.advance(len(ids))
                 for batch in self.source.batches_of(delta.rows):
                     changes.upsert(batch)
                     watcher.advance(batch.num_rows)

@@ -125,14 +125,14 @@ class PushSource:
 
     @cached_property
     def transform(self) -> str:
-        """Fingerprint of encoder, transform and layout, the same on every machine.
+        """Fingerprint of encoder, transform and layout.
 
         Rows of two versions with equal fingerprint, id and content are equal in a database.
         """
         digest = hashlib.blake2b(digest_size=16)
         digest.update(self.fields["encoder_fingerprint"].encode())
         digest.update(self.whitening.digest.encode())
-        columns = [[field.name, _written(field.type)] for field in self.layout.schema]
+        columns = [[field.name, str(field.type)] for field in self.layout.schema]
         digest.update(json.dumps([self.layout.metric, columns]).encode())
         return digest.hexdigest()
 
@@ -235,15 +235,3 @@ def _taken(kind: pa.DataType) -> pa.DataType:
     """Return the plain type of a kept column, which every client of Arrow knows."""
     plain = without_views(kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind)
     return plain.value_type if pa.types.is_dictionary(plain) else plain
-
-
-def _written(kind: pa.DataType) -> str | list[Any]:
-    """Return a type as it is hashed: Arrow's own text of nested types depends on its release."""
-    if not pa.types.is_nested(kind):
-        return str(kind)
-    size = kind.list_size if pa.types.is_fixed_size_list(kind) else None
-    fields = [kind.field(number) for number in range(kind.num_fields)]
-    # The name of a list's item carries no meaning.
-    named = [each.name if pa.types.is_struct(kind) else "" for each in fields]
-    inside = [[name, _written(each.type)] for name, each in zip(named, fields, strict=True)]
-    return [type(kind).__name__, size, inside]
