@@ -54,10 +54,10 @@ from benchmarks.sinks_engines import (
     require_all,
 )
 from whiten_index import BuildConfig, build_index, open_index
-from whiten_index.vectordb.database_writer import VectorDtype
 from whiten_index.vectordb.push import push_index
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
+from whiten_index.vectordb.pushed_table import VectorDtype
 from whiten_index.vectordb.registry import open_writer
 from whiten_index.versions.published import read_published
 from whiten_index.whitening.spectrum import unit_rows

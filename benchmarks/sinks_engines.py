@@ -15,14 +15,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.corpus.batches import ID
-from whiten_index.vectordb.database_writer import (
-    VECTOR,
-    Layout,
-    PushedTable,
-    VectorDtype,
-    vectors_of,
-)
 from whiten_index.vectordb.lance_table import as_stored, stored_schema
+from whiten_index.vectordb.pushed_table import VECTOR, Layout, PushedTable, VectorDtype, vectors_of
 
 TABLE, TOP_K = "docs", 10
 _OWN = "own"

@@ -209,9 +209,9 @@ def wikinews(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """10,000 sentences of Wikinews, encoded by MiniLM and whitened to 128 numbers, with texts."""
     from tests.vectordb.pushed_rows import Rows
     from whiten_index import BuildConfig, build_index
-    from whiten_index.vectordb.database_writer import Layout
     from whiten_index.vectordb.push import push_index
     from whiten_index.vectordb.push_config import PushConfig
+    from whiten_index.vectordb.pushed_table import Layout
 
     folder = tmp_path_factory.mktemp("wikinews")
     path = folder / "vectors.parquet"

@@ -11,14 +11,8 @@ import pyarrow as pa
 
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import DatabaseError
-from whiten_index.vectordb.database_writer import (
-    VECTOR,
-    DatabaseWriter,
-    Layout,
-    PushedTable,
-    Stored,
-    new_lease,
-)
+from whiten_index.vectordb.database_writer import DatabaseWriter, Stored
+from whiten_index.vectordb.pushed_table import VECTOR, Layout, PushedTable, new_lease
 
 
 @dataclass

@@ -14,15 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from whiten_index.errors import WhitenIndexError
-from whiten_index.vectordb.database_writer import (
-    VECTOR,
-    DatabaseWriter,
-    Layout,
-    Metric,
-    PushedTable,
-    VectorDtype,
-)
+from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.push_check import differences
+from whiten_index.vectordb.pushed_table import VECTOR, Layout, Metric, PushedTable, VectorDtype
 
 K = 12
 HERE = Path(__file__).parent

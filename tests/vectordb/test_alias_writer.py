@@ -14,7 +14,8 @@ import pytest
 from tests.vectordb.pushed_rows import Rows, fill
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.alias_writer import AliasWriter
-from whiten_index.vectordb.database_writer import Layout, Stored
+from whiten_index.vectordb.database_writer import Stored
+from whiten_index.vectordb.pushed_table import Layout
 
 ROWS = Rows.make(10)
 V1, V2, V3 = (replace(ROWS, version=f"00000{at}-abc") for at in (1, 2, 3))

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from whiten_index.errors import DatabaseError
-from whiten_index.vectordb.database_writer import RowsError
 from whiten_index.vectordb.json_rows import from_objects, to_objects
+from whiten_index.vectordb.pushed_table import RowsError
 
 # Name -> type, the first and the last value that is kept, in its unit.
 EDGES = {

@@ -18,10 +18,10 @@ from whiten_index import BuildConfig, build_index
 from whiten_index.errors import ArtifactError, ConfigError, DatabaseError, GateError
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
-from whiten_index.vectordb.database_writer import Layout, RowsError
 from whiten_index.vectordb.push import PushReport, push_index
 from whiten_index.vectordb.push_check import differences
 from whiten_index.vectordb.push_config import PushConfig
+from whiten_index.vectordb.pushed_table import Layout, RowsError
 from whiten_index.versions.retention import prune, rollback
 from whiten_index.whitening.transform import Whitening
 

@@ -16,10 +16,10 @@ import pytest
 from tests.helpers.bad_input import succeed
 from whiten_index import BuildConfig, QueryTransform, build_index
 from whiten_index.errors import ConfigError, GateError, StorageError
-from whiten_index.vectordb.database_writer import Layout, PushedTable
 from whiten_index.vectordb.push import PushReport, push_index, pushed_version
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
+from whiten_index.vectordb.pushed_table import Layout, PushedTable
 from whiten_index.vectordb.vector_files import write_rows, written_files
 
 ROWS, DIM, K = 200, 12, 6

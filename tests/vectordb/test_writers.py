@@ -39,8 +39,9 @@ from tests.vectordb.pushed_rows import (
 )
 from whiten_index.corpus.batches import PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb.database_writer import DatabaseWriter, RowsError
+from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.push_check import differences
+from whiten_index.vectordb.pushed_table import RowsError
 from whiten_index.vectordb.registry import open_writer
 
 ODD_NAME = 'a "quoted" 5% %s na\'me; DROP TABLE docs --'

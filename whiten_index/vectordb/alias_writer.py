@@ -22,14 +22,8 @@ from dataclasses import replace
 from typing import Any
 
 from whiten_index.errors import DatabaseError
-from whiten_index.vectordb.database_writer import (
-    DatabaseWriter,
-    Layout,
-    PushedTable,
-    Stored,
-    new_lease,
-    taken_over,
-)
+from whiten_index.vectordb.database_writer import DatabaseWriter, Stored, taken_over
+from whiten_index.vectordb.pushed_table import Layout, PushedTable, new_lease
 
 # Bytes by which the name of a collection is longer than the alias.
 SUFFIX_BYTES = 10

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from whiten_index.corpus.arrow_types import times_as_numbers
 from whiten_index.errors import DatabaseError
-from whiten_index.vectordb.database_writer import RowsError
+from whiten_index.vectordb.pushed_table import RowsError
 
 # The years 1 to 9999, which ISO 8601 writes in four digits.
 _FIRST, _LAST = np.datetime64("0001-01-01", "D"), np.datetime64("9999-12-31", "D")

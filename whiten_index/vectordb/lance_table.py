@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from whiten_index.corpus.batches import ID
-from whiten_index.vectordb.database_writer import (
+from whiten_index.vectordb.pushed_table import (
     VECTOR,
     Ids,
     Layout,

@@ -38,15 +38,7 @@ from numpy.typing import NDArray
 
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb.database_writer import (
-    VECTOR,
-    DatabaseWriter,
-    Ids,
-    Layout,
-    PushedTable,
-    Stored,
-    taken_over,
-)
+from whiten_index.vectordb.database_writer import DatabaseWriter, Stored, taken_over
 from whiten_index.vectordb.engine_options import LanceOptions
 from whiten_index.vectordb.engine_support import (
     disk_advice,
@@ -66,6 +58,7 @@ from whiten_index.vectordb.lance_table import (
     with_metadata,
     write_metadata,
 )
+from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, PushedTable
 
 _PENDING = "__pending"
 _DISTANCES = {"cosine": "cosine", "ip": "dot"}

@@ -26,15 +26,7 @@ from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.index.exact import exact_neighbours
 from whiten_index.vectordb.alias_writer import METADATA_KEY, SUFFIX_BYTES, AliasWriter
-from whiten_index.vectordb.database_writer import (
-    VECTOR,
-    Ids,
-    Layout,
-    Stored,
-    blocks,
-    vectors_array,
-    vectors_of,
-)
+from whiten_index.vectordb.database_writer import Stored
 from whiten_index.vectordb.engine_options import MilvusOptions
 from whiten_index.vectordb.engine_support import (
     EngineAddress,
@@ -44,6 +36,14 @@ from whiten_index.vectordb.engine_support import (
     require_name,
 )
 from whiten_index.vectordb.json_rows import from_objects, to_objects
+from whiten_index.vectordb.pushed_table import (
+    VECTOR,
+    Ids,
+    Layout,
+    blocks,
+    vectors_array,
+    vectors_of,
+)
 
 _PRIMARY = "pk"
 # Names that the client or Milvus Lite keep for themselves.

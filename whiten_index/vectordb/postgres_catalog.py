@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 from psycopg import sql
 
 from whiten_index.errors import DatabaseError
-from whiten_index.vectordb.database_writer import VECTOR, PushedTable, Stored
+from whiten_index.vectordb.database_writer import Stored
 from whiten_index.vectordb.postgres_connection import find_extension, find_schema, shown_address
 from whiten_index.vectordb.postgres_copy import VECTOR_TYPES
+from whiten_index.vectordb.pushed_table import VECTOR, PushedTable
 
 _TABLES = """
     SELECT c.relname, c.relkind = 'r', c.oid, pg_get_userbyid(c.relowner),

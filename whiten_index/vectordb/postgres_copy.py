@@ -25,7 +25,9 @@ from psycopg.pq import Format
 from whiten_index.corpus.arrow_types import replaced_leaves
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb.database_writer import (
+from whiten_index.vectordb.engine_support import first_line
+from whiten_index.vectordb.json_rows import from_objects, to_objects
+from whiten_index.vectordb.pushed_table import (
     VECTOR,
     Ids,
     Layout,
@@ -34,8 +36,6 @@ from whiten_index.vectordb.database_writer import (
     vectors_array,
     vectors_of,
 )
-from whiten_index.vectordb.engine_support import first_line
-from whiten_index.vectordb.json_rows import from_objects, to_objects
 
 VECTOR_TYPES = {"float32": "vector", "float16": "halfvec"}
 # Ids handed over in one statement.

@@ -28,22 +28,13 @@ from psycopg import sql
 
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb.database_writer import (
-    VECTOR,
-    DatabaseWriter,
-    Ids,
-    Layout,
-    PushedTable,
-    RowsError,
-    Stored,
-    blocks,
-    taken_over,
-)
+from whiten_index.vectordb.database_writer import DatabaseWriter, Stored, taken_over
 from whiten_index.vectordb.engine_options import PostgresOptions
 from whiten_index.vectordb.engine_support import require_name
 from whiten_index.vectordb.postgres_catalog import Catalog, Facts
 from whiten_index.vectordb.postgres_connection import OF_ROWS, connect, explain_error, shown_address
 from whiten_index.vectordb.postgres_copy import IDS_AT_ONCE, VECTOR_TYPES, RowFormat
+from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, PushedTable, RowsError, blocks
 
 # The widest vectors that an index of pgvector takes.
 _MOST_INDEXED = {"float32": 2000, "float16": 4000}

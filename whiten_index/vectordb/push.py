@@ -15,11 +15,12 @@ from whiten_index.artifacts.files import resolved
 from whiten_index.artifacts.prefetch import ahead
 from whiten_index.errors import DatabaseError, GateError
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.vectordb.database_writer import DatabaseWriter, PushedTable, RowsError
+from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.push_check import check_rows
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_delta import Delta, delta_since
 from whiten_index.vectordb.push_source import PushSource
+from whiten_index.vectordb.pushed_table import PushedTable, RowsError
 from whiten_index.vectordb.registry import open_writer
 from whiten_index.vectordb.vector_files import (
     ending,

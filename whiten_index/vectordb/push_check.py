@@ -13,14 +13,10 @@ from whiten_index.corpus.arrow_types import times_as_numbers
 from whiten_index.corpus.batches import ID
 from whiten_index.index.exact import exact_neighbours
 from whiten_index.paths import cut
-from whiten_index.vectordb.database_writer import (
-    VECTOR,
-    DatabaseWriter,
-    Layout,
-    vectors_of,
-)
+from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
+from whiten_index.vectordb.pushed_table import VECTOR, Layout, vectors_of
 
 TOP_K, QUERIES = 10, 20
 # Rounding of a coordinate of a unit vector.

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.files import exists, reading
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import ArtifactError
-from whiten_index.vectordb.database_writer import PushedTable
 from whiten_index.vectordb.push_source import PushSource
+from whiten_index.vectordb.pushed_table import PushedTable
 from whiten_index.versions.published import CHANGES, VERSIONS, read_version
 
 # From this share of the rows on, filling a new table is faster than changing the old one, whose

@@ -24,13 +24,8 @@ from whiten_index.store.digest_index import HashTable, string_keys
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings
-from whiten_index.vectordb.database_writer import (
-    VECTOR,
-    Layout,
-    PushedTable,
-    vectors_array,
-)
 from whiten_index.vectordb.push_config import PushConfig
+from whiten_index.vectordb.pushed_table import VECTOR, Layout, PushedTable, vectors_array
 from whiten_index.versions.documents import Documents
 from whiten_index.versions.provenance import corpus_record, open_store
 from whiten_index.versions.published import (

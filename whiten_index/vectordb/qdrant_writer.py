@@ -22,15 +22,7 @@ from qdrant_client import QdrantClient, models
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.alias_writer import METADATA_KEY, SUFFIX_BYTES, AliasWriter
-from whiten_index.vectordb.database_writer import (
-    VECTOR,
-    Ids,
-    Layout,
-    Stored,
-    blocks,
-    vectors_array,
-    vectors_of,
-)
+from whiten_index.vectordb.database_writer import Stored
 from whiten_index.vectordb.engine_options import QdrantOptions
 from whiten_index.vectordb.engine_support import (
     EngineAddress,
@@ -40,6 +32,14 @@ from whiten_index.vectordb.engine_support import (
     require_name,
 )
 from whiten_index.vectordb.json_rows import from_objects, to_objects
+from whiten_index.vectordb.pushed_table import (
+    VECTOR,
+    Ids,
+    Layout,
+    blocks,
+    vectors_array,
+    vectors_of,
+)
 
 # Namespace of the UUIDs of rows. Never changed: earlier rows are found by it.
 _NAMESPACE = uuid.UUID("9d621fcd-1abb-43aa-ac44-d636e07596b2")

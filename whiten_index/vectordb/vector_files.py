@@ -17,14 +17,14 @@ from whiten_index.artifacts.files import exists, is_link, reading, resolved, wri
 from whiten_index.artifacts.limits import load_json
 from whiten_index.artifacts.manifest import sealed_json, unsealed
 from whiten_index.errors import ConfigError
-from whiten_index.vectordb.database_writer import (
+from whiten_index.vectordb.push_config import NPY, PARQUET
+from whiten_index.vectordb.pushed_table import (
     VECTOR,
     Layout,
     PushedTable,
     vectors_array,
     vectors_of,
 )
-from whiten_index.vectordb.push_config import NPY, PARQUET
 
 # Metadata of the documents of an .npy file: BLAKE2b of the bytes of its vectors, in hexadecimal.
 DIGEST = "vectors_blake2b"

@@ -1,0 +1,186 @@
+"""Rows that are pushed: their layout, the description of a table of them, and their checks."""
+
+from __future__ import annotations
+
+import functools
+import secrets
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from whiten_index.corpus.batches import ID, PASSAGE
+from whiten_index.errors import DatabaseError
+
+VECTOR = "vector"
+VectorDtype: TypeAlias = Literal["float32", "float16"]
+# Both rank vectors of unit length alike.
+Metric: TypeAlias = Literal["cosine", "ip"]
+Ids: TypeAlias = Sequence[str | int]
+
+_Item = TypeVar("_Item")
+# Characters of a value or a list of columns in an error.
+_SHOWN = 300
+
+
+class RowsError(DatabaseError):
+    """Rows that the database refuses; they would be refused again."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of the rows of a table.
+
+    Attributes:
+        schema: ``id`` (int64 or large_string, never null), ``vector`` (fixed-size list of k
+            float32), then the kept columns; ``PASSAGE_COLUMNS`` last if rows are passages.
+        dtype: precision of the vectors in the database.
+        metric: similarity by which it ranks them.
+    """
+
+    schema: pa.Schema
+    dtype: VectorDtype = "float32"
+    metric: Metric = "cosine"
+
+    @property
+    def k(self) -> int:
+        """Width of the vectors."""
+        return int(self.schema.field(VECTOR).type.list_size)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Names of the columns that are unique together."""
+        return (ID, PASSAGE) if PASSAGE in self.schema.names else (ID,)
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Names of the columns other than id and vector."""
+        return tuple(name for name in self.schema.names if name not in (ID, VECTOR))
+
+
+@dataclass(frozen=True)
+class PushedTable:
+    """Description of a table or collection that a push wrote: a version of an index.
+
+    The database keeps it next to the rows, as a flat JSON object.
+
+    Attributes:
+        version: of the index.
+        transform: fingerprint of encoder, transform and layout. Two versions with the same one
+            have the same vectors for the same texts.
+        k: width of the vectors.
+        dtype: precision of the vectors.
+        metric: similarity by which the database ranks them.
+        rows: number of rows of the whole table.
+        done: number of rows written so far, in the order of the index.
+        name: of the physical table or collection; the writer sets it.
+        changing: versions, separated by blanks, to which an interrupted push was changing rows.
+            Each row is of ``version`` or of one of these.
+        lease: token of the push that writes the table. The writer sets it if the engine has no
+            locks: a push that finds another token has been taken over.
+        options: those that shaped the table, such as ``index=hnsw m=16``.
+        query_digest: digest of encoder and transform; equals that of each ``QueryTransform``
+            whose vectors fit.
+        columns: of the rows, in order.
+    """
+
+    version: str
+    transform: str
+    k: int
+    dtype: str
+    rows: int
+    done: int = 0
+    name: str = ""
+    changing: str = ""
+    lease: str = ""
+    options: str = ""
+    query_digest: str = ""
+    columns: tuple[str, ...] = ()
+    metric: str = "cosine"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        return {**asdict(self), "columns": list(self.columns)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> PushedTable:
+        """Return the table that ``to_json`` described; unknown fields are ignored."""
+        return _pushed_tables().validate_python(dict(value))
+
+    def changing_to(self, after: PushedTable, *, lease: str = "") -> PushedTable:
+        """Return the description to write before rows are changed to those of ``after``."""
+        versions = dict.fromkeys([*self.changing.split(), after.version])
+        return replace(self, changing=" ".join(versions), lease=lease)
+
+    def same_vectors(self, other: PushedTable) -> bool:
+        """Return whether equal rows of the two tables have equal vectors."""
+        return (self.transform, self.k, self.dtype) == (other.transform, other.k, other.dtype)
+
+
+@functools.cache
+def _pushed_tables() -> TypeAdapter[PushedTable]:
+    return TypeAdapter(PushedTable)
+
+
+def vectors_of(rows: pa.RecordBatch) -> NDArray[np.float32]:
+    """Return the vectors (n, k) of rows; nothing is copied."""
+    column = rows.column(rows.schema.get_field_index(VECTOR))
+    width = column.type.list_size
+    matrix: NDArray[np.float32] = column.flatten().to_numpy().reshape(len(rows), width)
+    return matrix
+
+
+def vectors_array(matrix: NDArray[Any], k: int) -> pa.FixedSizeListArray:
+    """Return vectors (n, k), of float32 or float16, as a column; contiguous ones are not copied."""
+    return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(matrix).ravel()), k)
+
+
+def blocks(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
+    """Yield items in order, ``size`` at a time."""
+    for first in range(0, len(items), size):
+        yield items[first : first + size]
+
+
+def new_lease() -> str:
+    """Return a unique token by which a push knows a table that it writes."""
+    return secrets.token_hex(8)
+
+
+def require_rows(rows: pa.RecordBatch, layout: Layout) -> None:
+    """Refuse rows that some engines accept but change: they keep NaN, or the last of two rows."""
+    if rows.schema != layout.schema:
+        raise RowsError(
+            f"the rows have columns {_told(rows.schema)} and the table takes {_told(layout.schema)}"
+        )
+    vectors = vectors_of(rows)
+    # The sum is finite only if all numbers are, and takes half the time to test.
+    with np.errstate(invalid="ignore", over="ignore"):
+        total = vectors.sum()
+    if not np.isfinite(total) and not np.isfinite(vectors).all():
+        bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+        raise RowsError(
+            f"the vector of id {rows[ID][int(bad[0])].as_py()!r} holds NaN or infinity "
+            f"({len(bad):,} of {len(rows):,} rows); encode the corpus again"
+        )
+    if rows[ID].null_count:
+        raise RowsError(f"{rows[ID].null_count:,} rows have no id; mend the corpus")
+    if layout.key == (ID,) and pc.count_distinct(rows[ID]).as_py() == len(rows):
+        return
+    keys = Counter(zip(*(rows[name].to_pylist() for name in layout.key), strict=True))
+    twice = [key for key, count in keys.items() if count > 1]
+    if twice:
+        named = " and ".join(layout.key)
+        raise RowsError(
+            f"{len(twice):,} rows come twice, such as {named} {', '.join(map(repr, twice[0]))}; "
+            "give every document an id of its own"
+        )
+
+
+def _told(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)[:_SHOWN]
