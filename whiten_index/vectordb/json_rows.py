@@ -111,7 +111,7 @@ def _to_json(value: Any, kind: pa.DataType) -> Any:
 
 def _from_json(value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-        unit = kind.unit if pa.types.is_timestamp(kind) else "D"
+        unit: Any = kind.unit if pa.types.is_timestamp(kind) else "D"
         number = int(np.datetime64(value.removesuffix("Z"), unit).astype(np.int64))
         return number * _DAY_MS if pa.types.is_date64(kind) else number
     if pa.types.is_floating(kind):
