@@ -63,7 +63,7 @@ def test_no_password_is_shown(
 )
 def test_a_server_that_is_not_there(tmp_path: Path, address: str) -> None:
     with pytest.raises(
-        DatabaseError, match=r"^PostgreSQL cannot be reached: .*; look at host and port"
+        DatabaseError, match=r"^PostgreSQL cannot be reached: .*; look at host, port"
     ) as told:
         open_writer(address.format(secret=SECRET, folder=tmp_path), "docs")
     assert ("127.0.0.1" if "127" in address else str(tmp_path)) in str(told.value)
