@@ -14,8 +14,7 @@ import pytest
 
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.index.filtered import Selection
-from whiten_index.index.vector_search import nearest
+from whiten_index.index.vector_search import Selection, nearest
 
 ROWS, K, LISTS = 2000, 16, 20
 EXHAUSTIVE = ["Flat", "SQfp16", "SQ8", "SQ4", "RaBitQ", "PQ8x4", "PQ8x4fs", "RaBitQfs"]

@@ -169,10 +169,6 @@ def find_model(
 
     all-MiniLM-L6-v2 comes from the embedded package where that is installed (same weights, and
     their digest is checked); other names are a local folder or a name on the Hugging Face hub.
-
-    Raises:
-        EncoderError: no such model, the hub cannot be reached, or the folder cannot be used.
-        StorageError: the hub's cache cannot be written.
     """
     found = _find(name, revision, local_files_only=local_files_only)
     if found.hub_kernel and not trust_remote_code:

@@ -81,12 +81,7 @@ class EncoderSpec:
 
 
 def resolve_encoder(config: EncoderConfig) -> tuple[EncoderSpec, ModelFolder]:
-    """Find the model and settle every choice, without loading it.
-
-    Raises:
-        EncoderError: the model cannot be found or used as asked.
-        ConfigError: a layer, a length or a prompt's name that the model does not have.
-    """
+    """Find the model and settle every choice, without loading it."""
     if config.model is None and embedded_path() is None:
         raise EncoderError(
             "no model was named and the default one is not installed; pass --model, or "

@@ -15,12 +15,13 @@ from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.index.exact import Rows, Scores, flat_vectors, use_large_pages
 from whiten_index.index.factory import inner_of, lists_of
-from whiten_index.index.filtered import Search, Selection
 from whiten_index.index.gpu import DeviceIndex
 from whiten_index.index.library import INDEX, load_faiss
 from whiten_index.index.ondisk_ivf import IVF_DATA
 from whiten_index.index.transforms import Transforms
 from whiten_index.index.vector_search import (
+    Search,
+    Selection,
     first_of_each,
     nearest,
     nearest_on_gpu,

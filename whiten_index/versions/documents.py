@@ -18,7 +18,7 @@ from whiten_index.corpus.arrow_types import times_as_numbers
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError
-from whiten_index.index.filtered import Selection
+from whiten_index.index.vector_search import Selection
 
 # Filters whose rows are remembered, as a caller's queries tend to share one: a bit a row each, and
 # 8 bytes a row that passes where these were listed.
