@@ -56,7 +56,16 @@ def resolve(source: str) -> tuple[Any, str]:
         # Names with spaces and letters beyond ASCII are written as they are, or escaped.
         filesystem, path = pafs.FileSystem.from_uri(quote(source, safe=_PLAIN))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return _resolve_with_fsspec(source)
+        import fsspec
+
+        try:
+            known, path = fsspec.core.url_to_fs(source)
+        except (ValueError, ImportError, OSError) as error:
+            raise CorpusError(
+                f"{source} cannot be opened ({_line(error)}); use a URI that pyarrow or an "
+                "installed fsspec package reads"
+            ) from error
+        return pafs.PyFileSystem(pafs.FSSpecHandler(known)), path
     except (OSError, pa.ArrowException) as error:
         raise CorpusError(f"{source} cannot be opened ({_line(error)}); check the URI") from error
     return filesystem, path
@@ -79,19 +88,6 @@ def canonical(source: str | Path) -> str:
     """Return ``source`` in the form that names it whatever the working directory."""
     text = os.fspath(source)
     return text if "://" in text else os.path.normpath(Path(text).expanduser().absolute())
-
-
-def _resolve_with_fsspec(source: str) -> tuple[Any, str]:
-    import fsspec
-
-    try:
-        filesystem, path = fsspec.core.url_to_fs(source)
-    except (ValueError, ImportError, OSError) as error:
-        raise CorpusError(
-            f"{source} cannot be opened ({_line(error)}); use a URI that pyarrow or an installed "
-            "fsspec package reads"
-        ) from error
-    return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), path
 
 
 def _files_of(source: str) -> list[SourceFile]:

@@ -63,7 +63,7 @@ def torch_varlen(query: Tensor, key: Tensor, value: Tensor, attention: Attention
     from torch.nn.attention import varlen
 
     reach = -1 if attention.window is None else attention.window
-    # A longest of 1 sends grouped heads down a path of its own, which cannot take empty texts.
+    # A longest of 1 sends grouped heads down another path, which cannot take empty texts.
     longest = max(attention.longest, 2)
     out = varlen.varlen_attn(
         query,
@@ -294,7 +294,7 @@ def _model_obstacle(model: Any) -> str | None:
         return f"its attention is {config._attn_implementation}, not sdpa"
     bidirectional = kind != "modernbert" and not getattr(config, "is_causal", True)
     if bidirectional and getattr(config, "sliding_window", None) is not None:
-        # transformers then lets a token see one further than it tells the attention.
+        # transformers then lets a token see one further than the attention is given.
         return "it is a decoder made bidirectional, with sliding windows"
     return None
 

@@ -171,7 +171,7 @@ def passage_spans(text: str, offsets: Sequence[Span], *, room: int, overlap: int
     between two words; inside a word only where that word alone is longer than ``room``. The next
     one starts so that it shares at most ``overlap`` tokens, at the start of a sentence where that
     shares at least half as many, else of a word. Every character that is not blank is inside a
-    passage, no passage lies inside another, and none starts or ends with a blank.
+    passage, no passage is inside another, and none starts or ends with a blank.
     """
     if len(offsets) <= room or not text.strip():
         return [(0, len(text))]

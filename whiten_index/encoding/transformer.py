@@ -69,7 +69,7 @@ class Transformer:
     def padded(self, ids: Tensor, mask: Tensor | None, *, prompt_tokens: int = 0) -> Tensor:
         """Return (n, d) float32 on the device, of token ids (n, t) padded on the right.
 
-        The mask is None if no row is padded; the first ``prompt_tokens`` are not pooled.
+        Without padding, ``mask`` is None; the first ``prompt_tokens`` are not pooled.
         """
         inputs = {"input_ids": ids, "attention_mask": mask, **self._options}
         mask = torch.ones_like(ids) if mask is None else mask

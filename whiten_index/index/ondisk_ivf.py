@@ -6,7 +6,6 @@ FAISS's own ``merge_ondisk`` maps the file that it writes, so that a full disk e
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -38,27 +37,6 @@ def lists_on_disk(inner: Any) -> bool:
     return type(faiss.downcast_InvertedLists(inner.invlists)) is faiss.ArrayInvertedLists
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Rows sorted by list: starts of the lists (nlist + 1,), codes (n, size), row numbers (n,)."""
-
-    offset: int  # of the part in the file of parts
-    rows: int  # n
-
-    def arrays(
-        self, spilled: Codes, *, nlist: int, size: int
-    ) -> tuple[NDArray[np.int64], Codes, Codes]:
-        """Return the three, not copied; row numbers as bytes (n, 8): int64 would be aligned."""
-        codes = self.offset + (nlist + 1) * _ID
-        numbers = codes + self.rows * size
-        end = numbers + self.rows * _ID
-        return (
-            spilled[self.offset : codes].view("<i8"),
-            spilled[codes:numbers].reshape(self.rows, size),
-            spilled[numbers:end].reshape(self.rows, _ID),
-        )
-
-
 class OnDiskLists:
     """Fills an index with lists, whose rows go to disk each time they reach a size.
 
@@ -80,7 +58,7 @@ class OnDiskLists:
         self._codes = np.empty((rows, self._size), dtype=np.uint8)
         self._lists = np.empty(rows, dtype=np.int32)
         self._numbers = np.empty(rows, dtype=np.int64)
-        self._parts: list[_Part] = []
+        self._parts: list[tuple[int, int]] = []  # offset and rows of each
         self._added = self._held = 0
 
     def add(self, vectors: NDArray[np.float32]) -> None:
@@ -136,7 +114,7 @@ class OnDiskLists:
         counts = np.bincount(lists, minlength=self._nlist)
         starts = np.concatenate([[0], np.cumsum(counts)])
         with (self.folder / PARTS).open("ab") as file:
-            self._parts.append(_Part(file.tell(), self._held))
+            self._parts.append((file.tell(), self._held))
             file.write(starts.astype("<i8").tobytes())
             for values in (self._codes, self._numbers.astype("<i8", copy=False)):
                 for first in range(0, len(order), _WRITTEN_ROWS):
@@ -158,11 +136,25 @@ class OnDiskLists:
         lists.this.disown()
 
     def _mapped(self) -> list[tuple[NDArray[np.int64], Codes, Codes]]:
-        """Return the arrays of every part, of which only what is touched is read."""
+        """Return list starts, codes and row numbers of every part; only what is touched is read.
+
+        Row numbers are bytes (n, 8), since int64 would be aligned.
+        """
         if not self._parts:
             return []
         spilled = np.asarray(np.memmap(self.folder / PARTS, np.uint8, "r"))
-        return [part.arrays(spilled, nlist=self._nlist, size=self._size) for part in self._parts]
+        mapped = []
+        for offset, rows in self._parts:
+            codes = offset + (self._nlist + 1) * _ID
+            numbers = codes + rows * self._size
+            mapped.append(
+                (
+                    spilled[offset:codes].view("<i8"),
+                    spilled[codes:numbers].reshape(rows, self._size),
+                    spilled[numbers : numbers + rows * _ID].reshape(rows, _ID),
+                )
+            )
+        return mapped
 
     def _join(
         self, path: Path, parts: list[tuple[NDArray[np.int64], Codes, Codes]]

@@ -137,7 +137,7 @@ def train(inner: Any, sample: NDArray[np.float32], factory: str) -> None:
 def _codebooks(inner: Any) -> list[tuple[int, Any]]:
     """Return the codebooks learned inside an index, at any depth: values of a code, clustering.
 
-    The clustering is None for a codebook that FAISS learns in another way.
+    A codebook that FAISS learns in another way has no clustering (None).
     """
     faiss = load_faiss()
     inside = (getattr(inner, name, None) for name in ("base_index", "refine_index", "storage"))
