@@ -113,24 +113,21 @@ def _batches(source: Path) -> Iterator[list[dict[str, str]]]:
 def _document(line: str, where: str) -> dict[str, str]:
     try:
         found = load_json(line)
-        name, title, text = found["_id"], found.get("title"), found["text"]
+        title = found.get("title")
+        return {
+            "id": _parsed("_id", found["_id"], to_id),
+            "title": "" if title is None else _parsed("title", title, to_utf8),
+            "text": _parsed("text", found["text"], to_utf8),
+        }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorpusError(
             f"{where} is not a document of BEIR, an object with _id, title and text "
             f"({type(error).__name__}: {first_line(error)}); mend it or take it out"
         ) from error
-    return {
-        "id": _parsed("_id", name, to_id, where),
-        "title": "" if title is None else _parsed("title", title, to_utf8, where),
-        "text": _parsed("text", text, to_utf8, where),
-    }
 
 
-def _parsed(name: str, value: Any, parser: Callable[[Any], str], where: str) -> str:
+def _parsed(name: str, value: Any, parser: Callable[[Any], str]) -> str:
     try:
         return parser(value)
     except ValueError as error:
-        raise CorpusError(
-            f"{where} is not a document of BEIR: its {name} is {shown(value)}, expected {error}; "
-            "mend it or take it out"
-        ) from error
+        raise ValueError(f"its {name} is {shown(value)}, expected {error}") from error

@@ -63,7 +63,7 @@ def correlate(
     """Correlate (n,) predictions with (n,) gold scores of the subset of each pair.
 
     Where subsets are not ``averaged``, the three figures are one, and a subset that cannot be
-    ranked is None. ``name`` is the set's in errors.
+    ranked has None. ``name`` is the set's in errors.
     """
     truth, found = np.asarray(gold, np.float64), np.asarray(predicted, np.float64)
     groups = np.asarray(subsets, dtype=object)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +17,7 @@ from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.evaluation.metrics import evaluate
 from whiten_index.index.choice import IndexPlan, choose_factory
-from whiten_index.index.exact import flat_vectors, use_large_pages
+from whiten_index.index.exact import Rows, Scores, flat_vectors, use_large_pages
 from whiten_index.index.factory import inner_index, inner_of, peer_index
 from whiten_index.index.faiss_build import build_faiss_index
 from whiten_index.index.gpu import DeviceIndex, runs_on_gpu
@@ -25,15 +25,12 @@ from whiten_index.index.library import INDEX, load_faiss, write_index
 from whiten_index.index.sizes import IndexBytes, expected_bytes, measured_bytes
 from whiten_index.index.training import train
 from whiten_index.index.transforms import Transforms
-from whiten_index.index.vector_search import nearest, nearest_on_gpu, search_documents
+from whiten_index.index.vector_search import Search, nearest, nearest_on_gpu, search_documents
 from whiten_index.measure.grid import FAISS, RAW, Grid, Point, Vectors
 from whiten_index.measure.sweep_config import FP32, NONE, SweepConfig
 from whiten_index.measure.sweep_data import TOP_K, Dataset, Space, open_space
 from whiten_index.progress import Silent, Stages
 from whiten_index.search.rerank import Reranker
-
-Found = tuple[NDArray[np.float32], NDArray[np.int64]]
-Search = Callable[[NDArray[np.float32], int], Found]
 
 # Hits searched for -> metrics measured on them.
 _METRICS = {TOP_K: ("ndcg@10", "mrr@10"), 100: ("recall@100",)}
@@ -268,7 +265,7 @@ class Trial:
         dataset = self.dataset
         again = Reranker(dataset.store, dataset.record, space.whitening, candidates=candidates)
 
-        def reranked(queries: NDArray[np.float32], top_k: int) -> Found:
+        def reranked(queries: NDArray[np.float32], top_k: int) -> tuple[Scores, Rows]:
             _, found = search(queries, max(candidates, top_k))
             rows = found if dataset.subset is None else dataset.subset[found]
             scores = again(queries, np.where(found < 0, -1, rows))
@@ -315,7 +312,7 @@ def searcher(index: Any, device: str) -> Search:
     if vectors is not None and (gathering := use_large_pages(vectors)) is not None:
         gathering.join()
 
-    def search(embeddings: NDArray[np.float32], top_k: int) -> Found:
+    def search(embeddings: NDArray[np.float32], top_k: int) -> tuple[Scores, Rows]:
         queries, most = transforms(embeddings), min(top_k, rows)
         if placed.device == "cpu":
             return nearest(inner, queries, most)
