@@ -6,7 +6,6 @@ Each is read by a command in a process that may take 2 GiB more than its librari
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -243,12 +242,6 @@ def test_a_row_filter_within_the_limits_is_computed(run, tmp_path, filtered):  #
         "not " * 98 + "x >= 0",
     ):
         assert run(["encode", corpus, *named, "--filter", text])[0] == 0
-
-
-def test_a_pipe_is_no_file_of_labels(run, tiny_model, tmp_path):  # type: ignore[no-untyped-def]
-    os.mkfifo(path := tmp_path / "p.tsv")
-    found = run(["eval", "sts", str(path), "--model", str(tiny_model)])
-    assert_says(found, 3, "is a pipe or a device")
 
 
 @pytest.mark.parametrize("name", ["qrels", "run"])

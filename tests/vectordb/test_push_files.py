@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -117,15 +116,6 @@ def test_what_a_file_held_is_told_and_not_lost(
             push(index, tmp_path / name)
         assert written_files(tmp_path / name)[-1].read_bytes() == held
         assert push(index, tmp_path / name, max_shrink=1.0).rows == ROWS // 2
-
-
-@pytest.mark.parametrize("name", ["v.parquet", "v.arrow", "v.npy"])
-def test_a_pipe_is_no_file(index: Path, tmp_path: Path, name: str) -> None:
-    """Who opens it waits for ever."""
-    for each in written_files(tmp_path / name):
-        os.mkfifo(each)
-    with pytest.raises(ConfigError, match="is no file, but a pipe"):
-        push(index, tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["v.parquet", "v.npy"])

@@ -55,10 +55,20 @@ def require_path(path: Path | str) -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write, and put it at ``path`` in one step when the block ends."""
+    """Give a temporary path to write, and put it at ``path`` in one step when the block ends.
+
+    Mode, owner and group of a file that is replaced stay, as far as this user may set them.
+    """
+    require_plain_target(path)
+    old = path.stat() if exists(path) else None
     with temporary_folder(path) as folder:
         temporary = folder / path.name
+        if old is not None:
+            # Those who may not read the old content may not read the new one as it is written.
+            temporary.touch(mode=old.st_mode & 0o777 | 0o600)
         yield temporary
+        if old is not None:
+            _keep_access(temporary, old)
         fsync_path(temporary)
         temporary.replace(path)
         fsync_path(path.parent)
@@ -223,16 +233,34 @@ def _cut(name: str) -> str:
     return os.fsencode(name)[:160].decode("utf-8", "ignore")
 
 
+def _keep_access(path: Path, old: os.stat_result) -> None:
+    """Give a new file or folder the mode, the owner and the group of the one that it replaces."""
+    path.chmod(old.st_mode & 0o777)
+    new = path.stat()
+    with contextlib.suppress(PermissionError):
+        if new.st_gid != old.st_gid:
+            os.chown(path, -1, old.st_gid)
+        if new.st_uid != old.st_uid:
+            os.chown(path, old.st_uid, -1)
+
+
+def require_plain_target(path: Path) -> None:
+    """Refuse to replace a pipe, a socket or a device by a file."""
+    if exists(path) and not is_file(path) and not is_folder(path):
+        raise ConfigError(
+            f"{path} is a pipe, a socket or a device, and is left as it is; name another file"
+        )
+
+
 def require_replaceable(path: Path, is_ours: Callable[[Path], bool], what: str) -> None:
     """Refuse to replace a file that is not ours, where ``what`` is the name of the kind."""
     fault = ""
     with writing(path, kept=""):
         if is_folder(path):
             raise ConfigError(f"{path} is a folder; name a file")
-        if exists(path) and not is_file(path):
-            # To open a pipe would wait for ever.
-            fault = "is no file, but a pipe or a device"
-        elif is_link(path) and not exists(path):
+        # To open a pipe would wait for ever.
+        require_plain_target(path)
+        if is_link(path) and not exists(path):
             fault = "is a link to what is not there, and is left as it is"
         elif exists(path) and not is_ours(path):
             fault = f"holds something else than {what}, and is left as it is"
@@ -287,7 +315,13 @@ def replace_folder(
         make_folder(final.parent)
         with temporary_folder(final) as temporary:
             new = temporary / "new"
+            old = final.stat() if exists(final) else None
+            if old is not None:
+                with contextlib.suppress(PermissionError):
+                    temporary.chmod(0o700)
             make(new)
+            if old is not None:
+                _keep_access(new, old)
             _put_in_place(new, final, aside=temporary / _MOVED_ASIDE)
             fsync_path(final.parent)
     return final

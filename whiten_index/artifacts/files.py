@@ -25,6 +25,8 @@ from whiten_index.errors import ArtifactError, ConfigError, StorageError
 
 _BLOCK = 1 << 20
 _MOST_SHOWN = 80
+# A job file or a model's configuration that is read whole has some kilobytes.
+_FILE_BYTES = 16 << 20
 _KEPT = "what was published and the shards already finished are kept"
 _REASONS = {
     errno.ENOSPC: "the disk is full",
@@ -179,17 +181,22 @@ def walk_files(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def open_regular(path: Path | str) -> BinaryIO:
+class NotAFileError(OSError):
+    """A pipe, a socket or a device in the place of a file."""
+
+
+def open_file(path: Path | str) -> BinaryIO:
     """Open a regular file, or a link to one, for reading.
 
-    Every file of an artifact is opened here or passes ``require_regular`` first: to open a pipe
-    waits for a writer that may never come, and a device may never end.
+    Every file that a user names or that an artifact has is opened here, or is looked at by
+    ``require_regular`` first: to open a pipe waits for a writer that may never come, and a device
+    may never end.
 
     Raises:
-        ArtifactError: it is a pipe, a socket or a device.
+        NotAFileError: it is a pipe, a socket or a device.
         OSError: it cannot be opened.
     """
-    require_regular(path)
+    _regular_size(path, Path(path).stat())
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _regular_size(path, os.fstat(descriptor))
@@ -199,20 +206,46 @@ def open_regular(path: Path | str) -> BinaryIO:
         raise
 
 
+def open_regular(path: Path | str) -> BinaryIO:
+    """Open a file of an artifact; see ``open_file``.
+
+    Raises:
+        ArtifactError: it is a pipe, a socket or a device.
+        OSError: it cannot be opened.
+    """
+    with _of_artifact(path):
+        return open_file(path)
+
+
 def require_regular(path: Path | str) -> int:
-    """Return the size of a regular file that another library will open by its path."""
-    return _regular_size(path, Path(path).stat())
+    """Return the size of a file of an artifact that another library will open by its path."""
+    with _of_artifact(path):
+        return _regular_size(path, Path(path).stat())
+
+
+@contextlib.contextmanager
+def _of_artifact(path: Path | str) -> Iterator[None]:
+    try:
+        yield
+    except NotAFileError as error:
+        raise ArtifactError(
+            f"{path} {error} where a file is needed; remove it, then restore the file from a copy, "
+            "or run the build again"
+        ) from error
 
 
 def _regular_size(path: Path | str, found: os.stat_result) -> int:
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(found.st_mode):
-        raise ArtifactError(
-            f"{path} is a pipe, a socket or a device where a file is needed; remove it, then "
-            "restore the file from a copy, or run the build again"
-        )
+        raise NotAFileError("is a pipe, a socket or a device")
     return found.st_size
+
+
+def read_bounded(path: Path) -> bytes:
+    """Return the content of a configuration file; raise ``ValueError`` if it is too long."""
+    with open_file(path) as file:
+        return read_up_to(file, _FILE_BYTES)
 
 
 def read_bytes(path: Path | str, *, limit: int) -> bytes:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.files import reading
-from whiten_index.artifacts.limits import load_toml, read_bounded
+from whiten_index.artifacts.files import read_bounded, reading
+from whiten_index.artifacts.limits import load_toml
 from whiten_index.errors import ConfigError
 from whiten_index.paths import require_no_secret
 

@@ -4,14 +4,11 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO, Any, TypeVar
 
 # Python's own parser gives up near 1,000 levels, and code that walks a value should not have to
 # care.
 _JSON_LEVELS = 100
-# A job file or a model's configuration that is read whole has some kilobytes.
-_FILE_BYTES = 16 << 20
 # A dotted key makes a table of each part, and Python's reader keeps every beginning of it.
 _TOML_BYTES, _TOML_DOTS = 1 << 20, 200
 _QUOTED = re.compile(r""""(?:[^"\\\n]|\\.)*"|'[^'\n]*'""")
@@ -26,12 +23,6 @@ T = TypeVar("T")
 
 class LimitError(ValueError):
     """Content of a file beyond a limit, which the message names."""
-
-
-def read_bounded(path: Path) -> bytes:
-    """Return the content of a configuration file; raise ``ValueError`` if it is too long."""
-    with path.open("rb") as file:
-        return read_up_to(file, _FILE_BYTES)
 
 
 def read_up_to(file: IO[bytes], limit: int) -> bytes:

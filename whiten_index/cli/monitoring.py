@@ -10,8 +10,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.atomic import replace_file
-from whiten_index.artifacts.files import is_folder, writing
+from whiten_index.artifacts.atomic import replace_file, require_plain_target
+from whiten_index.artifacts.files import is_folder, read_bounded, writing
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ConfigError, StorageError, WhitenIndexError
 from whiten_index.paths import cut, require_path
@@ -73,6 +73,7 @@ def check_metrics(path: Path) -> None:
             f"metrics file {cut(str(path))} must be a file in a folder that exists; name one in "
             "the folder that node_exporter reads (--collector.textfile.directory)"
         )
+    require_plain_target(path)
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise StorageError(
             f"cannot write {path}: permission is denied; let the job's user write {path.parent}"
@@ -190,7 +191,7 @@ def _last_success(path: Path, index: str) -> float | None:
 
     read: Callable[[str], Any] = parser.text_string_to_metric_families
     try:
-        for family in read(path.read_text(encoding="utf-8")):
+        for family in read(read_bounded(path).decode()):
             for sample in family.samples:
                 if sample.name == _PREFIX + _LAST_SUCCESS and sample.labels.get("index") == index:
                     return float(sample.value)

@@ -101,6 +101,8 @@ def _files_of(source: str) -> list[SourceFile]:
             info = filesystem.get_file_info(path)
             if not pattern and info.type == pafs.FileType.NotFound:
                 raise CorpusError(f"{source} does not exist; check the path")
+            if not pattern and info.type == pafs.FileType.Unknown:
+                raise CorpusError(f"{source} is neither a file nor a folder; name Parquet files")
             if not pattern and info.type == pafs.FileType.File:
                 return [SourceFile(PurePosixPath(path).name, info.path, filesystem)]
             listed: list[str] = []

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.files import exists, list_folder, reading, sha256_file
-from whiten_index.artifacts.limits import canonical_json, load_json, read_bounded
+from whiten_index.artifacts.files import exists, list_folder, read_bounded, reading, sha256_file
+from whiten_index.artifacts.limits import canonical_json, load_json
 from whiten_index.errors import EncoderError
 
 

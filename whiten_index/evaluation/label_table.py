@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from whiten_index.artifacts.files import is_folder, list_folder, reading
+from whiten_index.artifacts.files import (
+    NotAFileError,
+    is_folder,
+    list_folder,
+    open_file,
+    reading,
+)
 from whiten_index.artifacts.limits import LimitError, check_expanded, iterate_lines, load_json
 from whiten_index.errors import ConfigError, CorpusError
 
@@ -120,15 +125,13 @@ def check_readable(path: Path) -> None:
     """Make sure that a file is there and can be read."""
     try:
         with reading(path):
-            # To open a pipe waits for a writer.
-            if stat.S_ISREG(mode := path.stat().st_mode) or stat.S_ISDIR(mode):
-                path.open("rb").close()
-                return
+            open_file(path).close()
     except FileNotFoundError as error:
         raise CorpusError(f"{path} does not exist; name {_another(path)}") from error
     except IsADirectoryError as error:
         raise CorpusError(f"{path} is a folder; name {_another(path)}") from error
-    raise CorpusError(f"{path} is a pipe or a device; name {_another(path)}")
+    except NotAFileError as error:
+        raise CorpusError(f"{path} {error}; name {_another(path)}") from error
 
 
 def _another(path: Path) -> str:
@@ -236,7 +239,7 @@ def _read_fields(path: Path, known: Collection[str], bare: Sequence[str]) -> Lab
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield number and text of every line that is not blank."""
     try:
-        with reading(path), path.open("rb") as file:
+        with reading(path), open_file(path) as file:
             for number, line in enumerate(iterate_lines(file), start=1):
                 # Only a newline ends a line: texts may hold what Unicode also calls one.
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")

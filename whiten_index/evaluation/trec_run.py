@@ -15,7 +15,7 @@ from typing import IO, Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from whiten_index.artifacts.atomic import replacing
+from whiten_index.artifacts.atomic import replacing, require_plain_target
 from whiten_index.artifacts.files import exists, is_folder, is_link, writing
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.judgements import to_id, to_number
@@ -66,6 +66,7 @@ def check_place(path: Path) -> None:
     with writing(path, kept=""):
         if is_folder(path):
             raise IsADirectoryError(errno.EISDIR, "is a folder")
+        require_plain_target(path)
         folder = path.parent
         while not (exists(folder) or is_link(folder)):
             folder = folder.parent

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from whiten_index.artifacts.atomic import replacing
+from whiten_index.artifacts.atomic import replacing, require_plain_target
 from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError
 from whiten_index.measure.charts import (
@@ -49,6 +49,7 @@ def check_plot_path(path: Path) -> None:
         raise ConfigError(
             f"the ending of {path.name} names no picture format; use {', '.join(_ENDINGS)}"
         )
+    require_plain_target(path)
     require_drawing()
 
 

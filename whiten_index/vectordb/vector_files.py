@@ -26,8 +26,11 @@ from whiten_index.vectordb.pushed_table import (
     vectors_of,
 )
 
-# Metadata of the documents of an .npy file: BLAKE2b of the bytes of its vectors, in hexadecimal.
-DIGEST = "vectors_blake2b"
+# Metadata of the documents of an .npy file: BLAKE2b of the bytes of its vectors, in hexadecimal,
+# and those of earlier pushes. Two files are not put in place in one step, so that a push that was
+# killed may leave new documents beside old vectors.
+_DIGEST, _EARLIER = "vectors_blake2b", "vectors_blake2b_before"
+_MOST_EARLIER = 8
 
 # Key of the metadata of every file that a push wrote: a ``PushedTable`` as JSON.
 _METADATA = "whiten_index"
@@ -45,6 +48,8 @@ def require_file(address: str) -> Path:
     *_, described = written_files(path)
     for each in written_files(path):
         require_replaceable(each, lambda _: _is_ours(described), _HOLDS)
+    if path != described:
+        require_replaceable(path, lambda _: _digest(path) in _digests(described), _HOLDS)
     return path
 
 
@@ -71,6 +76,27 @@ def _is_ours(described: Path) -> bool:
             return _METADATA.encode() in (_schema(described).metadata or {})
     except (OSError, pa.ArrowException):
         return False
+
+
+def _digests(described: Path) -> list[str]:
+    """Return the digests of the vectors that pushes wrote beside documents, the latest first."""
+    try:
+        with reading(described):
+            found = pq.read_metadata(described).metadata or {}
+    except (OSError, pa.ArrowException):
+        return []
+    return b" ".join(found.get(name.encode(), b"") for name in (_DIGEST, _EARLIER)).decode().split()
+
+
+def _digest(vectors: Path) -> str:
+    """Return the digest of the vectors in a file, empty if a push wrote no such file."""
+    try:
+        with reading(vectors), vectors.open("rb") as file:
+            np.lib.format.read_magic(file)
+            np.lib.format.read_array_header_1_0(file)
+            return hashlib.file_digest(file, "blake2b").hexdigest()
+    except ValueError:
+        return ""
 
 
 def _schema(path: Path) -> pa.Schema:
@@ -100,7 +126,10 @@ def write_rows(path: Path, layout: Layout, pushed: PushedTable) -> Iterator[_Wri
         open_files.enter_context(writing(path, kept=""))
         places = [open_files.enter_context(replacing(each)) for each in written_files(path)]
         if ending(path) == NPY:
-            yield open_files.enter_context(_npy(places[0], places[1], layout, pushed.rows, marked))
+            earlier = " ".join(_digests(written_files(path)[-1])[:_MOST_EARLIER])
+            yield open_files.enter_context(
+                _npy(places[0], places[1], layout, pushed.rows, {**marked, _EARLIER: earlier})
+            )
             return
         at = layout.schema.get_field_index(VECTOR)
         field = pa.field(VECTOR, pa.list_(kind, layout.k))
@@ -141,4 +170,4 @@ def _npy(
             writer.write_batch(batch.select(names).replace_schema_metadata(marked))
 
         yield write
-        writer.add_key_value_metadata({DIGEST: digest.hexdigest()})
+        writer.add_key_value_metadata({_DIGEST: digest.hexdigest()})
