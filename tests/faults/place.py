@@ -26,7 +26,9 @@ COLUMNS = ["--embedding-column", "embedding", "--id-column", "id"]
 _SECONDS = 120
 # A version's number and a pack's name depend on how often a command was run, and the name of a
 # registered index on its id, which is drawn.
-_CHANGING = re.compile(r"(?<=/packs/)[^/]+|(?<=/indexes/)[^/]+|(?<=s/)\d{6}(?=-)")
+_CHANGING = re.compile(
+    r"(?<=/packs/)[^/]+|(?<=/indexes/)[^/]+|(?<=/registered/)[^/]+|(?<=s/)\d{6}(?=-)"
+)
 
 Tree = dict[str, bytes | None]  # path -> content, None for a folder
 

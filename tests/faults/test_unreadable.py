@@ -23,7 +23,7 @@ from whiten_index.cli import cli
 
 STRACE = shutil.which("strace")
 needs_strace = pytest.mark.skipif(STRACE is None, reason="strace is not installed")
-LISTED = ("versions", "candidates", "store", "corpora", "shards", "packs", "indexes")
+LISTED = ("versions", "candidates", "store", "corpora", "shards", "packs", "indexes", "registered")
 
 
 @dataclass(frozen=True)

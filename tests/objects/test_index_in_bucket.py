@@ -165,3 +165,5 @@ def test_a_store_of_an_index_in_a_bucket_is_not_collected(
     with pytest.raises(ConfigError, match=rf"{out} was built from .*, and gc and compact do not"):
         gc_store(store, keep_days=0)
     assert all(report.sound for report in verify_paths([str(store)]))
+    assert gc_store(store, forget=[out]).forgotten == (out,)
+    assert gc_store(store).indexes == ()

@@ -195,6 +195,21 @@ def test_a_store_without_its_registry_is_not_collected(tmp_path):
     assert shard_folders(world) == before
 
 
+@pytest.mark.parametrize("emptied", ["indexes", "registered"])
+def test_an_index_is_known_by_either_of_its_files(tmp_path, emptied):
+    world, index = two_states(tmp_path)
+    before = shard_folders(world)
+    for path in (world.store.folder / emptied).iterdir():
+        path.unlink()
+    assert gc_store(world.place, keep_days=0).shards == 0
+    assert (shard_folders(world), registered(world)) == (before, [index])
+    index.rename(tmp_path / "away")
+    with pytest.raises(ArtifactError, match=f"{index}, an index .* is not there"):
+        gc_store(world.place, keep_days=0)
+    assert gc_store(world.place, keep_days=0, forget=[index]).shards
+    assert registered(world) == []
+
+
 def test_a_version_behind_a_link_stops_it_and_so_does_a_link_to_nothing(tmp_path):
     world, index = two_states(tmp_path)
     versions = index / "versions"

@@ -13,6 +13,7 @@ Layout below the root, one folder an encoder::
         rows/<digest>.arrow.zst           ids and kept columns of a shard in one corpus
         corpora/<source-fingerprint>.json the shards of a corpus, in order
         indexes/<fingerprint>.json        place of an index built from here
+        registered/<fingerprint>.json     the same again
 
 A shard's fingerprint comes from its texts: it is found again under any file name, id or metadata
 column.
@@ -48,7 +49,7 @@ from whiten_index.artifacts.manifest import Digest, Schema, Sealed
 from whiten_index.artifacts.storage import Place
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.store.dtypes import StoreDtype
-from whiten_index.store.index_registry import IndexRegistry, owner_of
+from whiten_index.store.index_registry import FOLDER, IndexRegistry, owner_of
 from whiten_index.store.records import CorpusPart, CorpusRecord, EncoderFacts
 from whiten_index.store.result_cache import ResultCache
 from whiten_index.store.shard_resolver import REMEDY
@@ -101,7 +102,7 @@ class EmbeddingStore(Shards):
         super().__init__(self.root / fingerprint, mirror, verify=verify)
         self.encoder = dict(encoder)
         self.results = ResultCache(self.folder, self.mirror)
-        self.indexes = IndexRegistry(self.folder / "indexes", self.mirror)
+        self.indexes = IndexRegistry(self.folder, self.mirror)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return EmbeddingStore, (self.place, self.encoder, self.fingerprint, self.verify)
@@ -133,7 +134,7 @@ class EmbeddingStore(Shards):
             "fingerprint": fingerprint,
         }
         with writing(store.folder):
-            for name in ("shards", "rows", "corpora", "indexes"):
+            for name in ("shards", "rows", "corpora", FOLDER):
                 make_folder(store.folder / name)
             if store._recorded_encoder() != store.encoder:
                 manifest.write_manifest(store.folder / manifest.MANIFEST, fields)

@@ -1,4 +1,8 @@
-"""Registry of the indexes built from a store: garbage collection keeps the shards they need."""
+"""Registry of the indexes built from a store: garbage collection keeps the shards they need.
+
+Each index has a file in ``indexes/`` and a copy of it in ``registered/``, so that an index is not
+forgotten where one of the folders was emptied, or its disk is not mounted.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from whiten_index.errors import ArtifactError
 from whiten_index.paths import is_uri
 
 _KIND, _VERSION = "registered_index", 1
+FOLDER, _COPIES = "indexes", "registered"
 
 
 class _Fields(Sealed):
@@ -29,7 +34,7 @@ class RegisteredIndex:
     """An index that was built from a store.
 
     Attributes:
-        file: the file that registers it.
+        file: the file that registers it, or the copy of it.
         place: its folder or URI when it was built.
         id: of the index, to recognise it at its place; None for a URI.
     """
@@ -50,22 +55,22 @@ class RegisteredIndex:
 
 
 class IndexRegistry:
-    """The indexes of a store, a file each."""
+    """The indexes of the store in a folder, a file and its copy each."""
 
-    def __init__(self, folder: Path, mirror: Storage) -> None:
-        self.folder, self.mirror = folder, mirror
+    def __init__(self, store: Path, mirror: Storage) -> None:
+        self.folder, self.copies, self.mirror = store / FOLDER, store / _COPIES, mirror
 
     def register(self, index: Place, index_id: str | None) -> None:
         """Note that an index is built from here, so that its shards stay."""
         place = owner_of(index)
         path = self.folder / _file_name(place, index_id)
         self.mirror.fetch(path)
-        with writing(path):
-            if not self._is_sound(path):
-                fields = {"index": place, "id": index_id}
-                make_folder(path.parent)
-                manifest.write_manifest(path, {"kind": _KIND, "format_version": _VERSION, **fields})
-                self.mirror.push(path)
+        fields = {"kind": _KIND, "format_version": _VERSION, "index": place, "id": index_id}
+        for each in (path, self.copies / path.name):
+            with writing(each):
+                if not self._is_sound(each):
+                    make_folder(each.parent)
+                    manifest.write_manifest(each, fields)
         self.mirror.keep(path)
 
     def _is_sound(self, path: Path) -> bool:
@@ -86,17 +91,26 @@ class IndexRegistry:
         return [self.read(path) for path in self.files()]
 
     def files(self) -> list[Path]:
-        """Return the files, one for each index."""
-        return manifest.records_in(self.folder)
+        """Return the files, one for each index: the copy where the first is gone."""
+        every = [*manifest.records_in(self.copies), *manifest.records_in(self.folder)]
+        found = {path.name: path for path in every}
+        return [found[name] for name in sorted(found)]
 
     def read(self, path: Path) -> RegisteredIndex:
         """Return the index that a file registers."""
-        found = manifest.read_manifest(self.folder, _SCHEMA, name=path.name)
+        found = manifest.read_manifest(path.parent, _SCHEMA, name=path.name)
         if _file_name(found["index"], found["id"]) != path.name:
             raise ArtifactError(
                 f"{path} is damaged: it is the file of {found['index']}; {manifest.REMEDY}"
             )
         return RegisteredIndex(path, found["index"], found["id"])
+
+
+def forget(file: Path) -> None:
+    """Remove the file of an index and its copy."""
+    for name in (FOLDER, _COPIES):
+        with writing(file):
+            (file.parent.with_name(name) / file.name).unlink(missing_ok=True)
 
 
 def _file_name(index: str, index_id: str | None) -> str:

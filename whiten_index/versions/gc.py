@@ -18,8 +18,9 @@ from whiten_index.artifacts.files import is_folder, reading, writing
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ArtifactError, ConfigError
-from whiten_index.paths import shown
+from whiten_index.paths import is_uri, shown
 from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.index_registry import forget as forget_index
 from whiten_index.store.live_set import Inventory, LiveSet, open_stores
 from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.published import read_index_id
@@ -109,7 +110,8 @@ def gc_store(
     stores = open_stores(place)
     named = [real_place(require_path(index)) for index in indexes]
     users = {index: stores_of(index, place, stores) for index in named}
-    files = files_naming(place, stores, list(map(require_path, forget)), named)
+    gone = [each if is_uri(each) else require_path(each) for each in forget]
+    files = files_naming(place, stores, gone, named)
     asked = list(dict.fromkeys([*indexes_of(place, stores, but=files), *named]))
     removed, kept = Counter[str](leftovers=0), Counter[str]()
     with contextlib.ExitStack() as locks:
@@ -167,8 +169,7 @@ def _lock_all(
         for store in users:
             store.indexes.register(index, read_index_id(index))
     for file in forget:
-        with writing(file):
-            file.unlink(missing_ok=True)
+        forget_index(file)
     # Another may have been built from the store before it was locked.
     late = [index for index in indexes_of(root, stores, but=forget) if index not in indexes]
     for index in late:

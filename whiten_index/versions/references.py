@@ -77,8 +77,8 @@ def require_at_its_place(index: RegisteredIndex, root: Path) -> None:
     if index.in_bucket:
         raise ConfigError(
             f"{index.place} was built from {root}, and gc and compact do not read what an index in "
-            "a bucket needs; keep the store as it is, or, if that index is gone for good, remove "
-            f"{index.file}"
+            "a bucket needs; keep the store as it is, or, if that index is gone for good: "
+            f"whiten-index gc {root} --forget {index.place}"
         )
     if _is_at_its_place(index):
         return
