@@ -34,8 +34,8 @@ import click
 from pipelines.papers.pictures import require_drawing
 from pipelines.training_tables import draw, tables
 from whiten_index.artifacts.atomic import discard, replace_file
-from whiten_index.artifacts.files import exists, is_file, is_folder, reading, writing
-from whiten_index.artifacts.limits import load_toml, read_bounded
+from whiten_index.artifacts.files import exists, is_file, is_folder, read_bounded, reading, writing
+from whiten_index.artifacts.limits import load_toml
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.cli.log_lines import Ending, LogLines, failure, log, run_job
