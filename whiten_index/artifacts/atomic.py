@@ -65,7 +65,7 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary = folder / path.name
         if old is not None:
             # Those who may not read the old content may not read the new one as it is written.
-            temporary.touch(mode=old.st_mode & 0o777 | 0o600)
+            _close(folder)
         yield temporary
         if old is not None:
             _keep_access(temporary, old)
@@ -233,6 +233,12 @@ def _cut(name: str) -> str:
     return os.fsencode(name)[:160].decode("utf-8", "ignore")
 
 
+def _close(folder: Path) -> None:
+    """Let nobody else read a folder, on file systems with permissions."""
+    with contextlib.suppress(PermissionError):
+        folder.chmod(0o700)
+
+
 def _keep_access(path: Path, old: os.stat_result) -> None:
     """Give a new file or folder the mode, the owner and the group of the one that it replaces."""
     path.chmod(old.st_mode & 0o777)
@@ -317,8 +323,7 @@ def replace_folder(
             new = temporary / "new"
             old = final.stat() if exists(final) else None
             if old is not None:
-                with contextlib.suppress(PermissionError):
-                    temporary.chmod(0o700)
+                _close(temporary)
             make(new)
             if old is not None:
                 _keep_access(new, old)
