@@ -19,7 +19,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from qdrant_client import QdrantClient, models
 
-from whiten_index.artifacts.files import read_bounded
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.alias_writer import METADATA_KEY, SUFFIX_BYTES, AliasWriter
