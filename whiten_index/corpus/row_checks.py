@@ -21,22 +21,15 @@ OnBadRow = Literal["blank", "skip", "error"]
 
 @dataclass
 class Sieve:
-    """Drops rows of a table by reason, or stops with an error that names the row.
+    """Drops rows of a table by reason, or stops with an error that names the row."""
 
-    Attributes:
-        table: the rows still in.
-        where: row number in the shard -> name of that row in an error.
-        on_bad_row: the user's choice.
-        skipped: reason -> rows dropped.
-        positions: (n,) row numbers in the shard of the rows still in.
-    """
-
-    table: pa.Table
-    where: Callable[[int], str]
+    table: pa.Table  # the rows still in
+    where: Callable[[int], str]  # row number in the shard -> name of that row in an error
     on_bad_row: OnBadRow
-    skipped: dict[str, int] = field(default_factory=dict)
+    skipped: dict[str, int] = field(default_factory=dict)  # reason -> rows dropped
 
     def __post_init__(self) -> None:
+        # Row numbers (n,) in the shard of the rows still in.
         self.positions: NDArray[np.int64] = np.arange(self.table.num_rows)
 
     def keep(self, passing: NDArray[np.bool_], reason: str) -> None:

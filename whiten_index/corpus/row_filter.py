@@ -49,15 +49,10 @@ _TOO_DEEP = f"it nests more than {_MOST_LEVELS} levels"
 
 @dataclass(frozen=True)
 class RowFilter:
-    """A condition on columns.
+    """A condition on columns."""
 
-    Attributes:
-        text: as the user wrote it.
-        columns: the columns it reads.
-    """
-
-    text: str
-    columns: tuple[str, ...]
+    text: str  # as the user wrote it
+    columns: tuple[str, ...]  # the columns it reads
     _tree: ast.expr = field(repr=False, compare=False)
 
     @classmethod

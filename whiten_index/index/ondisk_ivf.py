@@ -42,14 +42,13 @@ class OnDiskLists:
 
     FAISS's own lists are not used on the way: each grows by doubling, and frees its memory in
     pieces.
-
-    Attributes:
-        inner: the trained index, empty.
-        folder: for the data of the lists, and for the file of parts meanwhile.
     """
 
     def __init__(self, inner: Any, folder: Path, *, most: int) -> None:
-        """Start with a trained index; ``most`` bytes of rows are held in memory."""
+        """Start with a trained index; ``most`` bytes of rows are held in memory.
+
+        The data of the lists, and meanwhile the file of parts, go into ``folder``.
+        """
         self.inner, self.folder = inner, folder
         lists = lists_of(inner)
         self._nlist, self._size = int(lists.nlist), int(lists.code_size)

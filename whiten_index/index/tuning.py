@@ -86,8 +86,7 @@ def tune_to_recall(
 ) -> tuple[OperatingPoint, int | None]:
     """Tune a filled index to the recall that its plan wants, and note a target not reached.
 
-    Returns:
-        The setting, and how many candidates are scored again, None for the index's own scores.
+    Return the setting, and how many candidates are scored again, None for the index's own scores.
     """
     target, rerank, note = plan.target_recall, plan.choice.rerank, stages.watcher.note
     if truth is None:

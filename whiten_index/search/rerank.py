@@ -30,11 +30,7 @@ _REMEDY = "name the store it was built from with --store DIR, or search with --r
 
 
 class Reranker:
-    """Scores rows of an index by their raw embeddings.
-
-    Attributes:
-        candidates: rows per query that the index returns.
-    """
+    """Scores the ``candidates`` that an index returns for a query by their raw embeddings."""
 
     def __init__(
         self,
@@ -62,11 +58,7 @@ class Reranker:
         )
 
     def embeddings(self, rows: Rows) -> NDArray[np.float64]:
-        """Return the raw embeddings (n, d) of rows (n,), in the order given.
-
-        Raises:
-            ArtifactError: a shard of the store is missing or damaged.
-        """
+        """Return the raw embeddings (n, d) of rows (n,), in the order given."""
         found = np.empty((len(rows), self._whitening.dim))
         parts = np.searchsorted(self._starts, rows, side="right") - 1
         for part in np.unique(parts):
@@ -125,11 +117,6 @@ def open_reranker(
     """Return what ranks the candidates of an index again, None for no re-ranking.
 
     ``root`` is the index's folder or URI; the options are those of ``open_index``.
-
-    Raises:
-        ConfigError: the number or ``by`` cannot be used, or they are given and nothing is to be
-            ranked again.
-        ArtifactError: no store is found, or it holds other embeddings than those of the index.
     """
     wanted = bundle.manifest["factory"].get("rerank") if candidates is None else candidates
     if wanted is not None and wanted < 0:
