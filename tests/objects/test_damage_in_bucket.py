@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.objects.helpers import SHARDS, build, corpus_file, hits, keys
+from tests.helpers.bad_input import process
+from tests.objects.helpers import ROWS, SHARDS, build, corpus_file, hits, keys
 from whiten_index.errors import StorageError
 from whiten_index.versions.retention import list_versions
 from whiten_index.versions.verify import verify_paths
@@ -85,9 +86,11 @@ def test_a_machine_without_copies_makes_the_version_again(
     assert hits(out) == expected
 
 
+@pytest.mark.parametrize("command", ["build", "search"])
 def test_damaged_shards_of_the_store_are_put_there_again(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path
+    s3: Any, bucket: str, machine: Any, tmp_path: Path, command: str
 ) -> None:
+    """And each command that does it says so in a line on standard error."""
     corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
     build(corpus, out=out)
     files = [key for key in keys(s3, bucket, "index/store/") if "/shards/" in key]
@@ -97,7 +100,16 @@ def test_damaged_shards_of_the_store_are_put_there_again(
     before = {key: body(s3, bucket, key) for key in shards}
     for number, key in enumerate(shards):
         (flip, truncate, delete)[number % 3](s3, bucket, key)
-    assert build(corpus, out=out).up_to_date
+    arguments = {
+        "build": (corpus, "--embedding-column", "embedding", "--id-column", "id", "--k", 6,
+                  "--keep", "title", "--whiten", "whitening", "--shard-rows", ROWS, "--out", out),
+        "search": (out, "--like", 0, "--rerank", SHARDS * ROWS, "--top-k", SHARDS * ROWS),
+    }[command]  # fmt: skip
+    with process(command, *arguments) as child:
+        said = child.communicate()[1]
+    assert child.returncode == 0, said
+    mended = {line.split()[1] for line in said.splitlines() if "was put there again" in line}
+    assert mended == {f"s3://{bucket}/{key.rsplit('/', 2)[0]}" for key in shards}
     assert {key: body(s3, bucket, key) for key in shards} == before
 
 

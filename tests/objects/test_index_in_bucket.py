@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.bad_input import process
 from tests.objects.helpers import OPTIONS, SHARDS, build, corpus_file, hits
 from whiten_index import BuildConfig, open_index
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, StorageError
@@ -101,7 +102,29 @@ def test_a_damaged_copy_is_fetched_again(
     copy.write_bytes(b"x" + copy.read_bytes()[1:])
     assert hits(out) == before
     copy.write_bytes(b"")
+    with process("search", out, "--like", 0) as child:
+        assert "here was damaged, and was fetched again" in child.communicate()[1]
     assert hits(out) == before
+
+
+def test_a_killed_download_leaves_nothing_after_the_next_start(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path
+) -> None:
+    out = f"s3://{bucket}/index"
+    build(corpus_file(tmp_path / "c.parquet"), out=out)
+    expected, cache = hits(out), machine("second")
+    code = """if True:
+        import os
+        from whiten_index.artifacts.object_store import Bucket
+        Bucket.download = lambda _, key, path, size: (path.touch(), os.kill(os.getpid(), 9))
+        from whiten_index.cli import main
+        main()"""
+    with process("search", out, "--like", 0, code=code) as child:
+        child.communicate()
+    assert child.returncode == -9
+    assert list(cache.glob("objects/*/.downloads/*"))
+    assert hits(out) == expected
+    assert not list(cache.glob("objects/*/.downloads/*"))
 
 
 def test_no_bucket_and_no_server_are_told_at_once(

@@ -84,15 +84,9 @@ def replace_file(path: Path, data: bytes) -> None:
 def temporary_folder(path: Path) -> Iterator[Path]:
     """Give a new folder next to ``path`` to prepare it in, and remove it when the block ends.
 
-    Leftovers of killed writers of the same ``path`` are removed first, if they can be locked.
+    Those of killed writers of the same ``path`` are removed first.
     """
-    for each in leftovers_in(path.parent):
-        form = _FORM.fullmatch(each.name)
-        if form is None or form[1] != _cut(path.name):
-            continue
-        with contextlib.suppress(OSError, StorageError), _locked(each):
-            if form[2] == _this_host() or _is_old(each):
-                _discard(each, path)
+    remove_killed(path.parent, path)
     with contextlib.ExitStack() as held:
         for tries_left in reversed(range(_TRIES)):
             temporary = path.with_name(_temporary_name(path.name))
@@ -112,6 +106,20 @@ def temporary_folder(path: Path) -> Iterator[Path]:
             # If that fails, the next writer does it.
             with contextlib.suppress(OSError, StorageError):
                 _discard(temporary, path)
+
+
+def remove_killed(folder: Path, target: Path | None = None) -> None:
+    """Remove the temporary folders in ``folder`` of killed writers, or of those of one target.
+
+    Those that cannot be locked stay.
+    """
+    for each in leftovers_in(folder):
+        form = _FORM.fullmatch(each.name)
+        if form is None or (target is not None and form[1] != _cut(target.name)):
+            continue
+        with contextlib.suppress(OSError, StorageError), _locked(each):
+            if form[2] == _this_host() or _is_old(each):
+                _discard(each, target or folder / form[1])
 
 
 @contextlib.contextmanager

@@ -18,10 +18,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import threading
-import time
-import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,16 +29,16 @@ from typing import Any
 from typing_extensions import override
 
 from whiten_index.artifacts.atomic import (
-    discard,
     make_folder,
+    remove_killed,
     rename_unless_taken,
     replace_file,
+    temporary_folder,
 )
 from whiten_index.artifacts.files import (
     exists,
     is_file,
     is_folder,
-    list_folder,
     read_bytes,
     reading,
     sha256_file,
@@ -71,10 +70,10 @@ _AT_ONCE = 16
 _DOWNLOADS = ".downloads"
 # In a copy of an artifact: sizes and e-tags of its objects. In the cache: those of single files.
 _NOTE, _FILE_NOTES = ".objects.json", ".objects"
-_LEFT_BEHIND = 24 * 3600.0  # seconds
 _FILES = Schema("files", 1, Files)
 # Cache folder -> URI, for messages.
 _URIS: dict[str, str] = {}
+_LOG = logging.getLogger(__name__)
 
 
 class BucketStorage(Storage):
@@ -97,7 +96,6 @@ class BucketStorage(Storage):
         self._failed: set[str] = set()
         self._again: set[str] = set()
         self._dropped: set[str] = set()
-        self.mended: list[str] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BucketStorage, (self.uri,)
@@ -140,9 +138,13 @@ class BucketStorage(Storage):
         if key in self._again or not self._is_known(key):
             return False
         self._again.add(key)
-        if self._listed(key).is_artifact(key):
-            return self._get_artifact(key, path, replace=True)
-        return self._get_file(key, path)
+        artifact = self._listed(key).is_artifact(key)
+        got = self._get_artifact(key, path, replace=True) if artifact else self._get_file(key, path)
+        if got:
+            _LOG.warning(
+                "note: the copy of %s/%s here was damaged, and was fetched again", self.uri, key
+            )
+        return got
 
     @override
     def latest(self, path: Path) -> Tag | None:
@@ -178,13 +180,18 @@ class BucketStorage(Storage):
     @override
     def keep(self, path: Path) -> None:
         key = self._key(path)
-        was_there = exists(path / _NOTE)
+        was_there = exists(path / _NOTE) or exists(self.folder / _FILE_NOTES / key)
         if is_folder(path) and key not in self._dropped:
             self.settle(path)
         known = self._is_known(key) and key not in self._dropped
         if not known or (is_file(path) and not self._has_same_file(key, path)):
             self.push(path)
-            self.mended += [f"{self.uri}/{key}"] if was_there else []
+            if was_there:
+                _LOG.warning(
+                    "note: %s/%s was missing or damaged, and was put there again from a copy here",
+                    self.uri,
+                    key,
+                )
 
     def differs(self, path: Path) -> bool:
         """Return whether the bucket has another artifact by now than when it was copied."""
@@ -361,16 +368,13 @@ class BucketStorage(Storage):
     def _downloading(self, path: Path) -> Iterator[Path]:
         """Give a path in the folder of downloads, and remove what stays there."""
         downloads = self.folder / _DOWNLOADS
-        temporary = downloads / uuid.uuid4().hex
         with writing(path):
             if not exists(downloads):
                 make_folder(downloads)
             if not exists(path.parent):
                 make_folder(path.parent)
-            try:
-                yield temporary
-            finally:
-                discard(temporary)
+            with temporary_folder(downloads / path.name) as temporary:
+                yield temporary / path.name
 
     def _remove_copy(self, path: Path) -> None:
         """Remove a copy, in one step for every reader."""
@@ -415,7 +419,7 @@ def _cache_folder(uri: str) -> Path:
 
 
 def _make_cache(folder: Path) -> None:
-    """Make a cache that only its owner can read, and remove old downloads of killed processes."""
+    """Make a cache that only its owner can read, and remove what killed downloads left."""
     every = folder.parent
     with writing(folder):
         made = not exists(every.parent)
@@ -428,10 +432,7 @@ def _make_cache(folder: Path) -> None:
         for each in (every.parent, every) if made else (every,):
             each.chmod(0o700)
         make_folder(folder / _DOWNLOADS)
-        for path in list_folder(folder / _DOWNLOADS):
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > _LEFT_BEHIND:
-                    discard(path)
+        remove_killed(folder / _DOWNLOADS)
 
 
 def stamp(manifest: bytes) -> str:

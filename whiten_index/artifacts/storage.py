@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from whiten_index.artifacts.atomic import remove_path, replace_file
@@ -19,11 +19,9 @@ class Storage:
 
     Attributes:
         uri: of the prefix, empty for none.
-        mended: damaged objects of the bucket that were replaced from a sound copy.
     """
 
     uri = ""
-    mended: Sequence[str] = ()
 
     def fetch(self, path: Path, *, compare: bool = False) -> None:
         """Copy an artifact or a file from the bucket, unless there is a copy.

@@ -119,11 +119,6 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
             # What follows needs no model in memory.
             encoded = replace(encoded, work=None)
             version = find_version(out, spec.identity, mirror)
-            for place in mirror.mended:
-                stages.watcher.note(
-                    f"note: {place} was missing or damaged, and was put there again from a copy "
-                    "here"
-                )
             up_to_date = version is not None and version == _current(out)
             if version is None:
                 version = next_version(out, spec.identity, mirror)
