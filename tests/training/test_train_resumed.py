@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.training.helpers import Stops, evaluated, require_same
-from whiten_index.errors import (
-    ArtifactError,
-    StorageError,
-)
+from whiten_index.artifacts.manifest import describe_file
+from whiten_index.errors import ArtifactError, StorageError
 from whiten_index.training.train import train_encoder
 
 
@@ -97,6 +96,24 @@ def test_a_damaged_checkpoint_is_told(
     else:
         path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ArtifactError, match="remove the folder of checkpoints to train anew"):
+        train_encoder(config(), pairs=pairs)
+
+
+@pytest.mark.parametrize(
+    "name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"]
+)
+def test_a_checkpoint_that_holds_something_else_is_told(
+    config: Any, pairs: Path, tmp_path: Path, name: str
+) -> None:
+    """Its checksums are right; no code of it runs."""
+    with pytest.raises(KeyboardInterrupt):
+        train_encoder(config(), pairs=pairs, progress=Stops(5))
+    folder = tmp_path / "model.training" / "checkpoints" / "checkpoint-5"
+    torch.save({"state": Path("x")}, folder / name)
+    whole = json.loads((folder / "whole.json").read_text())
+    whole["files"][f"{folder.name}/{name}"] = describe_file(folder / name)
+    (folder / "whole.json").write_text(json.dumps(whole))
+    with pytest.raises(ArtifactError, match=r"checkpoint-5 cannot be loaded .* train anew"):
         train_encoder(config(), pairs=pairs)
 
 

@@ -6,6 +6,7 @@ whole and has the checksums. ``best-STEP.safetensors`` has the best weights.
 
 from __future__ import annotations
 
+import pickle
 import re
 import shutil
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from whiten_index.artifacts.manifest import (
     read_json,
     write_json,
 )
-from whiten_index.errors import StorageError
+from whiten_index.errors import ArtifactError, StorageError
 
 _WHOLE = "whole.json"
 _CHECKPOINT, _BEST = r"checkpoint-\d+", r"best-\d+\.safetensors"
@@ -56,6 +57,22 @@ def written(folder: Path) -> Iterator[None]:
             f"cannot write {folder} ({str(error).splitlines()[0]}); make room, and run the same "
             "command again (checkpoints are kept)"
         ) from error
+
+
+@contextmanager
+def loaded(checkpoint: Path | str) -> Iterator[None]:
+    """Turn the errors of a checkpoint that torch or the Trainer refuses into ``ArtifactError``."""
+    try:
+        with reading(checkpoint):
+            yield
+    except torch.OutOfMemoryError:
+        raise
+    except (
+        pickle.UnpicklingError, SafetensorError, OSError, RuntimeError, ValueError, LookupError,
+        TypeError, AttributeError, EOFError,
+    ) as error:  # fmt: skip
+        why = (str(error) or type(error).__name__).splitlines()[0][:160]
+        raise ArtifactError(f"{checkpoint} cannot be loaded ({why}); {_REMEDY}") from error
 
 
 def step_of(path: Path) -> int:
@@ -121,9 +138,8 @@ def save_best(folder: Path, step: int, model: nn.Module) -> None:
 
 def load_weights(path: Path, model: nn.Module) -> None:
     """Load weights from a file into a model."""
-    with reading(path):
-        tensors = load_file(path)
-    model.load_state_dict(tensors)
+    with loaded(path):
+        model.load_state_dict(load_file(path))
 
 
 def _named(folder: Path, pattern: str) -> list[Path]:

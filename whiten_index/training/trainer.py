@@ -70,7 +70,8 @@ def run(
         watcher.advance(resumed)
         if last is not None and resumed >= total:
             # It was stopped between its last step and its end.
-            trainer.state = TrainerState.load_from_json(str(last / TRAINER_STATE_NAME))
+            with checkpoints.loaded(last):
+                trainer.state = TrainerState.load_from_json(str(last / TRAINER_STATE_NAME))
             checkpoints.load_weights(last / "model.safetensors", model)
         else:
             try:
@@ -141,6 +142,19 @@ class _Trainer(Trainer):  # type: ignore[misc]
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         with checkpoints.written(Path(self.args.output_dir)):
             super()._save_checkpoint(*args, **kwargs)
+
+    def _load_from_checkpoint(self, checkpoint: str, *args: Any) -> None:
+        with checkpoints.loaded(checkpoint):
+            TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
+            super()._load_from_checkpoint(checkpoint, *args)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with checkpoints.loaded(checkpoint or ""):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with checkpoints.loaded(checkpoint or ""):
+            super()._load_rng_state(checkpoint)
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Log the scores, and save the weights if they are the best."""
