@@ -19,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from qdrant_client import QdrantClient, models
 
+from whiten_index.artifacts.files import read_bounded
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.alias_writer import METADATA_KEY, SUFFIX_BYTES, AliasWriter
@@ -118,8 +119,9 @@ class QdrantWriter(AliasWriter):
         if not place.url.startswith("https:"):
             raise ConfigError("--option tls_ca is for an address that begins with qdrant+https://")
         try:
-            context, certificates = ssl.create_default_context(cafile=path), Path(path).read_bytes()
-        except (OSError, ssl.SSLError) as error:
+            certificates = read_bounded(Path(path))
+            context = ssl.create_default_context(cafile=path)
+        except (OSError, ValueError) as error:
             raise ConfigError(
                 f"--option tls_ca: {path} holds no certificates that can be read ({error})"
             ) from error
