@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from whiten_index.distributed.executors import Work
 from whiten_index.errors import ConfigError, CorpusError, StorageError
 
 
 @dataclass(frozen=True)
-class Square:
+class Square(Work):
     """Squares numbers, and adds a line to ``log`` for each that it begins and ends.
 
     Attributes:
@@ -27,15 +28,6 @@ class Square:
     log: Path
     trouble: tuple[tuple[int, str], ...] = ()
     seconds: float = 0.0
-
-    def on_device(self, device: str, threads: int) -> Square:
-        return self
-
-    def read(self, item: int) -> int:
-        return item
-
-    def prepare(self, item: int) -> int:
-        return item
 
     def run(self, item: int, advance: Callable[[int], None]) -> tuple[int, int]:
         self._write("begin", item)

@@ -172,7 +172,7 @@ def foretold_and_taken(config: UpdateConfig) -> tuple[int, int]:
     """Return the bytes that a dry run says the store will take, and those that it takes."""
     store = Path(config.index) / "store"
     (said,) = (
-        size for path, size in plan_update(config).bytes.items() if store in Path(path).parents
+        size for path, size in plan_update(config)["bytes"].items() if store in Path(path).parents
     )
     before = bytes_of(store)
     # What a gate keeps back was encoded all the same.

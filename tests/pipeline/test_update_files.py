@@ -24,7 +24,7 @@ indexed, place = updates.indexed, updates.place
 
 def skipped(place: Place, **options: Any) -> int:
     """Return how many files an update does not read, the dry run saying the same."""
-    foretold = plan_update(UpdateConfig(index=str(place.out), threads=1, **options)).to_json()
+    foretold = plan_update(UpdateConfig(index=str(place.out), threads=1, **options))
     found = place.update(**options).to_json()
     assert found["files"] == foretold["files"]
     assert found["rows"] == foretold["rows"]

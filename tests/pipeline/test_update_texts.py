@@ -81,10 +81,10 @@ def test_documents_in_passages(
     foretold = planned(tmp_path / "out")
     report = update(tmp_path / "out", refit=refit)
     counts = report.encoded.counts
-    assert counts.encoded == foretold.to_encode == 5
+    assert counts.encoded == foretold["to_encode"] == 5
     assert counts.passages == len(open_index(tmp_path / "out", device="cpu"))
     assert counts.read == len(now)
-    assert report.changes.to_json() == foretold.rows
+    assert report.changes.to_json() == foretold["rows"]
     expected = {"new": 3, "changed": 3, "document": 0, "deleted": 2}
     rest = {"total": len(now), "unchanged": len(now) - 6}
     assert report.changes.to_json() == {**expected, **rest}

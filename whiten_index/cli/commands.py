@@ -90,7 +90,7 @@ def _show_plan(options: Mapping[str, Any], *, as_json: bool) -> None:
     from whiten_index.pipeline.build_config import BuildConfig
     from whiten_index.pipeline.plan import plan_build
 
-    plan = plan_build(BuildConfig(**options), progress=terminal.Bars()).to_json()
+    plan = plan_build(BuildConfig(**options), progress=terminal.Bars())
     lines = ("plan (nothing was written)", *terminal.describe(plan))
     terminal.show(plan, lines, as_json=as_json)
 
@@ -115,19 +115,23 @@ def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> Non
     from whiten_index.pipeline.update import update_index
 
     config = UpdateConfig(**given(options))
-    do = plan_update if dry_run else update_index
+
+    def do(progress: Progress) -> dict[str, Any]:
+        if dry_run:
+            return plan_update(config, progress=progress)
+        return update_index(config, progress=progress).to_json()
+
     if log is not None:
 
         def work(progress: Progress) -> Ending:
-            said = do(config, progress=progress).to_json()
+            said = do(progress)
             done = "up_to_date" if said["up_to_date"] else "published"
             status = GateError.exit_code if said.get("refused") else 0
             return Ending("planned" if dry_run else done, said, status)
 
         log_job(log, work)
     try:
-        bars = terminal.Bars(facts=not (as_json or dry_run))
-        said = do(config, progress=bars).to_json()
+        said = do(terminal.Bars(facts=not (as_json or dry_run)))
     except GateError as error:
         found = {"candidate": error.candidate, "gates": error.gates} if error.gates else {}
         lines = terminal.describe({"gates": error.gates})

@@ -145,7 +145,7 @@ def _planned(job: NightlyJob, lines: LogLines) -> Ending:
         except ConfigError as error:
             status = DatabaseError.exit_code
             _PushLines(config, lines.form).log("push_failed", **failure(error), exit_code=status)
-    plan = plan_update(job.update, progress=lines).to_json()
+    plan = plan_update(job.update, progress=lines)
     status = GateError.exit_code if plan.get("refused") else status
     pushes = [target(config) for config in job.push]
     steps = {"keep_versions": job.keep_versions, "gc": job.gc, "compact": job.compact}

@@ -2,43 +2,54 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any
 
 from whiten_index.artifacts.prefetch import overlapped
 from whiten_index.errors import ClusterError, StorageError, WhitenIndexError
+from whiten_index.progress import Silent, Stages
 
 Advance = Callable[[int], None]
 
 
-class Work(Protocol):
+def ignore(_: int) -> None:
+    """Advance nothing."""
+
+
+class Work:
     """Work on one item in four steps, of which those around the costly ``run`` overlap with it.
 
     Each step is called by one thread at a time. An item may be done again after a worker died.
     """
 
-    def on_device(self, device: str, threads: int) -> Self:
+    def on_device(self, device: str, threads: int) -> Work:  # noqa: ARG002
         """Return the same work for another process, which has this device and these cores."""
+        return self
 
-    def read(self, item: Any) -> Any:
+    def read(self, item: Any, /) -> Any:
         """Fetch what the item names."""
+        return item
 
-    def prepare(self, read: Any) -> Any:
+    def prepare(self, read: Any, /) -> Any:
         """Do what comes before the costly step, such as tokenising."""
+        return read
 
-    def run(self, prepared: Any, advance: Advance) -> Any:
+    def run(self, prepared: Any, advance: Advance, /) -> Any:
         """Do the costly step, and report rows to ``advance`` as they are done."""
+        raise NotImplementedError
 
-    def finish(self, ran: Any) -> Any:
+    def finish(self, ran: Any, /) -> Any:
         """Do what comes after, such as writing."""
+        return ran
 
 
 @dataclass(frozen=True)
-class FunctionWork:
+class FunctionWork(Work):
     """A plain function as work.
 
     Attributes:
@@ -53,24 +64,12 @@ class FunctionWork:
         """Return the function limited to these cores."""
         return FunctionWork(self.function, threads)
 
-    def read(self, item: Any) -> Any:
-        """Return the item."""
-        return item
-
-    def prepare(self, read: Any) -> Any:
-        """Return the item."""
-        return read
-
-    def run(self, prepared: Any, advance: Advance) -> Any:  # noqa: ARG002
+    def run(self, prepared: Any, advance: Advance, /) -> Any:  # noqa: ARG002
         """Call the function."""
         import threadpoolctl
 
         with threadpoolctl.threadpool_limits(self.threads):
             return self.function(prepared)
-
-    def finish(self, ran: Any) -> Any:
-        """Return the result."""
-        return ran
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class Executor(ABC):
 
     @abstractmethod
     def map_unordered(
-        self, work: Work, items: Iterable[Any], advance: Advance | None = None
+        self, work: Work, items: Iterable[Any], advance: Advance = ignore
     ) -> Iterator[tuple[int, Any]]:
         """Yield the position and the result of every item as it is done.
 
@@ -134,11 +133,6 @@ class Executor(ABC):
         """Return the counts of deaths and failures; None for this machine alone."""
         return None
 
-    def call(self, function: Callable[[Any], Any], argument: Any) -> Any:
-        """Return the function's result for one argument."""
-        (result,) = self.map(function, [argument])
-        return result
-
 
 class SerialExecutor(Executor):
     """Runs work in this process, with the steps of several items side by side."""
@@ -153,21 +147,20 @@ class SerialExecutor(Executor):
         self._one_by_one = one_by_one
 
     def map_unordered(
-        self, work: Work, items: Iterable[Any], advance: Advance | None = None
+        self, work: Work, items: Iterable[Any], advance: Advance = ignore
     ) -> Iterator[tuple[int, Any]]:
         """Yield position and result in the order of the items."""
-        report = advance or _ignore
         if self._one_by_one:
             for position, item in enumerate(items):
                 prepared = work.prepare(work.read(item))
-                yield position, work.finish(work.run(prepared, report))
+                yield position, work.finish(work.run(prepared, advance))
             return
         yield from enumerate(
             overlapped(
                 items,
                 read=work.read,
                 prepare=work.prepare,
-                work=lambda prepared: work.run(prepared, report),
+                work=lambda prepared: work.run(prepared, advance),
                 finish=work.finish,
             )
         )
@@ -201,5 +194,45 @@ def _step_error(failure: Failure) -> WhitenIndexError:
     )
 
 
-def _ignore(_: int) -> None:
-    pass
+def remote_call(
+    executor: Executor, stages: Stages, function: Callable[..., Any], *args: Any
+) -> Any:
+    """Return ``function(stages, *args)``, called on a worker where there are workers.
+
+    The worker's stages and notes are replayed to ``stages`` when it is done.
+    """
+    if not executor.remote:
+        return function(stages, *args)
+    ((result, remote),) = executor.map(functools.partial(_recorded, function), [args])
+    for name, *arguments in remote.watcher.events:
+        getattr(stages.watcher, name)(*arguments)
+        if name == "start":
+            stages.watcher.advance(arguments[1])
+    for mine, more in ((stages.seconds, remote.seconds), (stages.rows, remote.rows)):
+        for stage, amount in more.items():
+            mine[stage] = mine.get(stage, 0) + amount
+    return result
+
+
+def _recorded(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Stages]:
+    stages = Stages(_Recorder())
+    return function(stages, *args), stages
+
+
+class _Recorder(Silent):
+    """A watcher that keeps its events, other than advances: a replayed stage advances as a whole.
+
+    An event is the name of the method and its arguments.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+
+    def start(self, stage: str, total: int) -> None:
+        self.events.append(("start", stage, total))
+
+    def finish(self, stage: str, seconds: float) -> None:
+        self.events.append(("finish", stage, seconds))
+
+    def note(self, message: str) -> None:
+        self.events.append(("note", message))

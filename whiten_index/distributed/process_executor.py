@@ -17,7 +17,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from whiten_index.distributed.executors import Advance, Executor, SerialExecutor, Work, portable
+from whiten_index.distributed.executors import (
+    Advance,
+    Executor,
+    SerialExecutor,
+    Work,
+    ignore,
+    portable,
+)
 from whiten_index.errors import EncoderError
 
 _SIGNALS_OF_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
@@ -41,7 +48,7 @@ class ProcessExecutor(Executor):
         self._devices, self._threads = devices, threads or os.cpu_count() or 1
 
     def map_unordered(
-        self, work: Work, items: Iterable[Any], advance: Advance | None = None
+        self, work: Work, items: Iterable[Any], advance: Advance = ignore
     ) -> Iterator[tuple[int, Any]]:
         """Yield the position and the result of every item as it is done.
 
@@ -72,7 +79,7 @@ class ProcessExecutor(Executor):
                 if kind == "done":
                     left -= 1
                     yield value
-                elif kind == "rows" and advance is not None:
+                elif kind == "rows":
                     advance(value)
         finally:
             _end(workers, events, stop)

@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whiten_index import __version__
-from whiten_index.distributed.executors import Advance, Executor, Failure, Work, portable
+from whiten_index.distributed.executors import (
+    Advance,
+    Executor,
+    Failure,
+    Work,
+    ignore,
+    portable,
+)
 from whiten_index.errors import ClusterError, ConfigError, StorageError, WhitenIndexError
 
 # Errors that the next item would meet as well.
@@ -218,7 +225,7 @@ class RayExecutor(Executor):
             self._kill(worker)
 
     def map_unordered(
-        self, work: Work, items: Iterable[Any], advance: Advance | None = None
+        self, work: Work, items: Iterable[Any], advance: Advance = ignore
     ) -> Iterator[tuple[int, Any]]:
         """Yield the position and the result of every item as it is done, or its ``Failure``.
 
@@ -245,8 +252,7 @@ class RayExecutor(Executor):
                 found = self._collect(run, ref)
                 if found is not None:
                     task, result, rows = found
-                    if advance is not None:
-                        advance(rows)
+                    advance(rows)
                     yield task.position, result
 
     def _assign(self, run: _Run, sent: tuple[int, list[Any]], most: int) -> bool:

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import discard, remove_path
 from whiten_index.artifacts.files import exists, fsync_path
-from whiten_index.distributed.executors import Executor
-from whiten_index.distributed.remote_call import remote_call
+from whiten_index.distributed.executors import Executor, remote_call
 from whiten_index.index.choice import IndexPlan
 from whiten_index.index.code_reuse import remove_rows, reuse_codes
 from whiten_index.index.exact import Vectors, exact_neighbours, merged

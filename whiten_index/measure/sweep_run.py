@@ -75,8 +75,9 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> dict
     seconds = None
     if config.build.corpus:
         build = plan_build(config.build, progress=progress)
-        rows, dim, to_encode = build.reused + build.to_encode, build.dim, build.to_encode
-        seconds = build.seconds
+        dim, to_encode = build["dim"], build["to_encode"]
+        rows = build["reused"] + to_encode
+        seconds = build["seconds"]
     else:
         store = EmbeddingStore.open(config.build.store_place)
         rows, dim, to_encode = store.corpus().rows, int(store.encoder["dim"]), 0

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from whiten_index.artifacts.atomic import require_space
 from whiten_index.artifacts.files import exists
+from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import (
@@ -25,17 +25,16 @@ from whiten_index.errors import (
 )
 from whiten_index.options import flag_of
 from whiten_index.pipeline.build_config import BuildConfig
-from whiten_index.pipeline.canary_file import CanaryFile
 from whiten_index.pipeline.changes import apart, part_digests
 from whiten_index.pipeline.early_checks import check_early
-from whiten_index.pipeline.encode import open_corpus
+from whiten_index.pipeline.encode import EncodeReport, open_corpus
 from whiten_index.pipeline.fit import Fitted
+from whiten_index.pipeline.gates import CanaryFile
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.progress import Stages
 from whiten_index.search.query_encoder import QueryEncoder
-from whiten_index.store.digest_index import DigestIndex, HashTable, digest_keys
 from whiten_index.store.embedding_store import EmbeddingStore
-from whiten_index.store.records import CorpusRecord
+from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.versions.provenance import corpus_record, open_store
 from whiten_index.versions.published import (
     CANDIDATES,
@@ -76,7 +75,7 @@ class BaseVersion:
         """Open the published version of an index, every checksum verified."""
         root = Path(config.index)
         source = with_published(root, Version.check)
-        fields, choice = source.fields, source.fields.get("choice")
+        fields = source.fields
         remedy = "name it with --store DIR, or build the index again"
         store = open_store(root, fields, given=config.store, reader="an update", remedy=remedy)
         record = corpus_record(source)
@@ -88,11 +87,9 @@ class BaseVersion:
                 "store that the index was built from, or leave --store out; if it is that one, "
                 "whiten-index build mends it"
             )
-        fitted = Fitted(
-            Moments.load(source.file(MOMENTS)),
-            Whitening.load(source.file(WHITENING)),
-            None if choice is None else Choice.from_json(choice),
-        )
+        choice = None if fields.get("choice") is None else Choice.from_json(fields["choice"])
+        moments, whitening = source.file(MOMENTS), source.file(WHITENING)
+        fitted = Fitted(Moments.load(moments), Whitening.load(whitening), choice)
         return cls(source, store, record, fitted, _build_config(config, fields, store))
 
     @property
@@ -104,11 +101,6 @@ class BaseVersion:
     def fields(self) -> Mapping[str, Any]:
         """The version's manifest."""
         return self.source.fields
-
-    @property
-    def version(self) -> str:
-        """Name of the version."""
-        return self.source.name
 
     @property
     def passages(self) -> bool:
@@ -145,8 +137,7 @@ class BaseVersion:
 def _build_config(
     config: UpdateConfig, fields: Mapping[str, Any], store: EmbeddingStore
 ) -> BuildConfig:
-    known = {field.name for field in dataclasses.fields(BuildConfig)}
-    given = {name: value for name, value in fields["config"].items() if name in known}
+    given = dict(fields["config"])
     if not given["corpus"]:
         raise ArtifactError(
             f"version {fields['version']} was built from a store alone, which does not tell how "
@@ -165,8 +156,7 @@ def _build_config(
     recorded = recorded_spec(fields["encoder"])
     if recorded is None:
         return replace(build, model=config.model, revision=None, trust_remote_code=trust)
-    encoder = QueryEncoder(recorded, model=config.model, trust_remote_code=trust)
-    _, _, found = encoder.resolve()
+    found = QueryEncoder(recorded, model=config.model, trust_remote_code=trust).resolve()[2]
     # The encoder record alone says which model, and the update's own options what it may do.
     taken = ("model", "revision", "trust_remote_code", "local_files_only", "code_revision")
     return replace(build, **{name: getattr(found, name) for name in taken})
@@ -246,11 +236,6 @@ def room_wanted(base: BaseVersion, *, rows: int, stored: int | None = None) -> d
     return {base.root: int(index), base.store.folder: stored}
 
 
-def require_room(base: BaseVersion, *, rows: int) -> None:
-    """Refuse before work what the disk has no room for."""
-    require_space(room_wanted(base, rows=rows), f"a version of {rows:,} rows")
-
-
 def require_not_withdrawn(
     config: UpdateConfig, record: CorpusRecord, *, identity: str | None = None
 ) -> None:
@@ -261,55 +246,36 @@ def require_not_withdrawn(
     """
     out = Path(config.index)
     for name, facts in withdrawn_facts(out).items():
-        if facts.get("corpus") != record.fingerprint:
-            continue
-        if config.order != "auto" and identity != facts.get("identity"):
-            continue
-        there = exists(out / VERSIONS / name)
-        back = f"; or take that version back: whiten-index rollback {out} --to {name}"
-        raise GateError(
-            f"the corpus still is that of version {name}, which was rolled back, so nothing is "
-            "published; mend the corpus; or, where the transform was at fault, order another with "
-            f"--refit always or never{back if there else ''}"
-        )
+        same = config.order == "auto" or identity == facts.get("identity")
+        if facts.get("corpus") == record.fingerprint and same:
+            back = f"; or take that version back: whiten-index rollback {out} --to {name}"
+            raise GateError(
+                f"the corpus still is that of version {name}, which was rolled back, so nothing is "
+                "published; mend the corpus; or, where the transform was at fault, order another "
+                f"with --refit always or never{back if exists(out / VERSIONS / name) else ''}"
+            )
 
 
-def withdrawn_texts(
-    base: BaseVersion, record: CorpusRecord, store: EmbeddingStore
-) -> Iterator[str]:
-    """Yield a note for each withdrawn version some of whose new texts return."""
+def note_returning_texts(base: BaseVersion, encoded: EncodeReport) -> None:
+    """Note withdrawn versions some of whose new texts return."""
+    left, coming, _ = apart(base.record, encoded.record)
     for name in withdrawn_facts(base.root):
         # Of what was pruned, shards may be dropped.
         with contextlib.suppress(ArtifactError):
             withdrawn = corpus_record(read_version(base.root / VERSIONS / name))
-            yield from _returning(base, name, withdrawn, record, store)
+            gone, brought, _ = apart(base.record, withdrawn)
+            known = _texts(base.store, gone + left)
+            texts = np.setdiff1d(_texts(base.store, brought), known, assume_unique=True)
+            back = np.intersect1d(texts, _texts(encoded.store, coming), assume_unique=True)
+            if len(back):
+                encoded.stages.watcher.note(
+                    f"note: {len(back):,} of the {len(texts):,} texts that version {name} brought, "
+                    "which was rolled back, come again"
+                )
 
 
-def _returning(
-    base: BaseVersion,
-    name: str,
-    withdrawn: CorpusRecord,
-    record: CorpusRecord,
-    store: EmbeddingStore,
-) -> Iterator[str]:
-    """Yield a note if texts that a withdrawn version brought are new today."""
-    gone, brought, _ = apart(base.record, withdrawn)
-    left, coming, _ = apart(base.record, record)
-    known = {id(part): part for part in gone + left}.values()
-    before = DigestIndex(part_digests(base.store, known))
-    texts = HashTable(
-        [
-            digest_keys(digests[~before.find(digests).known])
-            for _, digests in part_digests(base.store, brought)
-        ]
-    )
-    again = np.zeros(len(texts), dtype=np.bool_)
-    for _, digests in part_digests(store, coming):
-        row = texts.find(digest_keys(digests))
-        again[row[row >= 0]] = True
-    if again.any():
-        total, back = np.count_nonzero(texts.counts()), np.count_nonzero(again)
-        yield (
-            f"note: {back:,} of the {total:,} texts that version {name} brought, which was rolled "
-            "back, come again"
-        )
+def _texts(store: EmbeddingStore, parts: Iterable[CorpusPart]) -> NDArray[np.void]:
+    """Return the digests of the texts of parts, each once."""
+    digests = [each for _, each in part_digests(store, parts)]
+    every = np.concatenate([np.empty((0, DIGEST_BYTES), dtype=np.uint8), *digests])
+    return np.unique(every.view(f"V{DIGEST_BYTES}"))

@@ -13,7 +13,6 @@ from whiten_index.artifacts.storage import Place
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.index.library import load_faiss, set_threads
 from whiten_index.pipeline.build_config import BuildConfig
-from whiten_index.pipeline.early_checks import index_plan
 from whiten_index.pipeline.encode import EncodeReport, encode_or_open
 from whiten_index.pipeline.executor_session import executor_session, with_absolute_paths
 from whiten_index.pipeline.fit import fit_whitening
@@ -114,7 +113,7 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
             rows = encoded.record.rows
             register(encoded.store, config.out_place, stages)
             fitted = fit_whitening(config, encoded, labels)
-            plan = index_plan(config, rows=rows, whitening=fitted.whitening)
+            plan = config.index_plan(rows=rows, dim=fitted.whitening.dim, k=fitted.whitening.k)
             spec = VersionSpec(fitted, plan, version_identity(config, encoded, fitted, plan))
             # What follows needs no model in memory.
             encoded = replace(encoded, work=None)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.passages import PassageConfig
 from whiten_index.errors import ConfigError
-from whiten_index.index.choice import parse_bytes
+from whiten_index.index.choice import FactoryChoice, IndexPlan, choose_factory, parse_bytes
 from whiten_index.options import flag_of, schema
 from whiten_index.paths import as_place, is_uri, require_path
 from whiten_index.pipeline.build_options import BuildOptions
@@ -21,11 +21,13 @@ from whiten_index.whitening.whitening_config import (
     parse_shrinkage,
 )
 
+_Part = TypeVar("_Part")
+
 AUTO = "auto"
 # Options that belong to a named transform; ``auto`` does not take them.
 _NAMED_TRANSFORM_OPTIONS = ("groups", "group_size", "shuffle", "shrinkage", "remove_top")
 _ROW_COUNTING_ESTIMATORS = ("ledoit-wolf", "oas")
-_SELECTION_OPTIONS = ("queries", "qrels", "qrels_split", "pairs")
+_LABEL_OPTIONS = ("queries", "qrels", "qrels_split", "pairs")
 _RUNNER_OPTIONS = ("address", "workers")
 # Not recorded: the resources that did the work, and permissions, which are never read from a file.
 _NOT_RECORDED = ("runner", "address", "workers", "trust_remote_code", "local_files_only")
@@ -57,8 +59,13 @@ class BuildConfig(BuildOptions):
         if not self.corpus and self.store is None:
             raise ConfigError("name a corpus to read, or with --store a folder of embeddings")
         self._require_consistent_transform()
-        parse_bytes(1 if self.memory_budget is None else self.memory_budget)
-        self._require_consistent_runner()
+        _ = self.budget
+        if self.runner != "ray":
+            self._refuse(_RUNNER_OPTIONS, "belongs to a cluster; add --runner ray, or leave it out")
+        if self.address == "":
+            raise ConfigError(
+                "--address is empty; name the head of the cluster, host:port, or leave it out"
+            )
         self.passage_config()
         if self.corpus:
             self.corpus_config()
@@ -66,38 +73,25 @@ class BuildConfig(BuildOptions):
     @property
     def store_place(self) -> Path | str:
         """Path or URI of the raw embeddings."""
-        place = f"{str(self.out).rstrip('/')}/store" if self.store is None else self.store
-        return place if is_uri(place) else Path(place)
+        return _place(self.store or f"{str(self.out).rstrip('/')}/store")
 
     @property
     def out_place(self) -> Path | str:
         """Path or URI of the index."""
-        place = str(self.out)
-        return place if is_uri(place) else Path(place)
+        return _place(str(self.out))
 
     def corpus_config(self) -> CorpusConfig:
         """Return the part that opens the corpus."""
         passages, keep = self.passage_config(), self.keep
-        if self.weight_column is not None and self.weight_column not in (*keep, self.id_column):
+        if self.weight_column and self.weight_column not in (*keep, self.id_column):
             # Weights are read again from the columns that are kept.
             keep = (*keep, self.weight_column)
-        return CorpusConfig(
-            sources=self.corpus,
-            text_columns=self.text_columns,
-            embedding_column=self.embedding_column,
-            id_column=self.id_column,
-            keep=keep,
-            row_filter=self.row_filter,
-            limit=self.limit,
-            on_bad_row=self.on_bad_row,
-            shard_rows=self.shard_rows,
-            passages=None if passages is None else (passages.tokens, passages.overlap),
-        )
+        cut = None if passages is None else (passages.tokens, passages.overlap)
+        return self._part(CorpusConfig, sources=self.corpus, keep=keep, passages=cut)
 
     def encoder_config(self) -> EncoderConfig:
         """Return the part that resolves the encoder."""
-        names = EncoderConfig.__dataclass_fields__
-        return EncoderConfig(**{name: getattr(self, name) for name in names})
+        return self._part(EncoderConfig)
 
     def passage_config(self) -> PassageConfig | None:
         """Return the part that cuts texts into passages, ``None`` if texts stay whole."""
@@ -117,9 +111,14 @@ class BuildConfig(BuildOptions):
 
     def whitening_config(self) -> WhiteningConfig:
         """Return the part that fits the transform, with what ``auto`` leaves settled."""
-        names = WhiteningConfig.__dataclass_fields__.keys() - {"kind"}
-        kind = Kind.WHITENING if self.chooses else Kind(self.whiten)
-        return WhiteningConfig(kind=kind, **{name: getattr(self, name) for name in names})
+        return self._part(
+            WhiteningConfig, kind=Kind.WHITENING if self.chooses else Kind(self.whiten)
+        )
+
+    def _part(self, made: type[_Part], **given: Any) -> _Part:
+        """Return a part of the options, whose fields have the same names."""
+        names = made.__dataclass_fields__.keys() - given.keys()  # type: ignore[attr-defined]
+        return made(**{name: getattr(self, name) for name in names}, **given)
 
     @property
     def budget(self) -> int | None:
@@ -127,46 +126,67 @@ class BuildConfig(BuildOptions):
         return None if self.memory_budget is None else parse_bytes(self.memory_budget)
 
     def _require_consistent_transform(self) -> None:
+        named = f"--whiten {self.whiten} leaves nothing to choose"
+        if self.chooses:
+            self._refuse(
+                _NAMED_TRANSFORM_OPTIONS,
+                "belongs to a transform that is named, and --whiten auto chooses one; name it with "
+                "--whiten, or leave the option out",
+            )
+        else:
+            why = f"can only tell how to choose, and {named}; use --whiten auto, or leave it out"
+            self._refuse(_LABEL_OPTIONS, why)
+            if self.choose_sample != BuildConfig.choose_sample:
+                raise ConfigError(f"--choose-sample {self.choose_sample} {why}")
+        self._require_consistent_labels()
+        self.whitening_config()
         if self.weight_column is None and self.weighting != BuildConfig.weighting:
             raise ConfigError(
                 f"--weighting {self.weighting} needs frequencies; name their column with "
                 "--weight-column"
             )
-        given = [flag_of(name) for name in _NAMED_TRANSFORM_OPTIONS if getattr(self, name)]
-        if self.chooses and given:
-            raise ConfigError(
-                f"{' and '.join(given)} belongs to a transform that is named, and --whiten auto "
-                "chooses one; name it with --whiten, or leave the option out"
-            )
-        self.whitening_config()
-        if not self.chooses and self.choose_sample != BuildConfig.choose_sample:
-            raise ConfigError(
-                f"--choose-sample {self.choose_sample} says how to choose, and --whiten "
-                f"{self.whiten} leaves nothing to choose; leave it out"
-            )
-        estimator = parse_shrinkage(self.shrinkage)[0]
-        if self.weight_column is not None and estimator in _ROW_COUNTING_ESTIMATORS:
+        if self.weight_column and parse_shrinkage(self.shrinkage)[0] in _ROW_COUNTING_ESTIMATORS:
             raise ConfigError(
                 f"--shrinkage {self.shrinkage} counts rows, which weights are not; give a "
                 "coefficient from 0 to 1, or leave --weight-column out"
             )
-        given = [flag_of(name) for name in _SELECTION_OPTIONS if getattr(self, name) is not None]
-        if not self.chooses and given:
-            raise ConfigError(
-                f"{' and '.join(given)} can only tell how to choose, and --whiten {self.whiten} "
-                "leaves nothing to choose; use --whiten auto, or leave the option out"
-            )
 
-    def _require_consistent_runner(self) -> None:
-        given = [flag_of(name) for name in _RUNNER_OPTIONS if getattr(self, name) is not None]
-        if self.runner != "ray" and given:
+    def _require_consistent_labels(self) -> None:
+        if self.pairs and (self.queries or self.qrels or self.qrels_split):
             raise ConfigError(
-                f"{' and '.join(given)} belongs to a cluster; add --runner ray, or leave it out"
+                "--pairs and --qrels are two kinds of labels; give one of them, and --queries "
+                "and --qrels-split with --qrels only"
             )
-        if self.address == "":
+        if (self.queries is None) != (self.qrels is None):
             raise ConfigError(
-                "--address is empty; name the head of the cluster, host:port, or leave it out"
+                f"{'--queries' if self.queries is None else '--qrels'} is missing: --queries FILE "
+                "holds the texts and --qrels FILE says which documents answer them"
             )
+        if self.qrels is None and self.qrels_split is not None:
+            raise ConfigError(f"--qrels-split {self.qrels_split} needs --qrels FILE")
+
+    def _refuse(self, names: tuple[str, ...], why: str) -> None:
+        """Refuse these options where they are given."""
+        if given := [flag_of(name) for name in names if getattr(self, name)]:
+            raise ConfigError(f"{' and '.join(given)} {why}")
+
+    def index_choice(self, *, rows: int, dim: int, k: int) -> FactoryChoice:
+        """Choose the index for so many rows; see ``choose_factory``."""
+        return choose_factory(
+            self.factory,
+            rows=rows,
+            dim=dim,
+            k=k,
+            budget=self.budget,
+            target_recall=self.target_recall,
+        )
+
+    def index_plan(self, *, rows: int, dim: int, k: int) -> IndexPlan:
+        """Return the index to make for so many rows."""
+        choice = self.index_choice(rows=rows, dim=dim, k=k)
+        return IndexPlan(
+            choice, self.seed, self.target_recall, budget=self.budget, device=self.index_device
+        )
 
     def dtype_kept(self) -> StoreDtype:
         """Return the type of the stored embeddings."""
@@ -176,3 +196,7 @@ class BuildConfig(BuildOptions):
     def to_json(self) -> dict[str, Any]:
         """Return the recorded fields as JSON values."""
         return {name: value for name, value in asdict(self).items() if name not in _NOT_RECORDED}
+
+
+def _place(place: str) -> Path | str:
+    return place if is_uri(place) else Path(place)

@@ -71,19 +71,21 @@ def apart(
     before: CorpusRecord, now: CorpusRecord
 ) -> tuple[list[CorpusPart], list[CorpusPart], list[CorpusPart]]:
     """Return the parts that the first record alone has, the second alone, and those of both."""
-    times = Counter((part.shard, part.documents) for part in before.parts)
-    came, same = list[CorpusPart](), list[CorpusPart]()
-    for part in now.parts:
+    gone, _ = _split(before.parts, now.parts)
+    return gone, *_split(now.parts, before.parts)
+
+
+def _split(
+    parts: Iterable[CorpusPart], others: Iterable[CorpusPart]
+) -> tuple[list[CorpusPart], list[CorpusPart]]:
+    """Return the parts that are not among the others, as often as they are not, and the rest."""
+    times = Counter((part.shard, part.documents) for part in others)
+    own, same = list[CorpusPart](), list[CorpusPart]()
+    for part in parts:
         key = part.shard, part.documents
-        (same if times[key] > 0 else came).append(part)
-        times[key] -= times[key] > 0
-    gone = list[CorpusPart]()
-    for part in before.parts:
-        key = part.shard, part.documents
-        if times[key] > 0:
-            gone.append(part)
-            times[key] -= 1
-    return gone, came, same
+        (same if times[key] > 0 else own).append(part)
+        times[key] -= 1
+    return own, same
 
 
 class Documents(NamedTuple):
@@ -194,8 +196,8 @@ def compare(
     for number, rows in then.not_met():
         ids[ChangeKind.DELETED].append(before.ids(number).take(pa.array(rows)))
     counts = {kind: sum(map(len, each)) for kind, each in ids.items()}
-    if then.contents is not None:
-        counts = dict.fromkeys(ChangeKind, 0) | then.contents.counts()
+    if by_content:
+        counts = then.content_counts()
     # If the column holds other ids than it did, 7 and "7" name the same document.
     return Changes(total, counts, _table(ids, types.pop() if len(types) == 1 else pa.string()))
 
@@ -224,7 +226,12 @@ class _Before:
         self._texts, self._columns = _drained(texts), _drained(columns)
         self._ids = HashTable(ids)
         self._met = np.zeros(len(self._ids), dtype=np.bool_)
-        self.contents = _Contents(contents) if by_content else None
+        self._contents = HashTable(contents) if by_content else None
+        # Of each content, how many more there were before than there are now.
+        self._more = np.empty(0, dtype=np.int64)
+        self._unknown = 0
+        if self._contents is not None:
+            self._more = self._contents.counts()
 
     def meet(self, block: Documents) -> dict[ChangeKind, NDArray[np.bool_]]:
         """Return which documents (n,) of a block are new or not as they were."""
@@ -235,13 +242,22 @@ class _Before:
         changed, other = np.zeros((2, len(known)), dtype=np.bool_)
         changed[known] = self._texts[row] != _half(block.texts)[known]
         other[known] = self._columns[row] != _half(block.columns)[known]
-        if self.contents is not None:
-            self.contents.meet(block.content_keys())
+        if self._contents is not None:
+            place = self._contents.find(block.content_keys())
+            np.subtract.at(self._more, place[place >= 0], 1)
+            self._unknown += int(np.count_nonzero(place < 0))
         return {
             ChangeKind.NEW: ~known,
             ChangeKind.CHANGED: changed,
             ChangeKind.DOCUMENT: other & ~changed,
         }
+
+    def content_counts(self) -> dict[ChangeKind, int]:
+        """Return the counts by file and content: a document that is there twice counts twice."""
+        more = self._more
+        new, deleted = -int(more[more < 0].sum()), int(more[more > 0].sum())
+        counts = dict.fromkeys(ChangeKind, 0)
+        return counts | {ChangeKind.NEW: self._unknown + new, ChangeKind.DELETED: deleted}
 
     def not_met(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """Yield the number of each block with documents that were not met, and their rows."""
@@ -250,26 +266,6 @@ class _Before:
         for number, found in enumerate(np.split(rows, stops[:-1])[: len(stops)]):
             if len(found):
                 yield number, found - (self._stops[number - 1] if number else 0)
-
-
-class _Contents:
-    """Counts by file and content: a document that is there twice counts twice."""
-
-    def __init__(self, keys: list[Keys]) -> None:
-        self._table = HashTable(keys)
-        # Of each content, how many more there were before than there are now.
-        self._more = self._table.counts()
-        self._unknown = 0
-
-    def meet(self, keys: Keys) -> None:
-        row = self._table.find(keys)
-        np.subtract.at(self._more, row[row >= 0], 1)
-        self._unknown += int(np.count_nonzero(row < 0))
-
-    def counts(self) -> dict[ChangeKind, int]:
-        more = self._more
-        new, deleted = -int(more[more < 0].sum()), int(more[more > 0].sum())
-        return {ChangeKind.NEW: self._unknown + new, ChangeKind.DELETED: deleted}
 
 
 def _row_digests(table: pa.Table) -> NDArray[np.uint8]:
@@ -300,12 +296,8 @@ def _table(ids: Mapping[ChangeKind, list[pa.Array]], id_type: pa.DataType) -> pa
     if pa.types.is_string(id_type):
         # Sorted as one, they may take more than two gigabytes.
         id_type = pa.large_string()
-    columns = {
-        kind: pa.chunked_array([each.cast(id_type) for each in arrays if len(each)], id_type)
-        for kind, arrays in ids.items()
-    }
-    tables = [
-        pa.table({ID: column, "kind": pa.repeat(kind.value, len(column))})
-        for kind, column in columns.items()
-    ]
+    tables = []
+    for kind, arrays in ids.items():
+        column = pa.chunked_array([each.cast(id_type) for each in arrays if len(each)], id_type)
+        tables.append(pa.table({ID: column, "kind": pa.repeat(kind.value, len(column))}))
     return pa.concat_tables(tables).sort_by([(ID, "ascending")])

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from whiten_index.errors import StorageError, WhiteningError
 from whiten_index.pipeline.early_checks import possible_widths
-from whiten_index.pipeline.labels import Evidence, Labels, labelled_trials
-from whiten_index.pipeline.pseudo_queries import RECIPE, Sample, sample_pieces
+from whiten_index.pipeline.labels import Labels, labelled_trials, labels_digest
+from whiten_index.pipeline.pseudo_queries import RECIPE, piece_evidence, sample_pieces
 from whiten_index.store.sampling import embeddings_of
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import (
@@ -27,7 +27,6 @@ from whiten_index.whitening.selection import (
     choose_by_scores,
     choose_by_spectrum,
     keeps,
-    reciprocal_ranks,
     score_settings,
     settings,
     widths,
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from whiten_index.pipeline.encode import EncodeReport
     from whiten_index.progress import Stages
 
-# Whole documents hold the words looked for, and so overrate strong whitening.
-_SENTENCE_WEIGHT = 2.0
 # With 100, 200 and 400 documents the choice still moved nDCG@10 of SciFact by 0.7.
 _ENOUGH_DOCUMENTS = 300
 # Changes whenever the same sample would give another choice.
@@ -71,7 +68,7 @@ def choose_setting(
         "encoder": encoded.store.encoder,
         "options": {name: getattr(config, name) for name in _OPTIONS},
         "widths": ks,
-        "labels": None if labels is None else labels.digest(),
+        "labels": None if labels is None else labels_digest(labels),
     }
     choice = None
     # A damaged note is made again.
@@ -106,7 +103,7 @@ def _choose(
     if (wish := WidthSpec.parse(config.k)) != WidthSpec():
         width = wish.resolve(fit.eigenvalues, count=moments.count, floor=config.floor or 0.0)
     if labels is not None:
-        evidence = labelled_trials(encoded, labels, config.seed)
+        evidence = labelled_trials(encoded, config, labels)
     else:
         sample = sample_pieces(encoded, config.choose_sample, config.seed)
         if isinstance(sample, str):
@@ -134,25 +131,6 @@ def _choose(
         setting, candidates = choose_by_scores(grid, scores, errors=evidence.errors)
         watcher.advance(evidence.count)
     return Choice(evidence.rule, setting, evidence.measure, evidence.count, candidates, why)
-
-
-def piece_evidence(encoded: EncodeReport, sample: Sample) -> Evidence:
-    """Return the trials of pieces: a sentence finds its others, some words their document."""
-    documents = embeddings_of(encoded.store, encoded.record, sample.candidates)
-    own = np.arange(len(sample))
-    trials = [
-        Trial(sample.sentences, sample.others, reciprocal_ranks(own), _SENTENCE_WEIGHT),
-        Trial(sample.windows, documents, reciprocal_ranks(own)),
-    ]
-    measure = (
-        "MRR of a sentence among what is left of the documents, weight 2, and of 8 to 20 words "
-        "among whole documents, weight 1"
-    )
-    why = (
-        "the gentlest within one standard error of the best, by how well pieces of "
-        f"{len(sample)} documents find the rest"
-    )
-    return Evidence("pieces", trials, len(sample), measure, why, errors=1.0, rows=sample.rows)
 
 
 def _scored(

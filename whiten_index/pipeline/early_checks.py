@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.errors import ConfigError
-from whiten_index.index.choice import AUTO, FactoryChoice, IndexPlan, choose_factory
+from whiten_index.index.choice import AUTO
 from whiten_index.index.factory import inner_index
 from whiten_index.index.gpu import require_device
 from whiten_index.index.training import require_training_rows
@@ -17,7 +16,6 @@ from whiten_index.whitening.selection import widths
 if TYPE_CHECKING:
     from whiten_index.corpus.parquet_corpus import ParquetCorpus
     from whiten_index.pipeline.build_config import BuildConfig
-    from whiten_index.whitening.transform import Whitening
 
 
 def check_early(config: BuildConfig, corpus: ParquetCorpus) -> None:
@@ -43,7 +41,7 @@ def check_early(config: BuildConfig, corpus: ParquetCorpus) -> None:
             # More than the corpus has cannot be left of it; but a document has many passages.
             require_training_rows(inner, config.factory, rows=corpus.rows)
     if counted and width is not None and config.budget is not None:
-        choose_index(config, rows=corpus.rows, dim=dim, k=width)
+        config.index_choice(rows=corpus.rows, dim=dim, k=width)
 
 
 def possible_widths(
@@ -54,9 +52,7 @@ def possible_widths(
     The memory budget only counts if the number of rows is known.
     """
     factory, every = config.factory, widths(dim)
-    found = every
-    if factory != AUTO:
-        found = _allowed(every, lambda k: inner_index(factory, k))
+    found, _ = _allowed(every, lambda k: factory == AUTO or inner_index(factory, k))
     if not found:
         # What FAISS itself refuses at any width is said first.
         inner_index(factory, dim)
@@ -65,38 +61,21 @@ def possible_widths(
             "with --k"
         )
     if rows is not None and config.budget is not None:
-        narrowest = found[0]
-        found = _allowed(found, lambda k: choose_index(config, rows=rows, dim=dim, k=k))
-        if not found:
-            choose_index(config, rows=rows, dim=dim, k=narrowest)
+        found, refusal = _allowed(found, lambda k: config.index_choice(rows=rows, dim=dim, k=k))
+        if refusal is not None and not found:
+            raise refusal
     return None if factory == AUTO and found == every else found
 
 
-def _allowed(ks: tuple[int, ...], make: Callable[[int], object]) -> tuple[int, ...]:
-    """Return the widths that ``make`` does not refuse."""
-    allowed = []
+def _allowed(
+    ks: tuple[int, ...], make: Callable[[int], object]
+) -> tuple[tuple[int, ...], ConfigError | None]:
+    """Return the widths that ``make`` does not refuse, and the refusal of the narrowest."""
+    allowed, refusals = list[int](), list[ConfigError]()
     for k in ks:
-        with contextlib.suppress(ConfigError):
+        try:
             make(k)
             allowed.append(k)
-    return tuple(allowed)
-
-
-def index_plan(config: BuildConfig, *, rows: int, whitening: Whitening) -> IndexPlan:
-    """Return the index to make for so many rows."""
-    choice = choose_index(config, rows=rows, dim=whitening.dim, k=whitening.k)
-    return IndexPlan(
-        choice, config.seed, config.target_recall, budget=config.budget, device=config.index_device
-    )
-
-
-def choose_index(config: BuildConfig, *, rows: int, dim: int, k: int) -> FactoryChoice:
-    """Choose the index that a configuration names; see ``choose_factory``."""
-    return choose_factory(
-        config.factory,
-        rows=rows,
-        dim=dim,
-        k=k,
-        budget=config.budget,
-        target_recall=config.target_recall,
-    )
+        except ConfigError as error:
+            refusals.append(error)
+    return tuple(allowed), refusals[0] if refusals else None

@@ -22,9 +22,9 @@ from whiten_index.pipeline.early_checks import check_early
 from whiten_index.pipeline.executor_session import executor_session, with_absolute_paths
 from whiten_index.pipeline.shard_encoding import (
     Counts,
+    EncodedWindow,
     ShardWork,
     Window,
-    WindowResult,
     shard_work,
 )
 from whiten_index.progress import Progress, Silent, Stages
@@ -181,7 +181,7 @@ def encode_shards(
                 watcher.advance(sum(part.read for part in parts))
             for window, result in _window_results(work, runner, windows, watcher.advance):
                 counts.add(result.counts)
-                results.update(zip(window, result.shards, strict=True))
+                results.update(zip(window, result.parts, strict=True))
                 _add_seconds(stages, result)
         corpus.require_unchanged()
         # Other processes and machines may have kept shards.
@@ -200,16 +200,21 @@ def kept_parts(work: ShardWork, before: CorpusRecord | None) -> dict[int, KeptFi
     if before is None:
         return {}
     known, found = before.parts_by_file(), dict[int, KeptFile]()
-    planned = Counter(shard.file for shard in work.corpus.shards)
-    rows: Counter[int] = Counter()
-    for shard in work.corpus.shards:
-        rows[shard.file] += shard.rows
-    for position, file in enumerate(work.corpus.files):
-        record, parts = known.get(file.name, (CorpusFile("", "", 0), ()))
+    for position, shards in enumerate(_by_file(work.corpus)):
+        record, parts = known.get(work.corpus.files[position].name, (CorpusFile("", "", 0), ()))
         same = record.fingerprint and record.fingerprint == work.corpus.fingerprints[position]
-        whole = len(parts) == planned[position] and sum(p.read for p in parts) == rows[position]
+        read = sum(part.read for part in parts)
+        whole = len(parts) == len(shards) and read == sum(shard.rows for shard in shards)
         if same and whole and all(work.store.has(part) for part in parts):
             found[position] = record, parts
+    return found
+
+
+def _by_file(corpus: ParquetCorpus) -> list[list[Shard]]:
+    """Return the shards of each file."""
+    found: list[list[Shard]] = [[] for _ in corpus.files]
+    for shard in corpus.shards:
+        found[shard.file].append(shard)
     return found
 
 
@@ -250,7 +255,7 @@ def _window_results(
     executor: Executor,
     windows: Sequence[Window],
     advance: Callable[[int], None],
-) -> Iterator[tuple[Window, WindowResult]]:
+) -> Iterator[tuple[Window, EncodedWindow]]:
     """Yield each window and its result; one that failed is retried shard by shard."""
     failed: list[Failure] = []
     for _ in range(2):
@@ -287,7 +292,7 @@ def _partial_failure(corpus: ParquetCorpus, failed: Sequence[Failure]) -> Partia
     )
 
 
-def _add_seconds(stages: Stages, window: WindowResult) -> None:
+def _add_seconds(stages: Stages, window: EncodedWindow) -> None:
     """Show the steps of the encode stage too: they overlap, so they sum up to more than it."""
     counts = window.counts
     rows = counts.encoded + counts.reused
@@ -306,22 +311,19 @@ def _record(
     counts: Counts,
 ) -> CorpusRecord:
     """Return the corpus file by file, in its order."""
-    by_file: dict[int, list[ShardResult]] = {position: [] for position in range(len(corpus.files))}
-    for shard in corpus.shards:
-        if shard.file not in kept:
-            by_file[shard.file].append(results[shard])
     files, parts = list[CorpusFile](), list[CorpusPart]()
-    for position, file in enumerate(corpus.files):
+    for position, shards in enumerate(_by_file(corpus)):
         if position in kept:
-            files.append(kept[position][0])
-            parts += kept[position][1]
-            continue
-        own, skipped = by_file[position], Counter[str]()
-        for part, left_out in own:
-            parts.append(part)
-            skipped.update(left_out)
-        identity = corpus.fingerprints[position]
-        files.append(CorpusFile(file.name, identity, len(own), dict(skipped)))
+            file, own = kept[position]
+        else:
+            done, skipped = [results[shard] for shard in shards], Counter[str]()
+            for _, left_out in done:
+                skipped.update(left_out)
+            name, identity = corpus.files[position].name, corpus.fingerprints[position]
+            file = CorpusFile(name, identity, len(done), dict(skipped))
+            own = tuple(part for part, _ in done)
+        files.append(file)
+        parts += own
     if not any(part.rows for part in parts):
         raise CorpusError(
             f"none of the {counts.read} rows read can be used "

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.corpus.batches import ID
-from whiten_index.distributed.remote_call import remote_call
+from whiten_index.distributed.executors import remote_call
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.pipeline.choose_transform import choose_setting
 from whiten_index.pipeline.labels import Labels

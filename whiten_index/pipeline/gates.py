@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,15 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.files import walk_files
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import CorpusError, GateError, StorageError, WhitenIndexError
+from whiten_index.evaluation.label_table import PARQUET, LabelTable
 from whiten_index.index.exact import exact_neighbours
 from whiten_index.index.examine import examine
 from whiten_index.index.factory import inner_of, is_exact, is_graph
 from whiten_index.index.transforms import is_lossy
 from whiten_index.index.vector_search import nearest
-from whiten_index.pipeline.canary_file import CanaryFile
+from whiten_index.paths import cut
 from whiten_index.pipeline.update_config import GateConfig
-from whiten_index.progress import Progress, Stages
+from whiten_index.progress import Stages
 from whiten_index.search.rerank import Reranker
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
@@ -31,7 +33,6 @@ from whiten_index.store.sampling import CorpusEmbeddings, embeddings_of
 from whiten_index.versions.bundle import Bundle
 from whiten_index.whitening.spectrum import unit_rows
 
-Encode = Callable[[Sequence[str]], NDArray[np.floating]]
 Vectors = NDArray[np.float32]
 Rows = NDArray[np.int64]
 
@@ -44,6 +45,11 @@ _RECALL_MARGIN, _ENOUGH = 0.05, 200
 _FINE_RECALL, _LEAST_SELF, _LEAST_SELF_OF_GRAPH = 0.85, 0.99, 0.95
 # Cosines nearer than this are equal: float32 adds up k products.
 _TIED = 1e-5
+_TEXT, _EMBEDDING, _EXPECTED = "text", "embedding", "expected"
+# Each query is compared with every row of the index.
+_MOST_QUERIES = 10_000
+# float32 squares numbers up to 1.8e19, and sums them up.
+_LARGEST = 1e18
 
 
 @dataclass(frozen=True)
@@ -65,10 +71,93 @@ class Gate:
         """Everything that failed."""
         return "; ".join(self.faults)
 
+    def blame(self, wrong: Mapping[str, Any]) -> None:
+        """Add each sentence that is so to what failed."""
+        self.faults.extend(sentence for sentence, is_so in wrong.items() if is_so)
+
     def to_json(self) -> dict[str, Any]:
         """Return the finding as JSON values."""
         said = {"name": self.name, "passed": self.passed}
         return {**said, "found": self.found, "bound": self.bound, "why": self.why}
+
+
+@dataclass(frozen=True, eq=False)
+class CanaryFile:
+    """Canary queries, as texts or raw embeddings (q, d), and the ids that each must find."""
+
+    texts: tuple[str, ...] | None
+    embeddings: NDArray[np.float32] | None
+    expected: tuple[tuple[str, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.expected)
+
+    @classmethod
+    def read(cls, path: Path | str, *, dim: int) -> CanaryFile:
+        """Read the column ``text`` or ``embedding`` (of width ``dim``), and ``expected`` if any.
+
+        ``expected`` holds an id, or a list of ids, strings or integers as in the index.
+        """
+        table = LabelTable.read(Path(path), (PARQUET,), (_TEXT, _EMBEDDING, _EXPECTED))
+        asked = [column for column in (_TEXT, _EMBEDDING) if column in table.columns]
+        if len(asked) != 1:
+            has = "both columns" if asked else "neither column"
+            raise table.lacks(f"{has} {_TEXT} and {_EMBEDDING}, of which queries need one")
+        if odd := [column for column in table.names if column not in table.columns]:
+            # A column of ids under another name would be thought to be looked at.
+            raise CorpusError(
+                f"{path} has {', '.join(odd)}, which no gate reads; ids that a query must find "
+                f"come in column {_EXPECTED}: rename or drop it"
+            )
+        if len(table) > _MOST_QUERIES:
+            raise CorpusError(f"{path} holds {len(table)} queries; keep {_MOST_QUERIES} at most")
+        rows = range(len(table))
+        expected: tuple[tuple[str, ...], ...] = ((),) * len(table)
+        if _EXPECTED in table.columns:
+            expected = tuple(table.parse(_EXPECTED, row, _ids) for row in rows)
+            if not any(expected):
+                raise CorpusError(
+                    f"column {_EXPECTED} of {path} names no document; fill or drop it"
+                )
+        if asked == [_TEXT]:
+            return cls(tuple(table.parse(_TEXT, row, _text) for row in rows), None, expected)
+        parse = partial(_embedding, dim=dim)
+        embeddings = np.array([table.parse(_EMBEDDING, row, parse) for row in rows], np.float32)
+        return cls(None, embeddings, expected)
+
+    def embedded(self, encode: Callable[[Sequence[str]], NDArray[np.floating]]) -> CanaryFile:
+        """Return the same queries with their raw embeddings."""
+        return self if self.texts is None else replace(self, embeddings=encode(self.texts))
+
+    def query_name(self, place: int) -> str:
+        """Return the name of a query in messages."""
+        said = "" if self.texts is None else f" ({cut(' '.join(self.texts[place].split()))!r})"
+        return f"row {place + 1} of the canary file{said}"
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("a text")
+    return value
+
+
+def _embedding(value: Any, *, dim: int) -> NDArray[np.float64]:
+    numbers = isinstance(value, list) and all(isinstance(each, float | int) for each in value)
+    if not numbers or len(value) != dim:
+        raise ValueError(f"{dim} numbers, as the embeddings of the index have")
+    row = np.array(value, dtype=np.float64)
+    with np.errstate(over="ignore"):
+        if not np.linalg.norm(row) < _LARGEST:
+            raise ValueError("numbers that float32 can be searched with")
+    return row
+
+
+def _ids(value: Any) -> tuple[str, ...]:
+    """Return the ids that a row names, numbers as texts."""
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if any(isinstance(each, bool) or not isinstance(each, str | int) for each in values):
+        raise ValueError("ids that are strings or integers")
+    return tuple(dict.fromkeys(map(str, values)))
 
 
 def run_gates(
@@ -81,33 +170,30 @@ def run_gates(
     base_rows: int | None = None,
     expected_rows: int | None = None,
     canaries: CanaryFile | None = None,
-    encode: Encode | None = None,
     seed: int = 0,
 ) -> tuple[Gate, ...]:
     """Run every gate on a version, its store and its corpus; one that fails does not raise.
 
     Every row of the index is read, and every row of the store projected. ``base_rows`` are those
-    of the version before, and ``expected_rows`` what its changes make of them. ``encode`` gives the
-    raw embeddings (n, d) of canary queries that are texts.
+    of the version before, and ``expected_rows`` what its changes make of them. ``canaries`` are
+    given with their embeddings.
     """
     counts = _check_counts(candidate, store, record, expected_rows)
     with stages.stage("check codes", len(candidate)) as watcher:
         codes = _check_codes(candidate)
         watcher.advance(len(candidate))
-    whole = len(candidate) == len(candidate.documents) == record.rows
-    if whole and codes.passed:
-        trial = _Trial(candidate, store, record, config, canaries, stages)
-        tried = trial.gate(encode, np.random.default_rng(seed))
+    if len(candidate) == len(candidate.documents) == record.rows and codes.passed:
+        tried = _Trial(candidate, store, record, config, stages).gate(canaries, seed)
     else:
         # Rows that are not those of the store cannot be compared with it.
         why = "they were not tried, since rows or codes are not as they should be"
         tried = Gate("canaries", faults=[why])
     size = sum(path.stat().st_size for path in walk_files(candidate.folder))
-    found = {"rows": len(candidate), "bytes": size}
     names = ("max_shrink", "max_growth", "max_bytes")
     bound = {"base_rows": base_rows, **{name: getattr(config, name) for name in names}}
     faults = size_faults(config, rows=len(candidate), size=size, base_rows=base_rows)
-    return counts, codes, tried, Gate("size", found, bound, faults)
+    sizes = Gate("size", {"rows": len(candidate), "bytes": size}, bound, faults)
+    return counts, codes, tried, sizes
 
 
 def require_passed(gates: Sequence[Gate], *, candidate: Path | str) -> None:
@@ -116,12 +202,10 @@ def require_passed(gates: Sequence[Gate], *, candidate: Path | str) -> None:
     Raises:
         GateError: one of the gates was not passed.
     """
-    failed = [gate for gate in gates if not gate.passed]
-    if failed:
+    if failed := [f"gate {gate.name}: {gate.why}" for gate in gates if not gate.passed]:
         raise GateError(
-            "the new version is not published: "
-            + "; ".join(f"gate {gate.name}: {gate.why}" for gate in failed)
-            + f". It is kept in {candidate}; mend the cause, or move the bound, and run it again",
+            f"the new version is not published: {'; '.join(failed)}. It is kept in {candidate}; "
+            "mend the cause, or move the bound, and run it again",
             gates=[gate.to_json() for gate in gates],
             candidate=str(candidate),
         )
@@ -161,23 +245,26 @@ def _check_counts(
     }
     used = counts["encoded"] + counts["reused"]
     kind, made = ("passages", counts["passages"]) if candidate.grouped else ("rows", used)
-    wrong = {
-        f"{counts['read']} rows were read, and {used + skipped} encoded, reused or skipped": (
-            counts["read"] != used + skipped
-        ),
-        f"{made} {kind} were encoded or reused, and the corpus has {rows}": made != rows,
-        f"the index holds {indexed} rows, and the corpus has {rows}": indexed != rows,
-        f"the documents file holds {documents} rows, and the corpus has {rows}": documents != rows,
-        f"{expected} rows are expected after the changes, and the corpus has {rows}": (
-            expected not in (None, rows)
-        ),
-    }
-    faults = [sentence for sentence, is_so in wrong.items() if is_so]
+    gate = Gate("counts", found, {"rows": rows if expected is None else expected})
+    gate.blame(
+        {
+            f"{counts['read']} rows were read, and {used + skipped} encoded, reused or skipped": (
+                counts["read"] != used + skipped
+            ),
+            f"{made} {kind} were encoded or reused, and the corpus has {rows}": made != rows,
+            f"the index holds {indexed} rows, and the corpus has {rows}": indexed != rows,
+            f"the documents file holds {documents} rows, and the corpus has {rows}": (
+                documents != rows
+            ),
+            f"{expected} rows are expected after the changes, and the corpus has {rows}": (
+                expected not in (None, rows)
+            ),
+        }
+    )
     if documents == rows:
-        found["wrong_ids"] = _wrong_ids(candidate, store, record)
-        if found["wrong_ids"]:
-            faults.append(f"{found['wrong_ids']} rows have the id of another document")
-    return Gate("counts", found, {"rows": rows if expected is None else expected}, faults)
+        found["wrong_ids"] = wrong = _wrong_ids(candidate, store, record)
+        gate.blame({f"{wrong} rows have the id of another document": wrong})
+    return gate
 
 
 def _wrong_ids(candidate: Bundle, store: EmbeddingStore, record: CorpusRecord) -> int:
@@ -205,15 +292,17 @@ def _check_codes(candidate: Bundle) -> Gate:
     )
     names = ("rows", "decoded", "broken", "lost", "strange", "learned")
     found = {"broken_arrays": arrays, **{name: getattr(seen, name) for name in names}}
-    broken = {
-        f"the whitening holds NaN or infinity ({', '.join(arrays)})": arrays,
-        f"the codes of {seen.broken} rows hold NaN or infinity": seen.broken,
-        f"{seen.lost} of {seen.rows} rows are in none of the index's lists": seen.lost,
-        f"{seen.strange} entries of the index's lists are no row, or one twice": seen.strange,
-        "the index's centroids or codebooks hold NaN or infinity": not seen.learned,
-    }
-    faults = [sentence for sentence, is_so in broken.items() if is_so]
-    return Gate("codes", found, {"broken": 0, "lost": 0, "strange": 0}, faults)
+    gate = Gate("codes", found, {"broken": 0, "lost": 0, "strange": 0})
+    gate.blame(
+        {
+            f"the whitening holds NaN or infinity ({', '.join(arrays)})": arrays,
+            f"the codes of {seen.broken} rows hold NaN or infinity": seen.broken,
+            f"{seen.lost} of {seen.rows} rows are in none of the index's lists": seen.lost,
+            f"{seen.strange} entries of the index's lists are no row, or one twice": seen.strange,
+            "the index's centroids or codebooks hold NaN or infinity": not seen.learned,
+        }
+    )
+    return gate
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,136 +313,108 @@ class _Trial:
     store: EmbeddingStore
     record: CorpusRecord
     config: GateConfig
-    canaries: CanaryFile | None
     stages: Stages
 
-    def gate(self, encode: Encode | None, rng: np.random.Generator) -> Gate:
+    def gate(self, canaries: CanaryFile | None, seed: int) -> Gate:
         """Return the gate of sampled rows and of queries with known answers.
 
         Recall is the share of the ten nearest that is found, where every row counts that is as
         near as the tenth (as in ANN-Benchmarks, Aumüller, Bernhardsson and Faithfull 2020), so
         that an index may give any of several equal rows.
         """
-        total = self.record.rows
+        total, rng = self.record.rows, np.random.default_rng(seed)
         rows = np.sort(rng.choice(total, min(self.config.canaries, total), replace=False))
         least = self._least_recall(len(rows))
-        inner = inner_of(self.candidate.index)
-        bound = {"recall": least, "self_found": _least_self(inner, least)}
-        if self.canaries is not None:
-            bound["query_recall"] = self._least_recall(len(self.canaries))
-        found: dict[str, Any] = {"sampled": len(rows)}
+        bound = {"recall": least, "self_found": _least_self(inner_of(self.candidate.index), least)}
+        if canaries is not None:
+            bound["query_recall"] = self._least_recall(len(canaries))
+        gate = Gate("canaries", {"sampled": len(rows)}, bound)
         try:
-            faults = self._search(rows, encode, found, bound)
+            if len(rows) or canaries is not None:
+                self._search(gate, rows, canaries)
         except StorageError:
             # A failed read says nothing about the version.
             raise
         except WhitenIndexError as error:
             return Gate("canaries", {}, bound, [f"they could not be tried: {error}"])
-        return Gate("canaries", found, bound, faults)
+        return gate
 
-    def _search(
-        self, rows: Rows, encode: Encode | None, found: dict[str, Any], bound: dict[str, Any]
-    ) -> list[str]:
-        """Search by all canaries; add figures to ``found`` and return the faults."""
-        asked = np.empty((0, self.candidate.dim))
-        if self.canaries is not None:
-            raw = self.canaries.embeddings
-            if raw is None:
-                assert encode is not None
-                assert self.canaries.texts is not None
-                raw = encode(self.canaries.texts)
-            asked = raw.astype(np.float64)
-        if not len(rows) and not len(asked):
-            return []
-        every = np.concatenate([embeddings_of(self.store, self.record, rows), asked])
-        with self.stages.stage("check canaries", self.record.rows) as watcher:
-            best = self._exact(every, watcher)
-            near, cosines = self._found(every)
-        mine, theirs = slice(0, len(rows)), slice(len(rows), None)
-        faults = []
-        if len(rows):
-            faults += self._sampled(rows, best[mine], near[mine], cosines[mine], found, bound)
-        if self.canaries is not None:
-            share = _recall(best[theirs][:, :_TOP_K], cosines[theirs][:, :_TOP_K])
-            found |= {"queries": len(asked), "query_recall": share}
-            faults += _below(share, bound["query_recall"], "canary queries")
-            faults += self._answered(self.canaries, asked, found)
-        found["hits_missing"] = lacking = int(np.count_nonzero(near < 0))
-        if lacking:
-            faults.append(f"{lacking} of the {near.size} hits asked for are no row")
-        return faults
+    def _search(self, gate: Gate, rows: Rows, canaries: CanaryFile | None) -> None:
+        """Search by all canaries, and add figures and faults to the gate."""
+        queries, count = embeddings_of(self.store, self.record, rows), len(rows)
+        if canaries is not None:
+            assert canaries.embeddings is not None
+            queries = np.concatenate([queries, canaries.embeddings.astype(np.float64)])
+        most = int(self.candidate.manifest["factory"]["rerank"] or 0)
+        reranker = Reranker(self.store, self.record, self.candidate.whitening, candidates=most)
+        with self.stages.stage("check canaries", self.record.rows):
+            best = self._exact(queries)
+            near, cosines = self._found(queries, reranker)
+        if count:
+            self._check_sampled(gate, rows, best[:count], near[:count], cosines[:count])
+        if canaries is not None:
+            share = _recall(best[count:, :_TOP_K], cosines[count:, :_TOP_K])
+            gate.found.update(queries=len(canaries), query_recall=share)
+            gate.blame(_below(share, gate.bound["query_recall"], "canary queries"))
+            rescorer = reranker if most else None
+            self._check_answers(gate, canaries, queries[count:], rescorer)
+        gate.found["hits_missing"] = lacking = int(np.count_nonzero(near < 0))
+        gate.blame({f"{lacking} of the {near.size} hits asked for are no row": lacking})
 
-    @property
-    def _rerank(self) -> int:
-        """Candidates a query that are scored again as the version is searched, 0 for none."""
-        return int(self.candidate.manifest["factory"]["rerank"] or 0)
-
-    def _reranker(self, most: int) -> Reranker:
-        whitening = self.candidate.whitening
-        return Reranker(self.store, self.record, whitening, candidates=most)
-
-    def _exact(self, queries: NDArray[np.float64], watcher: Progress) -> Vectors:
+    def _exact(self, queries: NDArray[np.float64]) -> Vectors:
         """Return the best cosines (q, 11) of raw queries with all rows, projected afresh."""
         whitening = self.candidate.whitening
 
         def projected() -> Iterator[Vectors]:
             for block in CorpusEmbeddings(self.store, self.record).blocks():
                 yield unit_rows(whitening.apply(block)).astype(np.float32)
-                watcher.advance(len(block))
+                self.stages.watcher.advance(len(block))
 
         vectors = unit_rows(whitening.apply(queries)).astype(np.float32)
-        scores, _ = exact_neighbours(projected(), vectors, _TOP_K + 1)
-        return scores
+        return exact_neighbours(projected(), vectors, _TOP_K + 1)[0]
 
-    def _found(self, queries: NDArray[np.float64]) -> tuple[Rows, Vectors]:
+    def _found(self, queries: NDArray[np.float64], reranker: Reranker) -> tuple[Rows, Vectors]:
         """Return the rows (q, <= 11) that the version finds, and their exact cosines."""
-        most = min(max(self._rerank, _TOP_K + 1), len(self.candidate))
+        most = min(max(reranker.candidates, _TOP_K + 1), len(self.candidate))
         narrow = np.ascontiguousarray(queries, dtype=np.float32)
-        vectors = self.candidate.transforms(narrow)
-        _, rows = nearest(inner_of(self.candidate.index), vectors, most)
-        cosines = self._reranker(most)(narrow, rows)
-        if self._rerank:
+        _, rows = nearest(inner_of(self.candidate.index), self.candidate.transforms(narrow), most)
+        cosines = reranker(narrow, rows)
+        if reranker.candidates:
             order = np.argsort(-cosines, axis=1, kind="stable")
-            rows = np.take_along_axis(rows, order, axis=1)
-            cosines = np.take_along_axis(cosines, order, axis=1)
+            rows, cosines = (np.take_along_axis(each, order, axis=1) for each in (rows, cosines))
         return rows[:, : _TOP_K + 1], cosines[:, : _TOP_K + 1]
 
-    def _sampled(
-        self,
-        rows: Rows,
-        best: Vectors,
-        near: Rows,
-        cosines: Vectors,
-        found: dict[str, Any],
-        bound: dict[str, Any],
-    ) -> list[str]:
+    def _check_sampled(
+        self, gate: Gate, rows: Rows, best: Vectors, near: Rows, cosines: Vectors
+    ) -> None:
         """Check that rows find themselves, and their neighbours, themselves left out."""
         own = near == rows[:, None]
         # None is nearer than the row itself, and one that is as near is equal to it.
         itself = (own | (cosines >= best[:, :1] - _TIED)).any(axis=1)
-        found["self_found"] = float(itself.mean())
-        faults = []
-        if found["self_found"] < bound["self_found"]:
+        gate.found["self_found"] = share = float(itself.mean())
+        if share < gate.bound["self_found"]:
             lost = rows[~itself]
             first = self.candidate.documents.ids([int(lost[0])])[0]
-            faults.append(
+            gate.faults.append(
                 f"{len(lost)} of {len(rows)} sampled rows do not find themselves, the first being "
                 f"that of id {first!r}"
             )
-        others = own.copy()
-        others[~own.any(axis=1), -1] = True
-        found["recall"] = _recall(best[:, 1:], cosines[~others].reshape(len(rows), -1))
-        return faults + _below(found["recall"], bound["recall"], "sampled rows")
+        own[~own.any(axis=1), -1] = True
+        gate.found["recall"] = recall = _recall(best[:, 1:], cosines[~own].reshape(len(rows), -1))
+        gate.blame(_below(recall, gate.bound["recall"], "sampled rows"))
 
-    def _answered(
-        self, canaries: CanaryFile, queries: NDArray[np.float64], found: dict[str, Any]
-    ) -> list[str]:
+    def _check_answers(
+        self,
+        gate: Gate,
+        canaries: CanaryFile,
+        queries: NDArray[np.float64],
+        rescorer: Reranker | None,
+    ) -> None:
         """Check that the documents expected are among the ten nearest, as a user would see them."""
         asked = [place for place, ids in enumerate(canaries.expected) if ids]
         if not asked:
-            return []
+            return
         documents = self.candidate.documents
-        rescorer = self._reranker(self._rerank) if self._rerank else None
         given = queries[asked].astype(np.float32)
         _, near = self.candidate.search(given, _TOP_K, rescorer=rescorer)
         missed: list[tuple[int, str]] = []
@@ -361,18 +422,17 @@ class _Trial:
             seen = {str(name) for name in documents.ids(rows[rows >= 0].tolist())}
             missed += [(place, name) for name in canaries.expected[place] if name not in seen]
         total = sum(map(len, canaries.expected))
-        found |= {"expected": total, "expected_found": total - len(missed)}
-        if not missed:
-            return []
-        (place, name), there = missed[0], ""
-        try:
-            documents.find(name)
-        except CorpusError:
-            there = ", which the index does not hold"
-        return [
-            f"{len(missed)} of {total} documents expected are not among the {_TOP_K} nearest, the "
-            f"first being {name!r} of {canaries.query_name(place)}{there}"
-        ]
+        gate.found.update(expected=total, expected_found=total - len(missed))
+        for place, name in missed[:1]:
+            there = ""
+            try:
+                documents.find(name)
+            except CorpusError:
+                there = ", which the index does not hold"
+            gate.faults.append(
+                f"{len(missed)} of {total} documents expected are not among the {_TOP_K} nearest, "
+                f"the first being {name!r} of {canaries.query_name(place)}{there}"
+            )
 
     def _least_recall(self, canaries: int) -> float | None:
         """Return the recall that so many canaries must reach, None if the index was set to none."""
@@ -381,13 +441,12 @@ class _Trial:
         tuned = self.candidate.manifest["factory"]["tuned"]
         recall: float | None = tuned["recall"]
         target: float = tuned["target"]
-        fewest = canaries
-        if recall is None and not tuned["reached"]:
-            return None
         if recall is not None:
-            target, fewest = min(recall, target), min(tuned["queries"], canaries)
+            target, canaries = min(recall, target), min(tuned["queries"], canaries)
+        elif not tuned["reached"]:
+            return None
         # Otherwise it is exact by its structure, and was not measured.
-        margin = _RECALL_MARGIN * math.sqrt(max(_ENOUGH / max(fewest, 1), 1.0))
+        margin = _RECALL_MARGIN * math.sqrt(max(_ENOUGH / max(canaries, 1), 1.0))
         return max(round(target - margin, 6), 0.0)
 
 
@@ -406,10 +465,11 @@ def _recall(best: Vectors, cosines: Vectors) -> float | None:
     return float(np.minimum(right.sum(axis=1), wanted).sum() / wanted.sum())
 
 
-def _below(share: float | None, least: float | None, what: str) -> list[str]:
-    if share is None or least is None or share >= least:
-        return []
-    return [f"{what} find {share:.1%} of their {_TOP_K} exact neighbours, below {least:.1%}"]
+def _below(share: float | None, least: float | None, what: str) -> dict[str, bool]:
+    if share is None or least is None:
+        return {}
+    said = f"{what} find {share:.1%} of their {_TOP_K} exact neighbours, below {least:.1%}"
+    return {said: share < least}
 
 
 def _least_self(inner: Any, least: float | None) -> float:

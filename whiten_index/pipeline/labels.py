@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.evaluation.judgements import Pairs, read_pairs, read_qrels, read_queries
+from whiten_index.evaluation.judgements import JudgedQueries, Pairs, read_judged, read_pairs
 from whiten_index.evaluation.metrics import evaluate_each, require_evaluator, spearman
 from whiten_index.store.sampling import drawn_rows, embeddings_of, ids_of
 from whiten_index.whitening.selection import Rule, Scores, Trial, Vectors, reciprocal_ranks
@@ -30,31 +29,7 @@ _MOST_DISTRACTORS = 10_000
 _DEPTH = 10
 _FOLDS, _PAIRS_A_FOLD = 20, 10
 
-
-@dataclass(frozen=True, eq=False)
-class Labels:
-    """Judged queries (id -> text, and query id -> document id -> grade), or pairs of texts."""
-
-    source: str
-    queries: Mapping[str, str]
-    qrels: Mapping[str, Mapping[str, int]]
-    pairs: Pairs | None
-
-    def digest(self) -> str:
-        """Return the identity of the labels themselves, independent of file names."""
-        pairs = self.pairs
-        scores = None if pairs is None or pairs.scores is None else pairs.scores.tolist()
-        sides = None if pairs is None else [list(pairs.first), list(pairs.second), scores]
-        qrels = {query: dict(grades) for query, grades in self.qrels.items()}
-        return fingerprint({"queries": dict(self.queries), "qrels": qrels, "pairs": sides})
-
-    def require_queries(self, count: int, why: str) -> None:
-        """Refuse to choose by fewer than ten queries."""
-        if count < _LEAST_QUERIES:
-            raise CorpusError(
-                f"{self.source} leaves {count} queries to choose by ({why}); {_LEAST_QUERIES} are "
-                "needed, so judge more or leave the labels out"
-            )
+Labels = JudgedQueries | Pairs
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,74 +53,73 @@ def read_labels(config: BuildConfig) -> Labels | None:
     """Read and check the labels that the transform is chosen by, None if the options name none.
 
     Raises:
-        ConfigError: options do not go together, or no model can encode the labels.
+        ConfigError: no model can encode the labels.
         CorpusError: a file cannot be used, or holds too little.
     """
-    queries, qrels, pairs, split = config.queries, config.qrels, config.pairs, config.qrels_split
-    if pairs is not None:
-        if queries is not None or qrels is not None or split is not None:
-            raise ConfigError(
-                "--pairs and --qrels are two kinds of labels; give one of them, and --queries "
-                "and --qrels-split with --qrels only"
-            )
-        labels = Labels(pairs, {}, {}, read_pairs(Path(pairs)))
-    elif queries is not None and qrels is not None:
-        judged = read_qrels(Path(qrels), split=split)
-        labels = Labels(qrels, read_queries(Path(queries)), judged, None)
-    elif queries is not None or qrels is not None:
-        missing = "--queries" if queries is None else "--qrels"
-        raise ConfigError(
-            f"{missing} is missing: --queries FILE holds the texts and --qrels FILE says which "
-            "documents answer them"
-        )
-    elif split is not None:
-        raise ConfigError(f"--qrels-split {split} needs --qrels FILE")
-    else:
-        return None
-    _require_usable(labels)
-    if not config.corpus or (config.embedding_column is not None and config.model is None):
+    source, labels = str(config.pairs or config.qrels), None
+    if config.pairs is not None:
+        labels = read_pairs(config.pairs)
+        _require_pairs(labels, source)
+    elif config.queries is not None and config.qrels is not None:
+        judged = labels = read_judged(config.queries, config.qrels, split=config.qrels_split)
+        answered = len(judged.texts)
+        why = f"{answered} of {answered + judged.left_out} have a text"
+        _require_queries(judged, answered, why)
+        require_evaluator()
+    if labels is not None and not (config.corpus and (config.model or not config.embedding_column)):
         what = (
             "the model of the embedding column with --model" if config.corpus else "the corpus too"
         )
         raise ConfigError(
-            f"{labels.source} holds texts, which must be encoded; name {what}, or leave the "
-            "labels out"
+            f"{source} holds texts, which must be encoded; name {what}, or leave the labels out"
         )
     return labels
 
 
-def _require_usable(labels: Labels) -> None:
-    pairs = labels.pairs
-    if pairs is None:
-        answered = sum(query in labels.queries for query in labels.qrels)
-        labels.require_queries(answered, f"{answered} of {len(labels.qrels)} have a text")
-        require_evaluator()
-    elif len(pairs.first) < _LEAST_PAIRS:
+def _require_pairs(pairs: Pairs, source: str) -> None:
+    if len(pairs) < _LEAST_PAIRS:
         raise CorpusError(
-            f"{labels.source} holds {len(pairs.first)} pairs, too few to choose from; give "
-            f"{_LEAST_PAIRS} or more"
+            f"{source} holds {len(pairs)} pairs, too few to choose from; give {_LEAST_PAIRS} or "
+            "more"
         )
-    elif pairs.scores is not None and np.ptp(pairs.scores) == 0:
+    if pairs.scores is not None and np.ptp(pairs.scores) == 0:
         raise CorpusError(
-            f"all scores in {labels.source} are equal, so nothing can be chosen by them; leave "
-            "the scores out if the pairs belong together"
+            f"all scores in {source} are equal, so nothing can be chosen by them; leave the scores "
+            "out if the pairs belong together"
         )
 
 
-def labelled_trials(encoded: EncodeReport, labels: Labels, seed: int) -> Evidence:
+def _require_queries(judged: JudgedQueries, count: int, why: str) -> None:
+    if count < _LEAST_QUERIES:
+        raise CorpusError(
+            f"{judged.source} leaves {count} queries to choose by ({why}); {_LEAST_QUERIES} are "
+            "needed, so judge more or leave the labels out"
+        )
+
+
+def labels_digest(labels: Labels) -> str:
+    """Return the identity of the labels themselves, independent of file names."""
+    values = asdict(labels)
+    values.pop("source", None)
+    if values.get("scores") is not None:
+        values["scores"] = values["scores"].tolist()
+    return fingerprint(values)
+
+
+def labelled_trials(encoded: EncodeReport, config: BuildConfig, labels: Labels) -> Evidence:
     """Encode the labels' texts and state what they must find."""
     assert encoded.work is not None, "read_labels refuses labels without a corpus"
-    encoder, rng = encoded.work.encoder(), np.random.default_rng(seed)
-    if labels.pairs is not None:
-        return _pairs(encoded, encoder, labels, labels.pairs, rng)
+    encoder, rng = encoded.work.encoder(), np.random.default_rng(config.seed)
+    if isinstance(labels, Pairs):
+        return _pairs(encoded, encoder, labels, str(config.pairs), rng)
+    store, record = encoded.store, encoded.record
     found = _rows_of_judged(encoded, labels)
     usable = _usable_queries(labels, found, rng)
     judged = {document for query in usable for document in labels.qrels[query]}
     rows = np.concatenate([found[document] for document in sorted(judged & found.keys())])
-    store, record = encoded.store, encoded.record
     candidates = np.union1d(rows, drawn_rows(record, _MOST_DISTRACTORS, rng))
     with encoded.stages.stage("encode labels", len(usable)) as watcher:
-        queries = encoder.encode_queries([labels.queries[query] for query in usable])
+        queries = encoder.encode_queries([labels.texts[query] for query in usable])
         watcher.advance(len(usable))
     names = ids_of(store, record, candidates)
     score = _ndcg(usable, names, labels.qrels)
@@ -156,7 +130,7 @@ def labelled_trials(encoded: EncodeReport, labels: Labels, seed: int) -> Evidenc
 
 
 def _pairs(
-    encoded: EncodeReport, encoder: Encoder, labels: Labels, pairs: Pairs, rng: np.random.Generator
+    encoded: EncodeReport, encoder: Encoder, pairs: Pairs, source: str, rng: np.random.Generator
 ) -> Evidence:
     """Return the trial of up to 2,000 of the pairs, drawn at random."""
     count = min(len(pairs), _MOST_PAIRS)
@@ -172,7 +146,7 @@ def _pairs(
         score = _spearman_by_fold(pairs.scores[rows])
         measure = "Spearman correlation of cosines and scores, mean over folds"
     dropped = f" ({pairs.dropped} without a score left out)" if pairs.dropped else ""
-    why = f"the best on {count} pairs of {labels.source}{dropped}"
+    why = f"the best on {count} pairs of {source}{dropped}"
     return Evidence("labels", [Trial(first, second, score)], count, measure, why)
 
 
@@ -197,44 +171,42 @@ def _spearman_by_fold(gold: NDArray[np.float64]) -> Callable[[Vectors, Vectors],
     return score
 
 
-def _rows_of_judged(encoded: EncodeReport, labels: Labels) -> dict[str, NDArray[np.int64]]:
-    """Return document id -> its rows, for the judged documents that the corpus has."""
-    judged = {document for grades in labels.qrels.values() for document in grades}
-    rows: dict[str, list[int]] = {}
-    start, some = 0, ""
+def _names(encoded: EncodeReport) -> Iterator[str]:
+    """Yield the id of each row of the corpus."""
     for part in encoded.record.parts:
         if part.rows:
-            for row, name in enumerate(encoded.store.documents(part)[ID].to_pylist()):
-                some = some or str(name)
-                if str(name) in judged:
-                    rows.setdefault(str(name), []).append(start + row)
-        start += part.rows
+            yield from map(str, encoded.store.documents(part)[ID].to_pylist())
+
+
+def _rows_of_judged(encoded: EncodeReport, judged: JudgedQueries) -> dict[str, NDArray[np.int64]]:
+    """Return document id -> its rows, for the judged documents that the corpus has."""
+    wanted = {document for grades in judged.qrels.values() for document in grades}
+    rows: dict[str, list[int]] = {}
+    for row, name in enumerate(_names(encoded)):
+        if name in wanted:
+            rows.setdefault(name, []).append(row)
     if not rows:
-        raise CorpusError(
-            f"{labels.source} names no document of the corpus: it judges {min(judged)!r} and "
-            f"others, and the corpus has ids such as {some!r}; check --id-column"
-        )
+        judged.require_any(_names(encoded))
     return {name: np.array(found, dtype=np.int64) for name, found in rows.items()}
 
 
 def _usable_queries(
-    labels: Labels, found: Mapping[str, object], rng: np.random.Generator
+    judged: JudgedQueries, found: Mapping[str, object], rng: np.random.Generator
 ) -> list[str]:
-    """Return queries that have a text and a relevant document in the corpus.
+    """Return queries with a relevant document in the corpus.
 
     They are drawn at random until there are 2,000 of them, or 10,000 documents judged.
     """
     usable, documents = list[str](), 0
-    relevant = [
+    answered = sorted(
         query
-        for query, grades in labels.qrels.items()
+        for query, grades in judged.qrels.items()
         if any(grade > 0 and document in found for document, grade in grades.items())
-    ]
-    answered = sorted(query for query in relevant if query in labels.queries)
-    why = f"{len(relevant)} have a relevant document in the corpus"
-    labels.require_queries(len(answered), why)
+    )
+    why = f"{len(answered)} have a relevant document in the corpus"
+    _require_queries(judged, len(answered), why)
     for place in rng.permutation(len(answered)):
-        documents += len(labels.qrels[answered[place]])
+        documents += len(judged.qrels[answered[place]])
         if len(usable) >= _LEAST_QUERIES and documents > _MOST_DISTRACTORS:
             break
         usable.append(answered[place])
@@ -249,7 +221,6 @@ def _ndcg(
     documents, of_row = np.unique(np.array(names, dtype=object), return_inverse=True)
     order = np.argsort(of_row, kind="stable")
     starts = np.flatnonzero(np.diff(of_row[order], prepend=-1))
-
     cut = min(_DEPTH, len(documents))
 
     def score(vectors: Vectors, candidates: Vectors) -> Scores:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -15,9 +13,7 @@ from whiten_index.corpus.batches import EmbeddingBatch, TextBatch
 from whiten_index.corpus.sharding import Shard
 from whiten_index.encoding.encoder_config import chosen_devices
 from whiten_index.errors import ConfigError
-from whiten_index.index.choice import FactoryChoice
 from whiten_index.pipeline.base_version import (
-    BaseVersion,
     advising,
     nothing_to_do,
     open_base,
@@ -32,7 +28,7 @@ from whiten_index.pipeline.changes import (
     document_rows,
     stored_rows,
 )
-from whiten_index.pipeline.early_checks import check_early, choose_index, possible_widths
+from whiten_index.pipeline.early_checks import check_early, possible_widths
 from whiten_index.pipeline.encode import kept_parts, open_corpus
 from whiten_index.pipeline.gates import size_faults
 from whiten_index.pipeline.labels import read_labels
@@ -53,66 +49,13 @@ _AGAIN = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class BuildPlan:
-    """Estimate of a build or an encode; only ``read`` and ``reused`` are counted.
-
-    ``to_encode`` and ``reused`` are rows, or passages. Rate and seconds are None if nothing is to
-    be encoded. ``k`` is the widest that can be built unless it is settled.
-    """
-
-    shards: int
-    read: int
-    reused: int
-    to_encode: int
-    rows_per_second: float | None
-    seconds: float | None
-    raw_bytes: int
-    vector_bytes: int
-    factory: str
-    why: str
-    rerank: int | None
-    index_bytes: dict[str, int]
-    memory_budget: int | None
-    dim: int
-    k: int
-    k_settled: bool
-    store: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan as JSON values."""
-        return dict(vars(self))
-
-
-@dataclass(frozen=True)
-class UpdatePlan:
-    """Estimate of an update; rows are counted, seconds and bytes expected.
-
-    ``bytes`` that would be written and ``free`` ones are by folder. ``other_seconds`` are all but
-    those of encoding, by what it took the published version. ``refused`` is why a gate would keep
-    the version back, as far as rows alone show.
-    """
-
-    base: str
-    rows: Mapping[str, int]
-    files: Mapping[str, int]
-    to_encode: int
-    rows_per_second: float | None
-    encode_seconds: float | None
-    other_seconds: float
-    bytes: Mapping[str, int]
-    free: Mapping[str, int | None]
-    refit: str
-    up_to_date: bool
-    refused: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan as JSON values."""
-        return dict(vars(self))
-
-
-def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> BuildPlan:
+def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> dict[str, Any]:
     """Estimate a build or an encode, and write nothing.
+
+    Returns:
+        JSON values. Only ``read`` and ``reused`` are counted; ``reused`` and ``to_encode`` are
+        rows, or passages. Rate and seconds are None if nothing is to be encoded. ``k`` is the
+        widest that can be built unless it is settled.
 
     Raises:
         CorpusError: the corpus cannot be used.
@@ -136,30 +79,38 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> Buil
             missing += [shard] if unknown else []
             watcher.advance(shard.rows)
     rate = _rows_per_second(config, work, missing, stages)
-    k, settled, choice = _expected_index(config, rows=rows, dim=dim)
-    return BuildPlan(
-        shards=len(corpus.shards),
-        read=corpus.rows,
-        reused=rows - to_encode,
-        to_encode=to_encode,
-        rows_per_second=rate,
-        seconds=None if rate is None else to_encode / rate,
-        raw_bytes=raw_bytes,
-        vector_bytes=rows * k * _FLOAT32_BYTES,
-        factory=choice.built,
-        why=choice.why,
-        rerank=choice.rerank,
-        index_bytes=choice.expected.to_json(),
-        memory_budget=config.budget,
-        dim=dim,
-        k=k,
-        k_settled=settled,
-        store=str(config.store_place),
-    )
+    k, settled = _expected_width(config, rows=rows, dim=dim)
+    choice = config.index_choice(rows=rows, dim=dim, k=k)
+    return {
+        "shards": len(corpus.shards),
+        "read": corpus.rows,
+        "reused": rows - to_encode,
+        "to_encode": to_encode,
+        "rows_per_second": rate,
+        "seconds": None if rate is None else to_encode / rate,
+        "raw_bytes": raw_bytes,
+        "vector_bytes": rows * k * _FLOAT32_BYTES,
+        "factory": choice.built,
+        "why": choice.why,
+        "rerank": choice.rerank,
+        "index_bytes": choice.expected.to_json(),
+        "memory_budget": config.budget,
+        "dim": dim,
+        "k": k,
+        "k_settled": settled,
+        "store": str(config.store_place),
+    }
 
 
-def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> UpdatePlan:
+@advising()
+def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> dict[str, Any]:
     """Estimate an update, and write nothing.
+
+    Returns:
+        JSON values; rows are counted, seconds and bytes expected. ``bytes`` that would be written
+        and ``free`` ones are by folder. ``other_seconds`` are all but those of encoding, by what it
+        took the published version. ``refused`` is why a gate would keep the version back, as far as
+        rows alone show.
 
     Raises:
         CorpusError: the corpus cannot be used.
@@ -168,11 +119,7 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> Up
         ArtifactError: nothing is published, or it or its store is damaged.
         GateError: the corpus is that of a version which was rolled back.
     """
-    with advising():
-        return _plan_update(config, Stages(progress or Silent()))
-
-
-def _plan_update(config: UpdateConfig, stages: Stages) -> UpdatePlan:
+    stages = Stages(progress or Silent())
     base, corpus, _ = open_base(config, stages)
     work = shard_work(base.config, corpus, write=False).reusing(base.known_records())
     kept = kept_parts(work, None if config.read_all else base.read_before(corpus))
@@ -210,38 +157,32 @@ def _plan_update(config: UpdateConfig, stages: Stages) -> UpdatePlan:
     )
     rate = _rows_per_second(base.config, work, missing, stages)
     wanted = room_wanted(base, rows=corpus.rows, stored=stored)
-    # If the store has lost rows, they are encoded again without a new version.
-    wanted |= {base.root: 0} if up_to_date else {}
-    return UpdatePlan(
-        base=base.version,
-        rows=changes.to_json(),
-        files={"read": len(corpus.files) - len(kept), "skipped": len(kept)},
-        to_encode=to_encode,
-        rows_per_second=rate,
-        encode_seconds=None if rate is None else to_encode / rate,
-        other_seconds=sum(stages.seconds.values())
-        + (0.0 if up_to_date else _other_seconds(base, corpus.rows)),
-        bytes={str(path): size for path, size in wanted.items()},
-        free={str(path): free_bytes(path) for path in wanted},
-        refit=config.order,
-        up_to_date=up_to_date,
-        refused="" if up_to_date else _refused(config, base, record.rows),
-    )
-
-
-def _other_seconds(base: BaseVersion, rows: int) -> float:
-    took = base.fields["seconds"]
-    # A build has no gates, whose look at the vectors is one more projection.
-    took = {"check canaries": took.get("project and add", 0.0), **took}
-    again = float(sum(took.get(stage, 0.0) for stage in _AGAIN))
-    return again * rows / max(base.record.rows, 1)
-
-
-def _refused(config: UpdateConfig, base: BaseVersion, rows: int) -> str:
-    """Return why the gate of sizes would keep the version back, as far as rows alone show."""
-    had = base.record.rows
-    size = int(sum(f["bytes"] for f in base.fields["files"].values()) * rows / max(had, 1))
-    return "; ".join(size_faults(config, rows=rows, size=size, base_rows=had))
+    other, faults = sum(stages.seconds.values()), list[str]()
+    if up_to_date:
+        # If the store has lost rows, they are encoded again without a new version.
+        wanted[base.root] = 0
+    else:
+        had = max(base.record.rows, 1)
+        size = int(sum(f["bytes"] for f in base.fields["files"].values()) * record.rows / had)
+        faults = size_faults(config, rows=record.rows, size=size, base_rows=base.record.rows)
+        # A build has no gates, whose look at the vectors is one more projection.
+        took = base.fields["seconds"]
+        took = {"check canaries": took.get("project and add", 0.0), **took}
+        other += sum(took.get(stage, 0.0) for stage in _AGAIN) * corpus.rows / had
+    return {
+        "base": base.source.name,
+        "rows": changes.to_json(),
+        "files": {"read": len(corpus.files) - len(kept), "skipped": len(kept)},
+        "to_encode": to_encode,
+        "rows_per_second": rate,
+        "encode_seconds": None if rate is None else to_encode / rate,
+        "other_seconds": other,
+        "bytes": {str(path): size for path, size in wanted.items()},
+        "free": {str(path): free_bytes(path) for path in wanted},
+        "refit": config.order,
+        "up_to_date": up_to_date,
+        "refused": "; ".join(faults),
+    }
 
 
 def _itemsize(work: ShardWork, found: ReadShard) -> int:
@@ -286,14 +227,13 @@ def _rows_per_second(
     return several * len(sample) / elapsed
 
 
-def _expected_index(config: BuildConfig, *, rows: int, dim: int) -> tuple[int, bool, FactoryChoice]:
-    """Return k, whether it is settled, and its index; else the widest k there can be."""
-    k = None
+def _expected_width(config: BuildConfig, *, rows: int, dim: int) -> tuple[int, bool]:
+    """Return k and whether it is settled; else it is the widest there can be."""
     if config.k is not None or not config.chooses:
         k = config.whitening_config().width(dim)
-    if k is not None:
-        return k, True, choose_index(config, rows=rows, dim=dim, k=k)
+        if k is not None:
+            return k, True
     possible = possible_widths(config, dim, rows=rows)
     if possible is None:
         possible = (dim,) if config.budget is None else widths(dim)
-    return max(possible), False, choose_index(config, rows=rows, dim=dim, k=max(possible))
+    return max(possible), False

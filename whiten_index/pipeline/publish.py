@@ -16,7 +16,7 @@ import numpy as np
 from whiten_index import __version__
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.artifacts.storage import Place, settled
-from whiten_index.distributed.remote_call import remote_call
+from whiten_index.distributed.executors import remote_call
 from whiten_index.errors import StorageError
 from whiten_index.evaluation.geometry_scores import Geometry
 from whiten_index.index.choice import FactoryChoice, IndexPlan

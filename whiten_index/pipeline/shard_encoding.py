@@ -26,6 +26,7 @@ from whiten_index.corpus.batches import (
 )
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.corpus.sharding import Shard
+from whiten_index.distributed.executors import Work
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.passages import PassageSplitter
 from whiten_index.encoding.spec import resolve_encoder
@@ -90,18 +91,6 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class WindowResult:
-    """Each shard's part of the corpus and rows left out, and seconds by step.
-
-    The steps of different windows overlap.
-    """
-
-    shards: tuple[tuple[CorpusPart, Mapping[str, int]], ...]
-    counts: Counts
-    seconds: Mapping[str, float]
-
-
-@dataclass(frozen=True)
 class ReadShard:
     """A shard that was read and looked up in the store, where others may hold some of its rows.
 
@@ -133,12 +122,17 @@ class ReadShard:
 
 
 @dataclass
-class _WindowState:
-    """A window between the steps of its encoding."""
+class EncodedWindow:
+    """A window of shards in the course of its encoding.
+
+    Finished, it has each shard's part of the corpus and rows left out, and no longer its texts.
+    Seconds are by step; the steps of different windows overlap.
+    """
 
     shards: list[ReadShard]
-    seconds: dict[str, float]
+    parts: list[tuple[CorpusPart, Mapping[str, int]]] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
+    seconds: dict[str, float] = field(default_factory=dict)
     prepared: PreparedWindow | None = None
     ran: RanWindow | None = None
 
@@ -185,7 +179,7 @@ class LazyEncoder:
 
 
 @dataclass(frozen=True)
-class ShardWork:
+class ShardWork(Work):
     """Work of an executor on windows of shards, each shard stored whole or not at all.
 
     ``encoder`` is only called if something is missing. ``rows`` finds rows in other shards.
@@ -213,14 +207,14 @@ class ShardWork:
             encoder = encoder.on_device(device, threads)
         return replace(self, corpus=corpus, encoder=encoder, _under_way=None)
 
-    def read(self, window: Window) -> _WindowState:
+    def read(self, window: Window) -> EncodedWindow:
         """Read the shards and look up which rows the store has."""
-        state = _WindowState([], {})
+        state = EncodedWindow([])
         with state.step("read"):
             state.shards += [self.look(shard) for shard in window]
         return state
 
-    def prepare(self, state: _WindowState) -> _WindowState:
+    def prepare(self, state: EncodedWindow) -> EncodedWindow:
         """Tokenise the texts that the store does not have."""
         if texts := [text for shard in state.shards for text in shard.texts]:
             with state.step("load encoder"):
@@ -230,7 +224,7 @@ class ShardWork:
                 state.prepared = encoder.prepare(texts)
         return state
 
-    def run(self, state: _WindowState, advance: Callable[[int], None]) -> _WindowState:
+    def run(self, state: EncodedWindow, advance: Callable[[int], None]) -> EncodedWindow:
         """Encode the texts that the store does not have."""
         rows = sum(shard.batch.read for shard in state.shards)
         if state.prepared is None:
@@ -245,23 +239,23 @@ class ShardWork:
         state.prepared = None
         return state
 
-    def finish(self, state: _WindowState) -> WindowResult:
+    def finish(self, state: EncodedWindow) -> EncodedWindow:
         """Store the shards."""
-        counts, encoded = state.counts, None
+        counts, encoded, start = state.counts, None, 0
         if state.ran is not None:
             # A device finishes its work here.
             with state.step("encode"):
                 encoded = self.encoder().collect(state.ran)
             counts.duplicates = len(encoded.embeddings) - encoded.distinct
             counts.tokens, counts.padded_tokens = encoded.tokens, encoded.padded_tokens
-        parts, start = [], 0
         with state.step("store"):
             for shard in state.shards:
                 stop = start + len(shard.texts)
                 part = self._keep(shard, encoded, slice(start, stop), counts)
-                parts.append((part, shard.batch.skipped))
+                state.parts.append((part, shard.batch.skipped))
                 start = stop
-        return WindowResult(tuple(parts), counts, state.seconds)
+        state.shards, state.ran = [], None
+        return state
 
     def batch_of(self, shard: Shard) -> TextBatch | EmbeddingBatch:
         """Read a shard, its texts cut into passages if the options say so."""
@@ -329,7 +323,11 @@ class ShardWork:
                 name, digests, new, dtype=self.dtype, truncated=truncated, moments_of=moments_of
             )
         assert self.rows is not None
-        truncated[shard.found.known] = self._cut_before(batch, shard.found)
+        known = self.rows.known(self.dtype, batch)
+        for number in np.unique(shard.found.shard[shard.found.known]):
+            inside = shard.found.shard == number
+            flags = self.store.truncated(known.shards[number])
+            truncated[inside] = flags[shard.found.row[inside]]
         refers = self.rows.refer(self.dtype, batch, shard.found, new)
         if refers.whole is not None:
             return self.store.write(
@@ -344,18 +342,6 @@ class ShardWork:
             moments=self.rows.moments(refers),
             dtype=type_of(refers.gathered.dtype),
         )
-
-    def _cut_before(self, batch: TextBatch | EmbeddingBatch, found: Lookup) -> NDArray[np.bool_]:
-        """Return (m,) whether each known row was cut to the encoder's limit."""
-        assert self.rows is not None
-        known = self.rows.known(self.dtype, batch)
-        rows = np.flatnonzero(found.known)
-        cut = np.zeros(len(found.shard), dtype=np.bool_)
-        for number in np.unique(found.shard[rows]):
-            inside = rows[found.shard[rows] == number]
-            flags = self.store.truncated(known.shards[number])
-            cut[inside] = flags[found.row[inside]]
-        return cut[rows]
 
 
 def _in_rows(advance: Callable[[int], None], *, rows: int, texts: int) -> Callable[[int], None]:
@@ -377,14 +363,14 @@ def _split(batch: TextBatch, splitter: PassageSplitter) -> TextBatch:
     source = np.repeat(np.arange(len(batch)), [len(found) for found in spans])
     texts = [batch.texts[row][start:end] for row, (start, end) in zip(source, flat, strict=True)]
     columns = {
-        PASSAGE: pa.array([number for found in spans for number in range(len(found))], pa.int32()),
-        PASSAGE_START: pa.array([start for start, _ in flat], pa.int32()),
-        PASSAGE_END: pa.array([end for _, end in flat], pa.int32()),
-        PASSAGE_TEXT: pa.array(texts, pa.large_string()),
+        PASSAGE: [number for found in spans for number in range(len(found))],
+        PASSAGE_START: [start for start, _ in flat],
+        PASSAGE_END: [end for _, end in flat],
     }
     documents = batch.documents.take(pa.array(source))
     for name, values in columns.items():
-        documents = documents.append_column(name, values)
+        documents = documents.append_column(name, pa.array(values, pa.int32()))
+    documents = documents.append_column(PASSAGE_TEXT, pa.array(texts, pa.large_string()))
     return TextBatch(documents, texts, batch.read, batch.skipped)
 
 

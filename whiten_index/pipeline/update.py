@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.atomic import require_space
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.distributed.executors import SerialExecutor
 from whiten_index.errors import ConfigError
@@ -23,14 +24,13 @@ from whiten_index.index.tuning import OperatingPoint
 from whiten_index.pipeline.base_version import (
     BaseVersion,
     advising,
+    note_returning_texts,
     nothing_to_do,
     open_base,
     require_not_withdrawn,
-    require_room,
-    withdrawn_texts,
+    room_wanted,
 )
 from whiten_index.pipeline.build_config import BuildConfig
-from whiten_index.pipeline.canary_file import CanaryFile
 from whiten_index.pipeline.changes import (
     Changes,
     apart,
@@ -39,10 +39,9 @@ from whiten_index.pipeline.changes import (
     part_digests,
     stored_rows,
 )
-from whiten_index.pipeline.early_checks import index_plan
 from whiten_index.pipeline.encode import EncodeReport, encode_shards
 from whiten_index.pipeline.fit import fit_moments, fit_whitening
-from whiten_index.pipeline.gates import require_passed, run_gates
+from whiten_index.pipeline.gates import CanaryFile, require_passed, run_gates
 from whiten_index.pipeline.labels import read_labels
 from whiten_index.pipeline.publish import (
     VersionSpec,
@@ -163,7 +162,7 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
     with advising(), only_writer(out, what="index"):
         tidy(out)
         base, corpus, canaries = open_base(config, stages)
-        require_room(base, rows=corpus.rows)
+        _require_room(base, rows=corpus.rows)
         encoded = encode_shards(
             base.config,
             corpus,
@@ -175,20 +174,24 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
         )
         register(encoded.store, out, stages)
         changes = _compare(base, encoded)
-        version = base.version
+        version = base.source.name
         if not nothing_to_do(config, base, encoded.record):
             require_not_withdrawn(config, encoded.record)
-            for sentence in withdrawn_texts(base, encoded.record, encoded.store):
-                stages.watcher.note(sentence)
+            note_returning_texts(base, encoded)
             spec, facts = decide_update(config, base, encoded)
             same_corpus = encoded.record.fingerprint == base.fields["corpus"]["fingerprint"]
             if spec.reuse is None or not same_corpus:
                 require_not_withdrawn(config, encoded.record, identity=spec.identity)
-                facts = {"base": base.version, "rows": changes.to_json(), **facts}
+                facts = {"base": base.source.name, "rows": changes.to_json(), **facts}
                 version = _publish(config, base, encoded, spec, changes, facts, canaries)
         _remember(base, encoded)
         fields = read_published(out).fields
-        return UpdateReport(out, base.version, version, fields, changes, encoded)
+        return UpdateReport(out, base.source.name, version, fields, changes, encoded)
+
+
+def _require_room(base: BaseVersion, *, rows: int) -> None:
+    """Refuse before work what the disk has no room for."""
+    require_space(room_wanted(base, rows=rows), f"a version of {rows:,} rows")
 
 
 def _compare(base: BaseVersion, encoded: EncodeReport) -> Changes:
@@ -225,22 +228,23 @@ def _publish(
     version = find_version(out, spec.identity)
     if version is not None:
         made = read_version(out / VERSIONS / version).fields
-        if "update" in made and made["update"]["base"] == base.version:
+        if "update" in made and made["update"]["base"] == base.source.name:
             set_current(out, version)
             return version
-    require_room(base, rows=record.rows)
+    _require_room(base, rows=record.rows)
     version = next_version(out, spec.identity)
     new = new_candidate(out, version)
     with version_folder(new, record.rows, encoded.stages) as (folder, fields):
         fields |= write_files(folder, base.config, encoded, spec, version)
-        changes.save(folder / CHANGES, base=base.version, whitening=facts["decision"]["whitening"])
-        expected, encode = None, None
+        kept = facts["decision"]["whitening"]
+        changes.save(folder / CHANGES, base=base.source.name, whitening=kept)
+        expected, counts = None, facts["rows"]
         if not base.passages:
             # Changes count documents, and the index has their passages.
-            counts = changes.to_json()
             expected = base.record.rows - counts["deleted"] + counts["new"]
         if canaries is not None and canaries.texts is not None:
-            encode = LazyEncoder(base.config.encoder_config())().encode_queries
+            encoder = LazyEncoder(base.config.encoder_config())()
+            canaries = canaries.embedded(encoder.encode_queries)
         gates = run_gates(
             open_unsealed(folder, fields),
             encoded.store,
@@ -250,7 +254,6 @@ def _publish(
             base_rows=base.record.rows,
             expected_rows=expected,
             canaries=canaries,
-            encode=encode,
             seed=base.config.seed,
         )
         fields |= {"update": facts, "gates": [gate.to_json() for gate in gates]}
@@ -301,7 +304,7 @@ def decide_update(
         fitted = fit_whitening(again, encoded, read_labels(again))
         if base.fitted.choice is not None and fitted.choice is None:
             fitted = replace(fitted, choice=base.fitted.choice)
-        plan = index_plan(again, rows=encoded.record.rows, whitening=fitted.whitening)
+        plan = _plan(again, encoded, fitted.whitening)
         spec = VersionSpec(fitted, plan, version_identity(again, encoded, fitted, plan))
         facts |= {"shared": float(encoded.record.rows)}
         return spec, {**facts, "decision": {**said, "index": "train", "index_why": ""}}
@@ -337,15 +340,18 @@ def _carried_rows(
 ) -> NDArray[np.int64]:
     """Return for each row (n,) the row with the same text of the record before, −1 if it is new."""
     gone, came, _ = apart(before, now)
-    new, old = set(map(id, came)), set(map(id, gone))
-    starts = row_starts(before)[:-1].tolist()
-    begins = [start for part, start in zip(before.parts, starts, strict=True) if id(part) in old]
+    new, starts = set(map(id, came)), row_starts(before)
     known = DigestIndex(part_digests(store, gone))
-    begins = [start for part, start in zip(gone, begins, strict=True) if part.rows]
+    old = set(map(id, gone))
+    begins = np.array(
+        [start for part, start in zip(before.parts, starts, strict=False)
+         if id(part) in old and part.rows],
+        dtype=np.int64,
+    )  # fmt: skip
     # A part that is in both states has its rows in their order.
     places: dict[tuple[str, str], list[int]] = {}
-    for part, start in zip(before.parts, starts, strict=True):
-        places.setdefault((part.shard, part.documents), []).append(start)
+    for part, start in zip(before.parts, starts, strict=False):
+        places.setdefault((part.shard, part.documents), []).append(int(start))
     found = list[NDArray[np.int64]]()
     for part in now.parts:
         if id(part) not in new:
@@ -354,7 +360,7 @@ def _carried_rows(
         elif part.rows:
             at = known.find(store.digests(part.shard))
             rows = np.full(part.rows, -1, dtype=np.int64)
-            rows[at.known] = np.array(begins)[at.shard[at.known]] + at.row[at.known]
+            rows[at.known] = begins[at.shard[at.known]] + at.row[at.known]
             found.append(rows)
     return np.concatenate(found)
 
@@ -366,7 +372,7 @@ def _kept(
     fitted, factory = base.fitted, base.fields["factory"]
     kept = {"whitening": base.fields["files"][WHITENING]["sha256"]}
     reuse, read = None, partial(read_index, base.source, mapped=True)
-    plan = _similar_plan(base, rows=encoded.record.rows)
+    plan = _similar_plan(base, encoded)
     if plan.built != factory["built"]:
         why = "another index suits so many rows"
     elif not (why := why_not_reusable(read()) or ""):
@@ -381,22 +387,26 @@ def _trained(base: BaseVersion) -> str:
     return str(base.update.get("trained") or base.source.sha256)
 
 
-def _similar_plan(base: BaseVersion, *, rows: int) -> IndexPlan:
-    """Return the plan of an index for so many rows, with the base's number of lists if it fits."""
+def _plan(config: BuildConfig, encoded: EncodeReport, whitening: Whitening) -> IndexPlan:
+    return config.index_plan(rows=encoded.record.rows, dim=whitening.dim, k=whitening.k)
+
+
+def _similar_plan(base: BaseVersion, encoded: EncodeReport) -> IndexPlan:
+    """Return the plan of an index for today's rows, with the base's number of lists if it fits."""
     built, whitening = str(base.fields["factory"]["built"]), base.fitted.whitening
-    wanted = index_plan(base.config, rows=rows, whitening=whitening)
+    wanted = _plan(base.config, encoded, whitening)
     ours, theirs = _LISTS.search(built), _LISTS.search(wanted.built)
     if ours is None or theirs is None or _LISTS.sub("", built) != _LISTS.sub("", wanted.built):
         return wanted
     if not 1 / _LISTS_RATIO <= int(ours[1]) / int(theirs[1]) <= _LISTS_RATIO:
         return wanted
     try:
-        same = index_plan(replace(base.config, factory=built), rows=rows, whitening=whitening)
+        same = _plan(replace(base.config, factory=built), encoded, whitening)
     except ConfigError:
         # It no longer fits the budget.
         return wanted
     why = wanted.choice.why
     if built != wanted.built:
-        why = f"the lists of version {base.version} are kept"
+        why = f"the lists of version {base.source.name} are kept"
     choice = replace(wanted.choice, built=built, why=why, expected=same.choice.expected)
     return replace(wanted, choice=choice)

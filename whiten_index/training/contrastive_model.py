@@ -29,7 +29,7 @@ from whiten_index.encoding.pooling import Pooling, pool
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.transformer import load_transformer
 from whiten_index.errors import ConfigError, EncoderError
-from whiten_index.training.group_whitening import ShuffledGroupWhitening, number_of_groups
+from whiten_index.training.group_whitening import ShuffledGroupWhitening
 from whiten_index.training.training_config import PositiveSum, Precision, TrainingConfig
 
 _EMBEDDED_AT_ONCE = 128
@@ -192,7 +192,7 @@ def head_whitening(config: TrainingConfig, dim: int) -> ShuffledGroupWhitening |
     if config.whiten:
         whitening = ShuffledGroupWhitening(
             dim,
-            groups=number_of_groups(dim, **config.chosen_groups()),
+            groups=config.number_of_groups(dim),
             group_map=config.group_map,
             shuffle=config.shuffle,
             epsilon=config.epsilon,

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whiten_index.errors import ConfigError, WhiteningError
+from whiten_index.errors import WhiteningError
 from whiten_index.training.training_config import GroupMap
-from whiten_index.whitening.whitening_config import divisors
 
 
 def group_map(kind: GroupMap, covariances: Tensor) -> Tensor:
@@ -67,7 +66,7 @@ class ShuffledGroupWhitening(nn.Module):
         shrinkage: float = 0.0,
         momentum: float = 0.1,
     ) -> None:
-        """Start with running moments of mean 0 and covariance I; see ``number_of_groups``."""
+        """Start with running moments of mean 0 and covariance I."""
         super().__init__()
         self.dim, self.groups = dim, groups
         self.group_map, self.shuffle = group_map, shuffle
@@ -167,21 +166,6 @@ class ShuffledGroupWhitening(nn.Module):
             f"covariance it cannot determine; take batches of {self.group_size + 1} or more, "
             "more groups, or a shrinkage above 0"
         )
-
-
-def number_of_groups(dim: int, *, groups: int | None = None, group_size: int | None = None) -> int:
-    """Return the number of groups of ``dim`` channels, by either reading of the parameter.
-
-    The published code gives the number of groups (128), the paper's text their size.
-    """
-    given, what = (groups, "groups") if group_size is None else (group_size, "channels a group")
-    assert given is not None
-    if dim % given:
-        raise ConfigError(
-            f"{given} {what} do not divide {dim} channels; give one of "
-            f"{', '.join(map(str, divisors(dim)))}"
-        )
-    return given if group_size is None else dim // given
 
 
 # Each multiplies the least eigenvalue by 2.25 until the rest is quadratic: these take a condition

@@ -113,9 +113,14 @@ def train_encoder(
     training = _Training(config, spec, folder, sentences, dev)
     # Before anything is written.
     done = training.finished()
-    if done is not None and training.recorded() is None:
+    recorded = training.recorded()
+    if done is not None and recorded is None:
         return TrainReport(training.out, done, stages, again=True)
-    training.require_own_place()
+    if recorded is None and training.others():
+        raise ConfigError(
+            f"{training.work}, where checkpoints go, holds something else, and is left as it is; "
+            "move it away, or name another --out"
+        )
     with only_writer(training.work, what="training"):
         # Another process may have finished it since.
         done = done or training.finished()
@@ -234,17 +239,12 @@ class _Training:
     @functools.cached_property
     def identity(self) -> Mapping[str, Any]:
         """Everything that the weights depend on, as JSON values."""
-        texts = (text.encode() for text in self.sentences)
-        sentences = (len(data).to_bytes(8, "little") + data for data in texts)
         pairs = None
         if self.dev is not None:
-            columns = (self.dev.first, self.dev.second, self.dev.scores)
-            pairs = _digest(
-                f"{a}\x00{b}\x00{c}\x00".encode() for a, b, c in zip(*columns, strict=True)
-            )
+            pairs = _digest([*self.dev.first, *self.dev.second, *map(str, self.dev.scores)])
         values = {
             "model": self.spec.fingerprint,
-            "sentences": _digest(sentences),
+            "sentences": _digest(self.sentences),
             "pairs": pairs,
             **self.config.identity(),
         }
@@ -270,14 +270,6 @@ class _Training:
             return None
         found = manifest.read_json(path, what=_RECORD, remedy="remove the folder to train anew")
         return found.get("identity", {}) if found.get("kind") == _RECORD else None
-
-    def require_own_place(self) -> None:
-        """Refuse to put checkpoints into a folder with other files."""
-        if self._others() and self.recorded() is None:
-            raise ConfigError(
-                f"{self.work}, where checkpoints go, holds something else, and is left as it is; "
-                "move it away, or name another --out"
-            )
 
     def do(self, stages: Stages) -> dict[str, Any]:
         """Train, from the last checkpoint if there is one, and write the model; return facts."""
@@ -323,10 +315,10 @@ class _Training:
             if self.recorded() is not None:
                 discard(self.work / _CHECKPOINTS)
                 (self.work / RUN).unlink(missing_ok=True)
-            if not self._others():
+            if not self.others():
                 discard(self.work)
 
-    def _others(self) -> list[Path]:
+    def others(self) -> list[Path]:
         """Return the entries of the folder of checkpoints except those of its lock."""
         return [p for p in list_folder(self.work) if not p.name.startswith((".lock", ".tmp-"))]
 
@@ -378,8 +370,8 @@ def _files(folder: Path) -> set[str] | None:
     return {manifest.MANIFEST, *fields["files"]}
 
 
-def _digest(pieces: Iterable[bytes]) -> str:
+def _digest(texts: Iterable[str]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for piece in pieces:
-        digest.update(piece)
+    for data in map(str.encode, texts):
+        digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()

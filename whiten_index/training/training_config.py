@@ -185,18 +185,32 @@ class TrainingConfig:
         """An anchor and its positives."""
         return self.positives + 1
 
-    def chosen_groups(self) -> dict[str, int]:
-        """Return the group parameter by the reading that was chosen."""
+    def number_of_groups(self, dim: int) -> int:
+        """Return the number of groups of ``dim`` channels, by either reading of the parameter.
+
+        The published code gives the number of groups (128), the paper's text their size.
+        """
+        from whiten_index.whitening.whitening_config import divisors
+
+        given, what = self.groups or GROUPS, "groups"
         if self.group_size is not None:
-            return {"group_size": self.group_size}
-        return {"groups": GROUPS if self.groups is None else self.groups}
+            given, what = self.group_size, "channels a group"
+        if dim % given:
+            raise ConfigError(
+                f"{given} {what} do not divide {dim} channels; give one of "
+                f"{', '.join(map(str, divisors(dim)))}"
+            )
+        return given if self.group_size is None else dim // given
 
     def identity(self) -> dict[str, Any]:
         """Return what the trained weights depend on, as JSON values, but the model and corpus."""
         values = {key: value for key, value in vars(self).items() if key not in _NO_PART}
         # What is said in two ways is the same, and so is what has no effect.
-        values |= {"passes": self.passes or self.views, "groups": None, "group_size": None}
-        values |= self.chosen_groups() if self.whiten else dict.fromkeys(_OF_WHITENING)
+        values |= {"passes": self.passes or self.views}
+        if not self.whiten:
+            values |= dict.fromkeys(_OF_WHITENING)
+        elif self.group_size is None:
+            values |= {"groups": self.groups or GROUPS}
         values |= {"epochs": None} if self.max_steps else {}
         return {
             key: value.value if isinstance(value, Enum) else value for key, value in values.items()
