@@ -17,7 +17,7 @@ import pytest
 from tests.distributed.squares import Square, accept, refuse, squares
 from whiten_index.distributed.cluster import cluster
 from whiten_index.distributed.executors import Failure
-from whiten_index.distributed.ray_executor import ClusterSize, RayExecutor
+from whiten_index.distributed.ray_executor import RayExecutor
 from whiten_index.errors import ConfigError, StorageError
 
 pytestmark = pytest.mark.service
@@ -34,9 +34,8 @@ def connected(
     ready: int = 0,
 ) -> Iterator[RayExecutor]:
     """Connect, and wait until so many workers are ready."""
-    size = ClusterSize(workers=workers, gpu=gpu)
     note = (notes if notes is not None else []).append
-    with cluster(address, size, check=check, note=note) as executor:
+    with cluster(address, workers=workers, gpu=gpu, check=check, note=note) as executor:
         deadline = time.monotonic() + 60
         while len(executor._ready) < ready:
             assert time.monotonic() < deadline

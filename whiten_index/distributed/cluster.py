@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from whiten_index.distributed.ray_executor import ClusterSize, RayExecutor, first_line
+from whiten_index.distributed.ray_executor import RayExecutor, first_line
 from whiten_index.errors import ClusterError, ConfigError
 from whiten_index.paths import require_no_secret
 
@@ -22,8 +22,9 @@ _SECONDS_TO_CONNECT = 10.0
 @contextlib.contextmanager
 def cluster(
     address: str | None,
-    size: ClusterSize,
     *,
+    workers: int | None,
+    gpu: bool | None,
     check: Callable[[], None],
     note: Callable[[str], None],
 ) -> Iterator[RayExecutor]:
@@ -33,7 +34,8 @@ def cluster(
         address: ``host:port`` of its head, ``auto`` for the one of this machine, ``local`` for
             one that is started here and ends with the block; None for the one that
             ``RAY_ADDRESS`` names, else one that runs on this machine, else one started here.
-        size: of the pool of workers.
+        workers: None for one per GPU, or one per machine where no GPU is used.
+        gpu: whether each has a GPU; None to use those that the cluster has.
         check: called by every new worker; it raises where the machine cannot do the work.
         note: called with sentences for the user.
 
@@ -43,7 +45,7 @@ def cluster(
     """
     ray = _load_ray()
     with _connection(ray, _resolve(address), note):
-        executor = RayExecutor(ray, size, check=check, note=note)
+        executor = RayExecutor(ray, workers=workers, gpu=gpu, check=check, note=note)
         try:
             yield executor
         finally:

@@ -33,15 +33,16 @@ _SECONDS_WITHOUT_WORKER = 300.0
 
 
 class _Worker:
-    """A worker process. Ray calls it in several threads."""
+    """A worker process. Ray calls it in several threads, each step of the work one at a time."""
 
     def __init__(self, device: str, threads: int) -> None:
         # Tokenizers take every core of the machine otherwise.
         os.environ["RAYON_NUM_THREADS"] = str(threads)
         self._device, self._threads = device, threads
+        self._steps = [threading.Lock() for _ in range(4)]
         self._loading = threading.Lock()
         self._work_id = -1
-        self._work: _Overlapped | None = None
+        self._work: Work | None = None
 
     def check(
         self, sender: tuple[str, str], check: Callable[[], None]
@@ -54,55 +55,28 @@ class _Worker:
             return platform.node(), portable(error)
         return platform.node(), None
 
-    def run(self, work_id: int, work: list[Any], item: Any) -> tuple[Any, int]:
+    def run(self, work_id: int, given: list[Any], item: Any) -> tuple[Any, int]:
         """Return the item's result, or its failure, and the rows done."""
         import ray
 
+        rows: list[int] = []
+        result = item
         try:
             with self._loading:
                 if self._work is None or work_id != self._work_id:
                     # The encoder of the previous work would stay in memory next to the new one.
                     self._work = None
                     # In a list, so that Ray does not unpickle it for every item.
-                    mine = ray.get(work[0]).on_device(self._device, self._threads)
-                    self._work, self._work_id = _Overlapped(mine), work_id
-                loaded = self._work
-            return loaded(item)
+                    self._work = ray.get(given[0]).on_device(self._device, self._threads)
+                    self._work_id = work_id
+                work = self._work
+            steps = work.read, work.prepare, lambda made: work.run(made, rows.append), work.finish
+            for lock, step in zip(self._steps, steps, strict=True):
+                with lock:
+                    result = step(result)
         except Exception as error:
             return Failure(item, portable(error)), 0
-
-
-class _Overlapped:
-    """Runs items of several threads side by side, each step in one thread at a time."""
-
-    def __init__(self, work: Work) -> None:
-        self._work = work
-        self._reading, self._preparing = threading.Lock(), threading.Lock()
-        self._running, self._finishing = threading.Lock(), threading.Lock()
-
-    def __call__(self, item: Any) -> tuple[Any, int]:
-        rows: list[int] = []
-        with self._reading:
-            value = self._work.read(item)
-        with self._preparing:
-            value = self._work.prepare(value)
-        with self._running:
-            value = self._work.run(value, rows.append)
-        with self._finishing:
-            return self._work.finish(value), sum(rows)
-
-
-@dataclass(frozen=True)
-class ClusterSize:
-    """Workers to start.
-
-    Attributes:
-        workers: None for one per GPU, or one per machine where no GPU is used.
-        gpu: whether each has a GPU; None to use those that the cluster has.
-    """
-
-    workers: int | None = None
-    gpu: bool | None = None
+        return result, sum(rows)
 
 
 @dataclass(eq=False)
@@ -168,8 +142,9 @@ class RayExecutor(Executor):
     def __init__(
         self,
         ray: Any,
-        size: ClusterSize,
         *,
+        workers: int | None,
+        gpu: bool | None,
         check: Callable[[], None],
         note: Callable[[str], None],
     ) -> None:
@@ -177,7 +152,8 @@ class RayExecutor(Executor):
 
         Args:
             ray: the module, connected to a cluster.
-            size: of the pool.
+            workers: None for one per GPU, or one per machine where no GPU is used.
+            gpu: whether each has a GPU; None to use those that the cluster has.
             check: called by every new worker; it raises where the machine cannot do the work.
             note: called with sentences for the user.
 
@@ -185,14 +161,14 @@ class RayExecutor(Executor):
             ConfigError: the cluster has no room for a worker.
         """
         self.deaths = self.failures = 0
-        self._ray, self._workers, self._check, self._note = ray, size.workers, check, note
+        self._ray, self._workers, self._check, self._note = ray, workers, check, note
         gpus = int(ray.cluster_resources().get("GPU", 0))
-        if size.gpu and not gpus and size.workers is None:
+        if gpu and not gpus and workers is None:
             raise ConfigError(
                 "--device names a GPU, and the cluster has none. Start its machines with "
                 "--num-gpus, give the number of --workers it will have, or use --device cpu"
             )
-        self._gpu = bool(gpus) if size.gpu is None else size.gpu
+        self._gpu = bool(gpus) if gpu is None else gpu
         self.device = "cuda" if self._gpu else "cpu"
         self._cpus = self._cores_per_worker()
         self._actor_class = ray.remote(_Worker)

@@ -15,7 +15,6 @@ from whiten_index.artifacts.files import exists, is_folder, reading, writing
 from whiten_index.corpus.sources import require_reachable
 from whiten_index.distributed.cluster import cluster
 from whiten_index.distributed.executors import Executor, SerialExecutor
-from whiten_index.distributed.ray_executor import ClusterSize
 from whiten_index.errors import CorpusError, StorageError
 from whiten_index.paths import is_uri
 from whiten_index.pipeline.build_config import BuildConfig
@@ -31,12 +30,11 @@ def executor_session(config: BuildConfig, stages: Stages) -> Iterator[Executor]:
         yield SerialExecutor()
         return
     gpu = None if config.device == "auto" else config.device != "cpu"
-    size = ClusterSize(
-        workers=config.workers, gpu=False if config.embedding_column is not None else gpu
-    )
+    gpu = False if config.embedding_column is not None else gpu
+    address, workers, note = config.address, config.workers, stages.watcher.note
     with (
         _shared_folders(config) as check,
-        cluster(config.address, size, check=check, note=stages.watcher.note) as executor,
+        cluster(address, workers=workers, gpu=gpu, check=check, note=note) as executor,
     ):
         yield executor
 
