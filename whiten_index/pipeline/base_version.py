@@ -87,7 +87,7 @@ class BaseVersion:
                 "store that the index was built from, or leave --store out; if it is that one, "
                 "whiten-index build mends it"
             )
-        choice = None if fields.get("choice") is None else Choice.from_json(fields["choice"])
+        choice = None if (chosen := fields.get("choice")) is None else Choice.from_json(chosen)
         moments, whitening = source.file(MOMENTS), source.file(WHITENING)
         fitted = Fitted(Moments.load(moments), Whitening.load(whitening), choice)
         return cls(source, store, record, fitted, _build_config(config, fields, store))

@@ -381,7 +381,8 @@ class _Trial:
         cosines = reranker(narrow, rows)
         if reranker.candidates:
             order = np.argsort(-cosines, axis=1, kind="stable")
-            rows, cosines = (np.take_along_axis(each, order, axis=1) for each in (rows, cosines))
+            rows = np.take_along_axis(rows, order, axis=1)
+            cosines = np.take_along_axis(cosines, order, axis=1)
         return rows[:, : _TOP_K + 1], cosines[:, : _TOP_K + 1]
 
     def _check_sampled(

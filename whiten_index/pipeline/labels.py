@@ -56,17 +56,20 @@ def read_labels(config: BuildConfig) -> Labels | None:
         ConfigError: no model can encode the labels.
         CorpusError: a file cannot be used, or holds too little.
     """
-    source, labels = str(config.pairs or config.qrels), None
+    source = str(config.pairs or config.qrels)
+    labels: Labels
     if config.pairs is not None:
-        labels = read_pairs(config.pairs)
-        _require_pairs(labels, source)
+        labels = pairs = read_pairs(config.pairs)
+        _require_pairs(pairs, source)
     elif config.queries is not None and config.qrels is not None:
-        judged = labels = read_judged(config.queries, config.qrels, split=config.qrels_split)
+        labels = judged = read_judged(config.queries, config.qrels, split=config.qrels_split)
         answered = len(judged.texts)
         why = f"{answered} of {answered + judged.left_out} have a text"
         _require_queries(judged, answered, why)
         require_evaluator()
-    if labels is not None and not (config.corpus and (config.model or not config.embedding_column)):
+    else:
+        return None
+    if not (config.corpus and (config.model or not config.embedding_column)):
         what = (
             "the model of the embedding column with --model" if config.corpus else "the corpus too"
         )

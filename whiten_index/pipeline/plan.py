@@ -163,8 +163,9 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> di
         wanted[base.root] = 0
     else:
         had = max(base.record.rows, 1)
-        size = int(sum(f["bytes"] for f in base.fields["files"].values()) * record.rows / had)
-        faults = size_faults(config, rows=record.rows, size=size, base_rows=base.record.rows)
+        expected = sum(f["bytes"] for f in base.fields["files"].values()) * record.rows / had
+        rows = {"rows": record.rows, "base_rows": base.record.rows}
+        faults = size_faults(config, size=int(expected), **rows)
         # A build has no gates, whose look at the vectors is one more projection.
         took = base.fields["seconds"]
         took = {"check canaries": took.get("project and add", 0.0), **took}
