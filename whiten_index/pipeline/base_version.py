@@ -210,7 +210,7 @@ def open_base(
 
 
 def nothing_to_do(config: UpdateConfig, base: BaseVersion, record: CorpusRecord) -> bool:
-    """Tell whether an update of this corpus would publish what is published."""
+    """Return whether an update of this corpus would publish the same version again."""
     if record.fingerprint != base.fields["corpus"]["fingerprint"] or config.choose_again:
         return False
     decided = base.update.get("decision") or {}

@@ -37,7 +37,7 @@ class Changes:
 
     Attributes:
         total: documents that the corpus has now.
-        counts: kind -> documents. Without an id column, documents are told apart by file and
+        counts: kind -> documents. Without an id column, documents are known by file and
             content, and none is changed: one is deleted and another new.
         table: columns ``id`` and ``kind``, for a copy that knows documents by their ids. Without
             an id column, ids count rows of a file, so that a row deleted at its top changes the

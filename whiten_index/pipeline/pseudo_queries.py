@@ -84,7 +84,7 @@ class Pieces:
 
 
 def sample_pieces(encoded: EncodeReport, size: int, seed: int) -> Sample | str:
-    """Return a sample of up to ``size`` documents, or half a sentence why there is none.
+    """Return a sample of up to ``size`` documents, or the reason why none can be drawn.
 
     No more than half of the corpus is drawn. A sample that was drawn before is in the store.
     """

@@ -96,7 +96,7 @@ def version_identity(
     if config.weight_column is not None:
         choices |= {"weight_column": config.weight_column, "weighting": config.weighting}
     if fitted.choice is not None:
-        # The manifest tells how it was chosen.
+        # The manifest records how it was chosen.
         choices["chosen"] = fingerprint(asdict(fitted.choice))
     return fingerprint(
         {

@@ -281,7 +281,7 @@ _LISTS = re.compile(r"IVF(\d+)")
 def decide_update(
     config: UpdateConfig, base: BaseVersion, encoded: EncodeReport
 ) -> tuple[VersionSpec, dict[str, Any]]:
-    """Measure the drift, and decide what is kept of the published version.
+    """Measure the drift, and decide which parts of the published version the new one keeps.
 
     The new version keeps the index if it reuses codes. Decision and drift are returned as its
     manifest records them.
