@@ -176,8 +176,7 @@ def advising() -> Iterator[None]:
     except (ConfigError, CorpusError, WhiteningError) as error:
         if set(_OPTION.findall(str(error))) <= own:
             raise
-        kind = CorpusError if isinstance(error, CorpusError) else type(error)
-        raise kind(
+        raise type(error)(
             f"{error} (an update keeps the options that the index was built with: mend the corpus, "
             "keep the transform with --refit never, or run whiten-index build again)"
         ) from error

@@ -18,10 +18,9 @@ from whiten_index.corpus.batches import ID, TextBatch
 from whiten_index.encoding.passages import Span, sentence_spans
 from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import CorpusError, StorageError
-from whiten_index.pipeline.labels import Evidence
 from whiten_index.store.dtypes import StoreDtype, as_kept
-from whiten_index.store.sampling import drawn_parts, drawn_rows, embeddings_of, ids_of, row_starts
-from whiten_index.whitening.selection import LEAST_SAMPLE, Trial, reciprocal_ranks
+from whiten_index.store.sampling import drawn_parts, drawn_rows, ids_of, row_starts
+from whiten_index.whitening.selection import LEAST_SAMPLE
 
 if TYPE_CHECKING:
     from whiten_index.pipeline.encode import EncodeReport
@@ -40,8 +39,6 @@ _MOST_TOKENS = 250_000
 _SHARE_OF_CORPUS = 0.04
 # The first number changes whenever the pieces of the same text would differ.
 RECIPE = (1, _MOST_TOKENS, _SHARE_OF_CORPUS)
-# Whole documents hold the words looked for, and so overrate strong whitening.
-_SENTENCE_WEIGHT = 2.0
 _LEAST_WORDS, _MANY_WORDS = 16, 64
 _LEAST_SENTENCES = 3
 _SENTENCE_WORDS = (5, 40)
@@ -123,25 +120,6 @@ def sample_pieces(encoded: EncodeReport, size: int, seed: int) -> Sample | str:
     with contextlib.suppress(StorageError):
         store.results.save_sample(key, vars(sample))
     return sample
-
-
-def piece_evidence(encoded: EncodeReport, sample: Sample) -> Evidence:
-    """Return the trials of pieces: a sentence finds its others, some words their document."""
-    documents = embeddings_of(encoded.store, encoded.record, sample.candidates)
-    own = np.arange(len(sample))
-    trials = [
-        Trial(sample.sentences, sample.others, reciprocal_ranks(own), _SENTENCE_WEIGHT),
-        Trial(sample.windows, documents, reciprocal_ranks(own)),
-    ]
-    measure = (
-        "MRR of a sentence among what is left of the documents, weight 2, and of 8 to 20 words "
-        "among whole documents, weight 1"
-    )
-    why = (
-        "the gentlest within one standard error of the best, by how well pieces of "
-        f"{len(sample)} documents find the rest"
-    )
-    return Evidence("pieces", trials, len(sample), measure, why, errors=1.0, rows=sample.rows)
 
 
 def _drawn_pieces(
