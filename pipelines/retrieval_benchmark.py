@@ -74,7 +74,7 @@ class Job:
         Raises:
             ConfigError: it cannot be read, is not TOML, or lacks what a job needs.
         """
-        named = read_toml(path)
+        named = {key.replace("-", "_"): value for key, value in read_toml(path).items()}
         out, sets = named.pop("out", None), named.pop("sets", None)
         if not isinstance(out, str) or not out:
             raise ConfigError(f'job file {path} says no folder for the report: out = "DIR"')

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from whiten_index.artifacts.atomic import remove_path
 from whiten_index.artifacts.manifest import (
@@ -12,20 +13,19 @@ from whiten_index.artifacts.manifest import (
     Schema,
     check_files,
     fingerprint,
-    publish_folder,
+    new_artifact,
     read_manifest,
 )
-from whiten_index.artifacts.tensors import create_tensor, map_tensor
 from whiten_index.encoding.encoder import StateEncoder
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.spec import resolve_encoder, states_spec
 from whiten_index.errors import ArtifactError
-from whiten_index.measure.evaluate_layers import LayerStates, fill_states
+from whiten_index.measure.evaluate_layers import LayerStates, create_array, fill_states
 from whiten_index.progress import Stages
 from whiten_index.store.records import TransformerFacts
 
 POOLINGS = ("mean", "cls")
-_KIND, _VERSION, _FILE, _TENSOR = "pooled-states", 1, "states.safetensors", "states"
+_KIND, _VERSION, _FILE = "pooled states", 1, "states.npy"
 
 
 class _States(Described):
@@ -54,18 +54,14 @@ def kept_states(
     final = folder / f"states-{fingerprint({'encoder': spec.fingerprint, 'texts': distinct})}"
     if not _is_whole(final):
         remove_path(final)
-
-        def fill(temporary: Path) -> dict[str, Any]:
+        with new_artifact(final) as (temporary, fields):
             shape = (len(distinct), len(POOLINGS), model.layers + 1, model.hidden_size)
-            path = temporary / _FILE
-            values = create_tensor(path, _TENSOR, shape, kind=_KIND, version=_VERSION)
+            values = create_array(temporary / _FILE, shape)
             encoder = StateEncoder(resolved, model, config, poolings=POOLINGS)
             fill_states(encoder, distinct, values, stages)
             values.flush()  # type: ignore[attr-defined]
-            return {"kind": _KIND, "format_version": _VERSION, "encoder": spec.to_json()}
-
-        publish_folder(final, fill)
-    values = map_tensor(final / _FILE, _TENSOR, remedy=f"remove {final} and run again")
+            fields |= {"kind": _KIND, "format_version": _VERSION, "encoder": spec.to_json()}
+    values = np.load(final / _FILE, mmap_mode="r")
     rows = {text: row for row, text in enumerate(distinct)}
     return {
         pooling: LayerStates(values[:, place], pooling, spec, rows)

@@ -29,10 +29,19 @@ quick = settings(max_examples=30, deadline=None, derandomize=True, database=None
 FIELDS = {"kind": "thing", "format_version": 1}
 
 
-def fill(folder: Path):
-    (folder / "a.bin").write_bytes(b"a" * 1000)
-    (folder / "b.bin").write_bytes(b"")
-    return FIELDS
+@contextlib.contextmanager
+def filling(final: Path):
+    """Publish two files, after the block did more with their folder and the manifest's fields."""
+    with manifest.new_artifact(final) as (folder, fields):
+        (folder / "a.bin").write_bytes(b"a" * 1000)
+        (folder / "b.bin").write_bytes(b"")
+        fields |= FIELDS
+        yield folder, fields
+
+
+def publish(final: Path):
+    with filling(final):
+        pass
 
 
 @contextlib.contextmanager
@@ -77,14 +86,9 @@ def test_a_fingerprint_knows_neither_key_order_nor_a_trip_through_json(identity)
 
 def test_a_published_folder_is_whole_when_it_is_first_seen(tmp_path):
     final = tmp_path / "deep" / "thing"
-
-    def look(folder):
-        fields = fill(folder)
+    with filling(final) as (folder, _):
         assert not final.exists()
         assert not (folder / manifest.MANIFEST).exists()
-        return fields
-
-    manifest.publish_folder(final, look)
     assert sorted(p.name for p in final.iterdir()) == ["a.bin", "b.bin", manifest.MANIFEST]
     assert [p.name for p in final.parent.iterdir()] == ["thing"]
     found = read(final)
@@ -107,29 +111,27 @@ def test_a_published_folder_is_whole_when_it_is_first_seen(tmp_path):
     ],
 )
 def test_when_the_work_fails_nothing_is_left(tmp_path, error, seen, message):
-    def fail(folder):
-        fill(folder)
-        if error is None:
-            return {"kind": object()}
-        raise error
+    def fail():
+        with filling(tmp_path / "thing") as (_, fields):
+            fields["kind"] = object()
+            if error is not None:
+                raise error
 
     with pytest.raises(seen, match=message):
-        manifest.publish_folder(tmp_path / "thing", fail)
+        fail()
     assert not list(tmp_path.iterdir())
-    manifest.publish_folder(tmp_path / "thing", fill)  # and nothing is in the way
+    publish(tmp_path / "thing")  # and nothing is in the way
 
 
 def test_of_many_writers_one_publishes_and_all_are_content(tmp_path):
     final, start, errors = tmp_path / "thing", threading.Barrier(4), []
 
     def work(letter):
-        def fill_with(folder):
-            (folder / "a.bin").write_bytes(letter * 5000)
-            start.wait(timeout=30)
-            return FIELDS
-
         try:
-            manifest.publish_folder(final, fill_with)
+            with manifest.new_artifact(final) as (folder, fields):
+                (folder / "a.bin").write_bytes(letter * 5000)
+                fields |= FIELDS
+                start.wait(timeout=30)
         except BaseException as error:
             errors.append(error)
 
@@ -190,14 +192,12 @@ from pathlib import Path
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import replacing
 
-def fill(folder):
+root = Path(sys.argv[1])
+with manifest.new_artifact(root / "thing") as (folder, _), replacing(root / "file") as temporary:
     (folder / "a.bin").write_bytes(b"half")
-    with replacing(Path(sys.argv[1]) / "file") as temporary:
-        temporary.write_bytes(b"half")
-        print("ready", flush=True)
-        sys.stdin.read()
-
-manifest.publish_folder(Path(sys.argv[1]) / "thing", fill)
+    temporary.write_bytes(b"half")
+    print("ready", flush=True)
+    sys.stdin.read()
 """
 
 
@@ -252,7 +252,7 @@ def test_another_kind_or_a_later_format_is_refused(tmp_path, fields, message):
     ],
 )
 def test_a_manifest_whose_fields_were_changed_is_damaged(tmp_path, change):
-    manifest.publish_folder(tmp_path / "thing", fill)
+    publish(tmp_path / "thing")
     written = read(tmp_path / "thing")
     manifest.write_json(tmp_path / "thing" / manifest.MANIFEST, written | change)
     with pytest.raises(ArtifactError, match=r"manifest\.json is damaged: its fields .*; restore"):
@@ -261,7 +261,7 @@ def test_a_manifest_whose_fields_were_changed_is_damaged(tmp_path, change):
 
 @pytest.fixture
 def published(tmp_path):
-    manifest.publish_folder(tmp_path / "thing", fill)
+    publish(tmp_path / "thing")
     return tmp_path / "thing", read(tmp_path / "thing")
 
 

@@ -24,7 +24,7 @@ from tests.faults import faults_child
 from tests.faults.disk_model import Disk, Tree, read_tree, write_tree
 from tests.faults.file_operations import Operation, Tap
 from whiten_index.artifacts.atomic import make_folder, remove_folder, replace_file
-from whiten_index.artifacts.manifest import publish_folder
+from whiten_index.artifacts.manifest import new_artifact
 
 ROOT = Path(__file__).resolve().parents[2]
 PROCESSES = 2
@@ -151,12 +151,10 @@ def test_a_file_replaced_carelessly_is_lost(folder: Path, forgotten: int) -> Non
 
 
 def test_a_folder_published_is_whole_or_not_there(folder: Path) -> None:
-    def fill(temporary: Path) -> dict[str, Any]:
-        (temporary / "data").write_bytes(b"data" * 1000)
-        return {"kind": "test"}
-
     def work() -> None:
-        publish_folder(folder / "above" / "artifact", fill)
+        with new_artifact(folder / "above" / "artifact") as (temporary, fields):
+            (temporary / "data").write_bytes(b"data" * 1000)
+            fields["kind"] = "test"
 
     disk, done = recorded(folder, work)
     left = left_behind(disk, done)

@@ -46,20 +46,13 @@ def test_every_form_tells_the_digest_of_the_transform(
 
 
 @pytest.mark.parametrize(
-    ("form", "name", "message"),
-    [
-        ("query", "mm.safetensors", "--as query makes a folder; give a name without .safetensors"),
-        ("query", "mm.SQL", "name of a sql file, and --as query makes a folder"),
-        ("sentence-transformers", "mm.safetensors", "or leave out --as sentence-transformers for"),
-        ("sentence-transformers", "mm.sql/", "makes a folder; give a name without .sql"),
-        ("sql", "mm.safetensors", "makes another one; end the name in .sql"),
-        ("matrix", "mm.sql", "makes another one; end the name in .safetensors"),
-    ],
+    ("form", "name"),
+    [("query", "m.safetensors"), ("query", "m.SQL"), ("sql", "m.safetensors"), ("matrix", "m.sql")],
 )
 def test_the_name_of_another_form_is_refused(
-    index: Path, tmp_path: Path, form: str, name: str, message: str
+    index: Path, tmp_path: Path, form: str, name: str
 ) -> None:
     status, stdout, stderr = run("export", index, f"{tmp_path}/{name}", "--as", form)
     assert (status, stdout) == (2, "")
-    assert message in stderr
+    assert f"and --as {form} is something else; give another name" in stderr
     assert not list(tmp_path.iterdir())

@@ -194,8 +194,8 @@ def test_what_cannot_be_done_is_refused(ours: Any, folder: Path) -> None:
         model.encode([{"image": [0]}])
     with pytest.raises(ConfigError, match="precision 'int8' and these vectors are float32"):
         model.encode([{"text": ["a"]}], precision="int8")
-    with pytest.raises(ConfigError, match=r"IndexedSearch has no option limit, kk; it takes model"):
-        ours.IndexedSearch(model=str(folder), limit=3, kk=2)
+    with pytest.raises(ConfigError, match="IndexedSearch takes no limit, keep: the task"):
+        ours.IndexedSearch(model=str(folder), limit=3, keep=("a",))
     index = ours.IndexedSearch(model=str(folder))
     with pytest.raises(ConfigError, match=r"call index\(\) with a corpus first"):
         index.search([], task_metadata=None, top_k=1)

@@ -17,5 +17,5 @@ def test_a_mark_of_windows_editors_at_the_front_of_a_job_file(tmp_path: Path) ->
     path.write_bytes(b'\xef\xbb\xbfindex = "x"\r\n')
     assert read_toml(path) == {"index": "x"}
     path.write_bytes('index = "é"'.encode("latin-1"))
-    with pytest.raises(ConfigError, match="save it as UTF-8"):
+    with pytest.raises(ConfigError, match="is not TOML in UTF-8"):
         read_toml(path)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from whiten_index.cli.monitoring import Outcome
+from whiten_index.cli.monitoring import OUTCOMES
 from whiten_index.cli.nightly_job import NightlyJob
 from whiten_index.cli.signals import INTERRUPTED
 
@@ -121,9 +121,9 @@ def test_prometheus_alerts(
         f"whiten_index_last_run_exit_code{index}}}": status,
         f"whiten_index_last_success_timestamp_seconds{index}}}": 0,
     }
-    for each in Outcome:
-        is_this = each.value == outcome
-        series[f'whiten_index_last_run_outcome{index}, outcome="{each.value}"}}'] = int(is_this)
+    for each in OUTCOMES:
+        is_this = each == outcome
+        series[f'whiten_index_last_run_outcome{index}, outcome="{each}"}}'] = int(is_this)
     test = {
         "rule_files": [str(RULES)],
         "tests": [

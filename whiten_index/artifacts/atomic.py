@@ -157,13 +157,7 @@ def leftovers_in(folder: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a temporary folder.
-
-    Raises:
-        BlockingIOError: another process holds it.
-        FileNotFoundError: another process removed it.
-        OSError: it cannot be locked.
-    """
+    """Hold the lock of a temporary folder that no other process holds or has removed."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -267,19 +261,15 @@ def require_plain_target(path: Path) -> None:
 
 
 def require_replaceable(path: Path, is_ours: Callable[[Path], bool], what: str) -> None:
-    """Refuse to replace a file that is not ours, where ``what`` is the name of the kind."""
-    fault = ""
+    """Refuse to replace what is not ours; so are folders, pipes and links to nothing."""
     with writing(path, kept=""):
-        if is_folder(path):
-            raise ConfigError(f"{path} is a folder; name a file")
         # To open a pipe would wait for ever.
         require_plain_target(path)
-        if is_link(path) and not exists(path):
-            fault = "is a link to what is not there, and is left as it is"
-        elif exists(path) and not is_ours(path):
-            fault = f"holds something else than {what}, and is left as it is"
-    if fault:
-        raise ConfigError(f"{path} {fault}; name another file")
+        ours = is_file(path) and is_ours(path)
+        if not ours and (exists(path) or is_link(path)):
+            raise ConfigError(
+                f"{path} holds something else than {what}, and is left as it is; name another file"
+            )
 
 
 def require_free(
@@ -287,20 +277,19 @@ def require_free(
 ) -> Path:
     """Return the resolved path of a folder to write, if ``replace_folder`` would write it."""
     final = resolved(require_path(path))
-    if exists(final) and not is_folder(final):
-        raise ConfigError(f"{final} is no folder, and {what} is one; name another path")
-    if exists(final) and list_folder(final):
-        known = files(final)
-        if known is None:
+    if not exists(final):
+        return final
+    known = files(final) if is_folder(final) else None
+    if known is None and (not is_folder(final) or list_folder(final)):
+        raise ConfigError(
+            f"{final} holds something else than {what}, and is left as it is; name a folder that "
+            "is new, empty, or was made by the same command"
+        )
+    for each in _leaves(final):
+        if (name := each.relative_to(final).as_posix()) not in (known or ()):
             raise ConfigError(
-                f"{final} holds something else than {what}, and is left as it is; name a folder "
-                "that is new, empty, or was made by the same command"
-            )
-        inside = (each.relative_to(final).as_posix() for each in _leaves(final))
-        if (strange := next((name for name in inside if name not in known), None)) is not None:
-            raise ConfigError(
-                f"{final} holds {strange} beside {what}, which would be lost; move it away, or "
-                "name a new folder"
+                f"{final} holds {name} beside {what}, which would be lost; move it away, or name a "
+                "new folder"
             )
     return final
 
@@ -314,15 +303,9 @@ def replace_folder(
 ) -> Path:
     """Make a folder under another name, and put it at ``path`` when it is complete.
 
-    If the system cannot swap two folders in one step, a process that is killed between two
-    renames leaves none at ``path``; the next writer puts the old one back.
-
-    Args:
-        path: the target; missing, an empty folder, or one of the same kind made before.
-        make: makes the folder at a given path.
-        files: returns the files that a folder of the kind has, by their paths in it, or None for
-            another kind.
-        what: name of the kind, for messages.
+    What is at ``path`` must be nothing, an empty folder, or a ``what`` made before: one that has
+    only the ``files`` of its kind. If the system cannot swap two folders in one step, a process
+    that is killed between two renames leaves none there; the next writer puts the old one back.
     """
     final = require_free(path, files=files, what=what)
     with writing(final, kept=""):
@@ -374,10 +357,6 @@ def require_space(wanted: Mapping[Path, int], what: str) -> None:
 
     Space reserved for the root user does not count as free. Quotas, and file systems that do not
     report their free space, show only when they are written.
-
-    Args:
-        wanted: folder or file, existing or not -> bytes that will be added to its file system.
-        what: name of the work, for the error.
     """
     disks: dict[int, list[Path]] = {}
     for path, size in wanted.items():

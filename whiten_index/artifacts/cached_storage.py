@@ -167,15 +167,10 @@ class BucketStorage(Storage):
 
     @override
     def settle(self, path: Path) -> None:
-        key = self._key(path)
-        if not exists(path):
-            self.fetch(path)
-        elif (
-            self._is_known(key)
-            and self._differs(key, path)
-            and not self._get_artifact(key, path, replace=True)
-        ):
-            self._dropped.add(key)
+        try:
+            self.fetch(path, compare=True)
+        except ArtifactError:
+            self._dropped.add(self._key(path))
 
     @override
     def keep(self, path: Path) -> None:
@@ -247,10 +242,6 @@ class BucketStorage(Storage):
         return self._is_known(self._key(path))
 
     @override
-    def has(self, path: Path) -> bool:
-        return exists(path) or self.holds(path)
-
-    @override
     def names(self, folder: Path) -> set[str]:
         key = self._key(folder)
         return self._listed(key).names(key)
@@ -271,15 +262,10 @@ class BucketStorage(Storage):
         found = self._bucket.get(f"{self._key(path)}/{MANIFEST}")
         return None if found is None else found[0]
 
-    def size(self, path: Path) -> int:
-        """Return the bytes of all objects of an artifact."""
-        key = self._key(path)
-        return sum(self._listed(key).below(key).values())
-
-    def sizes(self, path: Path, data: bytes) -> dict[str, int]:
-        """Return the bytes of the files of an artifact in the bucket, by name."""
-        key = self._key(path)
-        return self._listed(key).below(f"{key}/{stamp(data)}")
+    def sizes(self, folder: Path) -> dict[str, int]:
+        """Return the bytes of all objects below a folder, by their keys there."""
+        key = self._key(folder)
+        return self._listed(key).below(key)
 
     def _key(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()

@@ -99,9 +99,7 @@ def reading(path: Path | str) -> Iterator[None]:
 def writing(path: Path, *, kept: str = _KEPT) -> Iterator[None]:
     """Turn the system's errors into a ``StorageError`` that names ``path``.
 
-    Args:
-        path: the file or folder that is written.
-        kept: work that the same command will not repeat, for the message; empty for none.
+    The message names the work ``kept``, which the same command will not repeat.
     """
     try:
         yield
@@ -249,11 +247,7 @@ def read_bounded(path: Path) -> bytes:
 
 
 def read_bytes(path: Path | str, *, limit: int) -> bytes:
-    """Return the content of a regular file; see ``open_regular``.
-
-    Raises:
-        ValueError: it has more than ``limit`` bytes.
-    """
+    """Return the content of a regular file; raise ``ValueError`` if it has more than ``limit``."""
     with open_regular(path) as file:
         return read_up_to(file, limit)
 

@@ -55,11 +55,7 @@ def check_expanded(size: int, packed: int) -> None:
 
 
 def load_toml(data: bytes) -> dict[str, Any]:
-    """Return the values of a TOML text in UTF-8.
-
-    Raises:
-        ValueError: the text is not TOML, is too long, or nests too deep.
-    """
+    """Return the values of a TOML text in UTF-8; raise ``ValueError`` if it cannot be used."""
     if len(data) > _TOML_BYTES:
         raise LimitError(f"it has more than {_TOML_BYTES:,} bytes")
     # Editors of Windows mark UTF-8 at the front.
@@ -74,11 +70,7 @@ def load_toml(data: bytes) -> dict[str, Any]:
 
 
 def load_json(data: bytes | str) -> Any:
-    """Return the value of a JSON text.
-
-    Raises:
-        ValueError: the text is not JSON, or nests too deep.
-    """
+    """Return the value of a JSON text; raise ``ValueError`` if it is not JSON or too deep."""
     try:
         return _require_shallow(json.loads(data))
     except RecursionError:

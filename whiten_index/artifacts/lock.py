@@ -31,16 +31,10 @@ _BUSY = (errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN)
 
 @contextlib.contextmanager
 def only_writer(folder: Path, *, what: str) -> Iterator[None]:
-    """Hold the lock of ``folder`` for the block.
-
-    Args:
-        folder: created if it does not exist.
-        what: the kind of folder, for the message.
+    """Hold the lock of ``folder``, a ``what`` that is created if it does not exist.
 
     Raises:
-        ArtifactError: the lock is a link, or another thing than a file.
         BusyError: another process holds it, or one of another host did and may still be alive.
-        StorageError: the folder cannot be written.
     """
     path = folder / LOCK
     with writing(folder):

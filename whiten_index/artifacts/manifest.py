@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -82,12 +82,6 @@ def new_artifact(final: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             fsync_path(final.parent)
 
 
-def publish_folder(final: Path, fill: Callable[[Path], Mapping[str, Any]]) -> None:
-    """Publish an artifact of the files that ``fill`` writes and the manifest fields it returns."""
-    with new_artifact(final) as (folder, fields):
-        fields |= fill(folder)
-
-
 def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the sizes and checksums of the files below a folder, by their paths in it."""
     return {path.relative_to(folder).as_posix(): describe_file(path) for path in walk_files(folder)}
@@ -148,14 +142,9 @@ def read_json(
     remedy: str = REMEDY,
     missing: str = _MISSING,
 ) -> dict[str, Any]:
-    """Read a JSON object.
+    """Read a JSON object of a ``what``, with advice if it is damaged or missing.
 
-    Args:
-        path: the file.
-        what: kind of the folder it belongs to, for messages.
-        exact: require the bytes that ``write_manifest`` wrote, its digest included.
-        remedy: advice for a damaged file.
-        missing: advice for a missing one.
+    ``exact`` requires the bytes that ``write_manifest`` wrote, its digest included.
 
     Raises:
         ArtifactError: the file is missing or not a JSON object.
@@ -246,6 +235,20 @@ def check_files(
             raise _damaged(path, f"it has {size} bytes instead of {expected['bytes']}", remedy)
         if not sound:
             raise _damaged(path, "its content does not match its checksum", remedy)
+
+
+def listed_files(folder: Path, schema: Schema[Any], *, name: str = MANIFEST) -> set[str] | None:
+    """Return the files of an artifact and its manifest, None for another folder.
+
+    Raises:
+        FormatError: a later release wrote it.
+    """
+    try:
+        return {name, *read_manifest(folder, schema, name=name)["files"]}
+    except FormatError:
+        raise
+    except ArtifactError:
+        return None
 
 
 def first_damaged(folder: Path, schema: Schema[Any]) -> Path | None:

@@ -65,10 +65,6 @@ class Storage:
         """Return whether an artifact or file is in the bucket, or in a folder without a bucket."""
         return exists(path)
 
-    def has(self, path: Path) -> bool:
-        """Return whether an artifact or file is in the folder or in the bucket, sound or not."""
-        return exists(path)
-
     def names(self, folder: Path) -> set[str]:
         """Return the names of the artifacts and files in a folder of the bucket."""
         return set()

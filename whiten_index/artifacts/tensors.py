@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,86 +38,36 @@ def write_tensors(
     kind: str,
     version: int,
     facts: Mapping[str, str] | None = None,
+    seal: bool = False,
 ) -> None:
-    """Write arrays and short facts to one safetensors file; equal ones make equal files."""
+    """Write arrays and short facts to one safetensors file; equal ones make equal files.
+
+    With ``seal`` a digest of both is among the facts, for a file that no manifest lists.
+    """
     metadata = {"kind": kind, "format_version": str(version), **(facts or {})}
+    if seal:
+        metadata[_CONTENT] = content_digest(tensors, metadata)
     arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     data = save(arrays, metadata)
     start = 8 + int.from_bytes(data[:8], "little")
     # The library writes facts in an order that changes.
     header = json.loads(data[8:start])
     header[_HEADER] = dict(sorted(header[_HEADER].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
     with Path(path).open("wb") as file:
-        file.write(_framed(header))
+        file.write(len(text).to_bytes(8, "little") + text)
         file.write(memoryview(data)[start:])
 
 
 def content_digest(tensors: Mapping[str, NDArray[Any]], facts: Mapping[str, str]) -> str:
-    """Return the identity of arrays and facts, for a file that no manifest lists."""
+    """Return the identity of arrays and facts."""
     sha = hashlib.sha256(repr(sorted(facts.items())).encode())
     for name in sorted(tensors):
         array = np.ascontiguousarray(tensors[name])
         sha.update(repr((name, array.dtype.str, array.shape)).encode())
         sha.update(array.tobytes())
     return sha.hexdigest()
-
-
-def write_sealed(
-    path: Path | str,
-    tensors: Mapping[str, NDArray[Any]],
-    *,
-    kind: str,
-    version: int,
-    facts: Mapping[str, str] | None = None,
-) -> None:
-    """Write arrays and facts with a digest; see ``write_tensors``."""
-    all_facts = {"kind": kind, "format_version": str(version), **(facts or {})}
-    sealed = {**(facts or {}), _CONTENT: content_digest(tensors, all_facts)}
-    write_tensors(path, tensors, kind=kind, version=version, facts=sealed)
-
-
-def read_sealed(
-    path: Path | str,
-    *,
-    kind: str,
-    version: int,
-    shapes: Mapping[str, str],
-    remedy: str = _REMEDY,
-) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Read what ``write_sealed`` wrote; see ``read_tensors``."""
-    tensors, facts = read_tensors(path, kind=kind, version=version, shapes=shapes, remedy=remedy)
-    others = {name: value for name, value in facts.items() if name != _CONTENT}
-    if facts.get(_CONTENT) != content_digest(tensors, others):
-        raise ArtifactError(f"{path} is damaged: its content does not match its digest; {remedy}")
-    return tensors, facts
-
-
-def create_tensor(
-    path: Path | str, name: str, shape: Sequence[int], *, kind: str, version: int
-) -> NDArray[np.float32]:
-    """Create a file of one float32 array of zeros, and map it for writing.
-
-    Flush the array when it is filled.
-    """
-    count = 4 * int(np.prod(shape, dtype=np.int64))
-    metadata = {"kind": kind, "format_version": str(version)}
-    entry = {"dtype": "F32", "shape": list(shape), "data_offsets": [0, count]}
-    header = _framed({_HEADER: metadata, name: entry})
-    with Path(path).open("wb") as file:
-        file.write(header)
-        # Writing to a mapped file on a full disk would kill the process.
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, len(header) + count)
-        else:
-            file.truncate(len(header) + count)
-    return np.memmap(path, np.float32, mode="r+", offset=len(header), shape=tuple(shape))
-
-
-def _framed(header: Mapping[str, Any]) -> bytes:
-    """Return the length of a header and the header, as safetensors files begin, aligned to 8."""
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
 
 
 def read_tensors(
@@ -128,17 +78,13 @@ def read_tensors(
     shapes: Mapping[str, str],
     optional: Mapping[str, str] | None = None,
     remedy: str = _REMEDY,
+    sealed: bool = False,
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Read the arrays and facts that ``write_tensors`` wrote.
+    """Read the arrays and facts that ``write_tensors`` wrote; ``sealed`` ones have a digest.
 
-    Args:
-        path: the file.
-        kind: its required kind.
-        version: the latest format known here.
-        shapes: name -> shape in letters, such as ``{"mean": "d", "basis": "dk", "count": "1"}``;
-            a letter stands for the same length everywhere, and every entry must be finite.
-        optional: shapes of arrays that may be absent.
-        remedy: advice for a damaged file.
+    ``shapes`` has names and shapes in letters, such as ``{"mean": "d", "basis": "dk", "count":
+    "1"}``: a letter stands for the same length everywhere. Every entry must be finite. Arrays in
+    ``optional`` may be absent.
 
     Raises:
         ArtifactError: missing, damaged, of another kind, or written by a later release.
@@ -158,6 +104,9 @@ def read_tensors(
         _check_shapes(tensors, {**shapes, **present})
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ArtifactError(f"{path} cannot be read as {kind} ({error}); {remedy}") from error
+    others = {name: value for name, value in facts.items() if name != _CONTENT}
+    if sealed and facts.get(_CONTENT) != content_digest(tensors, others):
+        raise ArtifactError(f"{path} is damaged: its content does not match its digest; {remedy}")
     return tensors, facts
 
 

@@ -9,13 +9,11 @@ import atexit
 import errno
 import gc
 import sys
-import traceback
 from typing import Any
 
 import click
 
 import whiten_index
-from whiten_index.address import hide_secrets
 from whiten_index.artifacts.files import system_error
 from whiten_index.cli import (
     commands,
@@ -28,7 +26,7 @@ from whiten_index.cli import (
     terminal,
 )
 from whiten_index.cli.signals import INTERRUPTED, stop_on_signals
-from whiten_index.cli.streams import cell, guarded, open_closed_descriptors
+from whiten_index.cli.streams import cell, guarded, open_closed_descriptors, print_exception
 from whiten_index.errors import ConfigError, PartialFailureError, WhitenIndexError
 from whiten_index.paths import require_no_secret, require_plain_environment
 
@@ -142,15 +140,10 @@ for members in _SECTIONS.values():
         cli.add_command(command)
 
 
-def _print_exception(*raised: Any) -> None:
-    # A library's message may name an address with its password.
-    sys.stderr.write(hide_secrets("".join(traceback.format_exception(*raised))))
-
-
 def main() -> None:
     """Run the command line."""
     open_closed_descriptors()
-    sys.excepthook = _print_exception
+    sys.excepthook = lambda _, error, __: print_exception(error)
     # torch and transformers make a million lasting objects. By default Python walks them often.
     gc.set_threshold(200_000, 20, 100)
     # At the end it would walk them once more; this handler runs after all others.

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from whiten_index.cli import terminal
-from whiten_index.cli.log_lines import Ending, log_job
+from whiten_index.cli.log_lines import log_job
 from whiten_index.cli.schema_options import (
     GroupedCommand,
     config_option,
@@ -51,12 +51,7 @@ def build(plan: bool, log: str | None, as_json: bool, **options: Any) -> None:
 
     config = BuildConfig(**options)
     if log is not None:
-
-        def work(progress: Progress) -> Ending:
-            report = build_index(config, progress=progress)
-            return Ending("up_to_date" if report.up_to_date else "published", report.to_json())
-
-        log_job(log, work)
+        log_job(log, lambda lines: build_index(config, progress=lines).to_json())
     if not as_json:
         click.echo(f"raw embeddings: {config.store_place}")
     report = build_index(config, progress=terminal.Bars(facts=not as_json)).to_json()
@@ -74,8 +69,6 @@ def encode(plan: bool, as_json: bool, **options: Any) -> None:
     options = given(options)
     if "corpus" not in options:
         raise click.UsageError("name a corpus to encode: a Parquet file, folder, glob or URI")
-    if "store" not in options:
-        raise click.UsageError("say where the embeddings go: --store DIR")
     if plan:
         _show_plan(options, as_json=as_json)
         return
@@ -122,14 +115,7 @@ def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> Non
         return update_index(config, progress=progress).to_json()
 
     if log is not None:
-
-        def work(progress: Progress) -> Ending:
-            said = do(progress)
-            done = "up_to_date" if said["up_to_date"] else "published"
-            status = GateError.exit_code if said.get("refused") else 0
-            return Ending("planned" if dry_run else done, said, status)
-
-        log_job(log, work)
+        log_job(log, do, planned=dry_run)
     try:
         said = do(terminal.Bars(facts=not (as_json or dry_run)))
     except GateError as error:

@@ -90,21 +90,16 @@ def export(
 
 
 def _form_of(target: str, form: str | None) -> str:
-    """Return the form asked for, or that of the target's ending; both must agree."""
-    name, ending = Path(target).name, Path(target).suffix.lower()
-    by_ending = _ENDINGS.get(ending, form)
-    if by_ending is None:
+    """Return the form given, or that of the target's ending; both must agree."""
+    name, by_ending = Path(target).name, _ENDINGS.get(Path(target).suffix.lower())
+    if form is None and by_ending is None:
         raise ConfigError(
             f"{name} does not tell what to export: end it in .safetensors for a matrix or in .sql, "
             f"or say --as {QUERY} or --as {MODEL} for a folder"
         )
-    if form in (None, by_ending):
-        return by_ending
-    files = {of: suffix for suffix, of in _ENDINGS.items()}
-    makes = f"a folder; give a name without {ending}"
-    if form in files:
-        makes = f"another one; end the name in {files[form]}"
-    raise ConfigError(
-        f"{name} is the name of a {by_ending} file, and --as {form} makes {makes}, or leave out "
-        f"--as {form} for {by_ending}"
-    )
+    if form is not None and by_ending not in (None, form):
+        raise ConfigError(
+            f"{name} is the name of a {by_ending} file, and --as {form} is something else; give "
+            f"another name, or leave out --as {form} for {by_ending}"
+        )
+    return form or str(by_ending)

@@ -6,7 +6,6 @@ import datetime
 import json
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -14,7 +13,7 @@ from typing import Any, NoReturn
 
 from whiten_index.address import hide_secrets
 from whiten_index.cli.signals import INTERRUPTED, raise_if_interrupted
-from whiten_index.cli.streams import guarded
+from whiten_index.cli.streams import guarded, print_exception
 from whiten_index.errors import GateError, WhitenIndexError
 
 _EVERY_SECONDS = 10.0
@@ -36,8 +35,9 @@ class LogForm(Enum):
 class LogLines:
     """A watcher that prints one line an event, and progress every few seconds."""
 
-    def __init__(self, form: str | LogForm = LogForm.JSON) -> None:
-        self.form = LogForm(form)
+    def __init__(self, form: str | LogForm = LogForm.JSON, **labels: Any) -> None:
+        """Take the form of the lines, and fields of each of them."""
+        self.form, self._labels = LogForm(form), labels
         self._stage, self._total, self._rows = "", 0, 0
         self._started = self._last = time.monotonic()
 
@@ -76,10 +76,7 @@ class LogLines:
     def log(self, event: str, /, **fields: Any) -> None:
         """Print one line."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        line = self.form.line({"time": now, "event": event, **fields})
-        # A letter that the terminal or file lacks must not end a job.
-        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-        print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+        print(self.form.line({"time": now, "event": event, **self._labels, **fields}), flush=True)
 
 
 def log(event: str, /, **fields: Any) -> None:
@@ -110,24 +107,39 @@ def run_job(work: Callable[[], Ending], *, kept: str, lines: LogLines | None = N
 def _ended(work: Callable[[], Ending], kept: str) -> Ending:
     try:
         return work()
-    except KeyboardInterrupt:
+    except (Exception, KeyboardInterrupt) as error:
+        ending = ending_of(error, kept=kept)
+        if ending.exit_code == 1:
+            # Readers of the log must see an end in any case; the rest is for people.
+            print_exception(error)
+        return ending
+
+
+def ending_of(error: BaseException, *, kept: str = "shards") -> Ending:
+    """Return the ending of a job that an error stopped."""
+    if isinstance(error, KeyboardInterrupt):
         message = f"finished {kept} are kept; run the same job to go on"
         return Ending("interrupted", {"message": message}, INTERRUPTED)
-    except Exception as error:
-        status = error.exit_code if isinstance(error, WhitenIndexError) else 1
-        if status == 1:
-            # Readers of the log must see an end in any case; the rest is for people.
-            print(hide_secrets(traceback.format_exc()), end="", file=sys.stderr)
-        fields = {**failure(error), "exit_code": status}
-        if isinstance(error, GateError):
-            fields |= {"candidate": error.candidate, "gates": list(error.gates)}
-        return Ending("gate_failed" if isinstance(error, GateError) else "failed", fields, status)
+    status = error.exit_code if isinstance(error, WhitenIndexError) else 1
+    fields: dict[str, Any] = {**failure(error), "exit_code": status}
+    if isinstance(error, GateError):
+        fields |= {"candidate": error.candidate, "gates": list(error.gates)}
+        return Ending("gate_failed", fields, status)
+    return Ending("failed", fields, status)
 
 
-def log_job(form: str, work: Callable[[LogLines], Ending]) -> NoReturn:
-    """Run the work of a command as a job, and end the process with its status."""
+def log_job(
+    form: str, work: Callable[[LogLines], Mapping[str, Any]], *, planned: bool = False
+) -> NoReturn:
+    """Run the work of a command as a job; end the process with its report as the last line."""
     lines = LogLines(form)
-    sys.exit(run_job(lambda: work(lines), kept="shards", lines=lines))
+
+    def end() -> Ending:
+        report = work(lines)
+        event = "planned" if planned else "up_to_date" if report["up_to_date"] else "published"
+        return Ending(event, report, GateError.exit_code if report.get("refused") else 0)
+
+    sys.exit(run_job(end, kept="shards", lines=lines))
 
 
 def failure(error: BaseException) -> dict[str, str]:

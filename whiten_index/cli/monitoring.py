@@ -6,7 +6,6 @@ import datetime
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -19,44 +18,10 @@ from whiten_index.versions.published import read_published
 
 _PREFIX = "whiten_index_"
 _LAST_SUCCESS = "last_success_timestamp_seconds"
-# All are gauges: a file that is rewritten each night cannot count across runs.
-METRICS = {
-    "last_run_timestamp_seconds": "When the last run ended, in seconds since 1970.",
-    "last_run_duration_seconds": "Wall time of the last run.",
-    "last_run_exit_code": "Exit status of the last run: 0 done, 9 a gate failed, see the README.",
-    "last_run_outcome": "Outcome of the last run: 1 at that outcome, else 0.",
-    _LAST_SUCCESS: "When a run last left the index as new as the corpus, in seconds since 1970.",
-    "published_info": "The version that is published, always 1.",
-    "published_version_number": "Number of the version that is published; less after a rollback.",
-    "published_created_timestamp_seconds": "When the published version was made, since 1970.",
-    "published_rows": "Rows of the published version.",
-    "published_size_bytes": "Bytes of the files of the published version.",
-    "update_rows": "Rows of the corpus, by what the last run found; all but deleted are in it.",
-    "update_read_rows": "Rows that the last run took from the corpus.",
-    "update_encoded_rows": "Rows that the last run encoded.",
-    "update_reused_rows": "Rows whose embeddings the last run found in the store.",
-    "update_truncated_rows": "Rows longer than the encoder takes.",
-    "update_skipped_rows": "Rows that the last run left out, by reason.",
-    "update_files": "Files of the corpus, by whether the last run read or skipped them.",
-    "update_stage_duration_seconds": "Wall time of each stage of the last run; a/b is a part of a.",
-    "update_stage_rows": "Rows that each stage of the last run handled.",
-    "update_refit": "Whether the last run fitted the whitening anew (1) or kept it (0).",
-    "update_drift": "Drift between the rows of the fit and those of today, by figure.",
-    "update_drift_threshold": "Drift above which the whitening is refitted, in nats a dimension.",
-    "update_gate_passed": "Whether what the last run made passed this gate (1) or not (0).",
-}
-_COUNTS = ("read", "encoded", "reused", "truncated")
-_Sample = tuple[str, dict[str, str], float]
-
-
-class Outcome(Enum):
-    """Outcome of a run; the names are those of its last log line."""
-
-    PUBLISHED = "published"
-    UP_TO_DATE = "up_to_date"
-    GATE_FAILED = "gate_failed"
-    FAILED = "failed"
-    INTERRUPTED = "interrupted"
+OUTCOMES = ("published", "up_to_date", "gate_failed", "failed", "interrupted")
+# Name, help, name of a label, and a number or numbers by the values of the label. All are gauges:
+# a file that is rewritten each night cannot count across runs.
+_Metric = tuple[str, str, str, Any]
 
 
 def check_metrics(path: Path) -> None:
@@ -84,7 +49,7 @@ def write_metrics(
     path: Path,
     *,
     index: Path,
-    outcome: Outcome,
+    outcome: str,
     exit_code: int,
     seconds: float,
     report: Mapping[str, Any] | None = None,
@@ -95,29 +60,29 @@ def write_metrics(
     Every metric has the label ``index``, the folder's absolute path. The time of the last success
     is taken over from the file that is there. ``report`` is that of an update that succeeded.
     """
-    label, now = _shown(str(index.absolute())), time.time()
-    samples: list[_Sample] = [
-        ("last_run_timestamp_seconds", {}, now),
-        ("last_run_duration_seconds", {}, seconds),
-        ("last_run_exit_code", {}, exit_code),
-        *(("last_run_outcome", {"outcome": o.value}, float(o is outcome)) for o in Outcome),
-    ]
+    place, now = _shown(str(index.absolute())), time.time()
     # After an update that succeeded the index is as new as the corpus, even if a later step failed.
-    success = _last_success(path, label) if report is None else now
-    if success is not None:
-        samples.append((_LAST_SUCCESS, {}, success))
-    samples += _published(index)
-    samples += _of_report(report or {})
-    for gate in gates:
-        samples.append(("update_gate_passed", {"gate": gate["name"]}, float(gate["passed"])))
+    success = _last_success(path, place) if report is None else now
+    outcomes = {each: float(each == outcome) for each in OUTCOMES}
+    metrics: list[_Metric] = [
+        ("last_run_timestamp_seconds", "When the last run ended, in seconds since 1970.", "", now),
+        ("last_run_duration_seconds", "Wall time of the last run.", "", seconds),
+        ("last_run_exit_code", "Exit status: 0 done, 9 a gate failed.", "", exit_code),
+        ("last_run_outcome", "1 at the outcome of the last run, else 0.", "outcome", outcomes),
+        (_LAST_SUCCESS, "When a run last left the index as new as the corpus.", "", success),
+        *_of_version(index),
+        *_of_update(report or {}),
+        ("update_gate_passed", "Whether what the last run made passed this gate (1) or not (0).",
+         "gate", {gate["name"]: float(gate["passed"]) for gate in gates}),
+    ]  # fmt: skip
     registry = _client().CollectorRegistry()
-    for name, text in METRICS.items():
-        found = [(labels, value) for given, labels, value in samples if given == name]
-        if found:
-            names = ["index", *found[0][0]]
+    for name, text, label, value in metrics:
+        numbers = dict(_figures(value if label else {"": value}))
+        if numbers:
+            names = ["index", label] if label else ["index"]
             gauge = _client().Gauge(_PREFIX + name, text, names, registry=registry)
-            for labels, value in found:
-                gauge.labels(label, *map(_shown, labels.values())).set(value)
+            for key, number in numbers.items():
+                gauge.labels(*[place, _shown(key)][: len(names)]).set(number)
     # node_exporter reads no folders, so that it never sees half of the file.
     with writing(path, kept=""):
         replace_file(path, _client().generate_latest(registry))
@@ -133,51 +98,62 @@ def _client() -> Any:
     return prometheus_client
 
 
-def _published(index: Path) -> Iterator[_Sample]:
-    """Return samples of the published version; none if it is missing or damaged."""
+def _of_version(index: Path) -> list[_Metric]:
+    """Return metrics of the published version; none if it is missing or damaged."""
     try:
         published = read_published(index)
         folder, fields = published.folder, published.fields
         sizes = {name: int(entry["bytes"]) for name, entry in fields["files"].items()}
         sizes[MANIFEST] = (folder / MANIFEST).stat().st_size
     except (WhitenIndexError, OSError):
-        return
+        return []
     version = str(fields["version"])
-    created = datetime.datetime.fromisoformat(fields["created"])
-    yield "published_info", {"version": version}, 1.0
-    yield "published_version_number", {}, float(version.partition("-")[0])
-    yield "published_created_timestamp_seconds", {}, created.timestamp()
-    yield "published_rows", {}, float(fields["rows"])
-    for name, size in sizes.items():
-        yield "published_size_bytes", {"file": name}, float(size)
+    created = datetime.datetime.fromisoformat(fields["created"]).timestamp()
+    return [
+        ("published_info", "The version that is published, always 1.", "version", {version: 1}),
+        ("published_version_number", "Number of the published version; less after a rollback.",
+         "", int(version.partition("-")[0])),
+        ("published_created_timestamp_seconds", "When the published version was made, since 1970.",
+         "", created),
+        ("published_rows", "Rows of the published version.", "", fields["rows"]),
+        ("published_size_bytes", "Bytes of the files of the published version.", "file", sizes),
+    ]  # fmt: skip
 
 
-def _of_report(report: Mapping[str, Any]) -> Iterator[_Sample]:
-    counts = report.get("counts") or {}
-    for name in _COUNTS:
-        if name in counts:
-            yield f"update_{name}_rows", {}, float(counts[name])
-    for metric, label, values in (
-        ("update_rows", "kind", report.get("rows")),
-        ("update_skipped_rows", "reason", counts.get("skipped")),
-        ("update_files", "state", report.get("files")),
-        ("update_stage_duration_seconds", "stage", report.get("seconds")),
-        ("update_stage_rows", "stage", report.get("stage_rows")),
-        ("update_drift", "figure", report.get("drift")),
-    ):
-        for name, value in _figures(values or {}):
-            # A total next to its parts would double every sum.
-            if (metric, name) != ("update_rows", "total"):
-                yield metric, {label: name}, value
-    if decision := report.get("decision"):
-        yield "update_refit", {}, float(decision["whitening"] == "refit")
-        if decision.get("threshold") is not None:
-            yield "update_drift_threshold", {}, float(decision["threshold"])
+def _of_update(report: Mapping[str, Any]) -> list[_Metric]:
+    counts, decision = report.get("counts") or {}, report.get("decision") or {}
+    # A total next to its parts would double every sum.
+    kinds = {name: rows for name, rows in (report.get("rows") or {}).items() if name != "total"}
+    refit = float(decision["whitening"] == "refit") if decision else None
+    return [
+        ("update_rows", "Rows of the corpus by kind; all but deleted are in it.",
+         "kind", kinds),
+        ("update_read_rows", "Rows that the last run read.", "", counts.get("read")),
+        ("update_encoded_rows", "Rows that the last run encoded.", "", counts.get("encoded")),
+        ("update_reused_rows", "Rows whose embeddings the last run found in the store.",
+         "", counts.get("reused")),
+        ("update_truncated_rows", "Rows cut to the encoder's limit.", "", counts.get("truncated")),
+        ("update_skipped_rows", "Rows that the last run left out, by reason.",
+         "reason", counts.get("skipped")),
+        ("update_files", "Files of the corpus, by whether the last run read or skipped them.",
+         "state", report.get("files")),
+        ("update_stage_duration_seconds",
+         "Wall time of each stage of the last run; a/b is a part of a.",
+         "stage", report.get("seconds")),
+        ("update_stage_rows", "Rows that each stage of the last run handled.",
+         "stage", report.get("stage_rows")),
+        ("update_refit", "Whether the last run fitted the whitening again (1) or kept it (0).",
+         "", refit),
+        ("update_drift", "Drift between the rows of the fit and those of today, by figure.",
+         "figure", report.get("drift")),
+        ("update_drift_threshold", "Drift above which the whitening is fitted again, in nats.",
+         "", decision.get("threshold")),
+    ]  # fmt: skip
 
 
-def _figures(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float]]:
+def _figures(values: Mapping[str, Any] | None, above: str = "") -> Iterator[tuple[str, float]]:
     """Return the numbers among JSON values by name; what is nested is named with dots."""
-    for name, value in values.items():
+    for name, value in (values or {}).items():
         if isinstance(value, Mapping):
             yield from _figures(value, f"{above}{name}.")
         elif isinstance(value, int | float):

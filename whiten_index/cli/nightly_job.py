@@ -31,10 +31,8 @@ database may be behind. It does not run if the job file is refused (2), another 
 
 from __future__ import annotations
 
-import os
 import re
 import time
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -45,12 +43,12 @@ from urllib.parse import parse_qs
 from pydantic import Field
 
 from whiten_index.artifacts.job_file import read_job, rename_keys
-from whiten_index.cli.log_lines import Ending, LogForm, LogLines, failure, run_job
-from whiten_index.cli.monitoring import Outcome, check_metrics, write_metrics
+from whiten_index.cli.log_lines import Ending, LogForm, LogLines, ending_of, failure, run_job
+from whiten_index.cli.monitoring import check_metrics, write_metrics
 from whiten_index.cli.signals import INTERRUPTED
+from whiten_index.cli.streams import print_exception
 from whiten_index.errors import BusyError, ConfigError, DatabaseError, GateError, WhitenIndexError
 from whiten_index.options import job_keys, schema
-from whiten_index.paths import require_path
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.vectordb.push_config import PushConfig
 
@@ -85,11 +83,6 @@ class NightlyJob(UpdateConfig):
         """Read a job file, and refuse it whole if any key or value is not valid."""
         where = f"job file {path}"
         values = read_job(path, job_keys(cls))
-        if values.get("corpus") == []:
-            raise ConfigError(
-                f"{where} names an empty corpus; leave the line out to take the corpus that the "
-                "index was built from"
-            )
         tables = values.pop("push", [])
         if not isinstance(tables, list):
             raise ConfigError(f"{where}: push is a table; write [[push]] above each")
@@ -97,19 +90,24 @@ class NightlyJob(UpdateConfig):
             job = cls(**values)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
-        if job.metrics is not None:
-            require_path(job.metrics, what="metrics")
         keys = job_keys(PushConfig)
         del keys["index"]
-        pushes = []
+        pushes, places = [], dict[tuple[Any, ...], int]()
         for number, table in enumerate(tables, 1):
             push = f"{where}, push {number}"
             named = rename_keys(table, keys, where=push)
             try:
-                pushes.append(PushConfig(index=job.index, **named))
+                config = PushConfig(index=job.index, **named)
             except ConfigError as error:
                 raise ConfigError(f"{push}: {error}") from error
-        _require_apart(where, pushes)
+            place = (config.to, config.table, *(config.options.get(name) for name in _PLACES))
+            if (before := places.setdefault(place, number)) != number:
+                # Each would undo the other every night.
+                raise ConfigError(
+                    f"{push} goes where push {before} does; give it another table or file, or "
+                    "leave one out"
+                )
+            pushes.append(config)
         return replace(job, push=tuple(pushes))
 
     @property
@@ -144,7 +142,7 @@ def _planned(job: NightlyJob, lines: LogLines) -> Ending:
             require_file(config.to) if config.to_file else require_client(config.to)
         except ConfigError as error:
             status = DatabaseError.exit_code
-            _PushLines(config, lines.form).log("push_failed", **failure(error), exit_code=status)
+            _push_lines(config, lines).log("push_failed", **failure(error), exit_code=status)
     plan = plan_update(job.update, progress=lines)
     status = GateError.exit_code if plan.get("refused") else status
     pushes = [target(config) for config in job.push]
@@ -171,11 +169,10 @@ class _Night:
             check_metrics(Path(self.job.metrics))
         try:
             ending = self._update()
-        except BusyError:
-            # The metrics belong to the job that holds the lock.
-            raise
         except (Exception, KeyboardInterrupt) as error:
-            self._write_metrics(*_outcome(error))
+            # The metrics belong to the job that holds the lock.
+            if not isinstance(error, BusyError):
+                self._write_metrics(ending_of(error))
             raise
         try:
             self._push()
@@ -184,7 +181,7 @@ class _Night:
                 self._tidy(Path(self.report["store"]))
         except KeyboardInterrupt:
             ending = self._stopped(ending)
-        self._write_metrics(Outcome(ending.event), ending.exit_code or self._status)
+        self._write_metrics(ending)
         if not self.failed:
             return ending
         # The metrics may have failed as well.
@@ -202,33 +199,24 @@ class _Night:
         from whiten_index.pipeline.update import update_index
 
         try:
-            report = update_index(self.job.update, progress=self.lines).to_json()
+            self.report = report = update_index(self.job.update, progress=self.lines).to_json()
+            self.gates = report["gates"]
+            for name in ("drift", "decision"):
+                if report[name] is not None:
+                    self.lines.log(name, **report[name])
+            ending = Ending("up_to_date" if report["up_to_date"] else "published", report)
         except BusyError:
             raise
-        except GateError as error:
-            self.gates = error.gates
-            self._log_gates()
-            return self._not_updated(Outcome.GATE_FAILED, error, candidate=error.candidate)
         except WhitenIndexError as error:
-            return self._not_updated(Outcome.FAILED, error)
-        self.report, self.gates = report, report["gates"]
-        for name in ("drift", "decision"):
-            if report[name] is not None:
-                self.lines.log(name, **report[name])
-        self._log_gates()
-        outcome = Outcome.UP_TO_DATE if report["up_to_date"] else Outcome.PUBLISHED
-        return Ending(outcome.value, _shown(report, self.lines))
-
-    def _not_updated(self, outcome: Outcome, error: WhitenIndexError, **more: Any) -> Ending:
-        fields = {**failure(error), **more, "exit_code": error.exit_code}
-        if self.job.push:
-            # Pushes may take hours, or end the process.
-            self.lines.log("update_failed", **fields)
-        return Ending(outcome.value, fields, error.exit_code)
-
-    def _log_gates(self) -> None:
+            self.gates = error.gates if isinstance(error, GateError) else ()
+            ending = ending_of(error)
         for gate in self.gates:
             self.lines.log("gate", **gate)
+        ending = replace(ending, fields=_shown(ending.fields, self.lines))
+        if ending.exit_code and self.job.push:
+            # Pushes may take hours, or end the process.
+            self.lines.log("update_failed", **ending.fields)
+        return ending
 
     def _push(self) -> None:
         """Bring databases and files to the published version.
@@ -239,10 +227,10 @@ class _Night:
 
         store = self.job.store if self.report is None else self.report["store"]
         for config in self.job.push:
-            lines = _PushLines(config, self.lines.form)
+            lines = _push_lines(config, self.lines)
             lines.log("push_started")
             # Of a push every failure has one status: a gate of it is not the update's.
-            with self._step(f"push {target(config)}", "push", lines, DatabaseError.exit_code):
+            with self._step(f"push {target(config)}", lines, DatabaseError.exit_code):
                 config = replace(config, store=config.store or store)
                 report = push_index(config, progress=lines).to_json()
                 lines.log("push_finished", **_shown(report, lines))
@@ -274,18 +262,18 @@ class _Night:
 
     @contextmanager
     def _step(
-        self, step: str, event: str = "", lines: LogLines | None = None, status: int | None = None
+        self, step: str, lines: LogLines | None = None, status: int | None = None
     ) -> Iterator[None]:
         """Run a step whose failure must not keep the others from running."""
         self.step = step
         try:
             yield
         except Exception as error:
-            self.failed[step] = status or _outcome(error)[1]
+            self.failed[step] = status or ending_of(error).exit_code
             logged = {**failure(error), "exit_code": self.failed[step]}
-            (lines or self.lines).log(f"{event or step}_failed", **logged)
+            (lines or self.lines).log(f"{step.split()[0]}_failed", **logged)
             if not isinstance(error, WhitenIndexError):
-                traceback.print_exc()
+                print_exception(error)
 
     def _stopped(self, updated: Ending) -> Ending:
         """Return the ending of a job that was stopped after its update; a failure stays one."""
@@ -294,17 +282,17 @@ class _Night:
             return Ending(updated.event, stopped, updated.exit_code)
         stopped |= {"update": updated.event}
         stopped |= {"message": "the update is done; run the same job to do the rest"}
-        return Ending(Outcome.INTERRUPTED.value, stopped, INTERRUPTED)
+        return Ending("interrupted", stopped, INTERRUPTED)
 
-    def _write_metrics(self, outcome: Outcome, status: int) -> None:
+    def _write_metrics(self, ending: Ending) -> None:
         if self.job.metrics is None:
             return
         with self._step("metrics"):
             write_metrics(
                 Path(self.job.metrics),
                 index=Path(self.job.index),
-                outcome=outcome,
-                exit_code=status,
+                outcome=ending.event,
+                exit_code=ending.exit_code or self._status,
                 seconds=time.monotonic() - self.started,
                 report=self.report,
                 gates=self.gates,
@@ -314,12 +302,6 @@ class _Night:
 def _shown(report: Mapping[str, Any], lines: LogLines) -> dict[str, Any]:
     hidden = {*_LOGGED_APART, *(_FOR_MACHINES if lines.form is LogForm.TEXT else ())}
     return {name: value for name, value in report.items() if name not in hidden}
-
-
-def _outcome(error: BaseException) -> tuple[Outcome, int]:
-    if isinstance(error, KeyboardInterrupt):
-        return Outcome.INTERRUPTED, INTERRUPTED
-    return Outcome.FAILED, error.exit_code if isinstance(error, WhitenIndexError) else 1
 
 
 def target(config: PushConfig) -> str:
@@ -340,40 +322,6 @@ def _place(config: PushConfig) -> dict[str, str]:
     return {"to": to} if config.table is None else {"to": to, "table": config.table}
 
 
-class _PushLines(LogLines):
-    """Log lines with the target of a push."""
-
-    def __init__(self, config: PushConfig, form: LogForm) -> None:
-        super().__init__(form)
-        self._place = _place(config)
-
-    def log(self, event: str, /, **fields: Any) -> None:
-        """Print one line."""
-        super().log(event, **self._place, **fields)
-
-
-def _require_apart(where: str, pushes: Sequence[PushConfig]) -> None:
-    """Refuse two pushes to one place, each of which would undo the other every night."""
-    seen = dict[tuple[str, ...], int]()
-    for number, config in enumerate(pushes, 1):
-        for place in _written(config):
-            before = seen.setdefault(place, number)
-            if before != number:
-                raise ConfigError(
-                    f"{where}, push {number} goes where push {before} does; give it another table "
-                    "or file, or leave one out"
-                )
-
-
-def _written(config: PushConfig) -> list[tuple[str, ...]]:
-    """Return the table or the files that a push writes."""
-    from whiten_index.vectordb.vector_files import written_files
-
-    if config.table is None:
-        return [(os.path.realpath(each),) for each in written_files(Path(config.to))]
-    scheme, _, rest = config.to.partition("://")
-    scheme = scheme.lower().replace("postgresql", "postgres")
-    inside = (config.options.get(name, "") for name in _PLACES)
-    # A folder of this machine may be written in several ways.
-    place = os.path.realpath(rest) if rest.startswith("/") else rest.rstrip("/")
-    return [(scheme, place, config.table, *inside)]
+def _push_lines(config: PushConfig, lines: LogLines) -> LogLines:
+    """Return log lines of the same form that name the target of a push."""
+    return LogLines(lines.form, **_place(config))

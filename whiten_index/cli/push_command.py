@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -47,10 +46,12 @@ def push(options: tuple[str, ...], status: bool, as_json: bool, **given: Any) ->
         _print_status(config, as_json=as_json)
         return
     report = push_index(config, progress=terminal.Bars(facts=not as_json)).to_json()
-    if as_json:
-        terminal.print_json(report)
-    else:
-        _print_report(report)
+    lines = terminal.describe(
+        report, "rows", "rows_before", "k", "dtype", "columns", "query_digest", "pushed", "resumed",
+        "deleted", "why", "check", "seconds",
+    )  # fmt: skip
+    title = f"{report['target']} ({report['engine']}): version {report['version']}"
+    terminal.show(report, (title, *lines), as_json=as_json)
 
 
 def _print_status(config: PushConfig, *, as_json: bool) -> None:
@@ -66,19 +67,8 @@ def _print_status(config: PushConfig, *, as_json: bool) -> None:
         "index_query_digest": queries.query_digest,
         "fits": there is not None and there.query_digest == queries.query_digest,
     }
-    if as_json:
-        terminal.print_json(found)
-        return
-    if there is None:
-        click.echo("nothing is pushed under that name")
-        return
-    rows = [
-        ("version", f"{there.version} (the index publishes {queries.version})"),
-        ("rows", f"{there.rows:,} of {there.k} {there.dtype} numbers"),
-        ("query digest", there.query_digest),
-        ("queries of INDEX", "fit" if found["fits"] else f"do not fit: {queries.query_digest}"),
-    ]
-    click.echo(terminal.facts(rows))
+    nothing = ["nothing is pushed under that name"] * (there is None)
+    terminal.show(found, (*nothing, *terminal.describe(found)), as_json=as_json)
 
 
 def _pairs(options: tuple[str, ...]) -> dict[str, str]:
@@ -92,34 +82,3 @@ def _pairs(options: tuple[str, ...]) -> dict[str, str]:
             raise click.UsageError(f"--option {name} was given twice; give it once")
         pairs[name] = value
     return pairs
-
-
-def _print_report(report: Mapping[str, Any]) -> None:
-    click.echo(f"{report['target']} ({report['engine']}): version {report['version']}")
-    had = report["rows_before"]
-    before = f" ({had:,} before)" if had not in (None, report["rows"]) else ""
-    rows = [("rows", f"{report['rows']:,} of {report['k']} {report['dtype']} numbers{before}")]
-    rows.append(("columns", ", ".join(report["columns"])))
-    rows.append(("query digest", report["query_digest"]))
-    rows.append(("pushed", f"{report['pushed']:,}; {report['why']}"))
-    if report["resumed"]:
-        rows.append(("pushed before", f"{report['resumed']:,}"))
-    if report["deleted"]:
-        rows.append(("deleted", f"{report['deleted']:,} documents"))
-    check = report["check"]
-    if "compared" in check:
-        rows.append(("compared", f"{check['compared']:,} rows came back as they were sent"))
-    if "zero_vectors" in check:
-        told = f"{check['zero_vectors']:,} rows have a vector of zeros, which no search finds"
-        rows.append(("no direction", told))
-    if "recall" in check:
-        rows.append(
-            (
-                "recall@10",
-                f"{check['recall']:.3f} by its index, {check['exact_recall']:.3f} exactly",
-            )
-        )
-    click.echo(terminal.facts(rows))
-    if report["seconds"]:
-        click.echo("time")
-        click.echo(terminal.table(terminal.stage_rows(report["seconds"], report["stage_rows"])))

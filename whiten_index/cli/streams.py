@@ -13,9 +13,11 @@ import errno
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from whiten_index.address import hide_secrets
 from whiten_index.errors import StorageError
 
 # A shell reports this status for a process that SIGPIPE ended.
@@ -124,6 +126,11 @@ def guarded() -> Iterator[Streams]:
         yield streams
     finally:
         sys.stdout, sys.stderr = before
+
+
+def print_exception(error: BaseException) -> None:
+    """Print a traceback; the message of a library may name an address with its password."""
+    sys.stderr.write(hide_secrets("".join(traceback.format_exception(error))))
 
 
 def open_closed_descriptors() -> None:

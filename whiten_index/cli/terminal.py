@@ -100,7 +100,7 @@ def _described(values: Mapping[str, Any], indent: str = "", above: str = "") -> 
     if plain:
         rows = [(_words(name), _text(value, f"{above} {name}")) for name, value in plain.items()]
         numbers = all(isinstance(value, int | float) for value in plain.values())
-        yield (table if numbers else facts)(rows, indent=indent or "  ")
+        yield table(rows, indent=indent or "  ", numbers=numbers)
     for name, value in nested.items():
         inner = f"{indent}  "
         if name == "seconds":
@@ -171,23 +171,18 @@ def one_line(text: str, width: int = 100) -> str:
     return joined if len(joined) <= width else joined[: width - 1] + "…"
 
 
-def table(rows: Iterable[Sequence[object]], *, indent: str = "  ") -> str:
-    """Return rows as aligned columns: the first to the left, the others to the right."""
+def table(rows: Iterable[Sequence[object]], *, indent: str = "  ", numbers: bool = True) -> str:
+    """Return rows as aligned columns: the first to the left, ``numbers`` after it to the right."""
     cells = [[cell(each) for each in row] for row in rows]
     first, *others = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    align = str.rjust if numbers else str.ljust
     return "\n".join(
         "  ".join([
             indent + row[0].ljust(first),
-            *(each.rjust(width) for each, width in zip(row[1:], others, strict=True)),
+            *(align(each, width) for each, width in zip(row[1:], others, strict=True)),
         ]).rstrip()
         for row in cells
     )  # fmt: skip
-
-
-def facts(rows: Sequence[tuple[str, str]], *, indent: str = "  ") -> str:
-    """Return names and values as two columns, both to the left."""
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{indent}{name.ljust(width)}  {cell(value)}" for name, value in rows)
 
 
 def stage_rows(seconds: Mapping[str, float], rows: Mapping[str, int]) -> list[tuple[str, str, str]]:

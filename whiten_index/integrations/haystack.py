@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from whiten_index.errors import ConfigError
-from whiten_index.integrations.lazy import LazyIndex, QueryEmbedder
+from whiten_index.integrations.lazy import IndexRetriever, open_transform
+from whiten_index.paths import absolute, require_path
+from whiten_index.search.query_transform import QueryTransform
 
 try:
     from haystack import Document, component, default_to_dict
@@ -27,47 +30,36 @@ except ImportError as error:
 __all__ = ["WhitenedDocumentEmbedder", "WhitenedIndexRetriever", "WhitenedTextEmbedder"]
 
 
-class _Settings:
-    """Settings of a component as Haystack writes them down; it reads them as arguments."""
-
-    _settings: dict[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON values."""
-        written: dict[str, Any] = default_to_dict(self, **self._settings)
-        return written
-
-
-class _Embedder(_Settings):
+class _Embedder:
     """Settings of both embedders, and the encoder of queries that they open."""
 
     def __init__(
         self, source: str | Path, *, trust_remote_code: bool = False, **options: Any
     ) -> None:
-        """Take the settings; ``warm_up`` reads files.
-
-        Args:
-            source: the folder of an index, or one that ``QueryTransform.save`` wrote.
-            trust_remote_code: let the encoder run Python code that comes with its model.
-            options: ``k``, ``model``, ``device`` and ``threads``; see ``QueryEmbedder``.
-
-        Raises:
-            ConfigError: the path can name nothing.
-        """
+        """Take the settings, which are those of ``open_transform``; ``warm_up`` reads files."""
+        require_path(str(source), what="the index or query transform")
         self._settings = {"source": str(source), **options}
         # Not written down: a file gives no permission.
-        self._embedder = QueryEmbedder(**self._settings, trust_remote_code=trust_remote_code)
+        self._options = {**options, "trust_remote_code": trust_remote_code}
+        self._source = absolute(source)
+
+    @cached_property
+    def _transform(self) -> QueryTransform:
+        return open_transform(self._source, **self._options)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as JSON values."""
+        return dict(default_to_dict(self, **self._settings))
 
     def warm_up(self) -> None:
         """Read the transform and load the encoder, once.
 
         Raises:
             ArtifactError: the transform is missing or damaged.
-            ConfigError: an option cannot be used, no encoder of texts is known, or the transform
-                changed since this was pickled.
+            ConfigError: an option cannot be used, or no encoder of texts is known.
             EncoderError: the model is missing, or is not the one the index was built with.
         """
-        _ = self._embedder.transform.encoder
+        _ = self._transform.encoder
 
 
 @component
@@ -79,12 +71,8 @@ class WhitenedTextEmbedder(_Embedder):
 
     @component.output_types(embedding=list[float])
     def run(self, text: str) -> dict[str, list[float]]:
-        """Return the vector (k,) of a query as ``embedding``.
-
-        Raises:
-            ConfigError: the text is blank.
-        """
-        return {"embedding": self._embedder.query(text)}
+        """Return the vector (k,) of a query, which must not be blank, as ``embedding``."""
+        return {"embedding": self._transform.encode_queries([text])[0].tolist()}
 
 
 @component
@@ -92,8 +80,7 @@ class WhitenedDocumentEmbedder(_Embedder):
     """Documents to copies with the vectors that the index holds: transformed, of unit length.
 
     It keeps its transform: after a refit of the index make a new one, and embed with it all that a
-    store holds. One that was pickled warm before a refit refuses to continue after it; a pipeline
-    that was written down takes the transform that it finds.
+    store holds. A pipeline that was written down takes the transform that it finds.
 
     Documents longer than the encoder's limit are cut to it, and a warning in the log counts them.
     If the index holds passages, put a splitter before, to get vectors such as it holds.
@@ -115,11 +102,7 @@ class WhitenedDocumentEmbedder(_Embedder):
             meta_fields_to_embed: put before the content; empty ones are left out.
             embedding_separator: between them; a space joins the text columns of an index.
             progress_bar: show one.
-            options: ``k``, ``model``, ``trust_remote_code``, ``device`` and ``threads``; see
-                ``QueryEmbedder``.
-
-        Raises:
-            ConfigError: the path can name nothing.
+            options: those of ``open_transform``.
         """
         # Haystack makes the class again, so ``super()`` would not know it.
         _Embedder.__init__(self, source, **options)
@@ -139,8 +122,8 @@ class WhitenedDocumentEmbedder(_Embedder):
         texts = [self._text(each) for each in documents]
         hidden = not self._settings["progress_bar"]
         with tqdm(total=len(texts), desc="embed documents", unit="doc", disable=hidden) as bar:
-            vectors = self._embedder.documents(texts, advance=bar.update)
-        pairs = zip(documents, vectors, strict=True)
+            vectors = self._transform.encode_documents(texts, advance=bar.update)
+        pairs = zip(documents, vectors.tolist(), strict=True)
         return {"documents": [replace(document, embedding=vector) for document, vector in pairs]}
 
     def _text(self, document: Document) -> str:
@@ -156,64 +139,16 @@ class WhitenedDocumentEmbedder(_Embedder):
 
 
 @component
-class WhitenedIndexRetriever(_Settings):
+class WhitenedIndexRetriever(IndexRetriever):
     """A published index as a retriever of documents by query, with no document store.
 
     A document's content is the text column, its id the index's as a text, and its meta are the
-    other kept columns.
+    other kept columns. Consent to remote code is not written down.
     """
 
-    def __init__(
-        self,
-        index: str | Path,
-        *,
-        top_k: int = 10,
-        text_column: str | None = None,
-        row_filter: str | None = None,
-        options: dict[str, Any] | None = None,
-        trust_remote_code: bool = False,
-    ) -> None:
-        """Take the settings; ``warm_up`` opens the index.
-
-        Args:
-            index: its folder.
-            top_k: documents at most.
-            text_column: kept column with the text; None for ``passage_text`` if the index holds
-                passages, else ``text``.
-            row_filter: condition on kept columns that documents must pass, as ``lang == 'en'``.
-            options: of ``open_index``, such as ``model``, ``device`` and ``rerank``.
-            trust_remote_code: let the encoder run Python code that comes with its model; it is
-                not written down.
-
-        Raises:
-            ConfigError: the path can name nothing, or an option is a permission.
-        """
-        self._lazy = LazyIndex(index, options, trust_remote_code)
-        self._settings = {
-            "index": str(index), "top_k": top_k, "text_column": text_column,
-            "row_filter": row_filter, "options": self._lazy.options,
-        }  # fmt: skip
-
-    def warm_up(self) -> None:
-        """Open the index and load the encoder of queries, once.
-
-        Raises:
-            ArtifactError: nothing is published there, or it is damaged.
-            ConfigError: an option cannot be used, the text column is not kept, or the index knows
-                no encoder of queries.
-            EncoderError: the model is missing, or is not the one the index was built with.
-        """
-        settings = self._settings
-        self._lazy.check(text_column=settings["text_column"], row_filter=settings["row_filter"])
-        _ = self._lazy.index.encoder
-
-    def reload(self) -> bool:
-        """Open the version published since, and return whether there is one.
-
-        Raises:
-            WhitenIndexError: the new version cannot be opened; the one before stays in use.
-        """
-        return self._lazy.index.reload()
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as JSON values."""
+        return dict(default_to_dict(self, **self.settings))
 
     @component.output_types(documents=list[Document])
     def run(
@@ -221,20 +156,9 @@ class WhitenedIndexRetriever(_Settings):
     ) -> dict[str, list[Document]]:
         """Return the documents of a query, best first, as ``documents``.
 
-        Args:
-            query: the text.
-            top_k: in place of the component's.
-            row_filter: in place of the component's.
-
-        Raises:
-            ConfigError: the query is blank, or an option cannot be used.
+        ``top_k`` and ``row_filter`` take the place of the component's.
         """
-        found = self._lazy.search(
-            [query],
-            top_k=self._settings["top_k"] if top_k is None else top_k,
-            text_column=self._settings["text_column"],
-            row_filter=self._settings["row_filter"] if row_filter is None else row_filter,
-        )
+        found = self.search([query], top_k=top_k, row_filter=row_filter)
         return {
             "documents": [
                 Document(id=str(e.id), content=e.text, meta=e.columns, score=e.score) for e in found

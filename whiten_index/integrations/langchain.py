@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.errors import ConfigError
-from whiten_index.integrations.lazy import Found, LazyIndex, QueryEmbedder
+from whiten_index.integrations.lazy import Found, IndexRetriever, name_of, open_transform
 
 try:
     from langchain_core.callbacks import CallbackManagerForRetrieverRun
@@ -33,8 +33,8 @@ class WhitenedEmbeddings(Embeddings):
 
     Queries and documents get the prompts that the index knows for them. Threads may share it.
 
-    It keeps its transform: after a refit of the index make a new one, and embed with it all that a
-    store holds. One that was pickled before a refit refuses to continue after it.
+    It keeps its transform, also pickled: after a refit of the index make a new one, and embed with
+    it all that a store holds.
 
     Texts longer than the encoder's limit are cut to it, and a warning in the log counts them. If
     the index holds passages, split documents first, to get vectors such as it holds.
@@ -50,14 +50,14 @@ class WhitenedEmbeddings(Embeddings):
         Args:
             source: the folder of an index, or one that ``QueryTransform.save`` wrote.
             options: ``k``, ``model``, ``trust_remote_code``, ``device`` and ``threads``; see
-                ``QueryEmbedder``.
+                ``open_transform``.
 
         Raises:
             ArtifactError: there is no transform, or it is damaged.
             ConfigError: an option cannot be used, or no encoder of texts is known.
         """
-        self._embedder = QueryEmbedder(source, **options)
-        self.name = self._embedder.name
+        self._transform = open_transform(source, **options)
+        self.name = name_of(self._transform)
 
     def __repr__(self) -> str:
         return f"WhitenedEmbeddings({self.name!r})"
@@ -66,33 +66,23 @@ class WhitenedEmbeddings(Embeddings):
         """Return the vectors (n, k) of documents.
 
         Raises:
-            ConfigError: a text is blank, or the transform changed since this was pickled.
+            ConfigError: a text is blank.
             EncoderError: the model is missing, or is not the one the index was built with.
         """
-        return self._embedder.documents(texts)
+        return list(self._transform.encode_documents(texts).tolist())
 
     def embed_query(self, text: str) -> list[float]:
         """Return the vector (k,) of a query; see ``embed_documents``."""
-        return self._embedder.query(text)
+        return list(self._transform.encode_queries([text])[0].tolist())
 
 
 class WhitenedRetriever(BaseRetriever):
     """A published index as a retriever; ``top_k`` and ``row_filter`` may be given to ``invoke``.
 
-    A document's ``page_content`` is its text column; its metadata are ``id``, the score and the
-    other kept columns. Copies, as by ``with_config``, share the opened index. One that was pickled
-    or written down opens the version that is published then.
-
-    Attributes:
-        index: folder of the index.
-        top_k: documents at most.
-        text_column: kept column with the text; None for ``passage_text`` if the index holds
-            passages, else ``text``.
-        row_filter: condition on kept columns that documents must pass, such as ``lang == 'en'``.
-        score_key: name of the score in the metadata.
-        options: of ``open_index``, such as ``model``, ``device`` and ``rerank``.
-        trust_remote_code: let the encoder run Python code that comes with its model; not written
-            down.
+    A document's ``page_content`` is its text column; its metadata are ``id``, the score, called
+    ``score_key``, and the other kept columns. The other fields are those of ``IndexRetriever``.
+    Copies, as by ``with_config``, share the opened index. One that was pickled or written down
+    opens the version that is published then; consent to remote code is not written down.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -104,7 +94,7 @@ class WhitenedRetriever(BaseRetriever):
     score_key: str = "score"
     options: dict[str, Any] = Field(default_factory=dict)
     trust_remote_code: bool = Field(default=False, exclude=True)
-    _opened: tuple[Any, LazyIndex] | None = PrivateAttr(default=None)
+    _opened: tuple[Any, IndexRetriever] | None = PrivateAttr(default=None)
 
     @classmethod
     def is_lc_serializable(cls) -> bool:
@@ -118,8 +108,8 @@ class WhitenedRetriever(BaseRetriever):
 
     @model_validator(mode="after")
     def _checked(self) -> WhitenedRetriever:
-        self._lazy.check(text_column=self.text_column, row_filter=self.row_filter)
-        self._require_free_key(self._lazy.index.bundle.documents.columns)
+        self._retriever.check(self.row_filter)
+        self._require_free_key(self._retriever.opened.bundle.documents.columns)
         return self
 
     def _require_free_key(self, columns: Collection[str]) -> None:
@@ -130,19 +120,18 @@ class WhitenedRetriever(BaseRetriever):
             )
 
     def reload(self) -> bool:
-        """Open the version published since, and return whether there is one; copies get it too.
-
-        Raises:
-            WhitenIndexError: the new version cannot be opened; the one before stays in use.
-        """
-        return self._lazy.index.reload()
+        """Open the version published since; copies get it too. See ``IndexRetriever.reload``."""
+        return self._retriever.reload()
 
     @property
-    def _lazy(self) -> LazyIndex:
+    def _retriever(self) -> IndexRetriever:
         # A copy may have another index or other options than the original.
-        given = (self.index, dict(self.options), self.trust_remote_code)
+        given: dict[str, Any] = {
+            "index": self.index, "text_column": self.text_column, "options": dict(self.options),
+            "trust_remote_code": self.trust_remote_code,
+        }  # fmt: skip
         if self._opened is None or self._opened[0] != given:
-            self._opened = given, LazyIndex(*given)
+            self._opened = given, IndexRetriever(**given)
         return self._opened[1]
 
     def _get_relevant_documents(
@@ -153,10 +142,9 @@ class WhitenedRetriever(BaseRetriever):
         top_k: int | None = None,
         row_filter: str | None = None,
     ) -> list[Document]:
-        found = self._lazy.search(
+        found = self._retriever.search(
             [query],
             top_k=self.top_k if top_k is None else top_k,
-            text_column=self.text_column,
             row_filter=self.row_filter if row_filter is None else row_filter,
         )
         return [self._document(each) for each in found]

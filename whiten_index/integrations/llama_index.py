@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from whiten_index.corpus.batches import PASSAGE_COLUMNS
 from whiten_index.errors import ConfigError
-from whiten_index.integrations.lazy import Found, LazyIndex, QueryEmbedder
+from whiten_index.integrations.lazy import Found, IndexRetriever, name_of, open_transform
+from whiten_index.search.query_transform import QueryTransform
 
 try:
     from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -20,6 +20,7 @@ try:
         PrivateAttr,
         field_validator,
     )
+    from llama_index.core.callbacks import CallbackManager
     from llama_index.core.retrievers import BaseRetriever
     from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 except ImportError as error:
@@ -42,8 +43,8 @@ class WhitenedEmbedding(BaseEmbedding):
 
     It keeps its transform: after a refit of the index make a new one, and embed with it all that a
     store holds. ``model_name`` changes then, so the cache of an ``IngestionPipeline`` gives no
-    vector of the earlier transform. One that was pickled before a refit refuses to continue after
-    it; one that was written down as settings (``to_dict``) takes the transform that it finds.
+    vector of the earlier transform. One that was pickled keeps its transform; one that was written
+    down as settings (``to_dict``) takes the transform that it finds.
 
     Texts longer than the encoder's limit are cut to it, and a warning in the log counts them. If
     the index holds passages, split documents first, to get vectors such as it holds.
@@ -52,13 +53,7 @@ class WhitenedEmbedding(BaseEmbedding):
         model_name: of the encoder and its transform, with digits of the query digest; set here.
         embeddings_cache: None. It would find vectors by their texts alone, so mix those of queries
             and documents, and of different transforms.
-        source: the folder of an index, or one that ``QueryTransform.save`` wrote.
-        k: numbers of each vector that are kept; None for all.
-        model: where the encoder is now, if it was moved; it must be the same one.
-        trust_remote_code: let the encoder run Python code that comes with its model; not written
-            down.
-        device: of the encoder: ``auto``, ``cpu``, ``cuda``.
-        threads: CPU threads of the encoder.
+        trust_remote_code: see ``open_transform``, as for the other fields; not written down.
     """
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
@@ -70,26 +65,25 @@ class WhitenedEmbedding(BaseEmbedding):
     trust_remote_code: bool = Field(default=False, frozen=True, exclude=True)
     device: str = Field(default="auto", frozen=True)
     threads: int | None = Field(default=None, frozen=True)
-    _embedder: QueryEmbedder = PrivateAttr()
+    _transform: QueryTransform = PrivateAttr()
 
     def __init__(self, source: Path | str, **settings: Any) -> None:
         """Read the transform; the encoder is loaded on the first text.
 
         Args:
             source: the folder of an index, or one that ``QueryTransform.save`` wrote.
-            settings: the other attributes, and those of ``BaseEmbedding``, such as
-                ``embed_batch_size``.
+            settings: those of ``open_transform``, and of ``BaseEmbedding``.
 
         Raises:
             ArtifactError: there is no transform, or it is damaged.
             ConfigError: an option cannot be used, or no encoder of texts is known.
         """
         names = ("k", "model", "trust_remote_code", "device", "threads")
-        embedder = QueryEmbedder(source, **{n: settings[n] for n in names if n in settings})
+        transform = open_transform(source, **{n: settings[n] for n in names if n in settings})
         # What was written down names the transform of then.
-        named = {**settings, "model_name": embedder.name}
+        named = {**settings, "model_name": name_of(transform)}
         super().__init__(source=str(source), **{"embed_batch_size": _BATCH, **named})
-        self._embedder = embedder
+        self._transform = transform
 
     @field_validator("embeddings_cache", mode="before")
     @classmethod
@@ -115,13 +109,13 @@ class WhitenedEmbedding(BaseEmbedding):
         return "WhitenedEmbedding"
 
     def _get_query_embedding(self, query: str) -> list[float]:
-        return self._embedder.query(query)
+        return list(self._transform.encode_queries([query])[0].tolist())
 
     def _get_text_embedding(self, text: str) -> list[float]:
-        return self._embedder.documents([text])[0]
+        return self._get_text_embeddings([text])[0]
 
     def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
-        return self._embedder.documents(texts)
+        return list(self._transform.encode_documents(texts).tolist())
 
     async def _aget_query_embedding(self, query: str) -> list[float]:
         return await asyncio.to_thread(self._get_query_embedding, query)
@@ -148,48 +142,33 @@ class WhitenedIndexRetriever(BaseRetriever):
         self,
         index: Path | str,
         *,
-        top_k: int = 10,
-        text_column: str | None = None,
-        row_filter: str | None = None,
-        options: Mapping[str, Any] | None = None,
-        trust_remote_code: bool = False,
+        callback_manager: CallbackManager | None = None,
+        verbose: bool = False,
         **settings: Any,
     ) -> None:
         """Open the index.
 
         Args:
             index: its folder.
-            top_k: nodes at most.
-            text_column: kept column with the text; None for ``passage_text`` if the index holds
-                passages, else ``text``.
-            row_filter: condition on kept columns that nodes must pass, such as ``lang == 'en'``.
-            options: of ``open_index``, such as ``model``, ``device`` and ``rerank``.
-            trust_remote_code: let the encoder run Python code that comes with its model.
-            settings: those of ``BaseRetriever``, such as ``callback_manager``.
+            callback_manager: see ``BaseRetriever``.
+            verbose: see ``BaseRetriever``.
+            settings: those of ``IndexRetriever``, such as ``top_k`` and ``row_filter``.
 
         Raises:
             ArtifactError: nothing is published there, or it is damaged.
-            ConfigError: an option cannot be used, the text column is not kept, or the index knows
-                no encoder of queries.
+            ConfigError: a setting cannot be used; see ``IndexRetriever.check``.
         """
-        self._lazy = LazyIndex(index, options, trust_remote_code)
-        self._lazy.check(text_column=text_column, row_filter=row_filter)
-        self._asked: dict[str, Any] = {
-            "top_k": top_k, "text_column": text_column, "row_filter": row_filter
-        }  # fmt: skip
-        super().__init__(**settings)
+        self._index = IndexRetriever(index, **settings)
+        self._index.check()
+        super().__init__(callback_manager=callback_manager, verbose=verbose)
 
     def reload(self) -> bool:
-        """Open the version published since, and return whether there is one.
-
-        Raises:
-            WhitenIndexError: the new version cannot be opened; the one before stays in use.
-        """
-        return self._lazy.index.reload()
+        """Open the version published since; see ``IndexRetriever.reload``."""
+        return self._index.reload()
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         texts = query_bundle.embedding_strs or [query_bundle.query_str]
-        return [_node(each) for each in self._lazy.search(texts, **self._asked)]
+        return [_node(each) for each in self._index.search(texts)]
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return await asyncio.to_thread(self._retrieve, query_bundle)

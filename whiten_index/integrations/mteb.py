@@ -112,7 +112,6 @@ class WhitenedEncoder:
         Raises:
             EncoderError: the model cannot be found or loaded.
             ArtifactError: the whitening cannot be read.
-            ConfigError: an option does not fit, or the whitening has another width.
         """
         if isinstance(whitening, Path | str):
             whitening = Whitening.load(Path(whitening))
@@ -122,18 +121,7 @@ class WhitenedEncoder:
     def of_index(
         cls, folder: Path | str, *, symmetric: str = "document", **options: Any
     ) -> WhitenedEncoder:
-        """Take encoder and transform of a published index.
-
-        Args:
-            folder: of the index.
-            symmetric: see ``WhitenedEncoder``.
-            options: those of ``open_index``, such as ``model`` and ``device``.
-
-        Raises:
-            ArtifactError: nothing is published there, or it is damaged.
-            EncoderError: the model is missing, or is not the one the index was built with.
-            ConfigError: the index knows no model.
-        """
+        """Take encoder and transform of a published index; ``options`` are of ``open_index``."""
         index = open_index(folder, **options)
         return cls(index.encoder, index.bundle.whitening, symmetric=symmetric)
 
@@ -147,25 +135,17 @@ class WhitenedEncoder:
         symmetric: str = "document",
         **options: Any,
     ) -> WhitenedEncoder:
-        """Load a model and fit a whitening on its embeddings of given texts.
+        """Load a model, see ``load``, and fit a whitening on its embeddings of the texts ``on``.
 
         MTEB gives texts piece by piece, so a transform cannot be fitted on a task while it runs. To
-        fit on the task's own texts, give them here.
-
-        Args:
-            model: hub name or local folder; None for the embedded one.
-            on: the texts.
-            config: of the transform; whitening of the default width by default.
-            symmetric: see ``WhitenedEncoder``.
-            options: the other fields of ``EncoderConfig``.
+        fit on the task's own texts, give them here. By default it is a whitening of default width.
 
         Raises:
             EncoderError: the model cannot be found or loaded.
             WhiteningError: the embeddings do not allow the whitening.
         """
         encoder = Encoder.load(model, **options)
-        whitening = Whitening.fit(encoder.encode(on), config or WhiteningConfig())
-        return cls(encoder, whitening, symmetric=symmetric)
+        return cls(encoder, Whitening.fit(encoder.encode(on), config), symmetric=symmetric)
 
     def encode(
         self, inputs: Iterable[Batch], *, prompt_type: PromptType | None = None, **given: Any
@@ -238,13 +218,10 @@ class IndexedSearch:
 
         Raises:
             ConfigError: an option is unknown, is set by the task, or cannot be used.
-            EncoderError: the model cannot be found.
         """
-        known = [name for name in BuildConfig.__dataclass_fields__ if name not in _NOT_OPTIONS]
-        if unfit := [name for name in options if name not in known]:
+        if unfit := [name for name in options if name in _NOT_OPTIONS]:
             raise ConfigError(
-                f"IndexedSearch has no option {', '.join(unfit)}; it takes {', '.join(known)}, and "
-                "the task says which texts are indexed"
+                f"IndexedSearch takes no {', '.join(unfit)}: the task says which texts are indexed"
             )
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="whiten-index-")
@@ -298,17 +275,9 @@ class IndexedSearch:
         top_ranked: Mapping[str, Sequence[str]] | None = None,
         **given: Any,
     ) -> dict[str, dict[str, float]]:
-        """Return query id -> document id -> cosine, of the best documents.
+        """Return query id -> document id -> cosine, of the best ``top_k`` documents.
 
-        Args:
-            queries: data set with ``id``, ``text`` and perhaps ``instruction``.
-            task_metadata: of the task.
-            top_k: documents a query.
-            top_ranked: query id -> the only documents to rank, if the task reranks.
-            given: other arguments of mteb.
-
-        Raises:
-            ConfigError: nothing is indexed yet.
+        If the task reranks, ``top_ranked`` names the only documents to rank for each query.
         """
         _require_float32(given.get("encode_kwargs") or {})
         if self._index is None:

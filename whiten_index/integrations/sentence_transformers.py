@@ -11,22 +11,21 @@ encoder's own steps after that, a Normalize where the transform was fitted on un
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from whiten_index.artifacts.atomic import replace_folder
-from whiten_index.artifacts.files import is_folder, list_folder
 from whiten_index.artifacts.manifest import (
+    Described,
     Digest,
-    FileName,
     Number,
     Positive,
     Schema,
-    Sealed,
-    read_manifest,
+    describe_files,
+    listed_files,
     write_manifest,
 )
 from whiten_index.encoding.export_st import (
@@ -41,7 +40,7 @@ from whiten_index.encoding.export_st import (
 from whiten_index.encoding.model_files import POOLING_FLAGS
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
-from whiten_index.errors import ArtifactError, ConfigError, FormatError
+from whiten_index.errors import ConfigError
 from whiten_index.search.query_transform import QueryTransform
 from whiten_index.whitening.affine import Affine
 
@@ -94,7 +93,7 @@ def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any
         identity = {
             "kind": KIND,
             "format_version": FORMAT_VERSION,
-            "contents": [each.relative_to(path).as_posix() for each in _leaves(path)],
+            "files": describe_files(path),
             "encoder_fingerprint": transform.fingerprint,
             "version": transform.version,
         }
@@ -156,10 +155,9 @@ def _layer_mean(spec: EncoderSpec, model: ModelFolder) -> Module:
     )
 
 
-class _Exported(Sealed):
+class _Exported(Described):
     """Fields of the file that marks an export."""
 
-    contents: list[FileName]
     dim: Positive
     k: Positive
     modules: list[str]
@@ -172,23 +170,4 @@ class _Exported(Sealed):
 
 
 _SCHEMA = Schema(KIND, FORMAT_VERSION, _Exported)
-
-
-def _files(folder: Path) -> Collection[str] | None:
-    """Return the files of a folder that was exported, None of another one."""
-    try:
-        fields = read_manifest(folder, _SCHEMA, name=MARK)
-    except FormatError:
-        raise
-    except ArtifactError:
-        return None
-    return {MARK, *fields["contents"]}
-
-
-def _leaves(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder, and the folders with nothing in them."""
-    for path in list_folder(folder):
-        if is_folder(path) and list_folder(path):
-            yield from _leaves(path)
-        else:
-            yield path
+_files = partial(listed_files, schema=_SCHEMA, name=MARK)

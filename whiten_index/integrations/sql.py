@@ -164,9 +164,7 @@ def export_sql(
     """Write the script of ``sql_function``, see there, to a file, whole or not at all.
 
     Returns:
-        ``file``; as SQL with the place of a raw embedding as drivers of Python write it, the
-        ``call`` of the function and what goes into ``order_by`` of a table with a column
-        ``vector``; ``dim``, ``k``, ``bytes``, the ``dtype`` and ``error`` of its vectors, and the
+        ``file``, ``dim``, ``k``, ``bytes``, the ``dtype`` and ``error`` of its vectors, and the
         ``query_digest``. The error is estimated on the safe side, as ``Affine.error`` is: the root
         mean square of the errors of vectors over that of the vectors.
 
@@ -183,7 +181,6 @@ def export_sql(
         temporary.write_bytes(data)
     return {
         "file": str(path),
-        **_usage(name, schema, vector_schema),
         "dim": transform.dim,
         "k": transform.k,
         "bytes": len(data),
@@ -263,22 +260,6 @@ def _facts(transform: QueryTransform) -> str:
     line = " ".join("; ".join(facts).split())
     # Also bytes of a path that are no text, which Python has as surrogates.
     return "".join(letter if letter.isprintable() else "?" for letter in line)
-
-
-def _usage(name: str, schema: str, vector_schema: str) -> dict[str, str]:
-    """Return how queries use the function, for drivers that take ``%s``."""
-    # Drivers that take %s take %% for a percent sign.
-    function, home = (
-        ".".join(_quoted(each, "--name") for each in names).replace("%", "%%")
-        for names in ((schema, name), (vector_schema,))
-    )
-    # Without its schema another name may be taken for a function of PostgreSQL.
-    function = NAME if (schema, name) == (SCHEMA, NAME) else function
-    type_, operator = "vector", "<=>"
-    if vector_schema != SCHEMA:
-        type_, operator = f"{home}.vector", f"OPERATOR({home}.<=>)"
-    call = f"{function}(%s::{type_})"
-    return {"call": call, "order_by": f"vector {operator} (SELECT {call})"}
 
 
 def _quoted(name: str, option: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from whiten_index.artifacts.atomic import scratch_folder
-from whiten_index.artifacts.tensors import create_tensor
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.spec import EncoderSpec, resolve_encoder, states_spec
 from whiten_index.errors import ConfigError
@@ -101,13 +101,22 @@ def encode_states(
     distinct = list(dict.fromkeys(texts))
     with scratch_folder() as folder:
         shape = (len(distinct), model.layers + 1, model.hidden_size)
-        path = folder / "states.safetensors"
-        values = create_tensor(path, "states", shape, kind="states", version=1)
+        values = create_array(folder / "states.npy", shape)
         fill_states(
             StateEncoder(spec, model, config, poolings=(pooling,)), distinct, values, stages
         )
         rows = {text: row for row, text in enumerate(distinct)}
         yield LayerStates(values, pooling, states_spec(spec, model, (pooling,)), rows)
+
+
+def create_array(path: Path, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Create a file of float32 zeros, and map it for writing."""
+    values = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+    if hasattr(os, "posix_fallocate"):
+        # Writing to a mapped file on a full disk would kill the process.
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return values
 
 
 def fill_states(

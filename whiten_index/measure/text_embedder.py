@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import replacing
 from whiten_index.artifacts.files import list_folder, writing
-from whiten_index.artifacts.tensors import content_digest, read_sealed, write_sealed
+from whiten_index.artifacts.tensors import content_digest, read_tensors, write_tensors
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec, recorded_spec, resolve_encoder
@@ -142,12 +142,12 @@ def _write(folder: Path, digests: Sequence[bytes], embeddings: NDArray[np.float3
     with writing(path):
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
-            write_sealed(temporary, tensors, kind=_KIND, version=_VERSION)
+            write_tensors(temporary, tensors, kind=_KIND, version=_VERSION, seal=True)
 
 
 def _read(path: Path) -> dict[bytes, NDArray[np.floating]]:
     shapes = {"digests": "nb", "embeddings": "nd"}
-    found, _ = read_sealed(path, kind=_KIND, version=_VERSION, shapes=shapes)
+    found, _ = read_tensors(path, kind=_KIND, version=_VERSION, shapes=shapes, sealed=True)
     return {
         digest.tobytes(): row
         for digest, row in zip(found["digests"], found["embeddings"], strict=True)

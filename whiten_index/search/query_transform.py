@@ -10,7 +10,7 @@ read from an index, or from a small folder::
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,17 +21,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.artifacts.atomic import replace_folder
 from whiten_index.artifacts.manifest import (
-    MANIFEST,
     Described,
     Digest,
     Schema,
     check_files,
-    publish_folder,
+    listed_files,
+    new_artifact,
     read_manifest,
 )
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderOpening, EncoderSpec, recorded_spec
-from whiten_index.errors import ConfigError, FormatError, WhitenIndexError
+from whiten_index.errors import ConfigError
 from whiten_index.paths import require_folder
 from whiten_index.search.query_encoder import QueryEncoder, digest_of, require_same, require_texts
 from whiten_index.store.records import EncoderFacts
@@ -60,6 +60,7 @@ class _Saved(Described):
 
 
 _SCHEMA = Schema(KIND, FORMAT_VERSION, _Saved)
+_files = partial(listed_files, schema=_SCHEMA)
 
 
 class Pushed(Protocol):
@@ -132,6 +133,10 @@ class QueryTransform:
         parts = replace(self.whitening), self.encoder_facts
         return partial(type(self), *parts, version=self.version, **self._opening), ()
 
+    def __deepcopy__(self, memo: object) -> QueryTransform:
+        """Share it within a process, so that the encoder is loaded once."""
+        return self
+
     @classmethod
     def of(
         cls,
@@ -191,20 +196,19 @@ class QueryTransform:
             StorageError: it cannot be written.
         """
 
-        def fill(inside: Path) -> Mapping[str, Any]:
-            self.whitening.save(inside / WHITENING)
-            return {
-                "kind": KIND,
-                "format_version": FORMAT_VERSION,
-                "version": self.version,
-                "encoder": self.encoder_facts,
-                "whitening": self.whitening.describe(),
-                "query_digest": self.query_digest,
-            }
+        def make(path: Path) -> None:
+            with new_artifact(path) as (inside, fields):
+                self.whitening.save(inside / WHITENING)
+                fields |= {
+                    "kind": KIND,
+                    "format_version": FORMAT_VERSION,
+                    "version": self.version,
+                    "encoder": self.encoder_facts,
+                    "whitening": self.whitening.describe(),
+                    "query_digest": self.query_digest,
+                }
 
-        return replace_folder(
-            folder, lambda path: publish_folder(path, fill), files=_files, what=_WHAT
-        )
+        return replace_folder(folder, make, files=_files, what=_WHAT)
 
     def export_folder(self, folder: Path | str) -> dict[str, Any]:
         """Do as ``save``; return ``file``, ``dim``, ``k``, ``encoder`` and its ``fingerprint``."""
@@ -425,14 +429,3 @@ class QueryTransform:
                 "drop it"
             )
         return rows
-
-
-def _files(folder: Path) -> Collection[str] | None:
-    """Return the files of a folder that was saved, None of another one."""
-    try:
-        fields = read_manifest(folder, _SCHEMA)
-    except FormatError:
-        raise
-    except WhitenIndexError:
-        return None
-    return {MANIFEST, *fields["files"]}

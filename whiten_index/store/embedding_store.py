@@ -311,7 +311,8 @@ class EmbeddingStore(Shards):
         names = self._corpus_names()
         if source is not None:
             names = [f"{manifest.fingerprint(dict(source))}.json"]
-        records = [self.record(name) for name in names if self.mirror.has(self._corpora / name)]
+        paths = [self._corpora / name for name in names]
+        records = [self.record(p.name) for p in paths if exists(p) or self.mirror.holds(p)]
         if not records:
             raise ArtifactError(
                 f"no corpus was encoded to its end into {self.place}; run whiten-index encode "

@@ -12,7 +12,7 @@ from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import make_folder, replacing
 from whiten_index.artifacts.files import exists, list_folder, writing
 from whiten_index.artifacts.storage import Storage
-from whiten_index.artifacts.tensors import read_sealed, write_sealed
+from whiten_index.artifacts.tensors import read_tensors, write_tensors
 from whiten_index.errors import ArtifactError
 
 _SAMPLE, _VERSION, _RUNTIMES = "sample", 1, "runtimes"
@@ -51,7 +51,9 @@ class ResultCache:
             make_folder(path.parent)
             with replacing(path) as temporary:
                 facts = {"of": path.name}
-                write_sealed(temporary, tensors, kind=_SAMPLE, version=_VERSION, facts=facts)
+                write_tensors(
+                    temporary, tensors, kind=_SAMPLE, version=_VERSION, facts=facts, seal=True
+                )
         self.mirror.push(path)
 
     def sample(
@@ -103,7 +105,7 @@ def _read_note(path: Path) -> dict[str, Any]:
 
 
 def _read_sample(path: Path, shapes: Mapping[str, str]) -> dict[str, NDArray[Any]]:
-    found, facts = read_sealed(path, kind=_SAMPLE, version=_VERSION, shapes=shapes)
+    found, facts = read_tensors(path, kind=_SAMPLE, version=_VERSION, shapes=shapes, sealed=True)
     if facts.get("of") != path.name:
         raise ArtifactError(f"{path} is damaged: it is not the sample that its name says")
     return found

@@ -408,7 +408,9 @@ class ShardResolver:
 
     def is_there(self, name: str) -> bool:
         """Return whether a shard is there, sound or damaged."""
-        return self.mirror.has(self.folder / name) or bool(self.packs.find(name, verify=False))
+        folder = self.folder / name
+        known = exists(folder) or self.mirror.holds(folder)
+        return known or bool(self.packs.find(name, verify=False))
 
     def culprit(self, name: str) -> Path:
         """Return the file or folder, of a shard or its sources, that is damaged or missing."""

@@ -24,7 +24,7 @@ from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
-from whiten_index.errors import ArtifactError, ConfigError, CorpusError, FormatError
+from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.sts_sets import StsSet, read_sts, require_ranked
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.training.training_config import BEST, CURVES, POOLINGS, TrainingConfig
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 KIND, FORMAT_VERSION = "trained model", 1
 RUN, CURVES_FILE, _CHECKPOINTS = "training.json", "curves.csv", "checkpoints"
 _SCHEMA = Schema(KIND, FORMAT_VERSION, Described)
+_files = functools.partial(manifest.listed_files, schema=_SCHEMA)
 _WHAT, _REMEDY = "a trained model", "remove it to train anew"
 _RECORD = "checkpoints of a training"
 _OF_ACCELERATE = (
@@ -357,17 +358,6 @@ def _scorer(config: TrainingConfig, collator: Any, dev: StsSet) -> Score:
         return scores | ({"alignment": alignment(a[close], b[close])} if close.any() else {})
 
     return score
-
-
-def _files(folder: Path) -> set[str] | None:
-    """Return the files of a folder with a trained model, None of another one."""
-    try:
-        fields = manifest.read_manifest(folder, _SCHEMA)
-    except FormatError:
-        raise
-    except ArtifactError:
-        return None
-    return {manifest.MANIFEST, *fields["files"]}
 
 
 def _digest(texts: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import remove_folder, require_path
-from whiten_index.artifacts.cached_storage import BucketStorage, naming, place_of
+from whiten_index.artifacts.cached_storage import BucketStorage, naming, place_of, stamp
 from whiten_index.artifacts.files import exists, size_of
 from whiten_index.artifacts.limits import load_json
 from whiten_index.artifacts.lock import only_writer
@@ -202,7 +202,7 @@ def _in_bucket(
     folder: Path, mirror: BucketStorage, data: bytes
 ) -> tuple[Mapping[str, Any], int, str]:
     """Return the manifest of a version in a bucket, its bytes, and what is damaged, if anything."""
-    place, sizes = f"{mirror.uri}/{VERSIONS}/{folder.name}", mirror.sizes(folder, data)
+    place, sizes = f"{mirror.uri}/{VERSIONS}/{folder.name}", mirror.sizes(folder / stamp(data))
     size = sum(sizes.values()) + len(data)
     try:
         fields = as_manifest(load_json(data), VERSION_SCHEMA, folder)

@@ -250,7 +250,7 @@ def verify_bucket(uri: str) -> VerifyReport:
         found = list(_damages(mirror, folder / VERSIONS / name, current))
         damages += found
         sound += [] if found else [name]
-        size += mirror.size(folder / VERSIONS / name)
+        size += sum(mirror.sizes(folder / VERSIONS / name).values())
     if current is not None and current.version not in names:
         why = f"{CURRENT} names {current.version}, which has no {MANIFEST}"
         damages.append(Damage(f"{mirror.uri}/{VERSIONS}/{current.version}", why, (), ""))

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from whiten_index.artifacts.atomic import replacing, require_path, require_replaceable
 from whiten_index.artifacts.files import writing
-from whiten_index.artifacts.tensors import read_sealed, write_sealed
+from whiten_index.artifacts.tensors import read_tensors, write_tensors
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.whitening.spectrum import unit_rows
 
@@ -73,12 +73,13 @@ class Affine:
             raise ConfigError(f"a matrix is exported to a .safetensors file; {path.name} is none")
         require_replaceable(path, _is_matrix, "an exported matrix")
         with writing(path, kept=""), replacing(path) as temporary:
-            write_sealed(
+            write_tensors(
                 temporary,
                 {"matrix": self.matrix, "bias": self.bias, "error": np.array([self.error])},
                 kind=_KIND,
                 version=_FORMAT_VERSION,
                 facts={**(facts or {}), "normalize_input": str(self.normalize_input).lower()},
+                seal=True,
             )
         return path
 
@@ -90,9 +91,10 @@ class Affine:
             ArtifactError: the file is missing, damaged or not an exported matrix.
         """
         shapes = {"matrix": "dk", "bias": "k", "error": "1"}
-        tensors, facts = read_sealed(
-            path, kind=_KIND, version=_FORMAT_VERSION, shapes=shapes, remedy="export it again"
-        )
+        tensors, facts = read_tensors(
+            path, kind=_KIND, version=_FORMAT_VERSION, shapes=shapes, remedy="export it again",
+            sealed=True,
+        )  # fmt: skip
         normalize = facts.get("normalize_input")
         if normalize not in ("true", "false"):
             raise ArtifactError(
