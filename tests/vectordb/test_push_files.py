@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -151,12 +152,12 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, name: str) -> 
     for each in written_files(path):
         each.write_text("before")
 
-    def fail() -> None:
-        with write_rows(path, layout, told(1, 1)):
-            raise OSError(28, "No space left on device")
+    def batches() -> Iterator[pa.RecordBatch]:
+        raise OSError(28, "No space left on device")
+        yield
 
     with pytest.raises(StorageError, match="free space"):
-        fail()
+        write_rows(path, layout, told(1, 1), batches())
     assert {each.name for each in tmp_path.iterdir()} == {e.name for e in written_files(path)}
     assert {each.read_text() for each in written_files(path)} == {"before"}
 

@@ -192,7 +192,6 @@ class DatabaseWriter(ABC):
                 self._end_changes(replace(stored, table=now))
             self._seen = now
         except BaseException:
-            self._seen = None
             self._undo_changes()
             raise
 

@@ -332,13 +332,9 @@ def _folder_of(address: str) -> str:
     """Return the folder, or the URL of an object store, that an address names."""
     parts = urlsplit(address)
     scheme = parts.scheme.partition("+")[2]
-    if scheme and not parts.netloc:
-        raise ConfigError(f"{address} names no bucket; write {parts.scheme}://bucket/prefix")
-    if scheme:
-        return f"{scheme}://{parts.netloc}{unquote(parts.path)}"
-    if parts.netloc or not parts.path.strip("/"):
+    if bool(scheme) != bool(parts.netloc) or not (scheme or parts.path.strip("/")):
         raise ConfigError(
-            f"{address} names no folder; write the folder from the root on, with three slashes: "
-            "lancedb:///data/vectors"
+            f"{address} names no folder or bucket; write lancedb:///folder, with three slashes, or "
+            "lancedb+s3://bucket/prefix"
         )
-    return unquote(parts.path)
+    return f"{scheme}://{parts.netloc}{unquote(parts.path)}" if scheme else unquote(parts.path)

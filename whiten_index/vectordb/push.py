@@ -12,7 +12,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import resolved
-from whiten_index.artifacts.prefetch import ahead
 from whiten_index.errors import DatabaseError, GateError
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.vectordb.database_writer import DatabaseWriter
@@ -154,14 +153,8 @@ def _write_file(config: PushConfig, stages: Stages) -> PushReport:
     before, source = written_version(path), PushSource.open(config)
     if before is not None:
         _require_rows(config, str(path), source, before, there=before.rows)
-    with (
-        write_rows(path, source.layout, source.pushed()) as write,
-        stages.stage("write", len(source)) as watcher,
-    ):
-        for batches in ahead(source.blocks(), source.at):
-            for batch in batches:
-                write(batch)
-                watcher.advance(batch.num_rows)
+    with stages.stage("write", len(source)) as watcher:
+        write_rows(path, source.layout, source.pushed(), source.batches(0, watcher))
     notes = _new_queries_note(before, source.pushed())
     for note in notes:
         stages.watcher.note(note)
@@ -242,10 +235,8 @@ class _TablePush:
         resumed = self._begin(after)
         try:
             with self.stages.stage("push", len(self.source) - resumed) as watcher:
-                for batches in ahead(self.source.blocks(resumed), self.source.at):
-                    for batch in batches:
-                        self.writer.append(batch)
-                        watcher.advance(batch.num_rows)
+                for batch in self.source.batches(resumed, watcher):
+                    self.writer.append(batch)
             with self.stages.stage("index", len(self.source)):
                 self.writer.finish()
         except RowsError:

@@ -15,10 +15,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import exists
+from whiten_index.artifacts.prefetch import ahead
 from whiten_index.corpus.arrow_types import without_views
 from whiten_index.corpus.batches import ID
 from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.progress import Progress
 from whiten_index.search.query_encoder import digest_of
 from whiten_index.store.digest_index import HashTable, string_keys
 from whiten_index.store.embedding_store import EmbeddingStore
@@ -155,6 +157,13 @@ class PushSource:
             for field in schema
         ]
         return list(pa.table(columns, schema=schema).combine_chunks().to_batches())
+
+    def batches(self, start: int, watcher: Progress) -> Iterator[pa.RecordBatch]:
+        """Yield all rows from ``start`` on, in order; the next are read while these are used."""
+        for batches in ahead(self.blocks(start), self.at):
+            for batch in batches:
+                yield batch
+                watcher.advance(batch.num_rows)
 
     def batches_of(self, wanted: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
         """Yield rows by their numbers, in that order, in batches."""

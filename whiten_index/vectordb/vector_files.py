@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,6 @@ _MOST_EARLIER = 8
 _METADATA = "whiten_index"
 _HOLDS = "rows that a push wrote"
 _DESCRIBED = ("version", "query_digest", "rows", "k", "dtype", "columns")
-
-_Write = Callable[[pa.RecordBatch], None]
 
 
 def require_file(address: str) -> Path:
@@ -116,10 +114,10 @@ def written_files(path: Path) -> tuple[Path, ...]:
     return (path, path.with_suffix(".documents.parquet")) if ending(path) == NPY else (path,)
 
 
-@contextlib.contextmanager
-def write_rows(path: Path, layout: Layout, pushed: PushedTable) -> Iterator[_Write]:
-    """Open a file for rows of a layout; it is replaced as a whole at the end."""
-    kind = pa.float16() if layout.dtype == "float16" else pa.float32()
+def write_rows(
+    path: Path, layout: Layout, pushed: PushedTable, batches: Iterable[pa.RecordBatch]
+) -> None:
+    """Write rows of a layout to a file, which is replaced as a whole at the end."""
     facts = {name: value for name, value in pushed.to_json().items() if name in _DESCRIBED}
     marked = {_METADATA: sealed_json(facts).decode()}
     with contextlib.ExitStack() as open_files:
@@ -127,33 +125,30 @@ def write_rows(path: Path, layout: Layout, pushed: PushedTable) -> Iterator[_Wri
         places = [open_files.enter_context(replacing(each)) for each in written_files(path)]
         if ending(path) == NPY:
             earlier = " ".join(_digests(written_files(path)[-1])[:_MOST_EARLIER])
-            yield open_files.enter_context(
-                _npy(places[0], places[1], layout, pushed.rows, {**marked, _EARLIER: earlier})
-            )
+            marked |= {_EARLIER: earlier}
+            _write_npy(places[0], places[1], layout, pushed.rows, marked, batches)
             return
         at = layout.schema.get_field_index(VECTOR)
+        kind = pa.float16() if layout.dtype == "float16" else pa.float32()
         field = pa.field(VECTOR, pa.list_(kind, layout.k))
         schema = layout.schema.set(at, field).with_metadata(marked)
         make = pq.ParquetWriter if ending(path) == PARQUET else pa.ipc.new_file
         # Arrow takes some paths for the addresses of file systems.
         file = open_files.enter_context(places[0].open("wb"))
         writer = open_files.enter_context(make(file, schema))
-
-        def write(batch: pa.RecordBatch) -> None:
-            vectors = vectors_of(batch).astype(kind.to_pandas_dtype(), copy=False)
-            batch = batch.set_column(at, field, vectors_array(vectors, layout.k))
-            writer.write_batch(batch.replace_schema_metadata(marked))
-
-        yield write
+        for batch in batches:
+            vectors = vectors_of(batch).astype(layout.dtype, copy=False)
+            changed = batch.set_column(at, field, vectors_array(vectors, layout.k))
+            writer.write_batch(changed.replace_schema_metadata(marked))
 
 
-@contextlib.contextmanager
-def _npy(
-    vectors: Path, documents: Path, layout: Layout, rows: int, marked: Mapping[str, str]
-) -> Iterator[_Write]:
+def _write_npy(
+    vectors: Path, documents: Path, layout: Layout, rows: int, marked: Mapping[str, str],
+    batches: Iterable[pa.RecordBatch],
+) -> None:  # fmt: skip
     names = [name for name in layout.schema.names if name != VECTOR]
     schema = pa.schema([layout.schema.field(name) for name in names])
-    dtype = np.dtype("<f2" if layout.dtype == "float16" else "<f4")
+    dtype = np.dtype(layout.dtype).newbyteorder("<")
     header: Any = {"descr": dtype.str, "fortran_order": False, "shape": (rows, layout.k)}
     with (
         vectors.open("wb") as file,
@@ -162,12 +157,9 @@ def _npy(
     ):
         np.lib.format.write_array_header_1_0(file, header)
         digest = hashlib.blake2b()
-
-        def write(batch: pa.RecordBatch) -> None:
+        for batch in batches:
             numbers = np.ascontiguousarray(vectors_of(batch), dtype=dtype)
             digest.update(numbers.data)
             file.write(numbers.data)
             writer.write_batch(batch.select(names).replace_schema_metadata(marked))
-
-        yield write
         writer.add_key_value_metadata({_DIGEST: digest.hexdigest()})
