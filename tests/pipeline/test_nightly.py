@@ -272,7 +272,7 @@ def test_lines_are_text_unless_json_is_asked_for(news: News) -> None:
         ("index = [", "is not TOML"),
         (
             'index = "a"\nkepp-versions = 3',
-            "sets 'kepp_versions', which is unknown; .*keep_versions",
+            "sets 'kepp-versions', which is unknown; .*keep_versions",
         ),
         (
             'index = "a"\nkeep-versions = 0',
