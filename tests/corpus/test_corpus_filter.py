@@ -69,6 +69,39 @@ def test_numbers_are_rounded_as_the_column_is(bits, condition, wanted):
     assert np.flatnonzero(RowFilter.parse(condition).mask(batch)).tolist() == wanted
 
 
+NUMBERS = {
+    pa.uint64(): [0, 7, 2**64 - 1], pa.int64(): [-5, 0, 2**53 + 1], pa.int8(): [-2, 0, 127],
+    pa.dictionary(pa.int32(), pa.int64()): [5, 6, 5], pa.float64(): [0.0, -0.0, 1.5],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NUMBERS, ids=str)
+@pytest.mark.parametrize("form", ["x == {}", "x < {}", "x >= {}", "x in [{}]", "x not in [{}, 1]"])
+@pytest.mark.parametrize("negated", [False, True])
+def test_every_number_is_compared_exactly_and_null_never(kind, form, negated):
+    rows = pa.table({"x": pa.array([*NUMBERS[kind], None], kind)})
+    for number in (
+        0,
+        0.0,
+        -0.0,
+        5,
+        5.5,
+        7,
+        -1,
+        -2.0,
+        1000,
+        2**53,
+        2.0**53,
+        2**64 - 1,
+        10**40,
+        1e300,
+    ):
+        condition = form.format(number)
+        condition = f"not ({condition})" if negated else condition
+        wanted = [eval(condition, {}, {"x": x}) for x in NUMBERS[kind]]
+        assert RowFilter.parse(condition).mask(rows).tolist() == [*wanted, False], condition
+
+
 COMPARISON = st.builds(
     "{} {} {}".format, st.sampled_from("ab"), st.sampled_from(["==", "!=", "<", ">="]),
     st.integers(-1, 3),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,19 @@ def test_no_option_changes_embeddings_unnoticed(model, before):
     assert {*OPTIONS, *elsewhere} == set(EncoderConfig.__dataclass_fields__)
     for name, value in OPTIONS.items():
         assert not unnoticed(before, halves(model, **{name: value})), name
+
+
+def test_choices_without_effect_leave_the_identity_as_it_is(tmp_path):
+    model = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"), prompts={})
+    plain = halves(model)
+    assert plain["documents"][0] == plain["queries"][0]
+    prompted = halves(model, query_prompt="cold ")
+    assert prompted["documents"][0] == plain["documents"][0] != prompted["queries"][0]
+    moved = tiny_models.copied(model, tmp_path / "moved")
+    edit_json(moved / "1_Pooling" / "config.json", include_prompt=False)
+    digest = resolve_encoder(EncoderConfig(model=str(moved)))[0].files_sha256
+    spec = replace(resolve_encoder(EncoderConfig(model=str(model)))[0], files_sha256=digest)
+    assert spec.fingerprint == halves(moved)["documents"][0]
 
 
 def build(model: Path, corpus: Path, index: Path, **options: Any) -> None:

@@ -44,6 +44,8 @@ _NOT_UNDERSTOOD = (
 )  # fmt: skip
 # Arrow compares term by term, and recurses into what nests until the stack ends.
 _MOST_TERMS, _MOST_LEVELS, _MOST_CHARACTERS = 1_000, 100, 4 << 20
+# Beyond every column of integers, and within a decimal.
+_BEYOND = 10**30
 _TOO_DEEP = f"it nests more than {_MOST_LEVELS} levels"
 
 
@@ -89,7 +91,7 @@ class RowFilter:
         """Return which rows (n,) the condition holds for."""
         # No column of the condition has a name as long.
         number = max((*self.columns, ""), key=len) + "#"
-        columns = {name: rows.column(name) for name in self.columns}
+        columns = {name: _plain_integers(rows.column(name)) for name in self.columns}
         table = pa.table({**columns, number: np.arange(rows.num_rows)})
         types = {each.name: each.type for each in table.schema}
         try:
@@ -102,6 +104,14 @@ class RowFilter:
         mask = np.zeros(rows.num_rows, dtype=np.bool_)
         mask[passing.to_numpy()] = True
         return mask
+
+
+def _plain_integers(column: Any) -> Any:
+    """Return a column of integers without its dictionary, which Arrow does not compare well."""
+    dictionary = pa.types.is_dictionary(column.type)
+    if dictionary and pa.types.is_integer(column.type.value_type):
+        return column.cast(column.type.value_type)
+    return column
 
 
 def _require_limits(tree: ast.expr) -> None:
@@ -155,9 +165,11 @@ def _link(left: ast.expr, op: ast.cmpop, right: ast.expr, types: _Types) -> Any:
     """Return the expression of one comparison."""
     if isinstance(op, ast.In | ast.NotIn):
         found = _value(left, None)
-        members, known = _members(right, _type_of(left, types)), ~found.is_null()
-        among = found.isin(members) if members else ~known & known
-        return among if isinstance(op, ast.In) else known & ~among
+        members = _members(right, _type_of(left, types))
+        among = found.isin(members) if len(members) else pc.scalar(False)
+        # A null is among no members, and not outside them either.
+        among = pc.if_else(found.is_null(), pa.scalar(None, pa.bool_()), among)
+        return among if isinstance(op, ast.In) else ~among
     if isinstance(op, ast.Is | ast.IsNot):
         if not (isinstance(right, ast.Constant) and right.value is None):
             raise ValueError("'is' takes None only")
@@ -167,7 +179,7 @@ def _link(left: ast.expr, op: ast.cmpop, right: ast.expr, types: _Types) -> Any:
     return _COMPARE[type(op)](first, second)
 
 
-def _members(node: ast.expr, column: pa.DataType | None) -> list[Any]:
+def _members(node: ast.expr, column: pa.DataType | None) -> list[Any] | pa.Array:
     if not isinstance(node, ast.List | ast.Tuple | ast.Set):
         raise TypeError("'in' takes a list")
     members = [_literal(each) for each in node.elts]
@@ -182,6 +194,11 @@ def _members(node: ast.expr, column: pa.DataType | None) -> list[Any]:
         # Arrow refuses a list with a number that the column has no room for.
         most = Decimal(10) ** (column.precision - column.scale)
         return [each for each in fitting if not isinstance(each, Decimal) or abs(each) < most]
+    if column is not None and pa.types.is_integer(column):
+        return pa.array([each for each in fitting if not isinstance(each, Decimal)], column)
+    if column is not None and pa.types.is_floating(column) and 0 in fitting:
+        # Arrow takes 0.0 and -0.0 for two values here, though not with ==.
+        fitting += [0.0, -0.0]
     return fitting
 
 
@@ -192,13 +209,26 @@ def _value(node: ast.expr, other: pa.DataType | None) -> Any:
     value = _literal(node)
     if value is None:
         raise ValueError("compare with None by 'is None' or 'is not None'")
-    return pc.scalar(_rounded(value, other))
+    value = _rounded(value, other)
+    # Arrow takes a whole number for an int64, which not all of a uint64 are.
+    unsigned = other == pa.uint64() and type(value) is int
+    return pc.scalar(pa.scalar(value, other) if unsigned else value)
 
 
 def _rounded(value: Any, column: pa.DataType | None) -> Any:
-    """Return a number as a narrower column, or a decimal one, would hold it."""
-    if column is None or not isinstance(value, int | float) or isinstance(value, bool):
+    """Return a number as the column would hold it, or one that compares alike."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
         return value
+    if column is None or pa.types.is_floating(column):
+        value = float(value) if abs(value) >= 1 << 63 else value
+    if column is None:
+        return value
+    if pa.types.is_integer(column) and math.isfinite(value):
+        whole = max(-_BEYOND, min(math.floor(value), _BEYOND))
+        if whole != value and abs(whole) < _BEYOND:
+            return Decimal(whole) + Decimal("0.5")
+        held = np.iinfo(column.to_pandas_dtype())
+        return whole if held.min <= whole <= held.max else Decimal(whole)
     if pa.types.is_decimal(column) and math.isfinite(value):
         return Decimal(str(value))
     if not isinstance(value, float) or not pa.types.is_floating(column):
