@@ -9,12 +9,16 @@ from whiten_index.errors import ConfigError
 from whiten_index.index.library import first_line, load_faiss
 
 _PROBED = 16
+_MOST_CHARACTERS = 1_000
 _WITHOUT_PARTS = re.compile(r"[A-Za-z]0+(?![0-9])|(HNSW|NSG)1(?![0-9])")
 
 
 def inner_index(factory: str, k: int) -> Any:
     """Return an empty FAISS index over ``k`` dims, by inner product."""
     faiss = load_faiss()
+    if len(factory) > _MOST_CHARACTERS:
+        # FAISS's regular expressions recurse for each letter until the stack ends.
+        raise ConfigError(f"a FAISS factory string has at most {_MOST_CHARACTERS} characters")
     if _WITHOUT_PARTS.search(factory):
         # FAISS itself would divide by zero and end the process.
         raise ConfigError(f"{factory!r} asks for no list, link or code at all; give it some")

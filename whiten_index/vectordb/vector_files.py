@@ -124,9 +124,8 @@ def write_rows(
         open_files.enter_context(writing(path, kept=""))
         places = [open_files.enter_context(replacing(each)) for each in written_files(path)]
         if ending(path) == NPY:
-            earlier = " ".join(_digests(written_files(path)[-1])[:_MOST_EARLIER])
-            marked |= {_EARLIER: earlier}
-            _write_npy(places[0], places[1], layout, pushed.rows, marked, batches)
+            earlier = _digests(written_files(path)[-1])
+            _write_npy(places[0], places[1], layout, pushed.rows, marked, earlier, batches)
             return
         at = layout.schema.get_field_index(VECTOR)
         kind = pa.float16() if layout.dtype == "float16" else pa.float32()
@@ -144,7 +143,7 @@ def write_rows(
 
 def _write_npy(
     vectors: Path, documents: Path, layout: Layout, rows: int, marked: Mapping[str, str],
-    batches: Iterable[pa.RecordBatch],
+    earlier: list[str], batches: Iterable[pa.RecordBatch],
 ) -> None:  # fmt: skip
     names = [name for name in layout.schema.names if name != VECTOR]
     schema = pa.schema([layout.schema.field(name) for name in names])
@@ -162,4 +161,5 @@ def _write_npy(
             digest.update(numbers.data)
             file.write(numbers.data)
             writer.write_batch(batch.select(names).replace_schema_metadata(marked))
-        writer.add_key_value_metadata({_DIGEST: digest.hexdigest()})
+        others = [each for each in earlier if each != digest.hexdigest()][:_MOST_EARLIER]
+        writer.add_key_value_metadata({_DIGEST: digest.hexdigest(), _EARLIER: " ".join(others)})
