@@ -133,9 +133,7 @@ def problems(place: Place, name: str, command: list[str], *, swap: bool) -> list
     place.clear()
     assert place.run(command, swap=swap) == 0, place.log.read_text()
     whole = place.tree()
-    if name != "folder":
-        # The mode of a file that is replaced is kept, which takes more operations.
-        place.clear()
+    place.clear()
     steps = operations(place, command, swap)
     tried = _ALL if name in ("p.npy", "folder") else _DECISIVE
     for number, step in enumerate(steps, 1):

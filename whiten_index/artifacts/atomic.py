@@ -333,7 +333,10 @@ def _put_in_place(new: Path, final: Path, *, aside: Path) -> None:
     except OSError:
         # Another writer may have put its folder there.
         if not _exchanged(new, final):
-            raise
+            if exists(aside) or not exists(final):
+                raise
+            final.rename(aside)
+            new.rename(final)
 
 
 def _exchanged(new: Path, final: Path) -> bool:
