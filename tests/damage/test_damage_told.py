@@ -64,9 +64,9 @@ def derived_shard(place: Place) -> tuple[EmbeddingStore, str, str]:
     place.update()
     store = EmbeddingStore.open(place.out / "store")
     for name in store.corpus().shards:
-        picks = store.picks(name)
-        if picks is not None:
-            (source,) = (each for each, _ in picks.sources if each)
+        others = [each for each, _ in store.row_refs(name).sources if each != name]
+        if others:
+            (source,) = others
             return EmbeddingStore.open(store.root), name, source
     raise AssertionError("no shard is derived")
 

@@ -100,7 +100,7 @@ def test_what_a_job_removes_meanwhile_is_no_damage(world, monkeypatch):
             done.append(gc_store(world.place, keep_days=0))
         return real(folder, fields, content=content, **options)
 
-    monkeypatch.setattr("whiten_index.store.shard_checks.check_files", check_files)
+    monkeypatch.setattr("whiten_index.versions.verify_store.check_files", check_files)
     assert verify_store(world.place).damages == ()
     assert done[0].shards > 0
 

@@ -35,8 +35,8 @@ from whiten_index.store.dedup import RowFinder
 from whiten_index.store.digest_index import Lookup
 from whiten_index.store.dtypes import StoreDtype, type_of
 from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.packs import StoredShard
 from whiten_index.store.records import CorpusPart, CorpusRecord
-from whiten_index.store.shard_resolver import StoredShard
 
 if TYPE_CHECKING:
     from whiten_index.encoding.batching import PreparedWindow

@@ -25,22 +25,16 @@ _DIGITS_TO_LOSE = 1e3
 
 @dataclass(frozen=True, eq=False)
 class DerivedShardPlan:
-    """A shard some of whose n rows others hold.
+    """A shard some of whose n rows others hold."""
 
-    Attributes:
-        nearest: the shard that most of them come from.
-        before: its moments.
-        picks: places of the rows.
-        own: (m, d) as kept, the rows that no other shard holds.
-        gathered: (n, d) all rows.
-        whole: (n, d) to be kept whole, None where the shard is derived.
-    """
-
+    # The shard that most of them come from, and its moments.
     nearest: str
     before: Moments
     picks: RowRefs
+    # (m, d) as kept, the rows that no other shard holds; and all rows (n, d).
     own: NDArray[np.floating]
     gathered: EmbeddingRows
+    # (n, d) to be kept whole, None where the shard is derived.
     whole: NDArray[np.floating] | None
 
 

@@ -130,7 +130,7 @@ class HashTable:
         return len(self._row)
 
     def find(self, keys: Keys) -> NDArray[np.int64]:
-        """Return the row (n,) of each key (2, n), the first of several, −1 where there is none."""
+        """Return the row (n,) of each key (2, n), the first of several, −1 for an unknown key."""
         found = np.full(keys.shape[1], -1, dtype=np.int64)
         place = np.empty_like(found)
         # In order of the keys, neighbours in time are neighbours in memory.

@@ -50,9 +50,9 @@ from whiten_index.artifacts.storage import Place
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.store.dtypes import StoreDtype
 from whiten_index.store.index_registry import FOLDER, IndexRegistry, owner_of
+from whiten_index.store.packs import REMEDY
 from whiten_index.store.records import CorpusPart, CorpusRecord, EncoderFacts
 from whiten_index.store.result_cache import ResultCache
-from whiten_index.store.shard_resolver import REMEDY
 from whiten_index.store.shards import Shards
 
 FORMAT_VERSION = 1
@@ -148,7 +148,7 @@ class EmbeddingStore(Shards):
         """Open an existing store, whose encoder may be left out where it is the only one.
 
         Raises:
-            ArtifactError: there is none, it is damaged, or several encoders are in it.
+            ArtifactError: no store is there, it is damaged, or several encoders are in it.
         """
         place, mirror = place_of(root)
         folders = mirror.folders_with(place, manifest.MANIFEST, only=fingerprint)
@@ -234,9 +234,7 @@ class EmbeddingStore(Shards):
             data = self._document_bytes(part.documents)
         if data is None:
             path = self.documents_path(part.documents)
-            unreadable = _unpacked(path) is None
-            how = "missing or unreadable" if unreadable else "damaged: it does not match its name"
-            raise ArtifactError(f"{path} is {how}; {REMEDY}")
+            raise ArtifactError(f"{path} is missing or damaged; {REMEDY}")
         return pa.ipc.open_stream(data).read_all()
 
     def documents_path(self, name: str) -> Path:

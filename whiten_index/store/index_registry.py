@@ -15,7 +15,6 @@ from whiten_index.artifacts.files import exists, writing
 from whiten_index.artifacts.manifest import Digest, Schema, Sealed
 from whiten_index.artifacts.storage import Place, Storage, settled
 from whiten_index.errors import ArtifactError
-from whiten_index.paths import is_uri
 
 _KIND, _VERSION = "registered_index", 1
 FOLDER, _COPIES = "indexes", "registered"
@@ -31,15 +30,10 @@ _SCHEMA = Schema(_KIND, _VERSION, _Fields)
 
 @dataclass(frozen=True, slots=True)
 class RegisteredIndex:
-    """An index that was built from a store.
-
-    Attributes:
-        file: the file that registers it, or the copy of it.
-        place: its folder or URI when it was built.
-        id: of the index, to recognise it at its place; None for a URI.
-    """
+    """An index that was built from a store, and the file that registers it, or its copy."""
 
     file: Path
+    # Its folder or URI when it was built, and its id, to recognise it there; none for a URI.
     place: str
     id: str | None
 
@@ -47,11 +41,6 @@ class RegisteredIndex:
     def folder(self) -> Path:
         """Its folder when it was built."""
         return Path(self.place)
-
-    @property
-    def in_bucket(self) -> bool:
-        """True for a URI."""
-        return is_uri(self.place)
 
 
 class IndexRegistry:

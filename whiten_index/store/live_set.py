@@ -24,8 +24,8 @@ from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ArtifactError
 from whiten_index.store.dtypes import keeps_moments, rows_bytes
 from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.packs import MOMENTS, Member, ShardPlace
 from whiten_index.store.row_refs import Source, other_sources
-from whiten_index.store.shard_resolver import MOMENTS, InFolder, Member
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 # Most file systems allocate files in blocks of this size.
@@ -34,46 +34,30 @@ _BLOCK = 4096
 
 @dataclass(frozen=True)
 class ShardFolder:
-    """The folder of a shard, with files of the right sizes.
-
-    Attributes:
-        name: fingerprint of the shard.
-        held_as: name by which others know the rows in the folder.
-        sources: other places that it picks rows from.
-        rows: n of the shard.
-        dtype: numpy name of their type.
-        to_write: bytes that its rows would take in a pack.
-        to_free: bytes on the disk that its folder takes, in whole blocks. In both, moments that a
-            pack would hold too are left out.
-    """
+    """The folder of a shard, with files of the right sizes."""
 
     name: str
     held_as: str
+    # Other places that it picks rows from.
     sources: tuple[Source, ...]
     rows: int
     dtype: str
+    # Bytes that its rows would take in a pack, and bytes on the disk that its folder takes, in
+    # whole blocks. In both, moments that a pack would hold too are left out.
     to_write: int
     to_free: int
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """Everything that takes room in the folder of an encoder.
-
-    Attributes:
-        store: of the encoder.
-        folders: name -> folder of a shard.
-        packs: name -> members of a pack, the latest pack last.
-        damaged_folders: names of shards whose folder is damaged.
-        damaged_packs: names of packs likewise.
-        documents: digest -> file of ids and kept columns.
-    """
+    """Everything that takes room in the folder of an encoder, by name; the latest pack last."""
 
     store: EmbeddingStore
     folders: Mapping[str, ShardFolder]
     packs: Mapping[str, tuple[Member, ...]]
     damaged_folders: frozenset[str]
     damaged_packs: frozenset[str]
+    # Digest -> file of ids and kept columns.
     documents: Mapping[str, Path]
 
     @classmethod
@@ -172,7 +156,7 @@ class Inventory:
 
 
 def _shard_folder(store: EmbeddingStore, name: str) -> ShardFolder | None:
-    fields = store.resolver.fields(name, verify=False)
+    fields = store.folder_manifest(name, verify=False)
     if fields is None:
         return None
     shard, sources = fields["shard"], tuple(dict.fromkeys(other_sources(fields)))
@@ -183,7 +167,7 @@ def _shard_folder(store: EmbeddingStore, name: str) -> ShardFolder | None:
         sizes.pop(MOMENTS, None)
     # The manifest and the folder take a block each.
     to_free = _BLOCK * (2 + sum(-(-size // _BLOCK) for size in sizes.values()))
-    held_as = InFolder(store.shards_folder / name, fields).held_as
+    held_as = ShardPlace.in_folder(store.shards_folder / name, fields).held_as
     to_write = rows_bytes(rows, dim, itemsize)
     return ShardFolder(name, held_as, sources, rows, shard.dtype, to_write, to_free)
 
@@ -227,89 +211,58 @@ class LiveSet:
 
     The latest pack goes first, then earlier packs, then a folder; a place that does not match its
     checksums goes last. The sources of a shard in a folder stay too.
-
-    Attributes:
-        folders: names of shards whose folder stays.
-        packs: names of packs.
-        homes: shard -> its place in a pack.
-        pinned: packs with rows that others pick, and that are not the place of their shard.
-        missing: shards that are nowhere.
-        damaged: shards that are nowhere but in a damaged folder.
     """
 
     def __init__(self, inventory: Inventory, to_pack: Collection[str] = ()) -> None:
         """Take all there is; folders of the shards ``to_pack`` are not counted as needed."""
-        self.folders, self.packs, self.pinned = set[str](), set[str](), set[str]()
-        self.missing, self.damaged = set[str](), set[str]()
-        self.homes = dict[str, Member]()
+        # Names of shards whose folder stays, of packs, and of shards that cannot be read.
+        self.folders, self.packs, self.missing = set[str](), set[str](), set[str]()
+        # Shard -> its place in a pack; and packs with rows that shards pick from another place.
+        self.homes, self.pinned = dict[str, Member](), set[str]()
         self._inventory, self._store, self._to_pack = inventory, inventory.store, to_pack
         self._packed = inventory.packed()
-        self._met: set[str] = set()
-        self._held = dict[Source, Member | None]()
+        # Shard and the name that others know its rows by, empty for the shard itself.
+        self._met = dict[Source, Member | None]()
 
     def keep(self, shards: Iterable[str]) -> None:
         """Add everything that these shards need."""
-        shards_left, sources_left = list(shards)[::-1], list[Source]()
-        while shards_left or sources_left:
-            if sources_left:
-                # A job that meets the shard again needs all of it, or it would encode it again.
-                shards_left.append(sources_left[-1][0])
-                self._hold(sources_left.pop())
-            else:
-                sources_left += self._keep(shards_left.pop())
-        self.pinned |= {
-            member.pack
-            for (name, _), member in self._held.items()
-            if member is not None and member != self.homes.get(name)
-        }
+        needed = [(shard, "") for shard in shards]
+        while needed:
+            each = needed.pop()
+            if each not in self._met:
+                needed += self._keep(*each)
+        self.homes = {name: home for (name, as_), home in self._met.items() if home and not as_}
+        held = (each for (name, _), each in self._met.items() if each != self.homes.get(name))
+        self.pinned = {member.pack for member in held if member is not None}
 
-    def _keep(self, shard: str) -> tuple[Source, ...]:
-        """Keep the best place of a shard; return the sources of that."""
-        if shard in self._met:
-            return ()
-        self._met.add(shard)
-        folder, packed = self._inventory.folders.get(shard), self._packed.get(shard, [])
+    def _keep(self, shard: str, held_as: str) -> Iterable[Source]:
+        """Keep the best place of a shard, or of rows that others pick; return what that needs."""
+        self._met[shard, held_as] = None
+        # A job that meets the shard again needs all of it, or it would encode it again.
+        whole = [(shard, "")] if held_as else []
+        folder = self._inventory.folders.get(shard)
+        packed = self._packed.get(shard, [])
+        if held_as:
+            folder = folder if folder is not None and folder.held_as == held_as else None
+            packed = [member for member in packed if member.held_as == held_as]
         if folder is None and not packed:
-            if shard in self._inventory.damaged_folders:
-                self.damaged.add(shard)
-                self.folders.add(shard)
-            else:
-                self.missing.add(shard)
-            return ()
+            self.missing.add(shard)
+            self.folders |= {shard} & self._inventory.damaged_folders
+            return whole
         alone = len(packed) + (folder is not None) == 1
         for member in packed:
             if alone or self._store.packs.is_sound(member.pack):
                 self.packs.add(member.pack)
-                self.homes[shard] = member
-                return ()
-        if folder is None or not (alone or self._is_sound(shard)):
+                self._met[shard, held_as] = member
+                return whole
+        if folder is None or not (alone or self._is_sound(shard, held_as)):
             # None is sound: the user decides which one to restore from a copy.
             self.packs |= {member.pack for member in packed}
-        if folder is None or shard in self._to_pack:
-            return ()
+        if folder is None or (shard in self._to_pack and not held_as):
+            return whole
         self.folders.add(shard)
-        return folder.sources
+        return whole or folder.sources
 
-    def _hold(self, source: Source) -> None:
-        """Keep the best place of rows that others pick."""
-        if source in self._held:
-            return
-        name, held_as = source
-        folder = self._inventory.folders.get(name)
-        in_folder = folder is not None and folder.held_as == held_as
-        packed = [each for each in self._packed.get(name, []) if each.held_as == held_as]
-        alone = len(packed) + in_folder == 1
-        sound = (each for each in packed if alone or self._store.packs.is_sound(each.pack))
-        best = self._held[source] = next(sound, None)
-        if best is not None:
-            self.packs.add(best.pack)
-            return
-        if in_folder:
-            self.folders.add(name)
-        if not in_folder or not (alone or self._is_sound(name, held_as=held_as)):
-            self.packs |= {each.pack for each in packed}
-        if not in_folder and not packed:
-            self.missing.add(name)
-
-    def _is_sound(self, shard: str, *, held_as: str | None = None) -> bool:
-        return self._store.resolver.in_folder(shard, verify=True, held_as=held_as) is not None
+    def _is_sound(self, shard: str, held_as: str) -> bool:
+        found = self._store.in_folder(shard, verify=True, held_as=held_as or None)
+        return found is not None

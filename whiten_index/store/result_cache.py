@@ -29,7 +29,7 @@ class ResultCache:
         self._save_note("choices", key, value)
 
     def choice(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the choice kept for ``key``, None where there is none or it is damaged."""
+        """Return the choice kept for ``key``, None if none was kept or it is damaged."""
         return self._read(self._path("choices", key))
 
     def save_runtime(self, value: Mapping[str, str]) -> None:
@@ -59,7 +59,7 @@ class ResultCache:
     def sample(
         self, key: Mapping[str, Any], shapes: Mapping[str, str]
     ) -> dict[str, NDArray[Any]] | None:
-        """Return the sample kept for ``key``, None where there is none or it is damaged."""
+        """Return the sample kept for ``key``, None if none was kept or it is damaged."""
         path = self._path("samples", key, ".safetensors")
         self.mirror.fetch(path)
         try:
@@ -67,16 +67,12 @@ class ResultCache:
         except ArtifactError:
             return None
 
-    def is_sound(self, path: Path) -> bool:
-        """Return whether a file of a sample or a choice is whole."""
-        try:
-            if path.parent.name == "samples":
-                _read_sample(path, {})
-            else:
-                _read_note(path)
-        except ArtifactError:
-            return False
-        return True
+    def check(self, path: Path) -> None:
+        """Raise ``ArtifactError`` for a sample, choice or runtime that is damaged."""
+        if path.parent.name == "samples":
+            _read_sample(path, {})
+        else:
+            _read_note(path)
 
     def _save_note(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
         path = self._path(kind, key)

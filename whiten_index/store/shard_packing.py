@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +16,8 @@ from whiten_index.errors import ArtifactError
 from whiten_index.store.dtypes import keeps_moments, moments_bytes, rows_bytes
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.live_set import Inventory, LiveSet, ShardFolder
-from whiten_index.store.row_refs import SELF, Source
-from whiten_index.store.shard_resolver import Member, ToPack
+from whiten_index.store.packs import Member, StoredShard, ToPack
+from whiten_index.store.row_refs import Source
 
 # A shard of fewer rows than this share of a pack is joined with others.
 _SMALL = 1 / 4
@@ -45,43 +47,40 @@ def write_packs(
 ) -> Counter[str]:
     """Write packs of about ``pack_rows`` rows from the shards of corpora, in their order.
 
-    Args:
-        inventory: of the store.
-        shards: of the corpora.
-        others: shards that versions of indexes need.
-        pack_rows: rows of a full pack.
-
-    Returns:
-        The numbers of shards ``packed``, of their ``rows`` and ``packs``, and of small shards left
-        alone: ``damaged`` or missing, ``derived``, or ``alone`` without another to join.
+    ``others`` are shards that versions of indexes need. Returns the numbers of shards ``packed``,
+    of their ``rows`` and ``packs``, and of shards that are ``damaged`` or missing.
     """
-    groups, counts = _plan(inventory, shards, others, pack_rows)
+    groups, damaged = _plan(inventory, shards, others, pack_rows)
     store, rows = inventory.store, 0
-    _require_space(store, [name for group in groups for name in group])
+    packed = [store.require(name, verify=False) for group in groups for name in group]
+    require_space({store.folder: sum(map(_bytes_in_pack, packed))}, "compaction")
     for group in groups:
         to_pack = [_to_pack(store, name) for name in group]
         members = store.packs.write(store.packs.next_name(), to_pack)
         rows += sum(member.shard.rows for member in members)
-    counts.update(packed=sum(map(len, groups)), rows=rows, packs=len(groups))
-    return counts
+    return Counter(packed=len(packed), rows=rows, packs=len(groups), damaged=damaged)
+
+
+def _bytes_in_pack(shard: StoredShard) -> int:
+    itemsize = np.dtype(shard.dtype).itemsize
+    dim = shard.bytes // (shard.rows * itemsize)
+    return rows_bytes(shard.rows, dim, itemsize) + moments_bytes(shard.rows, dim)
 
 
 def _plan(
     inventory: Inventory, shards: Sequence[str], others: Collection[str], pack_rows: int
-) -> tuple[list[list[str]], Counter[str]]:
-    """Return the shards of each pack, and the numbers of small shards that stay as they are."""
-    packed, store = inventory.packed(), inventory.store
+) -> tuple[list[list[str]], int]:
+    """Return the shards of each pack, and the number of shards that are damaged or missing."""
+    packed, is_sound = inventory.packed(), functools.cache(inventory.store.find)
     needed = list(dict.fromkeys([*shards, *sorted(others)]))
     now = LiveSet(inventory)
     now.keep(needed)
     mine = [name for name in shards if name not in now.homes]
     folders = [inventory.folders[name] for name in mine if name in inventory.folders]
-    references = _References(inventory, needed)
-    groups: list[list[_Unit]] = []
-    sound, unsound, forced = set[str](), set[str](), set[str]()
+    groups, forced, damaged = list[list[_Unit]](), set[str](), set(mine) - set(inventory.folders)
     while True:
         to_pack = {unit.name for group in groups for unit in group}
-        scattered = references.scattered({*packed, *to_pack})
+        scattered = _scattered(inventory, frozenset(needed), {*packed, *to_pack})
         forced |= scattered & {folder.name for folder in folders}
         mostly_dead, half_empty = _pack_units(inventory, needed, to_pack, pack_rows)
         units = mostly_dead + [
@@ -89,20 +88,14 @@ def _plan(
             for each in folders
             if each.name in forced or _is_small(each, pack_rows)
         ]
-        new = {unit.name for each in (units, *half_empty) for unit in each} - sound - unsound
-        sound |= {name for name in new if store.find(name)}
-        unsound |= new - sound
-        found = _groups([unit for unit in units if unit.name in sound], half_empty, pack_rows)
+        names = {unit.name for each in (units, *half_empty) for unit in each}
+        damaged |= {name for name in names if not is_sound(name)}
+        sound = [unit for unit in units if unit.name not in damaged]
+        found = _groups(sound, half_empty, pack_rows)
         if found == groups:
-            break
+            return [[unit.name for unit in group] for group in groups], len(damaged)
         # Packed shards pick from nothing, so that others may now hold on to more alone.
         groups = found
-    few = [each for each in folders if each.rows < _SMALL * pack_rows]
-    left = [each for each in few if each.name not in to_pack | unsound]
-    alone = sum(_is_small(each, pack_rows) for each in left)
-    missing = len(mine) - len(folders)
-    counts = Counter(damaged=missing + len(unsound), derived=len(left) - alone, alone=alone)
-    return [[unit.name for unit in group] for group in groups], counts
 
 
 def _is_small(folder: ShardFolder, pack_rows: int) -> bool:
@@ -182,81 +175,48 @@ def _joined(units: Sequence[_Unit], half_empty: Sequence[Sequence[_Unit]]) -> li
     return [*packs, *units]
 
 
-class _References:
-    """Places that the needed derived shards pick rows from."""
+def _scattered(inventory: Inventory, needed: frozenset[str], packed: Collection[str]) -> set[str]:
+    """Return the needed derived shards that are better written whole, ``packed`` left out.
 
-    def __init__(self, inventory: Inventory, needed: Iterable[str]) -> None:
-        self._inventory, self._needed = inventory, frozenset(needed)
-
-    def scattered(self, packed: Collection[str]) -> set[str]:
-        """Return the derived shards that are better written whole, ``packed`` left out.
-
-        They pick from too many others, or others hold for them as many unused rows as they have.
-        """
-        folders = [self._inventory.folders.get(name) for name in self._needed]
-        derived = [f for f in folders if f is not None and f.sources and f.name not in packed]
-        reach = {folder.name: self._reach(folder.name, packed) for folder in derived}
-        idle = self._idle_rows(reach)
-        return {
-            folder.name
-            for folder in derived
-            if len(folder.sources) > _MOST_SOURCES
-            or sum(idle.get(source, 0) for source in reach[folder.name]) >= folder.rows
-        }
-
-    def _reach(self, name: str, packed: Collection[str]) -> set[Source]:
-        """Return the sources of a shard, and theirs unless they are packed."""
-        found, left = set[Source](), [name]
-        while left:
-            folder = self._inventory.folders.get(left.pop())
-            for source in () if folder is None else folder.sources:
-                if source not in found:
-                    found.add(source)
-                    if source[0] not in packed:
-                        left.append(source[0])
-        return found
-
-    def _idle_rows(self, reach: Mapping[str, set[Source]]) -> dict[Source, int]:
-        """Return source -> rows that nothing needed picks, of sources that are not needed."""
-        used = defaultdict[Source, list[NDArray[np.int32]]](list)
-        for name in reach:
-            for source, rows in self._picked(name):
-                used[source].append(rows)
-        return {
-            source: self._rows_of(source) - len(np.unique(np.concatenate(used[source] or [_NONE])))
-            for source in set[Source]().union(*reach.values())
-            if source[0] not in self._needed
-        }
-
-    def _picked(self, name: str) -> Iterator[tuple[Source, NDArray[np.int32]]]:
-        """Yield the rows that a derived shard picks from others; none where it is damaged."""
-        try:
-            picks = self._inventory.store.picks(name)
-        except ArtifactError:
-            return
-        for number, source in enumerate(() if picks is None else picks.sources):
-            if picks is not None and source != SELF:
-                yield source, picks.row[picks.source == number]
-
-    def _rows_of(self, source: Source) -> int:
-        try:
-            return len(self._inventory.store.resolver.held_by(source))
-        except ArtifactError:
-            return 0
+    They pick from too many others, or others hold for them as many unused rows as they have.
+    """
+    store = inventory.store
+    folders = [inventory.folders[name] for name in needed & set(inventory.folders)]
+    derived = [each for each in folders if each.sources and each.name not in packed]
+    reach = {folder.name: _reach(inventory, folder.name, packed) for folder in derived}
+    used = defaultdict[Source, list[NDArray[np.int32]]](list)
+    for folder in derived:
+        with contextlib.suppress(ArtifactError):
+            picks = store.row_refs(folder.name)
+            for number, source in enumerate(picks.sources):
+                used[source].append(picks.row[picks.source == number])
+    idle = Counter[Source]()
+    for source in set[Source]().union(*reach.values()):
+        if source[0] not in needed:
+            with contextlib.suppress(ArtifactError):
+                rows = np.unique(np.concatenate(used[source] or [_NONE]))
+                idle[source] = len(store.held_by(source)) - len(rows)
+    return {
+        folder.name
+        for folder in derived
+        if len(folder.sources) > _MOST_SOURCES
+        or sum(idle[source] for source in reach[folder.name]) >= folder.rows
+    }
 
 
-def _require_space(store: EmbeddingStore, names: Collection[str]) -> None:
-    total = 0
-    for name in names:
-        found = store.require(name, verify=False)
-        dim = int(store.mapped_embeddings(name).shape[1])
-        itemsize = np.dtype(found.dtype).itemsize
-        total += rows_bytes(found.rows, dim, itemsize) + moments_bytes(found.rows, dim)
-    require_space({store.folder: total}, "compaction")
+def _reach(inventory: Inventory, name: str, packed: Collection[str]) -> set[Source]:
+    """Return the sources of a shard, and theirs unless they are packed."""
+    found, names = set[Source](), [name]
+    while names:
+        folder = inventory.folders.get(names.pop())
+        new = set(() if folder is None else folder.sources) - found
+        found |= new
+        names += [name for name, _ in new if name not in packed]
+    return found
 
 
 def _to_pack(store: EmbeddingStore, name: str) -> ToPack:
-    place, embeddings = store.resolver.find(name, verify=True), store.embeddings(name)
+    place, embeddings = store.locate(name, verify=True), store.embeddings(name)
     # Others know only the rows in the folder of a derived shard: the folder stays for them.
     derived = place is None or place.picks() is not None
     return ToPack(

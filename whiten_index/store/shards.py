@@ -17,34 +17,43 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts import manifest
-from whiten_index.artifacts.files import sha256_file, writing
+from whiten_index.artifacts.files import exists, sha256_file, writing
 from whiten_index.artifacts.storage import Storage
 from whiten_index.artifacts.tensors import write_tensors
-from whiten_index.errors import ArtifactError
+from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.store.dtypes import EmbeddingsType, StoreDtype, as_kept, keeps_moments, type_of
-from whiten_index.store.row_refs import SELF, EmbeddingRows, RowRefs, RowView
-from whiten_index.store.shard_resolver import (
+from whiten_index.store.packs import (
     EMBEDDINGS,
     FORMAT_VERSION,
     KIND,
     MOMENTS,
     REMEDY,
+    SCHEMA,
     Packs,
-    Place,
-    ShardResolver,
+    ShardManifest,
+    ShardPlace,
     StoredShard,
     ToPack,
+    read_shard,
 )
+from whiten_index.store.row_refs import SELF, EmbeddingRows, RowRefs, RowView, Source, other_sources
 from whiten_index.whitening.moments import Moments
 
 # Rows of small shards whose moments are taken together.
 _ROWS_TOGETHER = 1024
+# How often a shard is looked for again that was moved meanwhile.
+_MOVES = 2
+T = TypeVar("T")
+
+
+class _NowhereError(ArtifactError):
+    """Rows are missing, or were moved a moment ago."""
 
 
 class Shards:
@@ -54,7 +63,8 @@ class Shards:
         self.folder, self.mirror, self.verify = folder, mirror, verify
         self.shards_folder = folder / "shards"
         self.packs = Packs(folder / "packs", mirror)
-        self.resolver = ShardResolver(self.shards_folder, self.packs, mirror, verify=verify)
+        # Manifests of folders whose files were hashed.
+        self._hashed: dict[str, ShardManifest] = {}
 
     def find(self, fingerprint: str, *, verify: bool = True) -> StoredShard | None:
         """Return a finished shard, or None where it is missing, unfinished or damaged.
@@ -66,7 +76,7 @@ class Shards:
         Raises:
             FormatError: a later release wrote it.
         """
-        place = self.resolver.find(fingerprint, verify=verify)
+        place = self.locate(fingerprint, verify=verify)
         return None if place is None else place.shard
 
     def require(self, fingerprint: str, *, verify: bool = True) -> StoredShard:
@@ -75,19 +85,19 @@ class Shards:
         Raises:
             ArtifactError: it is missing or damaged.
         """
-        found = self.find(fingerprint, verify=verify)
-        if found is None and self.mirror.look_again():
-            found = self.find(fingerprint, verify=verify)
+        found = self._latest_place(fingerprint, verify=verify)
         if found is None:
             raise ArtifactError(
                 f"shard {fingerprint} of the store {self.mirror.uri or self.folder.parent} cannot "
-                f"be read: {self.resolver.culprit(fingerprint)} is missing or damaged; {REMEDY}"
+                f"be read: {self._culprit(fingerprint)} is missing or damaged; {REMEDY}"
             )
-        return found
+        return found.shard
 
     def holds(self, fingerprint: str) -> bool:
         """Return whether a shard is there, sound or damaged."""
-        return self.resolver.is_there(fingerprint)
+        folder = self.shards_folder / fingerprint
+        known = exists(folder) or self.mirror.holds(folder)
+        return known or bool(self.packs.find(fingerprint, verify=False))
 
     def seems_there(self, fingerprint: str) -> bool:
         """Return whether a shard is there, by its sizes, or in a bucket by its name."""
@@ -162,13 +172,13 @@ class Shards:
     ) -> StoredShard:
         """Keep a shard in a folder, or in a pack where a folder is in the way."""
         name = shard.fingerprint
-        self.resolver.forget(name)
+        self._forget(name)
         # Two processes may find the same damaged shard.
         if (found := self.find(name)) is not None:
             return found
         folder = self.shards_folder / name
         kept = moments if keeps_moments(shard.rows, moments.dim) else None
-        holds_rows = self.resolver.fields(name, verify=True) is not None
+        holds_rows = self.folder_manifest(name, verify=True) is not None
         if not holds_rows:
             self.mirror.drop(folder)
         if holds_rows or self.packs.find(name, verify=False):
@@ -219,11 +229,11 @@ class Shards:
             ArtifactError: they cannot be read, or are not finite.
         """
 
-        def load(place: Place) -> NDArray[np.floating]:
+        def load(place: ShardPlace) -> NDArray[np.floating]:
             rows = self._rows(place)
             return rows[np.arange(len(rows))]
 
-        return self._finite(fingerprint, self.resolver.read(fingerprint, load))
+        return self._finite(fingerprint, self._read(fingerprint, load))
 
     def _finite(self, fingerprint: str, rows: NDArray[np.floating]) -> NDArray[np.floating]:
         if not np.isfinite(rows).all():
@@ -238,25 +248,21 @@ class Shards:
         Raises:
             ArtifactError: a file is missing or damaged.
         """
-        return self.resolver.read(fingerprint, self._rows)
+        return self._read(fingerprint, self._rows)
 
-    def _rows(self, place: Place) -> EmbeddingRows:
+    def _rows(self, place: ShardPlace) -> EmbeddingRows:
         picks, own = place.picks(), place.tensor("embeddings")
         return own if picks is None else self.picked(picks, own)
 
     def picked(self, picks: RowRefs, own: NDArray[np.floating]) -> EmbeddingRows:
         """Return the rows (n, d) that are picked, ``own`` (m, d) from the shard itself."""
-        holders = [own if each == SELF else self.resolver.held_by(each) for each in picks.sources]
+        holders = [own if each == SELF else self.held_by(each) for each in picks.sources]
         return RowView(holders, picks.source, picks.row)
-
-    def picks(self, fingerprint: str) -> RowRefs | None:
-        """Return the places of the rows of a derived shard, None for a whole one."""
-        return self.resolver.read(fingerprint, lambda place: place.picks())
 
     def row_refs(self, fingerprint: str) -> RowRefs:
         """Return the place of each row (n,) of a shard, by the name that others know it by."""
 
-        def load(place: Place) -> RowRefs:
+        def load(place: ShardPlace) -> RowRefs:
             own, picks = (fingerprint, place.held_as), place.picks()
             if picks is None:
                 rows = np.arange(place.shard.rows, dtype=np.int32)
@@ -264,7 +270,7 @@ class Shards:
             sources = tuple(own if each == SELF else each for each in picks.sources)
             return RowRefs(sources, picks.source, picks.row)
 
-        return self.resolver.read(fingerprint, load)
+        return self._read(fingerprint, load)
 
     def moments(self, fingerprint: str) -> Moments:
         """Return the moments of a shard's embeddings as kept."""
@@ -293,26 +299,139 @@ class Shards:
     def _moments_or_rows(self, fingerprint: str) -> Moments | NDArray[np.floating]:
         """Return the moments of a shard that keeps them, else its rows, which are few."""
 
-        def load(place: Place) -> Moments | NDArray[np.floating]:
+        def load(place: ShardPlace) -> Moments | NDArray[np.floating]:
             if (moments := place.moments()) is not None:
                 return moments
             rows = self._rows(place)
             return rows[np.arange(len(rows))]
 
-        found = self.resolver.read(fingerprint, load)
+        found = self._read(fingerprint, load)
         return found if isinstance(found, Moments) else self._finite(fingerprint, found)
 
     def digests(self, fingerprint: str) -> NDArray[np.uint8]:
         """Return the digests (n, 16) of the texts of a shard."""
-        return self.resolver.read(fingerprint, lambda place: np.array(place.tensor("digests")))
+        return self._read(fingerprint, lambda place: np.array(place.tensor("digests")))
 
     def truncated(self, fingerprint: str) -> NDArray[np.bool_]:
         """Return which texts (n,) of a shard were cut to the encoder's limit."""
 
-        def load(place: Place) -> NDArray[np.bool_]:
+        def load(place: ShardPlace) -> NDArray[np.bool_]:
             shard = place.shard
             if shard.truncated in (0, shard.rows):
                 return np.full(shard.rows, bool(shard.truncated))
             return place.tensor("truncated").astype(bool)
 
-        return self.resolver.read(fingerprint, load)
+        return self._read(fingerprint, load)
+
+    # Places. A shard may be in several packs and in a folder at once: a process died between
+    # writing one and removing another, others pick rows from the folder, or one is damaged and
+    # another replaces it. The latest sound pack is read first. Content is hashed once, before
+    # anything of it is read.
+
+    def locate(self, name: str, *, verify: bool, held_as: str | None = None) -> ShardPlace | None:
+        """Return the place that a shard is read from, None where it is missing or damaged."""
+        if member := self.packs.find(name, verify=verify, held_as=held_as):
+            return member
+        if found := self.in_folder(name, verify=verify, held_as=held_as):
+            return found
+        # It may have been packed since the packs were looked at.
+        self.packs.look_again()
+        return self.packs.find(name, verify=verify, held_as=held_as)
+
+    def _forget(self, name: str) -> None:
+        """Look at a shard again as if for the first time."""
+        self._hashed.pop(name, None)
+        self.packs.look_again()
+
+    def _read(self, name: str, read: Callable[[ShardPlace], T]) -> T:
+        """Return the result of ``read`` on the place of a shard."""
+        for left in reversed(range(_MOVES + 1)):
+            # It may be moved into a pack between the look and the reading.
+            try:
+                return read(self._require_place(name))
+            except _NowhereError:
+                continue
+            except ArtifactError:
+                if not left:
+                    raise
+        raise ArtifactError(
+            f"shard {name} cannot be read: {self._culprit(name)} is missing or damaged; {REMEDY}"
+        )
+
+    def held_by(self, source: Source) -> NDArray[np.floating]:
+        """Return the embeddings (m, d) of a source, mapped."""
+        name, held_as = source
+        place = self.locate(name, verify=self.verify, held_as=held_as)
+        if place is None:
+            raise _NowhereError(
+                f"shard {name} in {self.shards_folder}, which others pick rows from, is missing or "
+                f"damaged; {REMEDY}"
+            )
+        return place.tensor("embeddings")
+
+    def in_folder(
+        self, name: str, *, verify: bool, held_as: str | None = None
+    ) -> ShardPlace | None:
+        """Return the folder of a shard whose sources are there too, or of rows; see ``locate``."""
+        fields = self.folder_manifest(name, verify=verify)
+        found = None if fields is None else ShardPlace.in_folder(self.shards_folder / name, fields)
+        if found is None or held_as not in (None, found.held_as):
+            return None
+        return found if held_as is not None or self._has_sources(found, verify=verify) else None
+
+    def folder_manifest(self, name: str, *, verify: bool) -> ShardManifest | None:
+        """Return the manifest of a shard's folder, None where the folder is missing or damaged."""
+        folder = self.shards_folder / name
+        self.mirror.fetch(folder)
+        try:
+            found = read_shard(folder)
+            hash_it = verify and self._hashed.get(name) != found
+            manifest.check_files(folder, found, content=hash_it)
+        except FormatError:
+            raise
+        except ArtifactError:
+            again = self.mirror.fetch_again(folder)
+            return self.folder_manifest(name, verify=verify) if again else None
+        if hash_it:
+            self._hashed[name] = found
+            # An upload may have been cut off.
+            self.mirror.keep(folder)
+        return found
+
+    def _culprit(self, name: str) -> Path:
+        """Return the file or folder, of a shard or its sources, that is damaged or missing."""
+        fields = self.folder_manifest(name, verify=True)
+        for source, held_as in [] if fields is None else other_sources(fields):
+            if self.locate(source, verify=True, held_as=held_as) is None:
+                return self._damaged_at(source)
+        return self._damaged_at(name)
+
+    def _damaged_at(self, name: str) -> Path:
+        folder = self.shards_folder / name
+        own = manifest.first_damaged(folder, SCHEMA)
+        return own or self.packs.damaged(name) or folder
+
+    def _has_sources(self, place: ShardPlace, *, verify: bool) -> bool:
+        return all(
+            self.locate(name, verify=verify, held_as=held_as) is not None
+            for name, held_as in place.sources
+            if (name, held_as) != SELF
+        )
+
+    def _latest_place(self, name: str, *, verify: bool) -> ShardPlace | None:
+        found = self.locate(name, verify=verify)
+        # Another machine may have put it into the bucket since that was listed.
+        if found is None and self.mirror.look_again():
+            found = self.locate(name, verify=verify)
+        return found
+
+    def _require_place(self, name: str) -> ShardPlace:
+        if found := self._latest_place(name, verify=self.verify):
+            return found
+        folder = self.shards_folder / name
+        if not exists(folder):
+            raise _NowhereError(f"shard {name} is in no place in {self.shards_folder}; {REMEDY}")
+        # Reading it again names the damage.
+        fields = read_shard(folder)
+        manifest.check_files(folder, fields, content=self.verify, remedy=REMEDY)
+        return ShardPlace.in_folder(folder, fields)

@@ -42,8 +42,6 @@ class CompactReport:
         damaged: shards of corpora that are missing or damaged, and were left alone.
         before: size of the store before.
         after: size of the store now.
-        derived: small shards left alone since they pick most of their rows from others.
-        alone: small shards left alone since there is nothing to join with yet.
     """
 
     store: str
@@ -54,8 +52,6 @@ class CompactReport:
     damaged: int
     before: StoreSize
     after: StoreSize
-    derived: int
-    alone: int
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""

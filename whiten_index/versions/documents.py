@@ -107,13 +107,7 @@ class Documents:
 
     def id_column(self, start: int, stop: int) -> pa.ChunkedArray:
         """Return the ids of rows ``start`` … ``stop`` − 1, or of as many as there are."""
-        columns = []
-        first = max(int(np.searchsorted(self._starts, start, side="right")) - 1, 0)
-        last = int(np.searchsorted(self._starts, stop))
-        for begin, batch in zip(self._starts[first:last], self._batches[first:last], strict=False):
-            inside = batch.column(ID)[max(start - int(begin), 0) : max(stop - int(begin), 0)]
-            columns.append(inside)
-        return pa.chunked_array(columns, self.schema.field(ID).type)
+        return self._ids.slice(start, max(stop - start, 0))
 
     def first_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return, of rows (n,) that are passages, the row of the first one of the same document."""
@@ -139,10 +133,9 @@ class Documents:
             scalar = pa.scalar(wanted).cast(kind)
         except (pa.ArrowException, OverflowError):
             scalar = None
-        for start, batch in zip(self._starts, self._batches, strict=False):
-            position = -1 if scalar is None else pc.index(batch.column(ID), scalar).as_py()
-            if position >= 0:
-                return int(start) + int(position)
+        position = -1 if scalar is None else int(pc.index(self._ids, scalar).as_py())
+        if position >= 0:
+            return position
         raise CorpusError(
             f"no document has the id {wanted!r}; ids here are {kind}, the first being "
             f"{self.ids([0])[0]!r}"
@@ -159,6 +152,11 @@ class Documents:
                 "index is built, which takes the embeddings from its store"
             )
         return self._selected(row_filter.text)
+
+    @functools.cached_property
+    def _ids(self) -> pa.ChunkedArray:
+        ids = [batch.column(ID) for batch in self._batches]
+        return pa.chunked_array(ids, self.schema.field(ID).type)
 
     def _locate(self, row: int) -> tuple[pa.RecordBatch, int]:
         position = int(np.searchsorted(self._starts, row, side="right")) - 1

@@ -7,14 +7,14 @@ import math
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.atomic import require_path
-from whiten_index.artifacts.files import is_folder, reading, writing
+from whiten_index.artifacts.files import is_folder, reading, resolved, writing
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ArtifactError, ConfigError
@@ -29,7 +29,6 @@ from whiten_index.versions.references import (
     files_naming,
     index_references,
     indexes_of,
-    real_place,
     stores_of,
 )
 
@@ -105,20 +104,31 @@ def gc_store(
             there, a named one was not built from this store, or ``keep_days`` is no number of days.
         StorageError: the disk cannot be read or written.
     """
-    _require_days(keep_days)
+    if not 0 <= keep_days < 1e9:
+        raise ConfigError(
+            f"--keep-days takes a number of days, 0 or more (0 keeps nothing for its age alone); "
+            f"{shown(keep_days)} was given"
+        )
     place = require_path(root)
-    stores = open_stores(place)
-    named = [real_place(require_path(index)) for index in indexes]
-    users = {index: stores_of(index, place, stores) for index in named}
+    named = [resolved(require_path(index)) for index in indexes]
     gone = [each if is_uri(each) else require_path(each) for each in forget]
-    files = files_naming(place, stores, gone, named)
-    asked = list(dict.fromkeys([*indexes_of(place, stores, but=files), *named]))
+    stores = open_stores(place)
     removed, kept = Counter[str](leftovers=0), Counter[str]()
     with contextlib.ExitStack() as locks:
+        for store in () if dry_run else stores:
+            locks.enter_context(only_writer(store.folder, what="store"))
+        users = {index: stores_of(index, place, stores) for index in named}
+        files = files_naming(place, stores, gone, named)
+        used_by = list(dict.fromkeys([*indexes_of(place, stores, but=files), *named]))
         if not dry_run:
-            asked += _lock_all(locks, place, stores, asked, files, users)
+            for index in used_by:
+                locks.enter_context(only_writer(index, what="index"))
+            for index in named:
+                _register(index, place, users[index])
+            for file in files:
+                forget_index(file)
         references = [each for store in stores for each in corpus_references(store)]
-        for index in asked:
+        for index in used_by:
             references += index_references(index, place, stores)
         if not dry_run:
             removed["leftovers"] = sum(store.tidy() for store in stores)
@@ -132,53 +142,15 @@ def gc_store(
         dry_run=dry_run,
         **removed,
         kept=dict(kept),
-        indexes=tuple(map(str, asked)),
+        indexes=tuple(map(str, used_by)),
         references=len(references),
         forgotten=tuple(map(str, forget)),
         registered=tuple(map(str, named)),
     )
 
 
-def _require_days(days: float) -> None:
-    if not 0 <= days < 1e9:
-        raise ConfigError(
-            f"--keep-days takes a number of days, 0 or more (0 keeps nothing for its age alone); "
-            f"{shown(days)} was given"
-        )
-
-
-def _lock_all(
-    locks: contextlib.ExitStack,
-    root: Path,
-    stores: Sequence[EmbeddingStore],
-    indexes: Sequence[Path],
-    forget: Collection[Path],
-    named: Mapping[Path, Sequence[EmbeddingStore]],
-) -> list[Path]:
-    """Become the one writer of the store and of the indexes built from it; return late ones.
-
-    Registers the indexes named, then removes the files of those to forget.
-    """
-    # In the order that a build takes the locks.
-    for index in indexes:
-        locks.enter_context(only_writer(index, what="index"))
-    for store in stores:
-        locks.enter_context(only_writer(store.folder, what="store"))
-    for index, users in named.items():
-        _require_shards(index, root, users)
-        for store in users:
-            store.indexes.register(index, read_index_id(index))
-    for file in forget:
-        forget_index(file)
-    # Another may have been built from the store before it was locked.
-    late = [index for index in indexes_of(root, stores, but=forget) if index not in indexes]
-    for index in late:
-        locks.enter_context(only_writer(index, what="index"))
-    return late
-
-
-def _require_shards(index: Path, root: Path, stores: Sequence[EmbeddingStore]) -> None:
-    """Refuse to register an index whose shards the store lacks: it may be of another store."""
+def _register(index: Path, root: Path, stores: Sequence[EmbeddingStore]) -> None:
+    """Register an index, unless the store lacks its shards: it may be of another store."""
     shards = {
         shard: store
         for each in index_references(index, root, stores)
@@ -192,6 +164,8 @@ def _require_shards(index: Path, root: Path, stores: Sequence[EmbeddingStore]) -
             f"{index} is not registered: {root} lacks {len(lacking)} of the {len(shards)} shards "
             f"that it needs (first {lacking[0]}); name the store that it was built from"
         )
+    for store in stores:
+        store.indexes.register(index, read_index_id(index))
 
 
 def _collect(
@@ -201,7 +175,7 @@ def _collect(
     inventory = Inventory.take(store)
     live = LiveSet(inventory)
     live.keep(dict.fromkeys(shard for record in records for shard in record.shards))
-    if unknown := live.damaged | live.missing:
+    if unknown := live.missing:
         raise ArtifactError(
             f"{inventory.shard_path(min(unknown))} is damaged or missing, so that it is not known "
             f"which others it needs ({len(unknown)} such); mount its disk, or see how to mend it "

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from whiten_index.artifacts.files import exists, is_file, is_folder, is_link, require_target
+from whiten_index.artifacts.files import (
+    exists,
+    is_file,
+    is_folder,
+    is_link,
+    require_target,
+    resolved,
+)
 from whiten_index.artifacts.manifest import MANIFEST, records_in
 from whiten_index.errors import ArtifactError, ConfigError, FormatError
+from whiten_index.paths import is_uri
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.index_registry import RegisteredIndex
 from whiten_index.store.records import CorpusRecord
@@ -29,8 +36,6 @@ from whiten_index.versions.published import (
 )
 from whiten_index.versions.version_manifest import VersionManifest
 
-_PARTS = (CURRENT, VERSIONS, CANDIDATES)
-
 
 @dataclass(frozen=True)
 class Reference:
@@ -47,7 +52,8 @@ class Reference:
 
 def is_index(folder: Path) -> bool:
     """Return whether a folder is that of an index, or was to be."""
-    return any(exists(folder / name) or is_link(folder / name) for name in _PARTS)
+    parts = [folder / name for name in (CURRENT, VERSIONS, CANDIDATES)]
+    return any(exists(part) or is_link(part) for part in parts)
 
 
 def indexes_of(
@@ -60,21 +66,16 @@ def indexes_of(
     for each in known:
         require_at_its_place(each, root)
     # One that was moved and linked to its old place is registered by both.
-    found = {real_place(each.folder): None for each in known}
-    around = real_place(root).parent
+    found = {resolved(each.folder): None for each in known}
+    around = resolved(root).parent
     if is_index(around):
         found[around] = None
     return list(found)
 
 
-def real_place(path: Path | str) -> Path:
-    """Return a path without links, as far as these lead anywhere."""
-    return Path(os.path.realpath(path))
-
-
 def require_at_its_place(index: RegisteredIndex, root: Path) -> None:
     """Check that the needs of an index can be read."""
-    if index.in_bucket:
+    if is_uri(index.place):
         raise ConfigError(
             f"{index.place} was built from {root}, and gc and compact do not read what an index in "
             "a bucket needs; keep the store as it is, or, if that index is gone for good: "
@@ -118,7 +119,7 @@ def files_naming(
     files = [each.file for each in found]
     asked = {*indexes_of(root, stores, but=files), *named}
     for each in found:
-        if _is_at_its_place(each) and real_place(each.folder) not in asked:
+        if _is_at_its_place(each) and resolved(each.folder) not in asked:
             raise ConfigError(
                 f"index {each.place} is there, and its versions need what they are made of; "
                 "--forget is for those that are gone: remove its folder first, or leave it out"
@@ -129,7 +130,7 @@ def files_naming(
 def _spellings(index: Path | str) -> set[Path]:
     """Return the places under which an index may be registered; the last link is not followed."""
     absolute = Path(index).absolute()
-    return {Path(index), absolute, real_place(absolute.parent) / absolute.name}
+    return {Path(index), absolute, resolved(absolute.parent) / absolute.name}
 
 
 def stores_of(index: Path, root: Path, stores: Collection[EmbeddingStore]) -> list[EmbeddingStore]:
@@ -191,10 +192,10 @@ def _require_no_strangers(index: Path, root: Path) -> None:
 
     A link to a version of the same index does no harm.
     """
-    here = {real_place(folder) for folder in version_folders(index)}
+    here = {resolved(folder) for folder in version_folders(index)}
     for path in strange_entries(index):
         require_target(path)
-        target = real_place(path)
+        target = resolved(path)
         if target not in here and any(is_file(target / name) for name in (MANIFEST, RECORD)):
             raise ArtifactError(
                 f"{path} is a link to a version or has the name of none, and is not read, so that "
@@ -208,7 +209,13 @@ def version_reference(
 ) -> Reference | None:
     """Return the reference of a version, None if it needs nothing of these stores."""
     by = f"version {folder.name} of index {folder.parent.parent}"
-    version = _version(folder)
+    version: Version | None = None
+    try:
+        version = read_version(folder)
+    except FormatError:
+        raise
+    except ArtifactError:
+        pass
     fields = None if version is None else version.fields
     encoder = None if fields is None else fields["encoder_fingerprint"]
     if not any(encoder in (None, store.fingerprint) for store in stores):
@@ -231,16 +238,7 @@ def version_reference(
     )
 
 
-def _version(folder: Path) -> Version | None:
-    try:
-        return read_version(folder)
-    except FormatError:
-        raise
-    except ArtifactError:
-        return None
-
-
 def _is_elsewhere(fields: VersionManifest, root: Path) -> bool:
     """Return whether a version was built from another store that is there."""
     built_from = Path(fields["store"])
-    return is_folder(built_from) and real_place(built_from) != real_place(root)
+    return is_folder(built_from) and resolved(built_from) != resolved(root)

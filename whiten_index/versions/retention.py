@@ -256,10 +256,10 @@ def rollback(root: Path | str, *, to: str | None = None) -> RollbackReport:
             if left is not None:
                 mirror.fetch(folder / VERSIONS / left.version)
             if to is None and left is not None:
-                version = _older(folder, left, mirror, skipped)
+                version, note = _older(folder, left, mirror, skipped)
             else:
-                version = _named(folder, left, str(to), mirror)
-            notes, withdrawn = [_store_note(version, mirror)], set[str]()
+                version, note = _named(folder, left, str(to), mirror)
+            notes, withdrawn = [note], set[str]()
             if left is not None:
                 withdrawn = set(left.withdrawn)
                 if version_number(version.name) < version_number(left.version):
@@ -278,7 +278,9 @@ def rollback(root: Path | str, *, to: str | None = None) -> RollbackReport:
     return RollbackReport(before, version.name, "; ".join(filter(None, notes)), skipped)
 
 
-def _older(root: Path, current: Current, mirror: Storage, skipped: dict[str, str]) -> Version:
+def _older(
+    root: Path, current: Current, mirror: Storage, skipped: dict[str, str]
+) -> tuple[Version, str]:
     """Return the newest sound version before the published one; add damaged ones to ``skipped``.
 
     One that cannot be read may be sound: the user decides whether to go back further.
@@ -302,7 +304,7 @@ def _older(root: Path, current: Current, mirror: Storage, skipped: dict[str, str
     )
 
 
-def _named(root: Path, current: Current | None, name: str, mirror: Storage) -> Version:
+def _named(root: Path, current: Current | None, name: str, mirror: Storage) -> tuple[Version, str]:
     names = _names(root, mirror)
     if current is not None and name == current.version:
         raise ConfigError(f"{name} is the published version already; name another with --to")
@@ -313,40 +315,39 @@ def _named(root: Path, current: Current | None, name: str, mirror: Storage) -> V
     return _checked(root, name, mirror)
 
 
-def _checked(root: Path, name: str, mirror: Storage) -> Version:
+def _checked(root: Path, name: str, mirror: Storage) -> tuple[Version, str]:
+    """Return a sound version, and a note where its store lacks embeddings or was not checked."""
     folder = root / VERSIONS / name
     mirror.settle(folder)
     version = read_version(folder).check()
-    if version.fields["factory"]["rerank"]:
+    reranks = version.fields["factory"]["rerank"]
+    note = ""
+    try:
         store, missing = missing_shards(mirror.uri or root, version)
-        if missing:
+    except (FormatError, StorageError) as error:
+        if reranks:
+            raise
+        note = f"the store that {name} was built from was not checked: {error}"
+    else:
+        if missing and reranks:
             raise ArtifactError(
                 f"{name} ranks candidates again from the store {store}, which lacks "
                 f"{len(missing):,} of its shards (first {missing[0]}), so that its searches fail; "
                 "restore them from a copy, or name another version with --to"
             )
+        if missing:
+            note = (
+                f"the store {store} lacks {len(missing):,} of the shards of {name} (first "
+                f"{missing[0]}), which can be searched, but neither ranked again nor updated; "
+                "restore them from a copy"
+            )
+        elif store is None:
+            note = (
+                f"the store that {name} was built from cannot be reached, so that it was not "
+                "checked; searching needs it only to rank candidates again"
+            )
     mirror.keep(folder)
-    return version
-
-
-def _store_note(version: Version, mirror: Storage) -> str:
-    """Return a note where the store of a version lacks embeddings, or was not checked."""
-    name, root = version.name, version.folder.parent.parent
-    try:
-        store, missing = missing_shards(mirror.uri or root, version)
-    except StorageError as error:
-        return f"the store that {name} was built from was not checked: {error}"
-    if store is None:
-        return (
-            f"the store that {name} was built from cannot be reached, so that it was not checked; "
-            "searching needs it only to rank candidates again"
-        )
-    if not missing:
-        return ""
-    return (
-        f"the store {store} lacks {len(missing):,} of the shards of {name} (first {missing[0]}), "
-        "which can be searched, but neither ranked again nor updated; restore them from a copy"
-    )
+    return version, note
 
 
 def _names(root: Path, mirror: Storage) -> list[str]:

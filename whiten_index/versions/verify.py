@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from whiten_index.artifacts.atomic import require_path
 from whiten_index.artifacts.cached_storage import BucketStorage, naming, place_of, stamp
-from whiten_index.artifacts.files import is_folder, size_of
+from whiten_index.artifacts.files import is_folder, resolved
 from whiten_index.artifacts.manifest import MANIFEST, sealed_json
-from whiten_index.errors import ArtifactError, StorageError
+from whiten_index.errors import ArtifactError
 from whiten_index.paths import absolute, is_uri
 from whiten_index.store.live_set import encoder_folders
 from whiten_index.versions.documents import Documents
@@ -34,12 +32,14 @@ from whiten_index.versions.published import (
     version_names,
     version_number,
 )
-from whiten_index.versions.references import is_index, real_place, version_folders
+from whiten_index.versions.references import is_index, version_folders
 from whiten_index.versions.verify_store import (
+    Check,
     Damage,
+    Remedy,
     VerifyReport,
+    as_report,
     reason,
-    remedy_for,
     verify_store,
 )
 
@@ -60,65 +60,30 @@ def verify_index(root: Path | str, *, with_store: bool = True) -> VerifyReport:
     place = require_path(root)
     if not is_index(place):
         raise ArtifactError(f"{place} is no index: it has no {CURRENT}; check the path")
-    check = _Check(place, version_folders(place), with_store=with_store)
-    damages, unread = check.damages, check.unread
-    if damages:
-        paths = {damage.path for damage in damages}
-        suspects = [folder for folder in version_folders(place) if str(folder) in paths]
-        again = _Check(place, suspects, with_store=with_store)
-        damages = [damage for damage in again.damages if damage.path in paths]
-        unread += again.unread
-    return VerifyReport(
-        path=str(place),
-        kind="index",
-        checked=dict(check.counted),
-        bytes=check.bytes,
-        damages=tuple(_with_remedy(place, damage, check) for damage in damages),
-        stores=tuple(dict.fromkeys(check.stores)),
-        notes=tuple(check.notes),
-        unread=tuple({damage.path: damage for damage in unread}.values()),
-    )
+    check = _IndexCheck(place, with_store=with_store)
+    damaged = check.damaged()
+    again = [_IndexCheck(place, with_store=with_store, first=check)] if damaged else []
+    return as_report("index", str(place), [check], again)
 
 
-class _Check:
-    """One look at an index: at what is published, and at some versions and candidates."""
+class _IndexCheck(Check):
+    """One look at an index, or a second one at everything that the first found damaged."""
 
-    def __init__(self, root: Path, folders: Iterable[Path], *, with_store: bool) -> None:
+    def __init__(self, root: Path, *, with_store: bool, first: _IndexCheck | None = None) -> None:
+        super().__init__(None if first is None else first.damaged())
         self.root, self.with_store = root, with_store
         self.current: Current | None = None
-        self.counted, self.bytes = Counter[str](), 0
-        self.damages, self.unread = list[Damage](), list[Damage]()
-        self.sound, self.stores, self.notes = list[str](), list[str](), list[str]()
-        # Folders of versions whose store lacks shards.
-        self.lacking = set[str]()
-        try:
+        self.sound: list[str] = [] if first is None else first.sound
+        with self.counting("CURRENT", root / CURRENT):
             self.current = self._published()
-            self.counted["CURRENT"] += 1
-            self.bytes += size_of(root / CURRENT)
-        except (ArtifactError, StorageError) as error:
-            self._add(root / CURRENT, error)
-        try:
+        with self.reporting("index id", root / INDEX_ID):
             read_index_id(root)
-        except (ArtifactError, StorageError) as error:
-            self._add(root / INDEX_ID, error)
         for path in strange_entries(root):
             why = f"{path} is a link, no folder, or has the name of no version, and is not read"
-            remedy = f"put the folder itself there under its own name, or move {path} away"
-            self.damages.append(Damage(str(path), why, (), remedy))
-        for folder in folders:
-            self.counted[folder.parent.name] += 1
-            self.bytes += size_of(folder)
-            try:
+            self.add("strange entries", path, ArtifactError(why))
+        for folder in self.asked(version_folders(root)):
+            with self.counting(folder.parent.name, folder):
                 self._check(folder)
-            except (ArtifactError, StorageError) as error:
-                self._add(folder, error, f"{_kind(folder)} {folder.name}")
-            else:
-                if folder.parent.name == VERSIONS:
-                    self.sound.append(folder.name)
-
-    def _add(self, path: Path, error: ArtifactError | StorageError, *touches: str) -> None:
-        found = self.unread if isinstance(error, StorageError) else self.damages
-        found.append(Damage(str(path), reason(error), touches, remedy_for(error, "")))
 
     def _published(self) -> Current:
         current = read_current(self.root)
@@ -133,10 +98,10 @@ class _Check:
         return current
 
     def _check(self, folder: Path) -> None:
-        published = self.current is not None and self.current.version == folder.name
         in_versions = folder.parent.name == VERSIONS
-        sha256 = self.current.manifest_sha256 if self.current and published else None
-        version = read_version(folder, sha256=sha256 if in_versions else None).check()
+        published = self.current if in_versions and self._publishes(folder) else None
+        sha256 = None if published is None else published.manifest_sha256
+        version = read_version(folder, sha256=sha256).check()
         fields = version.fields
         places = (place for place in store_places(self.root, fields) if isinstance(place, Path))
         self.stores += [str(place) for place in places if is_folder(place)][:1]
@@ -150,72 +115,81 @@ class _Check:
                 f"{folder} is damaged: {' and '.join(wrong)} rows, and the index has "
                 f"{fields['rows']}"
             )
-        if self.with_store:
-            self._check_store(version)
+        if self._has_shards(version) and in_versions:
+            self.sound.append(folder.name)
 
-    def _check_store(self, version: Version) -> None:
-        folder = version.folder
-        store, missing = missing_shards(self.root, version)
+    def _has_shards(self, version: Version) -> bool:
+        store, missing = missing_shards(self.root, version) if self.with_store else ("", [])
         if store is None:
             self.notes.append(
-                f"the store of {_kind(folder)} {folder.name} is not there, and was not looked at; "
+                f"the store of {_named(version.folder)} is not there, and was not looked at; "
                 "searching needs it only to rank candidates again"
             )
-        elif missing:
-            self.lacking.add(str(folder))
-            raise ArtifactError(
-                f"the store {store} lacks {len(missing):,} of the shards of {_kind(folder)} "
-                f"{folder.name}, first {missing[0]}: it can be searched, but neither ranked again "
-                "nor updated"
+        if missing:
+            why = ArtifactError(
+                f"the store {store} lacks {len(missing):,} of the shards of "
+                f"{_named(version.folder)}, first {missing[0]}: it can be searched, but neither "
+                "ranked again nor updated"
             )
+            self.add("shards", version.folder, why)
+        return not missing
 
+    def _publishes(self, folder: Path) -> bool:
+        return self.current is not None and self.current.version == folder.name
 
-def _kind(folder: Path) -> str:
-    return "candidate" if folder.parent.name == CANDIDATES else "version"
-
-
-def _with_remedy(root: Path, damage: Damage, check: _Check) -> Damage:
-    """Return a damage with a remedy, which depends on the other versions."""
-    if damage.remedy:
-        return damage
-    path = Path(damage.path)
-    latest = _to_go_back_to(check)
-    again = (
-        "run the same build again: it makes the version from the store, and encodes nothing that "
-        "is there"
-    )
-    published = check.current is not None and check.current.version == path.name
-    if path.name == CURRENT:
-        remedy = again if latest is None else f"whiten-index rollback {root} --to {latest}"
-    elif path.parent.name == CANDIDATES:
-        remedy = f"remove {path}: it is not published, and the next update makes another"
-    elif damage.path in check.lacking:
-        remedy = (
-            "where its corpus still has these rows, run whiten-index build (or encode) with it "
-            "again, which encodes just them; or restore the store from a copy"
+    def remedy(self, kind: str, path: Path) -> Remedy:
+        """Return the version that is damaged, and what mends it, which depends on the others."""
+        if kind == "strange entries":
+            return (), f"put the folder itself there under its own name, or move {path} away"
+        if kind == "index id":
+            return (), (
+                "restore it from a copy, or build or update the index again, which gives it a new "
+                "id"
+            )
+        latest = self._to_go_back_to()
+        again = (
+            "run the same build again: it makes the version from the store, and encodes nothing "
+            "that is there"
         )
-        if published and latest is not None:
-            remedy += f"; or whiten-index rollback {root} --to {latest}"
-        elif check.current is not None and not published:
-            remedy += f"; or, as nobody reads it, remove it with whiten-index prune {root} --keep N"
-    elif check.current is not None and not published:
-        remedy = f"nobody reads it: whiten-index prune {root} --keep N removes it"
-    elif latest is None:
-        remedy = again
-    else:
-        remedy = f"whiten-index rollback {root} --to {latest}, which is sound; or {again}"
-    return replace(damage, remedy=remedy)
+        unused = self.current is not None and not self._publishes(path)
+        prune = f"whiten-index prune {self.root} --keep N"
+        roll = f"whiten-index rollback {self.root} --to {latest}"
+        if kind == "CURRENT":
+            return (), again if latest is None else roll
+        touches = (_named(path),)
+        if path.parent.name == CANDIDATES:
+            return touches, f"remove {path}: it is not published, and the next update makes another"
+        if kind == "shards":
+            advice = (
+                "where its corpus still has these rows, run whiten-index build (or encode) with it "
+                "again, which encodes just them; or restore the store from a copy"
+            )
+            if unused:
+                advice += f"; or, as nobody reads it, remove it with {prune}"
+            elif latest is not None and self.current is not None:
+                advice += f"; or {roll}"
+            return touches, advice
+        if unused:
+            return touches, f"nobody reads it: {prune} removes it"
+        if latest is None:
+            return touches, again
+        return touches, f"{roll}, which is sound; or {again}"
+
+    def _to_go_back_to(self) -> str | None:
+        """Return the newest sound version, if possible an older one that is not withdrawn."""
+        if self.current is None:
+            return max(self.sound, key=version_number, default=None)
+        limit, withdrawn = version_number(self.current.version), self.current.withdrawn
+        others = [name for name in self.sound if name != self.current.version]
+        good = [name for name in others if name not in withdrawn]
+        older = [name for name in good if version_number(name) < limit]
+        found = next((names for names in (older, good, others) if names), [])
+        return max(found, key=version_number, default=None)
 
 
-def _to_go_back_to(check: _Check) -> str | None:
-    """Return the newest sound version, if possible older than the published and not withdrawn."""
-    if check.current is None:
-        return check.sound[-1] if check.sound else None
-    limit, withdrawn = version_number(check.current.version), check.current.withdrawn
-    others = [name for name in check.sound if name != check.current.version]
-    good = [name for name in others if name not in withdrawn]
-    older = [name for name in good if version_number(name) < limit]
-    return next((names[-1] for names in (older, good, others) if names), None)
+def _named(folder: Path) -> str:
+    kind = "candidate" if folder.parent.name == CANDIDATES else "version"
+    return f"{kind} {folder.name}"
 
 
 _AGAIN = (
@@ -233,42 +207,46 @@ def verify_bucket(uri: str) -> VerifyReport:
     if not isinstance(mirror, BucketStorage):
         raise ArtifactError(f"{uri} is not in a bucket; give the path of its folder")
     names = sorted(filter(version_number, mirror.names(folder / VERSIONS)))
-    damages, current = list[Damage](), None
     published = mirror.latest(folder / CURRENT) is not None
     if not published and not names:
         raise ArtifactError(
             f"{mirror.uri} holds no index; check the URI. A store is verified in a folder: copy it "
             "to one"
         )
+    current, damages = None, list[tuple[str, str, tuple[str, ...]]]()
     try:
         with naming():
             current = read_current(folder, mirror)
     except ArtifactError as error:
-        damages.append(Damage(f"{mirror.uri}/{CURRENT}", reason(error), (), ""))
-    sound, size = [], 0
+        damages.append((CURRENT, reason(error), ()))
+    good = list[str]()
     for name in names:
-        found = list(_damages(mirror, folder / VERSIONS / name, current))
-        damages += found
-        sound += [] if found else [name]
-        size += sum(mirror.sizes(folder / VERSIONS / name).values())
+        found = dict(_damaged_objects(mirror, folder / VERSIONS / name, current))
+        touches = (f"version {name}",)
+        damages += [(f"{VERSIONS}/{name}/{each}", why, touches) for each, why in found.items()]
+        if not found and (current is None or name != current.version):
+            good.append(name)
     if current is not None and current.version not in names:
         why = f"{CURRENT} names {current.version}, which has no {MANIFEST}"
-        damages.append(Damage(f"{mirror.uri}/{VERSIONS}/{current.version}", why, (), ""))
-    others = [name for name in sound if current is None or name != current.version]
-    remedy = f"{_AGAIN}; or whiten-index rollback {mirror.uri} --to {others[-1]}" if others else ""
+        damages.append((f"{VERSIONS}/{current.version}", why, ()))
+    roll = f"; or whiten-index rollback {mirror.uri} --to {good[-1]}" if good else ""
     return VerifyReport(
         path=mirror.uri,
         kind="index",
-        checked={CURRENT: int(published), "versions": len(names)},
-        bytes=size,
-        damages=tuple(replace(damage, remedy=remedy or _AGAIN) for damage in damages),
+        checked={CURRENT: int(published), VERSIONS: len(names)},
+        bytes=sum(sum(mirror.sizes(folder / VERSIONS / name).values()) for name in names),
+        damages=tuple(
+            Damage(f"{mirror.uri}/{name}", why, touches, _AGAIN + roll)
+            for name, why, touches in damages
+        ),
         notes=("the store in the bucket, if there is one, was not looked at",),
     )
 
 
-def _damages(mirror: BucketStorage, folder: Path, current: Current | None) -> Iterator[Damage]:
-    """Yield the damaged objects of a version."""
-    place, touches = f"{mirror.uri}/{VERSIONS}/{folder.name}", (f"version {folder.name}",)
+def _damaged_objects(
+    mirror: BucketStorage, folder: Path, current: Current | None
+) -> Iterator[tuple[str, str]]:
+    """Yield the names of the damaged objects of a version, and why."""
     data = mirror.manifest(folder) or b""
     wanted = current.manifest_sha256 if current and current.version == folder.name else None
     try:
@@ -279,7 +257,7 @@ def _damages(mirror: BucketStorage, folder: Path, current: Current | None) -> It
         files, whole = {}, False
     if not whole or wanted not in (None, hashlib.sha256(data).hexdigest()):
         why = "its fields do not match its digest" if not whole else f"it does not match {CURRENT}"
-        yield Damage(f"{place}/{MANIFEST}", f"{MANIFEST} is damaged: {why}", touches, "")
+        yield MANIFEST, f"{MANIFEST} is damaged: {why}"
         return
     for name, described in files.items():
         found = mirror.digest(folder / stamp(data) / name)
@@ -288,7 +266,7 @@ def _damages(mirror: BucketStorage, folder: Path, current: Current | None) -> It
                 f"has {found[0]} bytes instead of {described[0]}"
                 if found[0] != described[0] else "does not match its checksum"
             )  # fmt: skip
-            yield Damage(f"{place}/{stamp(data)}/{name}", f"{name} {why}", touches, "")
+            yield f"{stamp(data)}/{name}", f"{name} {why}"
 
 
 def verify_paths(paths: Iterable[Path | str], *, with_stores: bool = True) -> list[VerifyReport]:
@@ -310,7 +288,7 @@ def verify_paths(paths: Iterable[Path | str], *, with_stores: bool = True) -> li
                 f"{place} is neither an index nor a store of embeddings; check the path"
             )
     found = {
-        real_place(place): verify_index(place, with_store=with_stores)
+        resolved(place): verify_index(place, with_store=with_stores)
         for place in places
         if is_index(place)
     }
@@ -318,6 +296,6 @@ def verify_paths(paths: Iterable[Path | str], *, with_stores: bool = True) -> li
     if with_stores:
         stores += [Path(store) for report in found.values() for store in report.stores]
     stores = [store for store in stores if any(encoder_folders(store))]
-    unique = {real_place(store): store for store in stores}
+    unique = {resolved(store): store for store in stores}
     there = [verify_bucket(str(uri)) for uri in dict.fromkeys(given) if is_uri(uri)]
     return [*there, *found.values(), *map(verify_store, unique.values())]

@@ -1,29 +1,23 @@
-"""Verification of a store, and the report that it shares with that of an index."""
+"""Verification of a store, and the check and the report that it shares with that of an index."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from whiten_index.artifacts.atomic import require_path
 from whiten_index.artifacts.files import exists, list_folder, resolved, size_of
-from whiten_index.artifacts.manifest import MANIFEST, fingerprint
-from whiten_index.errors import (
-    ArtifactError,
-    ConfigError,
-    FormatError,
-    StorageError,
-    WhitenIndexError,
-)
+from whiten_index.artifacts.manifest import MANIFEST, check_files, fingerprint
+from whiten_index.errors import ArtifactError, ConfigError, FormatError, StorageError
 from whiten_index.store.embedding_store import EmbeddingStore, read_encoder
-from whiten_index.store.live_set import encoder_folders, require_encoder_folders
-from whiten_index.store.records import CorpusPart, CorpusRecord
-from whiten_index.store.shard_checks import ShardChecks
+from whiten_index.store.live_set import encoder_folders, require_encoder_folders, shard_names
+from whiten_index.store.packs import ShardPlace, read_pack, read_shard
+from whiten_index.store.records import CorpusPart
+from whiten_index.store.row_refs import other_sources
 from whiten_index.versions.published import CURRENT, require_published
 from whiten_index.versions.references import (
     Reference,
@@ -87,28 +81,97 @@ class VerifyReport:
         return {**asdict(self), "sound": self.sound}
 
 
-def reason(error: WhitenIndexError) -> str:
+# Names of corpora and versions that need something, and advice.
+Remedy = tuple[Sequence[str], str]
+
+
+class Check:
+    """One look at the files of an index or of an encoder in a store.
+
+    Attributes:
+        only: paths to look at; None for all.
+        checked: kind of thing -> how many were looked at.
+        bytes: of these.
+        stores: folders of stores that are read.
+        notes: things that were not looked at.
+    """
+
+    def __init__(self, only: frozenset[str] | None = None) -> None:
+        self.only = only
+        self.checked, self.bytes = Counter[str](), 0
+        self.stores, self.notes = list[str](), list[str]()
+        self._errors = list[tuple[str, Path, ArtifactError | StorageError]]()
+
+    def remedy(self, kind: str, path: Path) -> Remedy:
+        """Return who needs something that is damaged, and advice."""
+        raise NotImplementedError
+
+    def asked(self, paths: Iterable[Path]) -> list[Path]:
+        """Return the paths that are to be looked at."""
+        return [path for path in paths if self.only is None or str(path) in self.only]
+
+    @contextlib.contextmanager
+    def counting(self, kind: str, path: Path) -> Iterator[None]:
+        """Count a file or folder, and report an error of the block as one of it."""
+        if self.asked([path]):
+            self.checked[kind] += 1
+            self.bytes += size_of(path)
+        with self.reporting(kind, path):
+            yield
+
+    @contextlib.contextmanager
+    def reporting(self, kind: str, path: Path) -> Iterator[None]:
+        """Report an error of the block as one of a file or folder."""
+        try:
+            yield
+        except (ArtifactError, StorageError) as error:
+            self.add(kind, path, error)
+
+    def add(self, kind: str, path: Path, error: ArtifactError | StorageError) -> None:
+        """Report an error of a file or folder, if that is to be looked at."""
+        if self.asked([path]):
+            self._errors.append((kind, path, error))
+
+    def damaged(self) -> frozenset[str]:
+        """Return the paths of everything damaged."""
+        errors = self._errors
+        return frozenset(str(path) for _, path, e in errors if not isinstance(e, StorageError))
+
+    def damages(self, *, unread: bool = False) -> Iterator[Damage]:
+        """Yield everything damaged, or everything that the system does not let be read."""
+        for kind, path, error in self._errors:
+            if isinstance(error, StorageError) == unread:
+                touches, advice = self.remedy(kind, path)
+                if isinstance(error, FormatError):
+                    advice = "upgrade whiten-index: a later release wrote it"
+                if unread:
+                    advice = "mend the disk, or the permissions, and verify again"
+                yield Damage(str(path), reason(error), tuple(touches), advice)
+
+
+def as_report(
+    kind: str, place: str, checks: Sequence[Check], again: Sequence[Check]
+) -> VerifyReport:
+    """Return the report of a first look, and of a second one at everything found damaged."""
+    checked = Counter[str]()
+    for check in checks:
+        checked.update(check.checked)
+    unread = (damage for check in (*checks, *again) for damage in check.damages(unread=True))
+    return VerifyReport(
+        path=place,
+        kind=kind,
+        checked=dict(checked),
+        bytes=sum(check.bytes for check in checks),
+        damages=tuple(damage for check in again for damage in check.damages()),
+        stores=tuple(dict.fromkeys(store for check in checks for store in check.stores)),
+        notes=tuple(dict.fromkeys(note for check in checks for note in check.notes)),
+        unread=tuple({damage.path: damage for damage in unread}.values()),
+    )
+
+
+def reason(error: Exception) -> str:
     """Return the first part of an error, without its advice."""
     return str(error).partition("; ")[0]
-
-
-def remedy_for(error: WhitenIndexError, usual: str) -> str:
-    """Return advice on an error, ``usual`` where it is one of damage."""
-    if isinstance(error, FormatError):
-        return "upgrade whiten-index: a later release wrote it"
-    if isinstance(error, StorageError):
-        return "mend the disk, or the permissions, and verify again"
-    return usual
-
-
-_GC = "whiten-index gc {root} --keep-days 0"
-_ENCODE = (
-    "run whiten-index encode with one of its corpora and the same model again: it writes this file "
-    "and encodes nothing"
-)
-T = TypeVar("T")
-# Names of corpora and versions that need something, and what mends it.
-_Remedy = tuple[Sequence[str], str]
 
 
 def verify_store(root: Path | str) -> VerifyReport:
@@ -121,237 +184,216 @@ def verify_store(root: Path | str) -> VerifyReport:
         ArtifactError: there is no store.
     """
     place = require_path(root)
-    checks = [_Check(place, folder) for folder in require_encoder_folders(place)]
-    again = list[_Check]()
-    if only := frozenset(damage.path for check in checks for damage in check.damages):
-        again = [_Check(place, folder, only) for folder in encoder_folders(place)]
-    counted = Counter[str]()
-    for check in checks:
-        counted.update(check.counted)
-    return VerifyReport(
-        path=str(place),
-        kind="store",
-        checked=dict(counted),
-        bytes=sum(check.bytes for check in checks),
-        damages=tuple(damage for check in again for damage in check.damages),
-        notes=tuple(dict.fromkeys(note for check in checks for note in check.notes)),
-        unread=tuple({each.path: each for c in (*checks, *again) for each in c.unread}.values()),
-    )
+    checks = [_StoreCheck(place, folder) for folder in require_encoder_folders(place)]
+    damaged = frozenset[str]().union(*(check.damaged() for check in checks))
+    folders = encoder_folders(place) if damaged else ()
+    again = [_StoreCheck(place, folder, damaged) for folder in folders]
+    return as_report("store", str(place), checks, again)
 
 
-class _Check:
+class _StoreCheck(Check):
     """One look at all that an encoder has in a store, or at the paths ``only``."""
 
     def __init__(self, root: Path, folder: Path, only: frozenset[str] | None = None) -> None:
-        self.root, self.folder, self.only = root, folder, only
-        self.counted, self.bytes = Counter[str](), 0
-        self.damages, self.unread = list[Damage](), list[Damage]()
-        self.notes = list[str]()
+        super().__init__(only)
+        self.root, self.folder = root, folder
         self.store = EmbeddingStore(root, {}, folder.name)
-        self._checks = ShardChecks(self.store)
         self._references = list[Reference]()
-        self._run()
-
-    def _run(self) -> None:
-        mending = partial(_nobody, _ENCODE)
-        self._try("manifests", self.folder / MANIFEST, _check_manifest, mending)
-        self._references += [*self._corpora(), *self._versions()]
-        for name in self._checks.shards():
-            path = self.store.shards_folder / name
-            self._try("shards", path, self._checks.check_shard, partial(self._mending, (name,)))
-        for path, members in self._checks.packs.items():
-            self._try("packs", path, self._checks.check_pack, partial(self._mending, members))
+        # Shard -> shards that pick rows from it, and folder of a pack -> its shards.
+        self._pickers = dict[str, set[str]]()
+        self._packs = dict[Path, tuple[str, ...]]()
+        with self.counting("manifests", folder / MANIFEST):
+            read_encoder(folder)
+        self._read_corpora()
+        self._read_versions()
+        self._check_shards()
+        self._check_packs()
         self._check_documents()
-        self._check_missing_shards()
         for kind in ("choices", "samples", "runtimes"):
-            for path in list_folder(self.folder / kind, "[!.]*"):
-                remedy = f"remove {path}: it is made again when it is next needed"
-                self._try(kind, path, self._check_result, partial(_nobody, remedy))
-
-    def _try(
-        self,
-        kind: str,
-        path: Path,
-        check: Callable[[Path], T],
-        mending: Callable[[], _Remedy],
-        *,
-        always: bool = False,
-    ) -> T | None:
-        """Check one thing and return what that returned; ``always`` even if nobody asks for it."""
-        asked = self._asks_for(path)
-        if asked:
-            self.counted[kind] += 1
-            self.bytes += size_of(path)
-        elif not always:
-            return None
-        try:
-            return check(path)
-        except (ArtifactError, StorageError) as error:
-            if asked:
-                self._add(path, error, *mending())
-        return None
-
-    def _asks_for(self, path: Path) -> bool:
-        return self.only is None or str(path) in self.only
-
-    def _add(
-        self, path: Path, error: WhitenIndexError, touches: Sequence[str], remedy: str
-    ) -> None:
-        found = Damage(str(path), reason(error), tuple(touches), remedy_for(error, remedy))
-        (self.unread if isinstance(error, StorageError) else self.damages).append(found)
+            for path in self.asked(list_folder(folder / kind, "[!.]*")):
+                with self.counting(kind, path):
+                    self.store.results.check(path)
 
     # References
 
-    def _corpora(self) -> Iterator[Reference]:
+    def _read_corpora(self) -> None:
         for path in record_paths(self.store):
-            mending = partial(self._mending_record, path)
-            record = self._try("corpora", path, self._record, mending, always=True)
-            if record is not None:
+            with self.counting("corpora", path):
+                record = self.store.record(path.name)
                 name = f"corpus {corpus_name(record)}"
-                yield Reference(name, self.store.fingerprint, record)
+                self._references.append(Reference(name, self.store.fingerprint, record))
 
-    def _record(self, path: Path) -> CorpusRecord:
-        return self.store.record(path.name)
-
-    def _versions(self) -> Iterator[Reference]:
-        """Yield the references of versions that can be read; indexes are verified apart."""
-        places = dict.fromkeys(self._registered())
+    def _read_versions(self) -> None:
+        """Read the references of versions that can be read; indexes are verified apart."""
+        indexes = dict[Path, None]()
+        for path in self.store.indexes.files():
+            with self.counting("registered indexes", path):
+                found = self.store.indexes.read(path)
+                try:
+                    require_at_its_place(found, self.root)
+                    indexes[found.folder] = None
+                except (ArtifactError, ConfigError) as error:
+                    self.notes.append(reason(error))
         if is_index(around := resolved(self.root).parent):
-            places[around] = None
-        for index in places:
-            with self._reporting(index / CURRENT):
+            indexes[around] = None
+        for index in indexes:
+            with self.reporting("indexes", index / CURRENT):
                 require_published(index)
             for folder in version_folders(index):
                 # A damaged version is reported when its index is verified.
-                with self._reporting(folder), contextlib.suppress(ArtifactError):
+                with self.reporting("indexes", folder), contextlib.suppress(ArtifactError):
                     reference = version_reference(folder, self.root, [self.store])
                     if reference is not None:
-                        yield reference
-
-    @contextlib.contextmanager
-    def _reporting(self, path: Path) -> Iterator[None]:
-        try:
-            yield
-        except (ArtifactError, StorageError) as error:
-            if self._asks_for(path):
-                self._add(path, error, (), f"verify {path.parent}, which says more")
-
-    def _registered(self) -> Iterator[Path]:
-        for path in self.store.indexes.files():
-            remedy = (
-                "update or build again each index that is built from this store, which writes it "
-                f"again; if the index is gone, remove {path}"
-            )
-            mending = partial(_nobody, remedy)
-            read = self.store.indexes.read
-            found = self._try("registered indexes", path, read, mending, always=True)
-            if found is None:
-                continue
-            try:
-                require_at_its_place(found, self.root)
-                yield found.folder
-            except (ArtifactError, ConfigError) as error:
-                self.notes.append(reason(error))
+                        self._references.append(reference)
 
     # Checks
+
+    def _check_shards(self) -> None:
+        paths = [self.store.shards_folder / name for name in shard_names(self.store)]
+        for path in paths:
+            # The error is reported where the shard is checked.
+            with contextlib.suppress(ArtifactError, StorageError):
+                for source, _ in other_sources(read_shard(path)):
+                    self._pickers.setdefault(source, set()).add(path.name)
+        for path in self.asked(paths):
+            with self.counting("shards", path):
+                self._check_shard(path)
+
+    def _check_shard(self, folder: Path) -> None:
+        fields = read_shard(folder)
+        check_files(folder, fields, content=True)
+        place = ShardPlace.in_folder(folder, fields)
+        lengths, picks = {"digests": len(place.tensor("digests"))}, place.picks()
+        if picks is None:
+            lengths["embeddings"] = len(place.tensor("embeddings"))
+        else:
+            lengths |= {"source": len(picks.source), "row": len(picks.row)}
+        _require_rows(folder, place, lengths)
+        if self.store.packs.find(folder.name, verify=True):
+            # It is read from there; the folder stays for the rows that it holds itself.
+            return
+        for source, held_as in other_sources(fields):
+            if self.store.locate(source, verify=False, held_as=held_as) is None:
+                raise ArtifactError(
+                    f"{folder} picks rows from shard {source}, which is missing or another"
+                )
+
+    def _check_packs(self) -> None:
+        """Check the packs, and that each shard that something needs is in a folder or a pack."""
+        unread: StorageError | None = None
+        for name in self.store.packs.names():
+            path, members = self.store.packs.folder / name, tuple[str, ...]()
+            try:
+                members = tuple(each.shard.fingerprint for each in read_pack(path)["members"])
+            except StorageError as error:
+                unread = error
+            except ArtifactError:
+                # It is reported where the pack is checked.
+                pass
+            self._packs[path] = members
+        for path in self.asked(self._packs):
+            with self.counting("packs", path):
+                _check_pack(path)
+        packed = {shard for members in self._packs.values() for shard in members}
+        needed = dict.fromkeys(shard for each in self._references for shard in each.record.shards)
+        for path in self.asked(self.store.shards_folder / shard for shard in needed):
+            if path.name not in packed and not exists(path):
+                self.add("shards", path, unread or ArtifactError(f"shard {path} is missing"))
 
     def _check_documents(self) -> None:
         """Check the files of rows, those that are needed and missing among them."""
         parts = [part for each in self._references for part in each.record.parts if part.rows]
-        rows = {part.documents: part.rows for part in parts}
-        paths = self.store.documents_paths()
-        paths |= {name: self.store.documents_path(name) for name in rows if name not in paths}
-        for name, path in paths.items():
-
-            def check(path: Path, name: str = name) -> None:
-                found, wanted = (
-                    self.store.documents(CorpusPart("", name, 0, 0, 0)).num_rows,
-                    rows.get(name),
-                )
-                if wanted not in (None, found):
-                    raise ArtifactError(f"{path} has {found} rows, and its embeddings are {wanted}")
-
-            def mending(name: str = name) -> _Remedy:
-                named = [
-                    reference
-                    for reference in self._references
-                    if name in {part.documents for part in reference.record.parts}
-                ]
-                return self._remedy(named, rows=0)
-
-            self._try("row_files", path, check, mending)
-
-    def _check_missing_shards(self) -> None:
-        packed = {shard for members in self._checks.packs.values() for shard in members}
-        needed = [shard for each in self._references for shard in each.record.shards]
-        for shard in dict.fromkeys(needed):
-            path = self.store.shards_folder / shard
-            if shard not in packed and self._asks_for(path) and not exists(path):
-                error = self._checks.unread_pack or ArtifactError(f"shard {path} is missing")
-                self._add(path, error, *self._mending((shard,)))
-
-    def _check_result(self, path: Path) -> None:
-        if not self.store.results.is_sound(path):
-            raise ArtifactError(f"{path} is damaged: it does not match its digest")
+        rows = {self.store.documents_path(part.documents): part for part in parts}
+        for path in self.asked(dict.fromkeys([*self.store.documents_paths().values(), *rows])):
+            with self.counting("row_files", path):
+                name = path.name.partition(".")[0]
+                found = self.store.documents(CorpusPart("", name, 0, 0, 0)).num_rows
+                if path in rows and rows[path].rows != found:
+                    raise ArtifactError(
+                        f"{path} has {found} rows, and its embeddings are {rows[path].rows}"
+                    )
 
     # Remedies
 
-    def _mending(self, damaged: Collection[str]) -> _Remedy:
-        """Return the corpora and versions that damaged shards touch, and what mends them."""
-        near = set(damaged).union(*(self._checks.pickers.get(shard, ()) for shard in damaged))
-        affected = {shard for shard in near if not self._is_readable(shard)}
-        if near and not affected:
-            gc = _GC.format(root=self.root)
-            return (), f"all of it is read from sound copies in the store: run {gc}"
+    def remedy(self, kind: str, path: Path) -> Remedy:
+        """Return the corpora and versions that need something, and what mends it."""
+        if kind == "manifests":
+            return (), (
+                "run whiten-index encode with one of its corpora and the same model again: it "
+                "writes this file and encodes nothing"
+            )
+        if kind == "registered indexes":
+            return (), (
+                "update or build again each index that is built from this store, which writes it "
+                f"again; if the index is gone, remove {path}"
+            )
+        if kind == "indexes":
+            return (), f"verify {path.parent}, which says more"
+        if kind == "corpora":
+            return self._remedy_of_record(path)
+        if kind == "row_files":
+            name = path.name.partition(".")[0]
+            documents = [{part.documents for part in r.record.parts} for r in self._references]
+            named = zip(self._references, documents, strict=True)
+            return self._remedy_of_rows([each for each, names in named if name in names], rows=0)
+        if kind in ("shards", "packs"):
+            return self._remedy_of_shards(self._packs.get(path, (path.name,)))
+        return (), f"remove {path}: it is made again when it is next needed"
+
+    def _remedy_of_shards(self, damaged: Sequence[str]) -> Remedy:
+        affected = set(damaged).union(*(self._pickers.get(shard, ()) for shard in damaged))
         touched = [each for each in self._references if affected & set(each.record.shards)]
         parts = [part for each in touched for part in each.record.parts]
         rows = {part.shard: part.rows for part in parts if part.shard in affected}
-        return self._remedy(touched, rows=sum(rows.values()))
+        return self._remedy_of_rows(touched, rows=sum(rows.values()))
 
-    def _is_readable(self, shard: str) -> bool:
-        try:
-            return self.store.find(shard) is not None
-        except (ArtifactError, StorageError):
-            return False
-
-    def _remedy(self, touched: Sequence[Reference], *, rows: int) -> _Remedy:
+    def _remedy_of_rows(self, touched: Sequence[Reference], *, rows: int) -> Remedy:
         names = tuple(dict.fromkeys(reference.by for reference in touched))
-        gc = _GC.format(root=self.root)
         corpora = [reference.by for reference in touched if reference.by.startswith("corpus ")]
         if corpora:
             cost = f"at most {rows:,} rows are encoded" if rows else "nothing is encoded"
-            remedy = (
+            return names, (
                 f"run whiten-index encode (or update, or build) with {' and '.join(corpora)} "
-                f"again: {cost}; what is still reported then goes with {gc}"
+                f"again: {cost}; what is still reported then goes with {self._gc}"
             )
-        elif touched:
-            remedy = (
+        if touched:
+            return names, (
                 "no corpus has these rows any more: those versions can be searched, but not ranked "
                 "again from the store, nor updated; remove them with whiten-index prune, and run "
-                f"{gc}"
+                f"{self._gc}"
             )
-        else:
-            remedy = f"nothing needs it: run {gc}"
-        return names, remedy
+        return names, f"nothing needs it: run {self._gc}"
 
-    def _mending_record(self, path: Path) -> _Remedy:
-        """Return the corpus of a damaged record, by the versions made of it, and what mends it."""
+    @property
+    def _gc(self) -> str:
+        return f"whiten-index gc {self.root} --keep-days 0"
+
+    def _remedy_of_record(self, path: Path) -> Remedy:
+        """Return the corpus of a damaged record, by the versions made of it, and advice."""
         names = {
             f"corpus {corpus_name(reference.record)}"
-            for reference in self._versions()
+            for reference in self._references
             if f"{fingerprint(dict(reference.record.source))}.json" == path.name
         }
         which = " and ".join(sorted(names)) if names else "the corpus that it is of"
-        remedy = (
+        return sorted(names), (
             f"run whiten-index encode (or update, or build) with {which} again: nothing is "
             f"encoded; if that corpus is gone, remove {path}"
         )
-        return sorted(names), remedy
 
 
-def _nobody(remedy: str) -> _Remedy:
-    return (), remedy
+def _check_pack(folder: Path) -> None:
+    fields = read_pack(folder)
+    check_files(folder, fields, content=True)
+    for member in fields["members"]:
+        place = ShardPlace.in_pack(folder, member)
+        names = ("embeddings", "digests")
+        _require_rows(folder, place, {name: len(place.tensor(name)) for name in names})
 
 
-def _check_manifest(path: Path) -> None:
-    read_encoder(path.parent)
+def _require_rows(folder: Path, place: ShardPlace, lengths: Mapping[str, int]) -> None:
+    rows, moments = place.shard.rows, place.moments()
+    if wrong := [f"{n} {name}" for name, n in lengths.items() if n != rows]:
+        raise ArtifactError(f"{folder} is damaged: it has {', '.join(wrong)} for {rows} rows")
+    if moments is not None and moments.count != rows:
+        raise ArtifactError(f"{folder} is damaged: its moments are of other rows")

@@ -60,42 +60,25 @@ class _Options(TypedDict):
     weight_column: str | None
 
 
+# Figures that are shown as they are.
+_Figures = dict[str, Number | None]
+
+
+@with_config({"extra": "allow"})
 class _Counts(TypedDict):
-    read: Count
-    encoded: Count
-    reused: Count
-    truncated: Count
-    passages: Count
-    duplicates: Count
-    tokens: Count
-    padded_tokens: Count
-    out_of_memory: Count
     skipped: dict[str, Count]
-    remade_shards: Count
-    float32_shards: Count
-    kept_files: Count
 
 
+@with_config({"extra": "allow"})
 class _Whitening(TypedDict):
     kind: str
     dim: Positive
     k: Positive
     exponent: Number
     center: Flag
-    normalize_input: Flag
-    groups: NotRequired[Positive]
-    group_size: NotRequired[Positive]
-    shuffle: NotRequired[Flag]
-    seed: NotRequired[Integer]
-    estimator: NotRequired[str]
-    shrinkage: NotRequired[Number]
-    floor: NotRequired[Number]
     remove_top: NotRequired[Count]
-    directions: NotRequired[Count]
     rank: Count
     condition_number: Number | None
-    variance_kept: Share
-    rows: Number
 
 
 class _Setting(TypedDict):
@@ -121,17 +104,6 @@ class ChoiceFacts(TypedDict):
     candidates: list[_Candidate]
 
 
-class _IndexBytes(TypedDict):
-    codes: Count
-    ids: Count
-    lists: Count
-    graph: Count
-    matrix: Count
-    codebooks: Count
-    centroids: Count
-    total: Count
-
-
 class _Tuned(TypedDict):
     parameters: dict[str, Count]
     recall: Share | None
@@ -140,113 +112,28 @@ class _Tuned(TypedDict):
     queries: Count
 
 
+@with_config({"extra": "allow"})
 class _Factory(TypedDict):
-    asked: str
     built: str
-    why: str
-    expected_bytes: _IndexBytes
-    expected_recall: Number | None
-    nprobe: Count | None
     tuned: _Tuned
     rerank: Count | None
-    memory_budget: Count | None
-    device: str
-    mapped: Flag
-    rotated: Flag
 
 
+@with_config({"extra": "allow"})
 class _Bytes(TypedDict):
     raw: Count
-    vectors: Count
-    index_file: Count
-    documents_file: Count
-    index: _IndexBytes
+    index: dict[str, Count]
 
 
-class _Geometry(TypedDict):
-    rows: Count
-    mean_cosine: Number
-    isoscore: Number
-    effective_rank: Number
-    uniformity: Number
-    hubness: Number
-    zero_rows: Count
-    neighbours: Count
-
-
-class _Geometries(TypedDict):
-    raw: _Geometry
-    vectors: _Geometry
-
-
-class _Faiss(TypedDict):
-    version: str
-    variant: str
-    gpus: Count
-
-
-class _Runtime(TypedDict):
-    torch: str
-    transformers: str
-    tokenizers: str
-    inputs: Literal["packed", "padded"]
-
-
-class _MadeBy(TypedDict):
-    whiten_index: str
-    faiss: _Faiss
-    numpy: str
-    python: str
-
-
-class _Changes(TypedDict):
-    total: Count
-    new: Count
-    changed: Count
-    document: Count
-    deleted: Count
-    unchanged: Count
-
-
+@with_config({"extra": "allow"})
 class _Decision(TypedDict):
     whitening: Literal["keep", "refit"]
-    why: str
-    threshold: Number
-    index: Literal["keep", "train"]
-    index_why: str
-
-
-class _Eigenvalues(TypedDict):
-    least: Number | None
-    median: Number | None
-    most: Number | None
-
-
-class _Drift(TypedDict):
-    rows_fitted: Number
-    rows_today: Number
-    rows_shared: Number
-    dims: Count
-    eigenvalues: _Eigenvalues
-    mean_shift: Number | None
-    mean_shift_rms: Number | None
-    kl_per_dim: Number | None
-    kl_mean_per_dim: Number | None
-    kl_covariance_per_dim: Number | None
-    kl_of_refit: Number | None
-    sampling_kl: Number | None
-    noise_kl: Number | None
-    variance_kept_at_fit: Number | None
-    variance_kept: Number | None
-    variance_possible: Number | None
-    variance_lost: Number | None
-    noise_variance: Number | None
 
 
 class _Update(TypedDict):
     base: VersionName
-    rows: _Changes
-    drift: _Drift
+    rows: dict[str, Count]
+    drift: dict[str, Number | _Figures | None]
     shared: Number
     decision: _Decision
     trained: NotRequired[Sha256 | None]
@@ -270,13 +157,13 @@ class VersionManifest(Described):
     corpus: _Corpus
     encoder: EncoderFacts
     encoder_fingerprint: Digest
-    runtimes: list[_Runtime]
+    runtimes: list[dict[str, str]]
     whitening: _Whitening
     choice: ChoiceFacts | None
     rows: Count
     counts: _Counts
-    made_by: _MadeBy
-    geometry: _Geometries | None
+    made_by: dict[str, Any]
+    geometry: dict[str, _Figures] | None
     version: VersionName
     factory: _Factory
     bytes: _Bytes
