@@ -77,13 +77,12 @@ class IndexRegistry:
                 "of this store; mount its disk or restore the folder from a copy. If it is gone "
                 f"for good, make it with mkdir {self.folder}, then build or update each index once"
             )
-        return [self.read(path) for path in self.files()]
+        found = {path.name: self.read(path) for path in self.files()}
+        return [found[name] for name in sorted(found)]
 
     def files(self) -> list[Path]:
-        """Return the files, one for each index: the copy where the first is gone."""
-        every = [*manifest.records_in(self.copies), *manifest.records_in(self.folder)]
-        found = {path.name: path for path in every}
-        return [found[name] for name in sorted(found)]
+        """Return the files of all indexes, copies first."""
+        return [*manifest.records_in(self.copies), *manifest.records_in(self.folder)]
 
     def read(self, path: Path) -> RegisteredIndex:
         """Return the index that a file registers."""

@@ -233,7 +233,7 @@ class _StoreCheck(Check):
                     require_at_its_place(found, self.root)
                     indexes[found.folder] = None
                 except (ArtifactError, ConfigError) as error:
-                    self.notes.append(reason(error))
+                    self.notes += [] if reason(error) in self.notes else [reason(error)]
         if is_index(around := resolved(self.root).parent):
             indexes[around] = None
         for index in indexes:
