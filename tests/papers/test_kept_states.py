@@ -18,7 +18,7 @@ def test_a_second_run_finds_the_states_and_a_damaged_file_is_made_again(
     kept_states(texts, config, tmp_path, again)
     assert "encode" in first.seconds
     assert "encode" not in again.seconds
-    (file,) = tmp_path.glob("*/states.safetensors")
+    (file,) = tmp_path.glob("*/states.npy")
     data = bytearray(file.read_bytes())
     data[-5] ^= 0xFF
     file.write_bytes(bytes(data))
