@@ -227,14 +227,14 @@ def _rounded(value: Any, column: pa.DataType | None) -> Any:
         whole = max(-_BEYOND, min(math.floor(value), _BEYOND))
         if whole != value and abs(whole) < _BEYOND:
             return Decimal(whole) + Decimal("0.5")
-        held = np.iinfo(column.to_pandas_dtype())
+        held = np.iinfo(str(column))
         return whole if held.min <= whole <= held.max else Decimal(whole)
     if pa.types.is_decimal(column) and math.isfinite(value):
         return Decimal(str(value))
     if not isinstance(value, float) or not pa.types.is_floating(column):
         return value
     with np.errstate(over="ignore"):
-        rounded = float(np.dtype(column.to_pandas_dtype()).type(value))
+        rounded = float(np.dtype(f"float{column.bit_width}").type(value))
     return rounded if np.isfinite(rounded) else value
 
 
