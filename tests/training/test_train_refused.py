@@ -69,7 +69,7 @@ def test_a_users_own_folder_beside_is_left_alone(config: Any, tmp_path: Path, na
 def test_a_model_that_was_damaged_since_is_told(config: Any, name: str) -> None:
     out = train_encoder(config()).out
     (out / name).write_bytes(b"x")
-    with pytest.raises(ArtifactError, match="remove it to train anew"):
+    with pytest.raises(ArtifactError, match="remove it to train from the start"):
         train_encoder(config())
     (out / name).unlink()
     with pytest.raises(ArtifactError, match="is missing"):

@@ -95,7 +95,9 @@ def test_a_damaged_checkpoint_is_told(
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ArtifactError, match="remove the folder of checkpoints to train anew"):
+    with pytest.raises(
+        ArtifactError, match="remove the folder of checkpoints to train from the start"
+    ):
         train_encoder(config(), pairs=pairs)
 
 
@@ -113,7 +115,9 @@ def test_a_checkpoint_that_holds_something_else_is_told(
     whole = json.loads((folder / "whole.json").read_text())
     whole["files"][f"{folder.name}/{name}"] = describe_file(folder / name)
     (folder / "whole.json").write_text(json.dumps(whole))
-    with pytest.raises(ArtifactError, match=r"checkpoint-5 cannot be loaded .* train anew"):
+    with pytest.raises(
+        ArtifactError, match=r"checkpoint-5 cannot be loaded .* train from the start"
+    ):
         train_encoder(config(), pairs=pairs)
 
 

@@ -35,7 +35,7 @@ from whiten_index.errors import ArtifactError, StorageError
 
 _WHOLE = "whole.json"
 _CHECKPOINT, _BEST = r"checkpoint-\d+", r"best-\d+\.safetensors"
-_REMEDY = "remove the folder of checkpoints to train anew"
+_REMEDY = "remove the folder of checkpoints to train from the start"
 
 
 class _Whole(TypedDict):

@@ -36,7 +36,7 @@ KIND, FORMAT_VERSION = "trained model", 1
 RUN, CURVES_FILE, _CHECKPOINTS = "training.json", "curves.csv", "checkpoints"
 _SCHEMA = Schema(KIND, FORMAT_VERSION, Described)
 _files = functools.partial(manifest.listed_files, schema=_SCHEMA)
-_WHAT, _REMEDY = "a trained model", "remove it to train anew"
+_WHAT, _REMEDY = "a trained model", "remove it to train from the start"
 _RECORD = "checkpoints of a training"
 _OF_ACCELERATE = (
     "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP",
@@ -269,7 +269,9 @@ class _Training:
         path = self.work / RUN
         if not is_file(path):
             return None
-        found = manifest.read_json(path, what=_RECORD, remedy="remove the folder to train anew")
+        found = manifest.read_json(
+            path, what=_RECORD, remedy="remove the folder to train from the start"
+        )
         return found.get("identity", {}) if found.get("kind") == _RECORD else None
 
     def do(self, stages: Stages) -> dict[str, Any]:
@@ -330,7 +332,7 @@ class _Training:
         if differ:
             raise ConfigError(
                 f"{where} holds {what} with another {', '.join(differ)}; name another --out, or "
-                "remove it to train anew"
+                "remove it to train from the start"
             )
 
 

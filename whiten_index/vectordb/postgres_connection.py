@@ -111,18 +111,18 @@ def _not_connected(error: psycopg.Error, address: str) -> str:
     The role is never named: a password may have been written in its place.
     """
     roles = {conninfo.conninfo_to_dict(address).get("user"), os.environ.get("PGUSER")} - {None, ""}
-    told = hide_secrets(" ".join(str(error).split()))
+    cause = hide_secrets(" ".join(str(error).split()))
     for role in map(str, roles):
-        told = re.sub(rf"(?<!\w){re.escape(role)}(?!\w)", "…", told)
-    told = re.sub(r'((?:role|user) ")[^"]*(")', r"\1…\2", told)
-    told = re.sub(r'(invalid \w+ (?:value|number)): ".*"', r"\1", told)
-    if re.search("FATAL|password|[aA]uthentication", told):
+        cause = re.sub(rf"(?<!\w){re.escape(role)}(?!\w)", "…", cause)
+    cause = re.sub(r'((?:role|user) ")[^"]*(")', r"\1…\2", cause)
+    cause = re.sub(r'(invalid \w+ (?:value|number)): ".*"', r"\1", cause)
+    if re.search("FATAL|password|[aA]uthentication", cause):
         return (
-            f"PostgreSQL refuses the connection: {told}; look at user and database in the address, "
-            "at the password in PGPASSWORD or ~/.pgpass, and at the server's pg_hba.conf"
+            f"PostgreSQL refuses the connection: {cause}; check user and database in the address, "
+            "the password in PGPASSWORD or ~/.pgpass, and the server's pg_hba.conf"
         )
     return (
-        f"PostgreSQL cannot be reached: {told}; look at host, port and parameters in the address "
+        f"PostgreSQL cannot be reached: {cause}; look at host, port and parameters in the address "
         "and the PG* variables, and whether the server runs"
     )
 
@@ -132,9 +132,9 @@ def find_schema(connection: Any, name: str | None) -> str:
     query = "SELECT nspname FROM pg_namespace WHERE nspname = coalesce(%s, current_schema())"
     found = connection.execute(query, [name]).fetchone()
     if found is None:
-        told = "no schema of the search path exists" if name is None else f"no schema {name!r}"
+        cause = "no schema of the search path exists" if name is None else f"no schema {name!r}"
         raise DatabaseError(
-            f"{shown_address(connection)}: {told}; create it, or give --option schema=NAME"
+            f"{shown_address(connection)}: {cause}; create it, or give --option schema=NAME"
         )
     return str(found[0])
 
