@@ -46,7 +46,7 @@ def test_no_password_is_shown(
         assert_no_secret(told.value, SECRET)
     monkeypatch.setenv("PGPASSWORD", SECRET)
     # Who mixes up the places may have written a password there.
-    why = r'refuses the connection: .*role "…" does not exist; look at user'
+    why = r'refuses the connection: .*role "…" does not exist; check user'
     with pytest.raises(DatabaseError, match=why) as told:
         open_writer(address.replace("postgres:@", "no_such_role@"), "docs")
     assert_no_secret(told.value, SECRET, "no_such_role")
