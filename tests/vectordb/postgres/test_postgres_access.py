@@ -96,10 +96,10 @@ def guarded(server: Any, role: str, run: Run) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("user", "password", "database", "why"),
     [
-        ("{role}", "wrong!", None, 'password authentication failed for user "…"; look at user'),
-        ("{role}", "", None, "no password supplied; look at user"),
+        ("{role}", "wrong!", None, 'password authentication failed for user "…"; check user'),
+        ("{role}", "", None, "no password supplied; check user"),
         ("{role}", SECRET, "postgres", "pg_hba.conf rejects .*the server's pg_hba.conf"),
-        ("postgres", "", "nosuch", 'database "nosuch" does not exist; look at user'),
+        ("postgres", "", "nosuch", 'database "nosuch" does not exist; check user'),
     ],
 )
 def test_a_server_that_lets_us_not_in(
