@@ -1,8 +1,8 @@
-"""The README's tables of evaluation: STS, what transforms are fitted on, layers, transfer tasks."""
+"""The README's tables of evaluation: STS, what transforms are fitted on, transfer tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.results_file import read
@@ -48,34 +48,6 @@ def sts_fits() -> str:
             cells = [_average(raw), *(_average(fits[fit]) for fit in _FITS)]
             lines.append(f"| {shown}, {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def layer_pairs() -> str:
-    """Return the best layers of each run, and what looking at all pairs took."""
-    rows = read("layers_MiniLM")
-    lines = [
-        "| MiniLM, mean of seven sets | last layer alone | best single layer | best pair |",
-        "|---|---:|---:|---:|",
-    ]
-    for row in (row for row in rows if row["figure"] == "layers"):
-        alone = next(c for c in row["combinations"] if c["layers"] == [row["states"] - 1])
-        best = row["best"]["mean"]
-        cells = [f"{alone['average']['spearman']['mean']:.2f}"]
-        cells += [
-            f"{best[size]['figure']:.2f} ({'+'.join(map(str, best[size]['layers']))})"
-            for size in ("1", "2")
-        ]
-        lines.append(f"| {row['name']} | {' | '.join(cells)} |")
-    (wall,) = (row for row in rows if row["figure"] == "ratio" and row["clock"] == "wall")
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"All pairs of {_states(rows)} states, raw and whitened, with encoding took "
-            f"{wall['median']:.2f} ({wall['least']:.2f}–{wall['greatest']:.2f}) times the wall "
-            f"time of encoding the {wall['texts']:,} distinct texts once.",
-        ]
-    )
 
 
 def transfer() -> str:
@@ -153,7 +125,3 @@ def _sts_rows() -> list[Row]:
 def _average(row: Row) -> str:
     figures = row["average"]["spearman"]
     return f"{figures['all']:.2f} / {figures['mean']:.2f}"
-
-
-def _states(rows: Sequence[Row]) -> int:
-    return next(int(row["states"]) for row in rows if row["figure"] == "layers")

@@ -17,6 +17,7 @@ RESULTS = Path(__file__).parent / "results"
 _LIBRARIES = ("torch", "transformers", "numpy", "pyarrow")
 # What the first line of every file tells.
 FACTS = ("benchmark", "commit", "command", "date", "processor", "cores", "python", *_LIBRARIES)
+_CHANGED = "-dirty"
 used = list[str]()
 
 
@@ -70,13 +71,17 @@ def run_of(name: str) -> dict[str, Any]:
 
 
 def require_sources() -> None:
-    """Refuse results that do not say which run wrote them, or that several runs wrote.
+    """Refuse results of no commit, of a run that is not named, or of several runs.
 
     Raises:
         SystemExit: it names the file.
     """
     for path in sorted(RESULTS.glob("*.jsonl")):
-        run_of(path.stem)
+        if str(run_of(path.stem)["commit"]).endswith(_CHANGED):
+            raise SystemExit(
+                f"{path.name} was measured with changed files; commit them and run its benchmark "
+                "again"
+            )
         if any({"benchmark", "command"} <= row.keys() for row in _lines(path.stem)[1:]):
             raise SystemExit(f"{path.name} holds rows of several runs; run its benchmark again")
 
@@ -123,7 +128,7 @@ def _commit() -> str:
         return found.stdout.strip()
 
     changed = git("status", "--porcelain", "--", "..", ":!results")
-    return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
+    return git("rev-parse", "HEAD") + (_CHANGED if changed else "")
 
 
 def _processor() -> str:

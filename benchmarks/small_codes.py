@@ -150,7 +150,6 @@ def measure(work: Path, seeds: int) -> Iterator[dict[str, Any]]:
             "exponent": record["exponent"],
             "bytes_per_row": record["bytes"]["per_row"],
             "fixed_bytes": record["bytes"]["fixed"],
-            "recall@100": record["quality"]["recall@100"],
             "ndcg@10": means.tolist(),
             "mean": float(means.mean()),
             "deviation": float(means.std(ddof=1)),

@@ -164,7 +164,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "choice_cost": whitening_tables.choice_cost,
     "sts": evaluation_tables.sts,
     "sts_fits": evaluation_tables.sts_fits,
-    "layer_pairs": evaluation_tables.layer_pairs,
     "transfer": evaluation_tables.transfer,
     "geometry": evaluation_tables.geometry,
     "papers": evaluation_tables.papers,

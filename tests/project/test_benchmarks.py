@@ -37,10 +37,14 @@ def test_results_of_a_run_that_is_not_named_or_of_several_runs_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results_file, "RESULTS", tmp_path)
+    monkeypatch.setattr(results_file, "_commit", lambda: "5c1f00d")
     path = results_file.write("some", [{"figure": 1}])
     results_file.require_sources()
     assert results_file.read("some") == [{"figure": 1}]
     whole = path.read_text()
+    path.write_text(whole.replace("5c1f00d", "5c1f00d-dirty"))
+    with pytest.raises(SystemExit, match=r"some\.jsonl was measured with changed files"):
+        results_file.require_sources()
     path.write_text(whole + whole)
     with pytest.raises(SystemExit, match=r"some\.jsonl holds rows of several runs"):
         results_file.require_sources()
