@@ -99,6 +99,12 @@ TABLES: dict[str, tuple[Callable[[], pa.Table], tuple[Any, ...], int, str]] = {
         OPTIONS,
         "cannot train 'IVF500,Flat' on 60 rows",
     ),
+    "kept column named twice": (
+        table,
+        ("--embedding-column", "e", "--keep", "year", "--keep", "year"),
+        OPTIONS,
+        "--keep names year more than once",
+    ),
     "kept column called id": (
         table,
         ("--embedding-column", "e", "--keep", "id"),

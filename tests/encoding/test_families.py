@@ -98,6 +98,12 @@ def test_the_length_is_the_models_own(tiny, tmp_path, family, longest, default):
     assert resolve(told, max_length=longest).max_length == longest
     with pytest.raises(ConfigError, match=f"more than the {longest} tokens"):
         resolve(told, max_length=longest + 1)
+    edit_json(told / "sentence_bert_config.json", document_length=30, query_length=30)
+    assert resolve(told).max_length == 30
+    edit_json(told / "sentence_bert_config.json", query_length=20)
+    with pytest.raises(ConfigError, match="documents at 30 tokens and queries at 20, and here"):
+        resolve(told)
+    assert resolve(told, max_length=25).max_length == 25
 
 
 HEADS = {

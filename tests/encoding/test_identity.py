@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,9 @@ def test_choices_without_effect_leave_the_identity_as_it_is(tmp_path):
     digest = resolve_encoder(EncoderConfig(model=str(moved)))[0].files_sha256
     spec = replace(resolve_encoder(EncoderConfig(model=str(model)))[0], files_sha256=digest)
     assert spec.fingerprint == halves(moved)["documents"][0]
+    elsewhere = {"model": "m", "revision": "r", "code_revision": "c", "normalizes": True}
+    assert replace(spec, **elsewhere).fingerprint == spec.fingerprint
+    assert replace(spec, document_prompt="a ").query_fingerprint == spec.query_fingerprint
 
 
 def build(model: Path, corpus: Path, index: Path, **options: Any) -> None:
@@ -293,6 +297,13 @@ def test_code_of_another_repository_is_pinned(hub, tmp_path):
     assert len(found) == 2
 
 
+def test_an_adapter_is_refused(tmp_path):
+    folder = tiny_models.bert(tmp_path / "model")
+    tiny_models.write_json(folder / "adapter_config.json", {"peft_type": "LORA"})
+    with pytest.raises(EncoderError, match=r"adapters \(PEFT\) are not applied here; merge"):
+        resolve_encoder(EncoderConfig(model=str(folder)))
+
+
 def test_attention_code_without_a_commit_is_refused(tmp_path):
     folder = tiny_models.bert(tmp_path / "model")
     edit_json(folder / "config.json", attn_implementation="acme/fast")
@@ -341,6 +352,7 @@ def test_rows_of_two_versions_of_a_library_in_one_store_are_reported(tmp_path, m
     code, _, err = run(*command, "--limit", "30")
     assert (code, "different versions" in err) == (0, False), err
     monkeypatch.setattr("whiten_index.encoding.encoder.version", lambda name: f"0.1-{name}")
+    monkeypatch.setattr("whiten_index.encoding.transformer.packing_obstacle", lambda *_: "trial")
     code, _, err = run(*command)
     assert code == 0
     told = " ".join(err.split())
@@ -349,5 +361,5 @@ def test_rows_of_two_versions_of_a_library_in_one_store_are_reported(tmp_path, m
     assert run("verify", store)[0] == 0
     found = json.loads(run("inspect", index, "--json")[1])["runtimes"]
     assert found[0].keys() == {"torch", "transformers", "tokenizers", "inputs"}
-    assert len(found) == 2
-    assert "0.1-torch" in {each["torch"] for each in found}
+    torches = {each["inputs"]: each["torch"] for each in found}
+    assert torches == {"packed": version("torch"), "padded: trial": "0.1-torch"}

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.helpers import tiny_models
+from tests.helpers.code_models import edit_json
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.metrics import evaluate
@@ -115,6 +117,18 @@ def test_a_run_written_is_judged_as_the_search_was(tiny_model, beir, store, tmp_
         RetrievalConfig(qrels=str(beir / "qrels/test.tsv"), run=str(one), metrics=("map@20",))
     )
     assert figures(read["datasets"]["one"]) == figures(raw["datasets"]["one"])
+
+
+def test_queries_of_a_changed_model_are_encoded_again(beir, tmp_path):
+    """The store has both halves' embeddings, and documents stay what they were."""
+    model = tiny_models.bert(tmp_path / "model")
+    tiny_models.add_modules(model, prompts={"query": "the king sang "})
+    with_prompt = judged(model, sets=[str(beir)], store=str(tmp_path / "store"))
+    edit_json(model / "1_Pooling" / "config.json", include_prompt=False)
+    found = judged(model, sets=[str(beir)], store=str(tmp_path / "store"))
+    fresh = judged(model, sets=[str(beir)], store=str(tmp_path / "fresh"))
+    one, two, three = (figures(each["datasets"]["one"]) for each in (with_prompt, found, fresh))
+    assert one != two == three
 
 
 def test_a_query_that_is_a_document_does_not_find_itself(tiny_model, tmp_path, documents, embedded):

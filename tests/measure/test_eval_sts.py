@@ -15,6 +15,7 @@ from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.evaluation.sts_sets import read_sts
 from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.evaluate_sts import evaluate_sts
+from whiten_index.progress import Silent
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
@@ -98,6 +99,30 @@ def test_fits_by_numpy(repeated, tiny_model, fit, unit):
     found = evaluate_sts(EvalConfig.from_options(options), read_sts([repeated]))
     pearson = 100 * scipy.stats.pearsonr(table["score"], cosines).statistic
     assert found["datasets"]["mine"]["pearson"]["all"] == pytest.approx(pearson, abs=1e-3)
+
+
+class _Encoded(Silent):
+    texts = 0
+
+    def start(self, stage: str, total: int) -> None:
+        self.texts += total if stage == "encode" else 0
+
+
+@pytest.mark.parametrize(("fit", "splits"), [(None, ["test"]), ("target", ["test", "train"])])
+def test_pairs_of_other_splits_are_encoded_only_to_fit_on(
+    pairs, tiny_model, tmp_path, write_parquet, fit, splits
+):
+    table = pq.read_table(pairs).to_pydict()
+    named = {"dataset": ["stsb"] * 60, "split": ["test"] * 20 + ["train"] * 40}
+    path = write_parquet(tmp_path / "sets.parquet", {**table, **named})
+    options = {"model": str(tiny_model)} | ({} if fit is None else {"fit": fit, "k": ("8",)})
+    watcher = _Encoded()
+    config = EvalConfig.from_options(options)
+    report = evaluate_sts(config, read_sts([path]), progress=watcher)
+    assert report["datasets"]["STS-B"]["pairs"] == 20
+    rows = [i for i in range(60) if named["split"][i] in splits]
+    wanted = {table[side][i] for side in ("sentence1", "sentence2") for i in rows}
+    assert watcher.texts == len(wanted)
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,12 @@ def test_a_wish_that_cannot_be_is_refused(given, message):
         config_of(**given)
 
 
+def test_a_corpus_without_a_name_of_its_own_has_that_of_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"corpus/": tmp_path.name, "news/*.parquet": "news", "news/corpus.parquet": "news"}
+    assert {each: config_of(corpus=[each]).dataset_name for each in names} == names
+
+
 def test_the_grid_holds_every_combination_once_and_graphs_at_the_middle_widths():
     found = grid(config_of(baselines=False), dim=384, rank=381, rows=100_000)
     keys = [point.key for point in found.points]
@@ -232,7 +238,6 @@ def test_figures_are_those_of_brute_force(tmp_path, corpus, embeddings):
             assert points[f"{name}/k{k}/sq8/flat"]["bytes"]["per_row"] == k
             assert 0.9 < points[f"{name}/k{k}/sq8/flat"]["index_recall@10"] <= 1
             assert points[f"{name}/k{k}/fp32/ivf"]["index_recall@10"] > 0.85
-            assert points[f"{name}/k{k}/fp32/ivf"]["parameters"]["nprobe"] >= 1
     base = points[f"raw/none/k{DIM}/fp32/flat"]
     assert base["agreement@10"] == base["index_recall@10"] == 1
     assert base["bytes"]["per_row"] == 4 * DIM
@@ -245,14 +250,10 @@ def test_figures_are_those_of_brute_force(tmp_path, corpus, embeddings):
         assert (
             point["latency_ms"]["p50"] <= point["latency_ms"]["p95"] <= point["latency_ms"]["p99"]
         )
-        assert point["latency_ms"]["queries"] >= 30
         assert point["throughput"]["batch"] == HELD
         seconds = point["seconds"]
         parts = sum(seconds[part] for part in ("train", "add", "tune"))
         assert seconds["total"] == pytest.approx(parts)
-        # Raw embeddings are searched in the same rounds as each point.
-        assert point["latency_ms"]["raw_p50"] > 0
-        assert point["latency_ms"]["spread"] >= 1
 
 
 def test_ranked_again_by_exact_vectors_is_as_good_as_the_exact_index(tmp_path, corpus):

@@ -175,6 +175,17 @@ def test_any_mixture_of_points_and_figures_gets_a_report(seed, tmp_path, monkeyp
     assert not re.search(r"\bNone\b|\bnan\b|\binf\b", page)
 
 
+def test_times_of_a_busy_machine_are_not_to_be_compared(tmp_path):
+    steady, shaky = point(k=64), point(k=32)
+    read(tmp_path, header(), RAW, steady, shaky)
+    quiet = write_report(tmp_path / "results.jsonl", tmp_path).read_text()
+    shaky["latency_ms"]["spread"] = 1.6
+    read(tmp_path, header(), RAW, steady, shaky)
+    busy = write_report(tmp_path / "results.jsonl", tmp_path).read_text()
+    told = "The machine was busy: the times of 1 of the 3 points differ"
+    assert (told in quiet, told in busy) == (False, True)
+
+
 @given(st.lists(st.tuples(*[st.one_of(st.none(), st.integers(0, 6).map(float))] * 2), max_size=12))
 def test_the_front_is_what_no_point_beats(pairs):
     points = [Measured({"bytes": {"per_row": x}, "quality": {"ndcg@10": y}}) for x, y in pairs]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,12 @@ from tests.pipeline.choosing import (
     choice,
     kept_sample,
     raw_embeddings,
+    run,
 )
+from whiten_index.pipeline import pseudo_queries
 from whiten_index.pipeline.build import BuildReport
 from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.selection import LEAST_SAMPLE
 from whiten_index.whitening.transform import Whitening
 
 place = choosing.place
@@ -30,6 +35,25 @@ def test_scores_are_those_of_whitenings_fitted_without_the_sample(
     sample, raw = kept_sample(place), raw_embeddings(report)
     rest = Moments.of(np.delete(raw, sample["rows"], axis=0))
     assert_scored_by_pieces(report, sample, rest)
+
+
+def test_the_sample_is_bounded_by_tokens_and_not_by_time(
+    place: Place, chosen: tuple[Place, BuildReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.forget()
+    hours = count(0, 3600)
+    for clock in ("monotonic", "perf_counter", "time", "process_time"):
+        monkeypatch.setattr(time, clock, lambda: float(next(hours)))
+    status, _, told = run(*place.arguments())
+    monkeypatch.undo()
+    assert status == 0
+    whole = choice(chosen[1])["sample"]
+    assert f"chosen on {whole} documents, and with fewer than 300 that is a matter of" in told
+    assert kept_sample(place)["rows"].shape == (whole,)
+    place.forget()
+    monkeypatch.setattr(pseudo_queries, "_MOST_TOKENS", 500)
+    monkeypatch.setattr(pseudo_queries, "_CHUNK_CHARACTERS", 500)
+    assert LEAST_SAMPLE <= choice(place.build("less"))["sample"] < whole
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -14,8 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from tests.helpers.bad_input import succeed
 from tests.vectordb.memory_writer import MemoryWriter, Server
 from tests.vectordb.pushed_rows import (
     CHANGED,
@@ -37,8 +40,18 @@ from tests.vectordb.pushed_rows import (
     pushed_by_child,
     some_changes,
 )
+from whiten_index import (
+    BuildConfig,
+    PushConfig,
+    QueryTransform,
+    build_index,
+    push_index,
+    pushed_version,
+)
 from whiten_index.corpus.batches import PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
+from whiten_index.pipeline.update import update_index
+from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.push_check import differences
 from whiten_index.vectordb.pushed_table import RowsError
@@ -673,3 +686,38 @@ def test_a_second_process_is_refused_or_sees_the_same(embedded: Backend) -> None
         assert re.search("one (connection|process)? ?at a time|takes one at a time", ran.stderr)
     else:
         assert ran.stdout.split() == ["50"]
+
+
+def test_queries_of_a_newer_transform_do_not_fit_an_older_table(
+    engine: Backend, tmp_path: Path
+) -> None:
+    corpus, index = tmp_path / "c.parquet", tmp_path / "index"
+    rng = np.random.default_rng(0)
+
+    def write(scale: float) -> None:
+        raw = (rng.standard_normal((150, 10)) * scale ** np.arange(10)).astype("f4")
+        pq.write_table(pa.table({"id": range(150), "e": list(raw)}), corpus)
+
+    def fits() -> bool:
+        told = succeed(
+            "push", index, "--to", engine.address, "--table", "docs", "--status", "--json"
+        )
+        return bool(json.loads(told)["fits"])
+
+    write(1.0)
+    options = {"embedding_column": "e", "id_column": "id", "k": 4}
+    build_index(BuildConfig(corpus=(str(corpus),), out=str(index), **options))
+    config = PushConfig(index=str(index), to=engine.address, table="docs")
+    push_index(config)
+    before = QueryTransform.of(index)
+    before.require(pushed_version(engine.address, "docs"))
+    assert fits()
+    write(0.5)
+    update_index(UpdateConfig(index=str(index), refit="always"))
+    with pytest.raises(ConfigError, match="their cosines mean nothing"):
+        QueryTransform.of(index).require(pushed_version(engine.address, "docs"))
+    assert not fits()
+    push_index(config)
+    assert fits()
+    with pytest.raises(ConfigError, match="their cosines mean nothing"):
+        before.require(pushed_version(engine.address, "docs"))

@@ -163,7 +163,8 @@ class Encoder:
     def runtime(self) -> dict[str, str]:
         """Versions of torch, transformers and tokenizers, and the form of inputs."""
         versions = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
-        return {**versions, "inputs": "packed" if self._transformer.packs else "padded"}
+        obstacle = self._transformer.obstacle
+        return {**versions, "inputs": f"padded: {obstacle}" if obstacle else "packed"}
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the embeddings of documents, (n, d) float32, unnormalised.

@@ -52,8 +52,9 @@ class Transformer:
         known = model.get_input_embeddings()
         self.vocabulary: int | None = getattr(known, "num_embeddings", None)
         last = int(getattr(config, "num_hidden_layers", None) or config.num_layers)
-        # Texts end to end, without padding.
-        self.packs = packing_obstacle(model, device, model.dtype) is None
+        # Texts end to end, without padding, unless something is in the way.
+        self.obstacle = packing_obstacle(model, device, model.dtype)
+        self.packs = self.obstacle is None
         self._packed = PackedForward(model) if self.packs else None
         # With padding, and by a GPU's kernels, a text depends on its batch.
         self.fewest_rows = _FEWEST_ROWS if self.packs and device.type == "cpu" else 0
