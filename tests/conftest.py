@@ -205,6 +205,20 @@ def _tiny_tokenizer() -> Any:
 
 
 @pytest.fixture(scope="session")
+def scifact_work(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the raw embeddings of SciFact in a store, and their exact, unwhitened index.
+
+    Encoding takes minutes. Tests that add to the store copy it.
+    """
+    from benchmarks import scifact
+    from whiten_index import build_index
+
+    folder = tmp_path_factory.mktemp("scifact")
+    build_index(scifact.corpus_config(data, folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
 def wikinews(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """10,000 sentences of Wikinews, encoded by MiniLM and whitened to 128 numbers, with texts."""
     from tests.vectordb.pushed_rows import Rows

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
+from tests.acceptance.commands import run
 from tests.helpers.builds import build, random_rows, write_rows
 from whiten_index import open_index
 from whiten_index.cli import cli
@@ -138,19 +139,16 @@ def test_an_error_keeps_its_status_where_nothing_can_be_written(place: Path) -> 
 def test_no_control_character_reaches_the_terminal(place: Path) -> None:
     gone = [["inspect", str(place / "gone")], ["build", str(place / "gone"), "--out", "x"]]
     for command in [*commands_of(place), *gone, [f"--{EVIL[6]}"]]:
-        done = subprocess.run(
-            [sys.executable, "-c", "from whiten_index.cli import main; main()", *command],
-            capture_output=True,
-        )
-        said = done.stdout.decode() + done.stderr.decode()
+        ended = run(*command)
+        said = ended.out + ended.err
         assert said
         assert not CONTROLS.search(said), (command, CONTROLS.search(said))
         if "search" in command and "--json" in command:
-            hits = json.loads(done.stdout)["results"][0]["hits"]
+            hits = ended.json["results"][0]["hits"]
             assert {hit["id"] for hit in hits} == {hit["columns"]["kept"] for hit in hits}
             assert f"{EVIL[1]}1" in {hit["id"] for hit in hits}
         elif "search" in command:
-            assert len(done.stdout.splitlines()) == 1 + 39
+            assert len(ended.out.splitlines()) == 1 + 39
             assert r"\x1b]0;owned\x07" in said
             assert r"x\ny" in said
             assert r"\x1b[31mred" in said

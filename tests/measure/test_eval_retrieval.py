@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -196,10 +197,13 @@ def test_options_that_do_not_go_together_are_refused(options, message, monkeypat
 @pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.timeout(1800)
-def test_scifact_has_its_published_figure(data):
+@pytest.mark.xdist_group("scifact")
+def test_scifact_has_its_published_figure(data, scifact_work, tmp_path):
     """All-MiniLM-L6-v2 on MTEB's board: nDCG@10 64.51."""
-    options = {"pooling": "mean", "max_length": 256, "sets": [str(data / "retrieval/scifact")]}
-    report = evaluate_retrieval(RetrievalConfig.from_options(options))
+    store = shutil.copytree(scifact_work / "store", tmp_path / "store")
+    options = {"pooling": "mean", "max_length": 256, "store": str(store)}
+    sets = [str(data / "retrieval/scifact")]
+    report = evaluate_retrieval(RetrievalConfig.from_options({**options, "sets": sets}))
     found = report["datasets"]["scifact"]
     assert found["ndcg@10"] == pytest.approx(64.5, abs=0.1)
     assert (found["counts"]["documents"], found["counts"]["queries"]) == (5183, 300)

@@ -9,17 +9,14 @@ import numpy as np
 import pytest
 
 from benchmarks import scifact
-from whiten_index import build_index, open_index
+from whiten_index import open_index
 
-pytestmark = [pytest.mark.slow, pytest.mark.data, pytest.mark.timeout(1800)]
-
-
-@pytest.fixture(scope="module")
-def work(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the raw embeddings in a store and their exact, unwhitened index."""
-    folder = tmp_path_factory.mktemp("scifact")
-    build_index(scifact.corpus_config(data, folder))
-    return folder
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.data,
+    pytest.mark.timeout(1800),
+    pytest.mark.xdist_group("scifact"),
+]
 
 
 # Raw: the published MTEB figure is 64.51. The others were measured independently of this code.
@@ -33,23 +30,23 @@ def work(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=lambda value: getattr(value, "name", None),
 )
 def test_ndcg_is_the_published_one(
-    data: Path, work: Path, setting: scifact.Setting, ndcg: float, tolerance: float
+    data: Path, scifact_work: Path, setting: scifact.Setting, ndcg: float, tolerance: float
 ) -> None:
-    report = scifact.build(data, work, setting)
+    report = scifact.build(data, scifact_work, setting)
     assert report["counts"]["reused"] == report["counts"]["read"] == 5183
-    found = scifact.quality(data, open_index(work / setting.name))
+    found = scifact.quality(data, open_index(scifact_work / setting.name))
     assert found["ndcg@10"] == pytest.approx(ndcg, abs=tolerance)
 
 
-def test_float16_in_the_store_keeps_the_vectors(work: Path) -> None:
+def test_float16_in_the_store_keeps_the_vectors(scifact_work: Path) -> None:
     """Whitened at full rank, raw vectors of half and single precision point the same way."""
     from whiten_index import EmbeddingStore, Encoder, Moments, ParquetCorpus, Whitening
     from whiten_index.whitening.spectrum import unit_rows
     from whiten_index.whitening.whitening_config import WhiteningConfig
 
-    config = scifact.corpus_config(Path(os.environ["WHITEN_INDEX_DATA"]), work)
+    config = scifact.corpus_config(Path(os.environ["WHITEN_INDEX_DATA"]), scifact_work)
     corpus = ParquetCorpus.open(config.corpus_config())
-    store = EmbeddingStore.open(work / "store")
+    store = EmbeddingStore.open(scifact_work / "store")
     kept = store.embeddings(store.corpus().parts[0].shard)
     texts = next(corpus.batches()).texts[:200]
     exact = Encoder.load(max_length=256).encode(texts)

@@ -27,7 +27,7 @@ _RESUME = "push again when that is mended: it goes on where it was"
 # SQLSTATE, or its class of two letters -> remedy.
 _REMEDIES = {
     "3F000": "create the schema, or give --option schema=NAME",
-    "23505": "two rows have one key; give every document an id of its own",
+    "23505": "two rows have the same key; give every document its own id",
     "23502": "users set a column NOT NULL that has no value in some row; drop NOT NULL, or mend "
     "the corpus",
     "42703": "users changed the columns of the table; change them back, or drop it and push again",
@@ -122,8 +122,8 @@ def _not_connected(error: psycopg.Error, address: str) -> str:
             "the password in PGPASSWORD or ~/.pgpass, and the server's pg_hba.conf"
         )
     return (
-        f"PostgreSQL cannot be reached: {cause}; look at host, port and parameters in the address "
-        "and the PG* variables, and whether the server runs"
+        f"PostgreSQL cannot be reached: {cause}; check that the server runs, and check host, port "
+        "and parameters in the address and the PG* variables"
     )
 
 

@@ -178,7 +178,7 @@ def require_rows(rows: pa.RecordBatch, layout: Layout) -> None:
         named = " and ".join(layout.key)
         raise RowsError(
             f"{len(twice):,} rows come twice, such as {named} {', '.join(map(repr, twice[0]))}; "
-            "give every document an id of its own"
+            "give every document its own id"
         )
 
 

@@ -62,16 +62,14 @@ def test_no_password_is_shown(
     ],
 )
 def test_a_server_that_is_not_there(tmp_path: Path, address: str) -> None:
-    with pytest.raises(
-        DatabaseError, match=r"^PostgreSQL cannot be reached: .*; look at host, port"
-    ) as told:
+    with pytest.raises(DatabaseError, match=r"^PostgreSQL cannot be reached: ") as told:
         open_writer(address.format(secret=SECRET, folder=tmp_path), "docs")
     assert ("127.0.0.1" if "127" in address else str(tmp_path)) in str(told.value)
     assert_no_secret(told.value, SECRET)
 
 
 def test_what_the_client_does_not_take(tmp_path: Path) -> None:
-    with pytest.raises(DatabaseError, match=r"invalid sslmode value; look at host") as told:
+    with pytest.raises(DatabaseError, match=r"invalid sslmode value; check that the server runs") as told:
         open_writer(f"postgresql://127.0.0.1:1/db?sslmode={SECRET}", "docs")
     assert_no_secret(told.value, SECRET)
     # A password before a host that was forgotten.

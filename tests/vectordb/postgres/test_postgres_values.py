@@ -209,5 +209,5 @@ def test_an_id_that_comes_twice_is_named(address: str) -> None:
         writer.begin(rows.pushed, rows.layout)
         for batch in rows.batches(100):
             writer.append(batch)
-        with pytest.raises(DatabaseError, match=r"\(id\)=\(5\).*an id of its own"):
+        with pytest.raises(DatabaseError, match=r"\(id\)=\(5\).*its own id"):
             writer.finish()
