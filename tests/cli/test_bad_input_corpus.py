@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from tests.helpers.bad_input import (
     CORPUS,
     DIM,
     EMBEDDED,
-    ENCODER,
     OPTIONS,
     ROWS,
     WHITENING,
@@ -180,23 +178,6 @@ def test_a_corpus_that_is_not_there(place: Place, corpus: str) -> None:
     (place.root / "empty" / "notes.txt").write_text("no rows")
     arguments = ("build", place.root / corpus, *EMBEDDED, "--out", place.out)
     assert_refused(place, arguments, CORPUS, "does not exist|holds no Parquet|no file matches")
-
-
-@pytest.mark.parametrize("broken", ["no weights", "no config", "corrupt weights", "no json"])
-def test_a_model_folder_that_is_not_whole(place: Place, tiny_model: Path, broken: str) -> None:
-    model = place.root / "model"
-    shutil.copytree(tiny_model, model)
-    if broken == "no weights":
-        (model / "model.safetensors").unlink()
-    elif broken == "no config":
-        (model / "config.json").unlink()
-    elif broken == "corrupt weights":
-        (model / "model.safetensors").write_bytes(b"\xff" * 64)
-    else:
-        (model / "config.json").write_text("{")
-    corpus = place.write(table())
-    arguments = ("build", corpus, "--text-column", "text", "--model", model, "--out", place.out)
-    assert_refused(place, arguments, ENCODER, "model")
 
 
 def test_queries_cannot_come_from_a_model_of_another_width(place: Place, tiny_model: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import resource
 import shutil
 import subprocess
@@ -31,42 +30,6 @@ from tests.helpers.bad_input import (
 )
 
 place = bad_input.place
-
-
-@pytest.mark.parametrize("where", ["out", "below out", "store", "no such file system"])
-def test_a_file_where_a_folder_is_needed(place: Place, where: str) -> None:
-    (place.root / "file").write_text("mine")
-    target = {
-        "out": ("--out", place.root / "file"),
-        "below out": ("--out", place.root / "file" / "deep" / "index"),
-        "store": ("--out", place.root / "new", "--store", place.root / "file"),
-        "no such file system": ("--out", "/proc/nowhere/index"),
-    }[where]
-    arguments = ("build", place.root / "good", *EMBEDDED, "--k", 2, *target)
-    assert_refused(place, arguments, DISK, "cannot write")
-    assert (place.root / "file").read_text() == "mine"
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["index.faiss", "documents.arrow", "whitening.safetensors", "manifest.json", "CURRENT"],
-)
-@pytest.mark.parametrize("command", ["search", "inspect"])
-def test_a_damaged_bundle_and_the_build_that_mends_it(
-    place: Place, name: str, command: str
-) -> None:
-    current = place.out / "CURRENT"
-    path = current if name == "CURRENT" else next(place.out.glob(f"versions/*/{name}"))
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 0x10
-    path.write_bytes(data)
-    more = ("--like", "d7") if command == "search" else ()
-    status, _, stderr = run(command, place.out, *more)
-    assert status == ARTIFACT
-    assert_one_error(stderr, match="CURRENT" if path == current else re.escape(str(path)))
-    build = ("build", place.root / "good", *EMBEDDED, "--k", 3, "--out", place.out)
-    assert run(*build)[0] == 0
-    place.assert_unharmed()
 
 
 def test_a_damaged_store_without_a_corpus_to_mend_it_from(place: Place) -> None:

@@ -11,13 +11,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from pipelines import build_index, retrieval_benchmark
 from pipelines.retrieval_benchmark import main
-from whiten_index.cli.signals import INTERRUPTED
-from whiten_index.errors import (
-    EncoderError,
-    WhiteningError,
-)
+from whiten_index.errors import WhiteningError
 
 ROWS = 120
 LONG_AGO = 10**18
@@ -73,33 +68,3 @@ def test_sets_that_cannot_be_measured_leave_the_report_to_the_others(
     last = events[-1]
     assert (last["event"], last["sets"], last["failed"]) == ("finished", 1, 3)
     assert "good" in Path(last["report"]).read_text()
-
-
-@pytest.mark.parametrize(
-    ("job", "work", "kept"),
-    [
-        (build_index, "read_job", "finished shards are kept"),
-        (retrieval_benchmark, "_measure", "finished points are kept"),
-    ],
-)
-@pytest.mark.parametrize(
-    ("error", "status", "last"),
-    [
-        (EncoderError("no model"), 4, {"event": "failed", "error": "EncoderError", "exit_code": 4}),
-        (ValueError("odd"), 1, {"event": "failed", "error": "ValueError", "exit_code": 1}),
-        (KeyboardInterrupt(), INTERRUPTED, {"event": "interrupted"}),
-    ],
-)
-def test_every_job_ends_alike(tmp_path, capsys, monkeypatch, job, work, kept, error, status, last):
-    def fail(*_):
-        raise error
-
-    monkeypatch.setattr(job, work, fail)
-    path = write_job(tmp_path / "job.toml", [tmp_path / "docs"], tmp_path / "model")
-    assert job.run(path) == status
-    out, err = capsys.readouterr()
-    line = json.loads(out.splitlines()[-1])
-    assert last.items() <= line.items()
-    message = f"{kept}; run the same job to go on" if status == INTERRUPTED else str(error)
-    assert line["message"] == message
-    assert ("Traceback" in err) == (status == 1)
