@@ -24,7 +24,6 @@ from tests.acceptance.random_corpora import (
     recall,
     search_queries,
     version_folder,
-    write_rows,
 )
 from tests.acceptance.truth import (
     MAX_LENGTH,
@@ -375,20 +374,6 @@ def test_auto_chooses_by_judgements_and_is_no_worse_than_whitening(
 
     chosen = quality(queries.reduce(embeddings), queries.reduce(query_embeddings))
     assert chosen >= quality((embeddings - mean) @ matrix, (query_embeddings - mean) @ matrix)
-
-
-def test_rows_count_by_their_frequencies_in_the_fit(vectors: RandomCorpus, tmp_path: Path) -> None:
-    """Rows that count as often as they occur are fitted as if they were repeated."""
-    corpus, counts = tmp_path / "corpus.parquet", 1 + np.arange(len(vectors.rows)) % 5
-    write_rows(corpus, vectors.ids, vectors.rows, count=counts)
-    done(
-        "build", corpus, *COLUMNS, "--weight-column", "count", "--whiten", "whitening", "--k", 12,
-        "--out", tmp_path / "index",
-    )  # fmt: skip
-    mean, matrix = whitening(np.repeat(vectors.rows.astype(np.float64), counts, axis=0), 12)
-    exact = unit((vectors.rows[:200] - mean) @ matrix)
-    made = whiten_index.QueryTransform.of(tmp_path / "index").reduce(vectors.rows[:200])
-    np.testing.assert_allclose(made @ made.T, exact @ exact.T, atol=2e-4)
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ FOUND = [
     ("index/versions/{version}/manifest.json", ("config",), "null", "update"),
     ("index/versions/{version}/manifest.json", ("bytes", "index"), "null", "inspect"),
     ("index/versions/{version}/manifest.json", ("config", "keep"), "null", "update"),
-    ("index/CURRENT", ("withdrawn_facts",), "empty list", "search"),
+    ("index/CURRENT", ("withdrawn",), "empty list", "search"),
     ("index/CURRENT", ("version",), "traversal", "search"),
 ]
 

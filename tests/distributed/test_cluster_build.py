@@ -100,16 +100,13 @@ def test_a_build_on_a_cluster_is_that_of_one_machine_to_the_byte(
     assert again.encoded.counts.reused == ROWS
 
 
-def test_a_choice_and_weights_and_a_budget_on_a_cluster(three_nodes, tmp_path, write_parquet_to):
+def test_a_choice_and_a_budget_on_a_cluster(three_nodes, tmp_path, write_parquet_to):
     rng = np.random.default_rng(1)
     rows = rng.standard_normal((3_000, DIM)).astype(np.float32)
-    columns = {
-        "e": pa.FixedSizeListArray.from_arrays(rows.ravel(), DIM),
-        "weight": rng.random(3_000) + 0.1,
-    }
+    columns = {"e": pa.FixedSizeListArray.from_arrays(rows.ravel(), DIM)}
     write_parquet_to(tmp_path / "c.parquet", columns)
     options = {
-        "id_column": None, "whiten": "auto", "weight_column": "weight", "factory": "IVF8,SQ8",
+        "id_column": None, "whiten": "auto", "factory": "IVF8,SQ8",
         "normalize_input": True, "memory_budget": "64MiB",
     }  # fmt: skip
     here, there = (

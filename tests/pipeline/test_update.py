@@ -43,7 +43,6 @@ BUILDS: dict[str, dict[str, Any]] = {
     "all but the top": {"whiten": "all-but-the-top", "k": None, "remove_top": 2},
     "shrunk": {"shrinkage": "ledoit-wolf"},
     "unit vectors": {"normalize_input": True},
-    "weights": {"weight_column": "x", "weighting": "inverse-frequency"},
     "no centre": {"center": False},
     "no ids": {"id_column": None},
     "float16": {"store_dtype": "float16"},

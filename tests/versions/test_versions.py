@@ -149,7 +149,7 @@ def test_a_rollback_leaves_behind_what_a_disk_does_not_give(
     rolled = rollback(out, to=second)
     assert (rolled.to, f"{last} is not withdrawn" in rolled.note) == (second, True)
     # It may be made again.
-    assert read_current(out).withdrawn == ()
+    assert read_current(out).withdrawn == {}
     with pytest.raises(StorageError, match="the disk reports an input/output error"):
         rollback(out, to=last)
     assert read_current(out).version == second

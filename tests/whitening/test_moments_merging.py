@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.moments import (
-    assert_identical,
     assert_same_higher,
     assert_same_sums,
     distance,
@@ -81,41 +80,3 @@ def test_taking_away_more_rows_than_there_are_is_an_error():
 def test_moments_of_other_dims_do_not_combine(combine, other):
     with pytest.raises(ConfigError, match="moments of 3 and of 4 dims do not combine"):
         combine(Moments.of(make_rows(0, 9, 3)), other)
-
-
-weights_apart = st.one_of(
-    st.floats(0.01, 10), st.floats(1e-8, 1e-6), st.floats(1e6, 1e8), st.integers(1, 9).map(float)
-)
-
-
-@quick
-@given(
-    seed=seeds,
-    weights=st.lists(weights_apart, min_size=2, max_size=40),
-    kept=st.booleans(),
-    data=st.data(),
-)
-def test_fractional_weights_are_taken_away_to_nothing_in_any_grouping(
-    tmp_path_factory, seed, weights, kept, data
-):
-    rows, weight = make_rows(seed, len(weights), 3, ratio=1), np.array(weights)
-
-    def drawn():
-        order = np.array(data.draw(st.permutations(range(len(rows)))))
-        cuts = data.draw(st.sets(st.integers(1, len(rows) - 1)))
-        parts = np.split(order, sorted(cuts))
-        return [Moments.of(rows[part], weights=weight[part]) for part in parts]
-
-    left = Moments.total(drawn())
-    if kept:
-        path = tmp_path_factory.mktemp("moments") / "m.safetensors"
-        left.save(path)
-        left = Moments.load(path)
-    for part in drawn():
-        left = left - part
-    assert_identical(left, Moments.empty(3))
-    # Nothing is the zero of plus, and no rows can be taken from it.
-    more = Moments.of(rows, weights=weight)
-    assert_identical(left + more, more)
-    with pytest.raises(WhiteningError, match="cannot take"):
-        _ = left - more

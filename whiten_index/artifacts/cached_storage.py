@@ -58,7 +58,7 @@ from whiten_index.artifacts.object_store import (
     ANY,
     Bucket,
     ChangedError,
-    Listing,
+    Stat,
     Tag,
     endpoint,
 )
@@ -74,6 +74,27 @@ _FILES = Schema("files", 1, Files)
 # Cache folder -> URI, for messages.
 _URIS: dict[str, str] = {}
 _LOG = logging.getLogger(__name__)
+
+
+class Listing(dict[str, Stat]):
+    """Objects by key, with sizes and e-tags; a folder with a manifest is an artifact."""
+
+    def is_artifact(self, key: str) -> bool:
+        """Return whether a folder has a manifest."""
+        return f"{key}/{MANIFEST}" in self
+
+    def names(self, folder: str) -> set[str]:
+        """Return the names of the artifacts and files right in a folder."""
+        # An artifact has one object with this name, and its other files are a folder below.
+        keys = (key.removesuffix(f"/{MANIFEST}") for key in self.below(folder))
+        return {key for key in keys if "/" not in key}
+
+    def below(self, folder: str) -> dict[str, int]:
+        """Return the bytes of all objects below a folder, by their keys there."""
+        prefix = f"{folder}/"
+        # Copied, as another thread may add to it.
+        found = list(self.items())
+        return {key[len(prefix) :]: stat[0] for key, stat in found if key.startswith(prefix)}
 
 
 class BucketStorage(Storage):
@@ -119,7 +140,7 @@ class BucketStorage(Storage):
             if key not in self._failed and not self._get_artifact(key, path):
                 self._failed.add(key)
         elif key in known and not self._get_file(key, path):
-            known.discard(key)
+            known.pop(key, None)
 
     @override
     def fetch_all(self, paths: Iterable[Path]) -> None:
@@ -156,7 +177,7 @@ class BucketStorage(Storage):
         found = self._bucket.get(key)
         if found is None:
             if listed:
-                self._listed(key).discard(key)
+                self._listed(key).pop(key, None)
             path.unlink(missing_ok=True)
             return None
         if not exists(path) or path.read_bytes() != found[0]:
@@ -199,17 +220,17 @@ class BucketStorage(Storage):
             if is_folder(path):
                 self._push_artifact(key, path)
             else:
-                self._listed(key).add(key, self._bucket.upload(key, path))
+                self._listed(key)[key] = self._bucket.upload(key, path)
                 self._note_file(key)
 
     def _push_artifact(self, key: str, path: Path) -> None:
         data, pointer = _manifest_of(path), f"{key}/{MANIFEST}"
         for name in _files_in(data) or ():
             target = f"{key}/{stamp(data)}/{name}"
-            self._listed(key).add(target, self._bucket.upload(target, path / name))
+            self._listed(key)[target] = self._bucket.upload(target, path / name)
         try:
-            stat = self._bucket.put(pointer, data, over=ANY if key in self._dropped else None)
-            self._listed(key).add(pointer, stat)
+            over = ANY if key in self._dropped else None
+            self._listed(key)[pointer] = self._bucket.put(pointer, data, over=over)
             replace_file(path / _NOTE, self._note(key, data))
         except ChangedError:
             # Another machine made the same meanwhile, and its files are the ones in the bucket.
@@ -226,7 +247,7 @@ class BucketStorage(Storage):
     @override
     def drop(self, path: Path) -> None:
         key = self._key(path)
-        if self._listed(key).discard(f"{key}/{MANIFEST}"):
+        if self._listed(key).pop(f"{key}/{MANIFEST}", None):
             self._dropped.add(key)
         self._remove_copy(path)
 
@@ -234,7 +255,7 @@ class BucketStorage(Storage):
     def remove(self, path: Path) -> None:
         key = self._key(path)
         self._bucket.delete(key)
-        self._listed(key).discard(key)
+        self._listed(key).pop(key, None)
         path.unlink(missing_ok=True)
 
     @override
@@ -262,6 +283,27 @@ class BucketStorage(Storage):
         found = self._bucket.get(f"{self._key(path)}/{MANIFEST}")
         return None if found is None else found[0]
 
+    def damaged(self, path: Path, data: bytes, *, content: bool = False) -> dict[str, str]:
+        """Return the damaged objects of the artifact with this manifest, and why.
+
+        Sizes are compared, or with ``content`` what is read now.
+        """
+        files = _described(data, exact=True)
+        if files is None:
+            return {MANIFEST: "is damaged: its fields do not match its digest"}
+        place, found = path / stamp(data), {}
+        sizes = self.sizes(place)
+        for name, wanted in files.items():
+            digest = self.digest(place / name) if content else None
+            size, sha256 = digest or (sizes.get(name), wanted["sha256"])
+            if size is None or (content and digest is None):
+                found[f"{place.name}/{name}"] = "is missing"
+            elif size != wanted["bytes"]:
+                found[f"{place.name}/{name}"] = f"has {size} bytes instead of {wanted['bytes']}"
+            elif sha256 != wanted["sha256"]:
+                found[f"{place.name}/{name}"] = "does not match its checksum"
+        return found
+
     def sizes(self, folder: Path) -> dict[str, int]:
         """Return the bytes of all objects below a folder, by their keys there."""
         key = self._key(folder)
@@ -274,17 +316,20 @@ class BucketStorage(Storage):
         area = key.split("/")[0]
         with self._listing:
             if area not in self._known:
-                self._known[area] = Listing(self._bucket.objects(area), MANIFEST)
+                self._known[area] = Listing(self._bucket.objects(area))
             return self._known[area]
 
     def _is_known(self, key: str) -> bool:
         known = self._listed(key)
         return key in known or known.is_artifact(key)
 
+    def _size(self, key: str) -> int:
+        return self._listed(key).get(key, (0, ""))[0]
+
     def digest(self, path: Path) -> tuple[int, str] | None:
         """Return the bytes of an object and their SHA-256 as it is read now, None for no object."""
         key = self._key(path)
-        return self._bucket.digest(key, self._listed(key).size(key))
+        return self._bucket.digest(key, self._size(key))
 
     def _note(self, key: str, data: bytes | None = None) -> bytes:
         """Return the note of a copy: sizes and e-tags of its object, or of those of a manifest."""
@@ -292,7 +337,8 @@ class BucketStorage(Storage):
         if data is not None:
             files = (f"{stamp(data)}/{name}" for name in _files_in(data) or ())
             keys = [f"{key}/{name}" for name in (MANIFEST, *files)]
-        return json.dumps(self._listed(key).stats(keys)).encode()
+        known = self._listed(key)
+        return json.dumps({each: known[each] for each in keys if each in known}).encode()
 
     def _differs(self, key: str, path: Path) -> bool:
         try:
@@ -328,7 +374,7 @@ class BucketStorage(Storage):
 
     def _get_file(self, key: str, path: Path) -> bool:
         with self._downloading(path) as temporary:
-            if not self._bucket.download(key, temporary, self._listed(key).size(key)):
+            if not self._bucket.download(key, temporary, self._size(key)):
                 return False
             temporary.replace(path)
             self._note_file(key)
@@ -437,19 +483,26 @@ def _manifest_of(path: Path) -> bytes:
 
 def _files_in(data: bytes) -> dict[str, int] | None:
     """Return the files that a manifest names and their bytes, None if it is damaged."""
+    files = _described(data)
+    return None if files is None else {name: each["bytes"] for name, each in files.items()}
+
+
+def _described(data: bytes, *, exact: bool = False) -> Files | None:
+    """Return the files of a manifest, None if it is damaged; ``exact`` compares its digest too."""
     try:
-        files = _FILES.check(load_json(data)["files"])
-    except (ValueError, KeyError, TypeError):
+        fields = load_json(data)
+        files = _FILES.check(fields["files"])
+        sound = not exact or data == sealed_json(fields)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    return None if any("/" in name for name in files) else {n: f["bytes"] for n, f in files.items()}
+    return files if sound and not any("/" in name for name in files) else None
 
 
 def _is_sound(folder: Path) -> bool:
     """Return whether an artifact and its manifest match their checksums."""
-    data = _manifest_of(folder)
+    files = _described(_manifest_of(folder), exact=True)
     try:
-        fields = load_json(data)
-        check_files(folder, {"files": _FILES.check(fields["files"])}, content=True)
-        return data == sealed_json(fields)
-    except (ArtifactError, KeyError, TypeError, ValueError, AttributeError):
+        check_files(folder, {"files": files or {}}, content=True)
+    except ArtifactError:
         return False
+    return files is not None

@@ -11,7 +11,7 @@ import hashlib
 import importlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -309,62 +309,3 @@ def _plain_http() -> dict[str, bool]:
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
     plain = any(os.environ.get(name, "").startswith("http://") for name in names)
     return {"allow_http": True} if plain else {}
-
-
-class Listing:
-    """Objects by key, with sizes and e-tags; a folder with a manifest is an artifact."""
-
-    def __init__(self, objects: Mapping[str, Stat], manifest: str) -> None:
-        self._stats = dict(objects)
-        self._manifest = f"/{manifest}"
-        # Of the folders looked at: stores have 100,000 shards.
-        self._names: dict[str, set[str]] = {}
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._stats
-
-    def is_artifact(self, key: str) -> bool:
-        """Return whether a folder has a manifest."""
-        return key + self._manifest in self._stats
-
-    def size(self, key: str) -> int:
-        """Return the bytes of an object, 0 without one."""
-        return self._stats.get(key, (0, ""))[0]
-
-    def stats(self, keys: Iterable[str]) -> dict[str, Stat]:
-        """Return the sizes and e-tags of the listed ones of some objects."""
-        return {key: self._stats[key] for key in keys if key in self._stats}
-
-    def add(self, key: str, stat: Stat) -> None:
-        """Add or replace an object."""
-        self._stats[key] = stat
-        for folder, name in self._places(key):
-            if folder in self._names:
-                self._names[folder].add(name)
-
-    def discard(self, key: str) -> bool:
-        """Remove an object; return whether it was listed."""
-        for folder, name in self._places(key):
-            if folder in self._names:
-                self._names[folder].discard(name)
-        return self._stats.pop(key, None) is not None
-
-    def names(self, folder: str) -> set[str]:
-        """Return the names of the artifacts and files right in a folder."""
-        if folder not in self._names:
-            # Copied, as another thread may add to it.
-            places = (place for key in list(self._stats) for place in self._places(key))
-            self._names[folder] = {name for parent, name in places if parent == folder}
-        return set(self._names[folder])
-
-    def below(self, folder: str) -> dict[str, int]:
-        """Return the bytes of all objects below a folder, by their keys there."""
-        prefix = f"{folder}/"
-        found = list(self._stats.items())
-        return {key[len(prefix) :]: stat[0] for key, stat in found if key.startswith(prefix)}
-
-    def _places(self, key: str) -> Iterator[tuple[str, str]]:
-        """Yield folder and name of a file, and those of an artifact by its manifest."""
-        for path in {key, key.removesuffix(self._manifest)}:
-            folder, _, name = path.rpartition("/")
-            yield folder, name

@@ -65,7 +65,7 @@ def versions(index: str, verify: str, as_json: bool) -> None:
     ]
     none = "none of them is published; to publish one: whiten-index rollback {} --to VERSION"
     notes = [none.format(index)] * (not any(each.published for each in found))
-    report = {"versions": [each.to_json() for each in found]}
+    report = {"versions": [asdict(each) for each in found]}
     terminal.show(report, lines, as_json=as_json, notes=notes)
 
 

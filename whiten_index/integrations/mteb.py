@@ -52,7 +52,7 @@ _SIDES = ("document", "query")
 # Set by the task, or leaving documents out of it.
 _NOT_OPTIONS = (
     "corpus", "out", "text_columns", "id_column", "embedding_column", "keep", "row_filter",
-    "limit", "weight_column", "weighting",
+    "limit",
 )  # fmt: skip
 # Options that change where and how fast an index is made, and not what it finds.
 _WITHOUT_EFFECT = ("store", "shard_rows", "index_device", *EncoderConfig.__dataclass_fields__)

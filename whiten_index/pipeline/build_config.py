@@ -15,18 +15,13 @@ from whiten_index.options import flag_of, schema
 from whiten_index.paths import as_place, is_uri, require_path
 from whiten_index.pipeline.build_options import BuildOptions
 from whiten_index.store.dtypes import StoreDtype
-from whiten_index.whitening.whitening_config import (
-    Kind,
-    WhiteningConfig,
-    parse_shrinkage,
-)
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 _Part = TypeVar("_Part")
 
 AUTO = "auto"
 # Options that belong to a named transform; ``auto`` does not take them.
 _NAMED_TRANSFORM_OPTIONS = ("groups", "group_size", "shuffle", "shrinkage", "remove_top")
-_ROW_COUNTING_ESTIMATORS = ("ledoit-wolf", "oas")
 _LABEL_OPTIONS = ("queries", "qrels", "qrels_split", "pairs")
 _RUNNER_OPTIONS = ("address", "workers")
 # Not recorded: the resources that did the work, and permissions, which are never read from a file.
@@ -82,12 +77,9 @@ class BuildConfig(BuildOptions):
 
     def corpus_config(self) -> CorpusConfig:
         """Return the part that opens the corpus."""
-        passages, keep = self.passage_config(), self.keep
-        if self.weight_column and self.weight_column not in (*keep, self.id_column):
-            # Weights are read again from the columns that are kept.
-            keep = (*keep, self.weight_column)
+        passages = self.passage_config()
         cut = None if passages is None else (passages.tokens, passages.overlap)
-        return self._part(CorpusConfig, sources=self.corpus, keep=keep, passages=cut)
+        return self._part(CorpusConfig, sources=self.corpus, passages=cut)
 
     def encoder_config(self) -> EncoderConfig:
         """Return the part that resolves the encoder."""
@@ -140,16 +132,6 @@ class BuildConfig(BuildOptions):
                 raise ConfigError(f"--choose-sample {self.choose_sample} {why}")
         self._require_consistent_labels()
         self.whitening_config()
-        if self.weight_column is None and self.weighting != BuildConfig.weighting:
-            raise ConfigError(
-                f"--weighting {self.weighting} needs frequencies; name their column with "
-                "--weight-column"
-            )
-        if self.weight_column and parse_shrinkage(self.shrinkage)[0] in _ROW_COUNTING_ESTIMATORS:
-            raise ConfigError(
-                f"--shrinkage {self.shrinkage} counts rows, which weights are not; give a "
-                "coefficient from 0 to 1, or leave --weight-column out"
-            )
 
     def _require_consistent_labels(self) -> None:
         if self.pairs and (self.queries or self.qrels or self.qrels_split):

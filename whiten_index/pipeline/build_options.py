@@ -156,14 +156,6 @@ class TransformOptions:
         Field(ge=50, le=10_000),
         Option("Documents that auto chooses on at most, without labels.", TRANSFORM),
     ] = 1_000
-    weight_column: Annotated[
-        str | None,
-        Option("Column of frequencies that weigh the rows in the fit; it is kept.", TRANSFORM),
-    ] = None
-    weighting: Annotated[
-        Literal["zipfian", "inverse-frequency"],
-        Option("Weigh rows in proportion to the frequencies, or rare rows more.", TRANSFORM),
-    ] = "zipfian"
 
 
 @schema

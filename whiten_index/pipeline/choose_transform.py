@@ -56,7 +56,6 @@ def choose_setting(
     config: BuildConfig,
     labels: Labels | None,
     moments: Moments,
-    weights: NDArray[np.float64] | None = None,
 ) -> Choice:
     """Choose k, γ and centring; an earlier choice on the same corpus is taken from the store."""
     encoded, ks = replace(encoded, stages=stages), None
@@ -79,7 +78,7 @@ def choose_setting(
         if (kept := results.choice(key)) is not None:
             choice = Choice.from_json(kept)
     if choice is None:
-        choice = _choose(encoded, config, labels, moments, weights, ks)
+        choice = _choose(encoded, config, labels, moments, ks)
         if choice.rule != "spectrum":
             # A store that cannot be written still serves: the next build chooses the same again.
             with contextlib.suppress(StorageError):
@@ -98,7 +97,6 @@ def _choose(
     config: BuildConfig,
     labels: Labels | None,
     moments: Moments,
-    weights: NDArray[np.float64] | None,
     ks: tuple[int, ...] | None,
 ) -> Choice:
     fit = _pca(moments, config)
@@ -120,11 +118,10 @@ def _choose(
         if evidence.rows is not None:
             own = embeddings_of(encoded.store, encoded.record, evidence.rows)
             own = unit_rows(own) if config.normalize_input else own
-            own_weights = None if weights is None else weights[evidence.rows]
             least = width or min(_widths(ks, fit.k))
             held_out = None
             with contextlib.suppress(WhiteningError):
-                held_out = _pca(moments - Moments.of(own, weights=own_weights), config)
+                held_out = _pca(moments - Moments.of(own), config)
             if held_out is None or held_out.k < least:
                 why += " (which are part of the fit, since the corpus has too few others)"
             else:

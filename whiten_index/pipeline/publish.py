@@ -81,7 +81,6 @@ def register(store: EmbeddingStore, out: Place, stages: Stages) -> None:
 
 
 def version_identity(
-    config: BuildConfig,
     encoded: EncodeReport,
     fitted: Fitted,
     plan: IndexPlan,
@@ -93,8 +92,6 @@ def version_identity(
     ``kept`` identifies a transform that was not fitted on this corpus.
     """
     choices = fitted.whitening.choices()
-    if config.weight_column is not None:
-        choices |= {"weight_column": config.weight_column, "weighting": config.weighting}
     if fitted.choice is not None:
         # The manifest records how it was chosen.
         choices["chosen"] = fingerprint(asdict(fitted.choice))

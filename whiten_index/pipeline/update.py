@@ -291,7 +291,7 @@ def decide_update(
     gone = base.record.rows - len(np.unique(old_rows[old_rows >= 0]))
     shared = max(float(base.update.get("shared", base.record.rows)) - gone, 0.0)
     named = _named_config(base.config, base.fitted.whitening)
-    today, _ = fit_moments(named, encoded)
+    today = fit_moments(named, encoded)
     with encoded.stages.stage("measure drift", encoded.record.rows) as watcher:
         # Of rows with weights, moments count the sum of these, which rounding may leave below.
         both = min(shared, base.fitted.moments.count, today.count)
@@ -305,7 +305,7 @@ def decide_update(
         if base.fitted.choice is not None and fitted.choice is None:
             fitted = replace(fitted, choice=base.fitted.choice)
         plan = _plan(again, encoded, fitted.whitening)
-        spec = VersionSpec(fitted, plan, version_identity(again, encoded, fitted, plan))
+        spec = VersionSpec(fitted, plan, version_identity(encoded, fitted, plan))
         facts |= {"shared": float(encoded.record.rows)}
         return spec, {**facts, "decision": {**said, "index": "train", "index_why": ""}}
     spec, why = _kept(base, encoded, old_rows)
@@ -378,7 +378,7 @@ def _kept(
     elif not (why := why_not_reusable(read()) or ""):
         reuse = CodeReuse(read, old_rows, OperatingPoint(**factory["tuned"]), factory["rerank"])
         kept["index"] = _trained(base)
-    identity = version_identity(base.config, encoded, fitted, plan, kept=kept)
+    identity = version_identity(encoded, fitted, plan, kept=kept)
     return VersionSpec(fitted, plan, identity, reuse, kept=base.source), why
 
 

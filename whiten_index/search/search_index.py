@@ -24,7 +24,7 @@ from whiten_index.paths import absolute
 from whiten_index.search.query_encoder import QueryEncoder, require_texts
 from whiten_index.search.rerank import Reranker, open_reranker
 from whiten_index.versions.bundle import Bundle, open_files
-from whiten_index.versions.published import Current, Version, read_current, with_published
+from whiten_index.versions.published import Version, read_current, with_published
 
 if TYPE_CHECKING:
     from whiten_index.encoding.encoder import Encoder
@@ -276,9 +276,8 @@ class SearchIndex:
 
     def _is_current(self) -> bool:
         """Return whether ``CURRENT`` still names this very version."""
-        opened = self.bundle
-        current = Current(opened.version, opened.source.sha256 or "")
-        return read_current(self._root, self._mirror).same_version(current)
+        current = read_current(self._root, self._mirror)
+        return current.manifest_sha256 == self.bundle.source.sha256
 
     def search(
         self, texts: Sequence[str], *, top_k: int = 10, row_filter: str | None = None

@@ -77,26 +77,14 @@ _TRIES = 20
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """Content of ``CURRENT``.
+    """Content of ``CURRENT``."""
 
-    Attributes:
-        version: the published one.
-        manifest_sha256: of its manifest.json.
-        withdrawn: versions that were published and taken back; they are published again only if
-            the user names them.
-        withdrawn_facts: name -> fingerprint of its corpus and identity of the version, which
-            outlive it; empty where they were not known.
-    """
-
-    version: str
-    manifest_sha256: str
-    withdrawn: tuple[str, ...] = ()
-    withdrawn_facts: Mapping[str, WithdrawnFacts] = field(default_factory=dict)
-
-    def same_version(self, other: Current) -> bool:
-        """Return whether both publish the same."""
-        mine = (self.version, self.manifest_sha256)
-        return mine == (other.version, other.manifest_sha256)
+    version: str  # the published one
+    manifest_sha256: str  # of its manifest.json
+    # Versions that were published and taken back -> fingerprint of the corpus and identity, which
+    # outlive the version; empty where they were not known. They are published again only if the
+    # user names them.
+    withdrawn: Mapping[str, WithdrawnFacts]
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,10 +165,7 @@ def read_current(root: Path, mirror: Storage = LOCAL) -> Current:
         remedy = mending(root)
         value = read_json(path, what="a published index", exact=True, remedy=remedy)
         found = checked(value, CURRENT_SCHEMA, path, remedy=remedy)
-        withdrawn, facts = found["withdrawn"], found["withdrawn_facts"]
-        if set(withdrawn) != set(facts):
-            raise ArtifactError(f"{path} is damaged: its withdrawn versions differ; {remedy}")
-        return Current(found["version"], found["manifest_sha256"], withdrawn, facts)
+        return Current(found["version"], found["manifest_sha256"], found["withdrawn"])
 
 
 def set_current(
@@ -196,12 +181,11 @@ def set_current(
     with writing(root / CURRENT):
         digest = sha256_file(folder / MANIFEST)
         known = withdrawn_facts(root)
-        taken_back = sorted({*(known if withdrawn is None else withdrawn)} - {version})
+        taken_back = {*(known if withdrawn is None else withdrawn)} - {version}
         fields = {
             "version": version,
             "manifest_sha256": digest,
-            "withdrawn": taken_back,
-            "withdrawn_facts": {name: known.get(name) or _facts(root, name) for name in taken_back},
+            "withdrawn": {name: known.get(name) or _facts(root, name) for name in taken_back},
         }
         try:
             mirror.replace(root / CURRENT, sealed_json(fields), tag)
@@ -215,7 +199,7 @@ def set_current(
 def withdrawn_facts(root: Path) -> Mapping[str, WithdrawnFacts]:
     """Return the versions withdrawn, none where nothing is published or ``CURRENT`` is damaged."""
     try:
-        return read_current(root).withdrawn_facts
+        return read_current(root).withdrawn
     except ArtifactError:
         return {}
 
@@ -364,7 +348,7 @@ def with_published(
             except (ArtifactError, StorageError) as error:
                 latest = read_current(root, mirror)
                 damaged = isinstance(error, ArtifactError)
-                if not latest.same_version(current):
+                if latest.manifest_sha256 != current.manifest_sha256:
                     current = latest
                 elif not (damaged and mirror.fetch_again(root / VERSIONS / current.version)):
                     _require_there(root, current.version, mirror)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import remove_folder, require_path
-from whiten_index.artifacts.cached_storage import BucketStorage, naming, place_of, stamp
+from whiten_index.artifacts.cached_storage import BucketStorage, naming, place_of
 from whiten_index.artifacts.files import exists, size_of
 from whiten_index.artifacts.limits import load_json
 from whiten_index.artifacts.lock import only_writer
-from whiten_index.artifacts.manifest import as_manifest, read_manifest
+from whiten_index.artifacts.manifest import as_manifest
 from whiten_index.artifacts.storage import LOCAL, Storage
 from whiten_index.errors import ArtifactError, ConfigError, FormatError, StorageError
 from whiten_index.versions.provenance import missing_shards
@@ -38,7 +37,7 @@ from whiten_index.versions.published import (
     version_number,
     with_published,
 )
-from whiten_index.versions.version_manifest import VERSION_SCHEMA, VersionManifest
+from whiten_index.versions.version_manifest import VERSION_SCHEMA
 from whiten_index.whitening.spectrum import variance_kept
 from whiten_index.whitening.transform import Whitening
 
@@ -47,72 +46,40 @@ _WHAT = "index"
 
 @dataclass(frozen=True, slots=True)
 class VersionFacts:
-    """A version that is there.
-
-    Attributes:
-        name: of the version.
-        created: time in its manifest; None where that cannot be read.
-        rows: vectors in it, None likewise.
-        bytes: of its files.
-        published: whether readers open this one.
-        withdrawn: whether it was published and taken back.
-        candidate: whether a gate kept it from being published.
-        sound: empty, or the damage.
-        unread: empty, or the error of the system; the version may be sound.
-        decision: of the update that made it: keep or refit; None for a build.
-        base: the version that update started from.
-    """
+    """A version that is there."""
 
     name: str
-    created: str | None
-    rows: int | None
-    bytes: int
-    published: bool
-    withdrawn: bool
-    candidate: bool
-    sound: str
-    unread: str
-    decision: str | None
-    base: str | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the facts as JSON values."""
-        return asdict(self)
+    created: str | None  # time in its manifest; None where that cannot be read
+    rows: int | None  # vectors in it, None likewise
+    bytes: int  # of its files
+    published: bool  # whether readers open this one
+    withdrawn: bool  # whether it was published and taken back
+    candidate: bool  # whether a gate kept it from being published
+    sound: str  # empty, or the damage
+    unread: str  # empty, or the error of the system; the version may be sound
+    decision: str | None  # of the update that made it: keep or refit; None for a build
+    base: str | None  # the version that update started from
 
 
 @dataclass(frozen=True, slots=True)
 class RollbackReport:
-    """Result of a rollback.
+    """Result of a rollback."""
 
-    Attributes:
-        left: the version that was published before, None where it was not known.
-        to: the one published.
-        note: what the store lacks of it, or what could not be checked; else empty.
-        skipped: newer version -> why it was not taken.
-    """
-
-    left: str | None
-    to: str
-    note: str = ""
-    skipped: Mapping[str, str] = field(default_factory=dict)
+    left: str | None  # the version that was published before, None where it was not known
+    to: str  # the one published
+    note: str  # what the store lacks of it, or what could not be checked; else empty
+    skipped: Mapping[str, str]  # newer version -> why it was not taken
 
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """Result of a prune.
+    """Result of a prune."""
 
-    Attributes:
-        removed: versions, oldest first.
-        bytes: of these.
-        kept: versions.
-        strange: paths that may be versions and are links, no folders or named otherwise; left
-            alone.
-    """
-
-    removed: tuple[str, ...]
-    bytes: int
-    kept: tuple[str, ...]
-    strange: tuple[str, ...] = ()
+    removed: tuple[str, ...]  # versions, oldest first
+    bytes: int  # of these
+    kept: tuple[str, ...]  # versions
+    # Paths that may be versions and are links, no folders or named otherwise; left alone.
+    strange: tuple[str, ...]
 
 
 def list_versions(root: Path | str, *, verify: str = "manifest") -> list[VersionFacts]:
@@ -156,8 +123,10 @@ def list_versions(root: Path | str, *, verify: str = "manifest") -> list[Version
 def _facts(
     folder: Path, current: Current | None, mirror: Storage, *, verify: str
 ) -> VersionFacts | None:
+    """Return what is known of a version, None if it vanished meanwhile."""
     name, candidate = folder.name, folder.parent.name == CANDIDATES
     published = current is not None and current.version == name and not candidate
+    sha256 = current.manifest_sha256 if current is not None and published else None
     fields: Mapping[str, Any] = {}
     size, sound, unread = 0, "", ""
     try:
@@ -165,23 +134,22 @@ def _facts(
             data = mirror.manifest(folder)
             if data is None:
                 return None
-            fields, size, sound = _in_bucket(folder, mirror, data)
+            size, sound = (
+                sum(mirror.sizes(folder).values()),
+                _damage_in_bucket(folder, mirror, data),
+            )
+            fields = as_manifest(load_json(data), VERSION_SCHEMA, folder)
         else:
             size = size_of(folder)
-            sha256 = current.manifest_sha256 if current is not None and published else None
-            fields = read_version(folder, verify=verify, sha256=sha256).check().fields
-    except (ArtifactError, StorageError) as error:
-        if isinstance(error, StorageError):
-            unread = str(error)
-        elif not mirror.uri and not exists(folder):
-            return None
-        else:
-            sound = str(error)
-        if not mirror.uri:
             # A manifest may be sound though other files are damaged.
-            with contextlib.suppress(ArtifactError, StorageError):
-                readable: VersionManifest = read_manifest(folder, VERSION_SCHEMA)
-                fields = readable
+            fields = read_version(folder, verify=verify).fields
+            read_version(folder, verify=verify, sha256=sha256).check()
+    except StorageError as error:
+        unread = str(error)
+    except (ArtifactError, ValueError, AttributeError) as error:
+        if not mirror.uri and not exists(folder):
+            return None
+        sound = sound or str(error)
     update = fields.get("update")
     return VersionFacts(
         name=name,
@@ -198,26 +166,17 @@ def _facts(
     )
 
 
-def _in_bucket(
-    folder: Path, mirror: BucketStorage, data: bytes
-) -> tuple[Mapping[str, Any], int, str]:
-    """Return the manifest of a version in a bucket, its bytes, and what is damaged, if anything."""
-    place, sizes = f"{mirror.uri}/{VERSIONS}/{folder.name}", mirror.sizes(folder / stamp(data))
-    size = sum(sizes.values()) + len(data)
-    try:
-        fields = as_manifest(load_json(data), VERSION_SCHEMA, folder)
-    except (ArtifactError, ValueError, AttributeError):
-        return {}, size, f"{place} has a damaged manifest"
-    files = fields["files"].items()
-    wrong = sorted(name for name, entry in files if sizes.get(name) != entry["bytes"])
-    if wrong:
-        return fields, size, f"{', '.join(wrong)} of {place} is missing or of another size"
+def _damage_in_bucket(folder: Path, mirror: BucketStorage, data: bytes) -> str:
+    """Return what is damaged of a version with this manifest, by sizes and e-tags; else empty."""
+    place = f"{mirror.uri}/{VERSIONS}/{folder.name}"
+    if wrong := mirror.damaged(folder, data):
+        return "; ".join(f"{name} of {place} {why}" for name, why in sorted(wrong.items()))
     if mirror.differs(folder):
-        return fields, size, (
+        return (
             f"{place} changed since this machine uploaded or downloaded it; whiten-index verify "
             f"{mirror.uri} tells whether it is damaged"
-        )  # fmt: skip
-    return fields, size, ""
+        )
+    return ""
 
 
 def rollback(root: Path | str, *, to: str | None = None) -> RollbackReport:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from whiten_index.artifacts.atomic import require_path
-from whiten_index.artifacts.cached_storage import BucketStorage, naming, place_of, stamp
+from whiten_index.artifacts.cached_storage import BucketStorage, naming, place_of
 from whiten_index.artifacts.files import is_folder, resolved
-from whiten_index.artifacts.manifest import MANIFEST, sealed_json
+from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ArtifactError
 from whiten_index.paths import absolute, is_uri
 from whiten_index.store.live_set import encoder_folders
@@ -221,11 +220,15 @@ def verify_bucket(uri: str) -> VerifyReport:
         damages.append((CURRENT, reason(error), ()))
     good = list[str]()
     for name in names:
-        found = dict(_damaged_objects(mirror, folder / VERSIONS / name, current))
-        touches = (f"version {name}",)
-        damages += [(f"{VERSIONS}/{name}/{each}", why, touches) for each, why in found.items()]
-        if not found and (current is None or name != current.version):
-            good.append(name)
+        data = mirror.manifest(folder / VERSIONS / name) or b""
+        found = mirror.damaged(folder / VERSIONS / name, data, content=True)
+        if current is None or name != current.version:
+            good += [] if found else [name]
+        elif not found and hashlib.sha256(data).hexdigest() != current.manifest_sha256:
+            found = {MANIFEST: f"does not match {CURRENT}"}
+        for key, why in found.items():
+            said = f"{key.rpartition('/')[2]} {why}"
+            damages.append((f"{VERSIONS}/{name}/{key}", said, (f"version {name}",)))
     if current is not None and current.version not in names:
         why = f"{CURRENT} names {current.version}, which has no {MANIFEST}"
         damages.append((f"{VERSIONS}/{current.version}", why, ()))
@@ -241,32 +244,6 @@ def verify_bucket(uri: str) -> VerifyReport:
         ),
         notes=("the store in the bucket, if there is one, was not looked at",),
     )
-
-
-def _damaged_objects(
-    mirror: BucketStorage, folder: Path, current: Current | None
-) -> Iterator[tuple[str, str]]:
-    """Yield the names of the damaged objects of a version, and why."""
-    data = mirror.manifest(folder) or b""
-    wanted = current.manifest_sha256 if current and current.version == folder.name else None
-    try:
-        fields = json.loads(data)
-        files = {name: (each["bytes"], each["sha256"]) for name, each in fields["files"].items()}
-        whole = sealed_json(fields) == data
-    except (ValueError, KeyError, TypeError, AttributeError):
-        files, whole = {}, False
-    if not whole or wanted not in (None, hashlib.sha256(data).hexdigest()):
-        why = "its fields do not match its digest" if not whole else f"it does not match {CURRENT}"
-        yield MANIFEST, f"{MANIFEST} is damaged: {why}"
-        return
-    for name, described in files.items():
-        found = mirror.digest(folder / stamp(data) / name)
-        if found != described:
-            why = "is missing" if found is None else (
-                f"has {found[0]} bytes instead of {described[0]}"
-                if found[0] != described[0] else "does not match its checksum"
-            )  # fmt: skip
-            yield f"{stamp(data)}/{name}", f"{name} {why}"
 
 
 def verify_paths(paths: Iterable[Path | str], *, with_stores: bool = True) -> list[VerifyReport]:

@@ -57,7 +57,6 @@ class _Options(TypedDict):
     layers: list[Integer] | None
     out: str
     store: str | None
-    weight_column: str | None
 
 
 # Figures that are shown as they are.
@@ -185,8 +184,7 @@ class CurrentFields(TypedDict):
 
     version: VersionName
     manifest_sha256: Sha256
-    withdrawn: tuple[VersionName, ...]
-    withdrawn_facts: dict[VersionName, WithdrawnFacts]
+    withdrawn: dict[VersionName, WithdrawnFacts]
     digest: Sha256
 
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from whiten_index.artifacts.atomic import replacing, require_path, require_replaceable
 from whiten_index.artifacts.files import writing
-from whiten_index.artifacts.tensors import read_tensors, write_tensors
-from whiten_index.errors import ArtifactError, ConfigError
-from whiten_index.whitening.spectrum import unit_rows
+from whiten_index.artifacts.tensors import write_tensors
+from whiten_index.errors import ConfigError
 
 _KIND, _FORMAT_VERSION = "affine", 1
 
@@ -37,22 +36,6 @@ class Affine:
     bias: NDArray[np.float32]
     normalize_input: bool
     error: float
-
-    def apply(self, embeddings: ArrayLike) -> NDArray[np.float32]:
-        """Return vectors (n, k) float32 of rows (n, d), computed in float32 throughout.
-
-        Raises:
-            ConfigError: rows of another width.
-        """
-        x = np.asarray(embeddings, dtype=np.float32)
-        if x.ndim != 2 or x.shape[1] != len(self.matrix):
-            raise ConfigError(
-                f"this matrix takes (n, {len(self.matrix)}) embeddings; these have shape {x.shape}"
-            )
-        if self.normalize_input:
-            x = unit_rows(x)
-        vectors: NDArray[np.float32] = x @ self.matrix + self.bias
-        return vectors
 
     def save(self, file: Path | str, *, facts: Mapping[str, str] | None = None) -> Path:
         """Write a safetensors file atomically and return its path.
@@ -82,31 +65,6 @@ class Affine:
                 seal=True,
             )
         return path
-
-    @classmethod
-    def load(cls, path: Path | str) -> Affine:
-        """Read what ``save`` wrote.
-
-        Raises:
-            ArtifactError: the file is missing, damaged or not an exported matrix.
-        """
-        shapes = {"matrix": "dk", "bias": "k", "error": "1"}
-        tensors, facts = read_tensors(
-            path, kind=_KIND, version=_FORMAT_VERSION, shapes=shapes, remedy="export it again",
-            sealed=True,
-        )  # fmt: skip
-        normalize = facts.get("normalize_input")
-        if normalize not in ("true", "false"):
-            raise ArtifactError(
-                f"{path} cannot be read as an exported matrix (normalize_input is {normalize}); "
-                "export it again"
-            )
-        return cls(
-            matrix=tensors["matrix"],
-            bias=tensors["bias"],
-            normalize_input=normalize == "true",
-            error=float(tensors["error"][0]),
-        )
 
 
 def _is_matrix(path: Path) -> bool:

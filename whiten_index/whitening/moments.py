@@ -43,7 +43,6 @@ class Moments:
         quartic: Σᵢ wᵢ ‖cᵢ‖⁴, what Ledoit and Wolf's shrinkage needs; ``cubic`` is what ``quartic``
             needs to be combined. Both are None where a part did not hold them, or where they are
             beyond float64.
-        count_error: by how much rounding may have moved ``count``; 0 where it is of whole numbers.
 
     Example:
         >>> rows = np.random.default_rng(0).normal(size=(1000, 8))
@@ -57,7 +56,6 @@ class Moments:
     scatter: NDArray[np.float64]
     cubic: NDArray[np.float64] | None = None
     quartic: float | None = None
-    count_error: float = 0.0
 
     @classmethod
     def empty(cls, dim: int) -> Moments:
@@ -112,8 +110,7 @@ class Moments:
             return replace(cls.empty(len(point)), scatter=second)
         away = first / count
         scatter = second - _square(away, count)
-        moments = cls(count, point + away, scatter, count_error=_rounding(count))
-        return moments._with_higher(away, third, fourth)
+        return cls(count, point + away, scatter)._with_higher(away, third, fourth)
 
     @classmethod
     def total(cls, parts: Iterable[Moments]) -> Moments:
@@ -140,7 +137,7 @@ class Moments:
         away = delta * (other.count / count)
         scatter = self.scatter + other.scatter
         scatter += _square(delta, self.count * other.count / count)
-        both = Moments(count, self.mean + away, scatter, count_error=self._count_error_with(other))
+        both = Moments(count, self.mean + away, scatter)
         ours, theirs = self._higher_moved(-away), other._higher_moved(delta - away)
         if ours is None or theirs is None:
             return both
@@ -154,19 +151,19 @@ class Moments:
         self._require_same_dim(other)
         if other.count == 0:
             return self
-        count, error = self.count - other.count, self._count_error_with(other)
+        count, error = self.count - other.count, _rounding(self.count, other.count)
         if count < -error:
             raise WhiteningError(
                 f"cannot take {other.count:.16g} rows away from {self.count:.16g}; "
                 "subtract moments only from a sum that holds them"
             )
         if count <= error:
-            return replace(Moments.empty(self.dim), count_error=error)
+            return Moments.empty(self.dim)
         delta = other.mean - self.mean
         away = -delta * (other.count / count)
         scatter = self.scatter - other.scatter
         scatter -= _square(delta - away, count * other.count / self.count)
-        left = Moments(count, self.mean + away, scatter, count_error=error)
+        left = Moments(count, self.mean + away, scatter)
         gone = other._higher_moved(delta)
         if self.cubic is None or self.quartic is None or gone is None:
             return left
@@ -225,7 +222,7 @@ class Moments:
         scatter[np.triu_indices(len(mean))] = upper
         count, scatter = float(tensors["count"][0]), scatter + np.triu(scatter, 1).T
         fourth = None if quartic is None else float(quartic[0])
-        return cls(count, mean, scatter, cubic, fourth, _rounding(count))
+        return cls(count, mean, scatter, cubic, fourth)
 
     @np.errstate(over="ignore", invalid="ignore")
     def _higher_moved(self, e: NDArray[np.float64]) -> tuple[NDArray[np.float64], float] | None:
@@ -247,10 +244,6 @@ class Moments:
         quartic = quartic_moved - 4 * (e @ turned + e @ cubic)
         quartic -= square * (self.count * square + 2 * trace)
         return replace(self, **_held(cubic, float(quartic)))
-
-    def _count_error_with(self, other: Moments) -> float:
-        """Return the rounding error of the sum or the difference of the counts."""
-        return self.count_error + other.count_error + _rounding(self.count, other.count)
 
     def _require_same_dim(self, other: Moments) -> None:
         if self.dim != other.dim:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.errors import ConfigError
 from whiten_index.whitening.spectrum import WidthSpec, default_width
@@ -259,42 +255,3 @@ def near_divisors(dim: int, asked: int) -> str:
     known = divisors(dim)
     below, above = [n for n in known if n < asked], [n for n in known if n > asked]
     return " or ".join(str(n) for n in below[-1:] + above[:1])
-
-
-def inverse_frequency(counts: ArrayLike) -> NDArray[np.float64]:
-    """Return weights (n,) in proportion to 1/(1 + r), r = counts/mean: rare rows weigh more.
-
-    A row of mean frequency weighs half as much as one that never occurs, however many rows there
-    are. Arora, Liang and Ma 2017, "A simple but tough-to-beat baseline for sentence embeddings",
-    take α/(α + p) with p = counts/Σcounts = r/n of the n words of a vocabulary: that is α = 1/n.
-    The weights have mean 1, so that the count of the moments stays the number of rows. ``counts``
-    (n,) are the occurrences of each row.
-    """
-    weights = 1 / (1 + zipfian(counts))
-    scaled: NDArray[np.float64] = weights / weights.mean()
-    return scaled
-
-
-def zipfian(counts: ArrayLike) -> NDArray[np.float64]:
-    """Return weights (n,) in proportion to counts: each row weighs as much as it occurs.
-
-    Yokoi et al. 2024, "Zipfian whitening": mean and covariance under the empirical distribution,
-    where one row a word would be uniform. The weights have mean 1; what never occurs weighs 0.
-    ``counts`` (n,) are the occurrences of each row.
-    """
-    count = np.asarray(counts, dtype=np.float64)
-    if count.ndim != 1 or not len(count):
-        raise ConfigError(f"counts are one number a row, (n,); these have shape {count.shape}")
-    if not np.isfinite(count).all() or (count < 0).any():
-        raise ConfigError("counts must be finite and not negative; clean them first")
-    if not count.any():
-        raise ConfigError("all counts are zero, so there is nothing to weigh by; leave them out")
-    count = count / count.max()  # counts near the limit of float64 have a sum beyond it
-    relative: NDArray[np.float64] = count / count.mean()
-    return relative
-
-
-WEIGHTINGS: dict[str, Callable[[ArrayLike], NDArray[np.float64]]] = {
-    "zipfian": zipfian,
-    "inverse-frequency": inverse_frequency,
-}
