@@ -37,7 +37,7 @@ from whiten_index.versions.published import (
     version_number,
     with_published,
 )
-from whiten_index.versions.version_manifest import VERSION_SCHEMA
+from whiten_index.versions.version_manifest import VERSION_SCHEMA, VersionManifest
 from whiten_index.whitening.spectrum import variance_kept
 from whiten_index.whitening.transform import Whitening
 
@@ -134,11 +134,10 @@ def _facts(
             data = mirror.manifest(folder)
             if data is None:
                 return None
-            size, sound = (
-                sum(mirror.sizes(folder).values()),
-                _damage_in_bucket(folder, mirror, data),
-            )
-            fields = as_manifest(load_json(data), VERSION_SCHEMA, folder)
+            size = sum(mirror.sizes(folder).values())
+            sound = _damage_in_bucket(folder, mirror, data)
+            manifest: VersionManifest = as_manifest(load_json(data), VERSION_SCHEMA, folder)
+            fields = manifest
         else:
             size = size_of(folder)
             # A manifest may be sound though other files are damaged.
