@@ -6,6 +6,12 @@ from typing import Any
 from whiten_index.address import hide_secrets
 
 
+def first_line(error: BaseException, *, most: int = 200) -> str:
+    """Return the first line of a library's message, or its kind if it has none."""
+    lines = hide_secrets(str(error)).strip().splitlines()
+    return lines[0][:most] if lines else type(error).__name__
+
+
 class WhitenIndexError(Exception):
     """Base of every error this package raises on purpose.
 

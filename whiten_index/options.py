@@ -44,21 +44,13 @@ _KINDS: dict[Any, str] = {
 
 @dataclass(frozen=True)
 class Option:
-    """Face of a field on the command line.
+    """Face of a field on the command line."""
 
-    Attributes:
-        help: text of ``--help``.
-        group: heading in it.
-        flag: by default the field's name with dashes.
-        default: description of the default, if the value does not show it.
-        commas: values of a list are separated by commas.
-    """
-
-    help: str
-    group: str = OUTPUT
-    flag: str | None = None
-    default: str | None = None
-    commas: bool = False
+    help: str  # text of ``--help``
+    group: str = OUTPUT  # heading in it
+    flag: str | None = None  # by default the field's name with dashes
+    default: str | None = None  # description of the default, if the value does not show it
+    commas: bool = False  # values of a list are separated by commas
 
 
 @dataclass(frozen=True)

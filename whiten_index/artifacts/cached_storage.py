@@ -98,12 +98,7 @@ class Listing(dict[str, Stat]):
 
 
 class BucketStorage(Storage):
-    """A prefix in a bucket, with a local cache; pickled, it keeps its URI only.
-
-    Attributes:
-        uri: of the prefix.
-        folder: of the cache, on this machine.
-    """
+    """A prefix in a bucket, with a cache in ``folder``; pickled, it keeps its URI only."""
 
     def __init__(self, uri: str) -> None:
         """Take the URI, without a request to the server."""

@@ -79,11 +79,7 @@ class ChangedError(Exception):
 
 
 class Bucket:
-    """Objects below a prefix in a bucket; keys are relative to it.
-
-    Attributes:
-        uri: ``scheme://bucket/prefix``, without a slash at the end.
-    """
+    """Objects below a prefix in a bucket; keys are relative to it."""
 
     def __init__(self, uri: str) -> None:
         """Take the URI, without a request to the server."""
@@ -104,15 +100,10 @@ class Bucket:
             return None
 
     def put(self, key: str, data: bytes, *, over: Tag | None = ANY) -> Stat:
-        """Put an object, and return its size and e-tag.
-
-        Args:
-            key: of the object.
-            data: its bytes.
-            over: tag of the object to replace, None to replace none; by default any.
+        """Put an object over one with this tag, none or any; return its size and e-tag.
 
         Raises:
-            ChangedError: it is another, or gone.
+            ChangedError: the object there is another, or gone.
         """
         mode: Any = "create" if over is None else dict(over) or "overwrite"
         try:

@@ -15,13 +15,9 @@ Place = Path | str
 
 
 class Storage:
-    """Storage in local folders; ``BucketStorage`` is in a bucket with a local cache.
+    """Storage in local folders; ``BucketStorage`` is in a bucket with a local cache."""
 
-    Attributes:
-        uri: of the prefix, empty for none.
-    """
-
-    uri = ""
+    uri = ""  # of the prefix in a bucket
 
     def fetch(self, path: Path, *, compare: bool = False) -> None:
         """Copy an artifact or a file from the bucket, unless there is a copy.

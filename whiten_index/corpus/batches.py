@@ -28,20 +28,14 @@ PASSAGE, PASSAGE_START, PASSAGE_END, PASSAGE_TEXT = PASSAGE_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class TextBatch:
-    """The usable texts of one shard, or their passages, with the rows they came from.
+    """The usable texts of one shard, or their passages, with the rows they came from."""
 
-    Attributes:
-        documents: table of n rows: column ``id``, then the kept metadata columns, then
-            ``PASSAGE_COLUMNS`` if the texts are passages.
-        texts: n texts, none of them blank.
-        read: rows read from the corpus to get these n, the skipped ones included.
-        skipped: reason -> rows left out.
-    """
-
+    # n rows: column ``id``, then the kept metadata columns, then ``PASSAGE_COLUMNS`` if the texts
+    # are passages.
     documents: pa.Table
-    texts: list[str]
-    read: int
-    skipped: Mapping[str, int] = field(default_factory=dict)
+    texts: list[str]  # n texts, none of them blank
+    read: int  # rows read from the corpus to get these n, the skipped ones included
+    skipped: Mapping[str, int] = field(default_factory=dict)  # reason -> rows left out
 
     def digests(self) -> NDArray[np.uint8]:
         """Return (n, 16) uint8: BLAKE2b-128 of each text's UTF-8 bytes."""
@@ -53,17 +47,10 @@ class TextBatch:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingBatch:
-    """The embeddings of one shard, with the rows they belong to.
-
-    Attributes:
-        documents: table of n rows: column ``id``, then the kept metadata columns.
-        embeddings: (n, d) float16, float32 or float64, finite.
-        read: rows read from the corpus to get these n, the skipped ones included.
-        skipped: reason -> rows left out.
-    """
+    """The embeddings of one shard, with the rows they belong to; see ``TextBatch``."""
 
     documents: pa.Table
-    embeddings: NDArray[np.floating]
+    embeddings: NDArray[np.floating]  # (n, d) float16, float32 or float64, finite
     read: int
     skipped: Mapping[str, int] = field(default_factory=dict)
 

@@ -17,9 +17,8 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from whiten_index.address import hide_secrets
 from whiten_index.artifacts.files import exists, is_link, list_folder, reading, system_error
-from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.errors import ConfigError, CorpusError, first_line
 from whiten_index.paths import cut, require_no_secret, require_plain_environment
 
 SUFFIXES = (".parquet", ".pq", ".parq")
@@ -62,12 +61,14 @@ def resolve(source: str) -> tuple[Any, str]:
             known, path = fsspec.core.url_to_fs(source)
         except (ValueError, ImportError, OSError) as error:
             raise CorpusError(
-                f"{source} cannot be opened ({_line(error)}); use a URI that pyarrow or an "
+                f"{source} cannot be opened ({first_line(error)}); use a URI that pyarrow or an "
                 "installed fsspec package reads"
             ) from error
         return pafs.PyFileSystem(pafs.FSSpecHandler(known)), path
     except (OSError, pa.ArrowException) as error:
-        raise CorpusError(f"{source} cannot be opened ({_line(error)}); check the URI") from error
+        raise CorpusError(
+            f"{source} cannot be opened ({first_line(error)}); check the URI"
+        ) from error
     return filesystem, path
 
 
@@ -79,7 +80,9 @@ def require_reachable(source: str) -> None:
     try:
         found = filesystem.get_file_info(path).type
     except (OSError, pa.ArrowException) as error:
-        raise CorpusError(f"{shown} of the corpus cannot be reached ({_line(error)})") from error
+        raise CorpusError(
+            f"{shown} of the corpus cannot be reached ({first_line(error)})"
+        ) from error
     if found == pafs.FileType.NotFound:
         raise CorpusError(f"{shown} of the corpus is not there, or its keys are refused")
 
@@ -110,7 +113,7 @@ def _files_of(source: str) -> list[SourceFile]:
                 listed = _listed(filesystem, path, match)
     except (OSError, pa.ArrowException) as error:
         raise CorpusError(
-            f"{cut(source, most=200)} cannot be listed ({_line(error)}); check the path"
+            f"{cut(source, most=200)} cannot be listed ({first_line(error)}); check the path"
         ) from error
     names = {each: PurePosixPath(each).relative_to(path).parts for each in sorted(listed)}
     files = [
@@ -239,11 +242,6 @@ def _with_distinct_names(files: list[SourceFile]) -> list[SourceFile]:
     return [replace(file, name=name) for file, name in zip(files, names, strict=True)]
 
 
-def _line(error: Exception) -> str:
-    lines = hide_secrets(str(error)).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
-
-
 # Names under which object stores and fsspec give the version of an object.
 _TAGS = ("etag", "generation", "versionid", "version_id", "md5hash", "created")
 
@@ -301,8 +299,7 @@ class SourceFile:
             ) from error
         except (OSError, pa.ArrowException) as error:
             raise CorpusError(
-                f"{self.path} cannot be looked at ({str(error).splitlines()[0][:200]}); "
-                "run the same command again"
+                f"{self.path} cannot be looked at ({first_line(error)}); run the same command again"
             ) from error
 
     def require_unchanged(self) -> None:

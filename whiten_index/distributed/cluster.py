@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from whiten_index.distributed.ray_executor import RayExecutor, first_line
-from whiten_index.errors import ClusterError, ConfigError
+from whiten_index.distributed.ray_executor import RayExecutor
+from whiten_index.errors import ClusterError, ConfigError, first_line
 from whiten_index.paths import require_no_secret
 
 _SECONDS_TO_CONNECT = 10.0
@@ -38,10 +38,6 @@ def cluster(
         gpu: whether each has a GPU; None to use those that the cluster has.
         check: called by every new worker; it raises where the machine cannot do the work.
         note: called with sentences for the user.
-
-    Raises:
-        ConfigError: Ray is not installed, or its cluster is too small.
-        ClusterError: there is no cluster at that address.
     """
     ray = _load_ray()
     with _connection(ray, _resolve(address), note):

@@ -50,15 +50,10 @@ class Work:
 
 @dataclass(frozen=True)
 class FunctionWork(Work):
-    """A plain function as work.
-
-    Attributes:
-        function: its result depends on the item alone.
-        threads: of BLAS and OpenMP; None leaves them as they are.
-    """
+    """A plain function as work; its result depends on the item alone."""
 
     function: Callable[[Any], Any]
-    threads: int | None = None
+    threads: int | None = None  # of BLAS and OpenMP; None leaves them as they are
 
     def on_device(self, device: str, threads: int) -> FunctionWork:  # noqa: ARG002
         """Return the function limited to these cores."""
@@ -74,15 +69,10 @@ class FunctionWork(Work):
 
 @dataclass(frozen=True)
 class Failure:
-    """The result of an item that failed.
-
-    Attributes:
-        item: that failed.
-        error: of its last try.
-    """
+    """The result of an item that failed."""
 
     item: Any
-    error: BaseException
+    error: BaseException  # of its last try
 
     @property
     def reason(self) -> str:
@@ -91,13 +81,10 @@ class Failure:
 
 
 class Executor(ABC):
-    """Runs work on items.
+    """Runs work on items."""
 
-    Attributes:
-        remote: whether other processes do it, perhaps on other machines. Work, items and results
-            must pickle then.
-    """
-
+    # Whether other processes do it, perhaps on other machines. Work, items and results must pickle
+    # then.
     remote = False
 
     @abstractmethod
@@ -106,19 +93,11 @@ class Executor(ABC):
     ) -> Iterator[tuple[int, Any]]:
         """Yield the position and the result of every item as it is done.
 
-        Args:
-            work: to do.
-            items: drawn as they are needed.
-            advance: called in this thread with the rows that were done.
+        Items are drawn as they are needed, and rows done reported to ``advance`` in this thread.
         """
 
     def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-        """Yield the function's result for every item, in the order of the items.
-
-        Raises:
-            ClusterError: a step failed, or its workers died every time.
-            StorageError: a worker cannot read or write.
-        """
+        """Yield the function's result for every item, in the order of the items."""
         waiting: dict[int, Any] = {}
         wanted = 0
         for position, result in self.map_unordered(FunctionWork(function), items):
@@ -138,11 +117,9 @@ class SerialExecutor(Executor):
     """Runs work in this process, with the steps of several items side by side."""
 
     def __init__(self, *, one_by_one: bool = False) -> None:
-        """Make an executor.
+        """Make an executor; with ``one_by_one``, memory holds one item.
 
-        Args:
-            one_by_one: finish an item before the next is read, so that memory holds one. Otherwise
-                two are prepared ahead in other threads, and one is finished behind.
+        Otherwise two are prepared ahead in other threads, and one is finished behind.
         """
         self._one_by_one = one_by_one
 

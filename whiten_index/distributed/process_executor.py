@@ -39,22 +39,16 @@ class ProcessExecutor(Executor):
     remote = True
 
     def __init__(self, devices: Sequence[str], *, threads: int | None = None) -> None:
-        """Make an executor.
+        """Make an executor on devices such as ``cuda:0`` and ``cuda:1``.
 
-        Args:
-            devices: such as ``cuda:0`` and ``cuda:1``.
-            threads: that all processes share; None for one per core.
+        All processes share ``threads``; None for one per core.
         """
         self._devices, self._threads = devices, threads or os.cpu_count() or 1
 
     def map_unordered(
         self, work: Work, items: Iterable[Any], advance: Advance = ignore
     ) -> Iterator[tuple[int, Any]]:
-        """Yield the position and the result of every item as it is done.
-
-        Raises:
-            EncoderError: a process died; the shards that it had finished are kept.
-        """
+        """Yield the position and the result of every item as it is done."""
         context = multiprocessing.get_context("spawn")
         todo, events, stop = context.Queue(), context.Queue(), context.Event()
         # Items that nobody takes must not delay the end of this process.

@@ -21,7 +21,13 @@ from whiten_index.distributed.executors import (
     ignore,
     portable,
 )
-from whiten_index.errors import ClusterError, ConfigError, StorageError, WhitenIndexError
+from whiten_index.errors import (
+    ClusterError,
+    ConfigError,
+    StorageError,
+    WhitenIndexError,
+    first_line,
+)
 
 # Errors that the next item would meet as well.
 _FATAL = (ConfigError, StorageError)
@@ -81,17 +87,11 @@ class _Worker:
 
 @dataclass(eq=False)
 class _Handle:
-    """A worker as the driver sees it.
+    """A worker as the driver sees it."""
 
-    Attributes:
-        actor: Ray's handle.
-        node: machine, empty until it is ready.
-        load: items that it holds.
-    """
-
-    actor: Any
-    node: str = ""
-    load: int = 0
+    actor: Any  # Ray's handle
+    node: str = ""  # machine, empty until it is ready
+    load: int = 0  # items that it holds
 
 
 @dataclass
@@ -105,21 +105,14 @@ class _Task:
 
 @dataclass
 class _Run:
-    """One pass over items.
+    """One pass over items."""
 
-    Attributes:
-        fresh: items in order, drawn as they are needed.
-        suspects: tasks whose worker died.
-        running: reference of a result -> worker and task.
-        done: items that succeeded.
-        failed: items that failed.
-    """
-
-    fresh: Iterator[tuple[int, Any]]
-    suspects: deque[_Task] = field(default_factory=deque)
+    fresh: Iterator[tuple[int, Any]]  # items in order, drawn as they are needed
+    suspects: deque[_Task] = field(default_factory=deque)  # tasks whose worker died
+    # Reference of a result -> worker and task.
     running: dict[Any, tuple[_Handle, _Task]] = field(default_factory=dict)
-    done: int = 0
-    failed: int = 0
+    done: int = 0  # items that succeeded
+    failed: int = 0  # items that failed
 
     def draw(self, worker: _Handle) -> _Task | None:
         """Return the next task for a worker; suspects only where it holds nothing."""
@@ -129,13 +122,7 @@ class _Run:
 
 
 class RayExecutor(Executor):
-    """Runs work on the workers of a cluster. An item that fails yields a ``Failure``.
-
-    Attributes:
-        device: of every worker, ``cuda`` or ``cpu``.
-        deaths: workers that died.
-        failures: items that failed.
-    """
+    """Runs work on the workers of a cluster. An item that fails yields a ``Failure``."""
 
     remote = True
 
@@ -148,18 +135,7 @@ class RayExecutor(Executor):
         check: Callable[[], None],
         note: Callable[[str], None],
     ) -> None:
-        """Start the workers.
-
-        Args:
-            ray: the module, connected to a cluster.
-            workers: None for one per GPU, or one per machine where no GPU is used.
-            gpu: whether each has a GPU; None to use those that the cluster has.
-            check: called by every new worker; it raises where the machine cannot do the work.
-            note: called with sentences for the user.
-
-        Raises:
-            ConfigError: the cluster has no room for a worker.
-        """
+        """Start the workers on a connected cluster; the options are those of ``cluster``."""
         self.deaths = self.failures = 0
         self._ray, self._workers, self._check, self._note = ray, workers, check, note
         gpus = int(ray.cluster_resources().get("GPU", 0))
@@ -203,13 +179,7 @@ class RayExecutor(Executor):
     def map_unordered(
         self, work: Work, items: Iterable[Any], advance: Advance = ignore
     ) -> Iterator[tuple[int, Any]]:
-        """Yield the position and the result of every item as it is done, or its ``Failure``.
-
-        Raises:
-            ConfigError: a worker cannot do the work, nor would another.
-            StorageError: likewise.
-            ClusterError: no worker is left, and none can be started.
-        """
+        """Yield the position and the result of every item as it is done, or its ``Failure``."""
         self._runs += 1
         for worker in self._ready:
             # A run that was ended early may have left items.
@@ -391,12 +361,6 @@ class RayExecutor(Executor):
     def _size_text(self) -> str:
         cpus, gpus = (sum(each) for each in zip(*self._machines(), strict=True))
         return f"the cluster has {cpus} cores and {gpus} GPUs"
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of a message, which Ray makes long."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
 
 
 def _software() -> tuple[str, str]:

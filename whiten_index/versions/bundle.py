@@ -53,23 +53,15 @@ class Rescorer(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Bundle:
-    """An opened version of an index.
+    """An opened version of an index."""
 
-    Attributes:
-        source: the version and its files.
-        whitening: the transform, in float64.
-        index: FAISS's index, raw d-dim rows in.
-        transforms: what these go through first.
-        documents: row -> id and kept columns.
-        placed: a copy of the index proper on a GPU, which searches all rows by embeddings; None
-            where the CPU does everything.
-    """
-
-    source: Version
-    whitening: Whitening
-    index: Any
-    transforms: Transforms
-    documents: Documents
+    source: Version  # the version and its files
+    whitening: Whitening  # the transform, in float64
+    index: Any  # FAISS's index, raw d-dim rows in
+    transforms: Transforms  # what these go through first
+    documents: Documents  # row -> id and kept columns
+    # A copy of the index proper on a GPU, which searches all rows by embeddings; None where the
+    # CPU does everything.
     placed: DeviceIndex | None = None
 
     @property
@@ -111,19 +103,8 @@ class Bundle:
         """Return scores and row numbers of the nearest rows, best first, −1 where none.
 
         Both are (n, m); m is top_k, or less where fewer rows are there or pass the filter. Where
-        rows are passages, these are the best row of each of the nearest documents.
-
-        Args:
-            embeddings: (n, d) raw, not whitened.
-            top_k: neighbours a query.
-            row_filter: a condition on kept columns that hits must pass.
-            rescorer: scores the candidates that the index finds; without it, the scores are the
-                index's cosines.
-
-        Raises:
-            ConfigError: wrong width, NaN or infinity, top_k below 1, or a filter on a column that
-                is not kept.
-            CorpusError: the filter compares a column with a value of another type.
+        rows are passages, these are the best row of each of the nearest documents. ``embeddings``
+        (n, d) are raw. Without a rescorer, the scores are the index's cosines.
         """
         queries = self._checked(embeddings)
         copy = None if self.placed is None or row_filter is not None else self.placed.index
@@ -142,10 +123,6 @@ class Bundle:
 
         Both are (1, m), m <= top_k. Where rows are passages, ``row`` is the document's first, and
         a document counts by the best score between one of its passages and one of that document.
-
-        Raises:
-            ConfigError: this kind of index gives no vectors back and there is no rescorer to give
-                embeddings, top_k is below 1, or a filter on a column that is not kept.
         """
         own = self.documents.passages_from(row) if self.grouped else range(row, row + 1)
         if rescorer is not None:
@@ -235,18 +212,8 @@ def open_files(version: Version, *, mapped: bool | None = None, device: str = "c
     """Open a version for search, with all its files checked.
 
     A flipped bit in a version opened with ``verify="manifest"`` may give other hits or end the
-    process, as FAISS and Arrow trust the files that they read.
-
-    Args:
-        version: to open.
-        mapped: read the index file as it is searched, not as a whole first; by default only where
-            its lists are in a file of their own, which are never read as a whole.
-        device: ``cpu``; ``gpu`` searches by a copy on a GPU, and so does ``auto`` where there is
-            one that takes this kind and the index is not mapped.
-
-    Raises:
-        ConfigError: ``gpu`` was given and cannot be had, or the index is mapped.
-        ArtifactError: the version is damaged.
+    process, as FAISS and Arrow trust the files that they read. Options are those of ``open_index``;
+    lists in a file of their own are mapped by default.
     """
     mapped = IVF_DATA in version if mapped is None else mapped
     bundle = _bundle(version.check(), mapped=mapped)

@@ -17,7 +17,7 @@ from whiten_index.artifacts.files import reading
 from whiten_index.corpus.arrow_types import times_as_numbers
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.corpus.row_filter import RowFilter
-from whiten_index.errors import ArtifactError, ConfigError, CorpusError
+from whiten_index.errors import ArtifactError, ConfigError, CorpusError, first_line
 from whiten_index.index.vector_search import Selection
 
 # Filters whose rows are remembered, as a caller's queries tend to share one: a bit a row each, and
@@ -62,7 +62,7 @@ class Documents:
                 self._batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
         except (OSError, pa.ArrowException) as error:
             raise ArtifactError(
-                f"{path} cannot be read ({str(error).splitlines()[0]}); restore it or build again"
+                f"{path} cannot be read ({first_line(error)}); restore it or build again"
             ) from error
         self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
         self.schema = reader.schema

@@ -92,19 +92,14 @@ class Version:
     """A version whose manifest is checked, and whose files are checked before their first use.
 
     Readers get at a file of a version through ``file`` and nowhere else.
-
-    Attributes:
-        folder: of the version.
-        fields: its manifest.
-        verify: ``full`` compares the SHA-256 of a file, ``manifest`` only its size; None checks
-            nothing, for a version that is still being made.
-        sha256: of the manifest as ``CURRENT`` has it; None for a version opened by its folder.
     """
 
     folder: Path
-    fields: VersionManifest
+    fields: VersionManifest  # its manifest
+    # ``full`` compares the SHA-256 of a file, ``manifest`` only its size; None checks nothing, for
+    # a version that is still being made.
     verify: str | None = FULL
-    sha256: str | None = None
+    sha256: str | None = None  # of the manifest as ``CURRENT`` has it; None if opened by its folder
     _checked: set[str] = field(default_factory=set, repr=False)
 
     @property
@@ -305,11 +300,7 @@ def new_version(
 
 @contextlib.contextmanager
 def new_candidate(root: Path, version: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Write a version's folder as the only candidate, whole or not at all.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
-    """
+    """Write a version's folder as the only candidate, whole or not at all."""
     for name in version_names(root, inside=CANDIDATES):
         remove_folder(root / CANDIDATES / name)
     with new_artifact(root / CANDIDATES / version) as (folder, fields):
