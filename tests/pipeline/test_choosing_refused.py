@@ -41,7 +41,7 @@ place = choosing.place
         (("--remove-top", "1"), "--remove-top.*--whiten auto chooses"),
         (("--group-size", "4"), "--group-size"),
         (("--k", "33"), "33.*32"),
-        (("--exponent", "-1"), "outside 0"),
+        (("--exponent", "-1"), "--exponent takes a value greater"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -23,8 +23,8 @@ from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
         (Kind.TRUNCATE, {"shrinkage": 0.1, "floor": 0.1}, r"so --shrinkage and --floor cannot"),
         (Kind.GROUP, {}, r"needs one of --groups .* and --group-size .*neither is given"),
         (Kind.GROUP, {"groups": 2, "group_size": 2}, r"both are given"),
-        (Kind.GROUP, {"group_size": 2.5}, r"--group-size 2\.5 is outside"),
-        (Kind.WHITENING, {"floor": float("nan")}, r"--floor nan is outside"),
+        (Kind.GROUP, {"group_size": 2.5}, "--group-size takes a whole number; 2.5"),
+        (Kind.WHITENING, {"floor": float("nan")}, "--floor takes a finite number; nan"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused_with_what_would(kind, options, said):

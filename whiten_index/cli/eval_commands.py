@@ -17,7 +17,8 @@ from whiten_index.cli.schema_options import (
 )
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.measure.measure_options import EvalOptions, RetrievalOptions
-from whiten_index.pipeline.build_options import SHAPES, TransformName, TransformOptions
+from whiten_index.pipeline.build_options import TransformName
+from whiten_index.whitening.transform_options import TransformShape
 
 if TYPE_CHECKING:
     from whiten_index.evaluation.sts_sets import StsSet
@@ -40,7 +41,7 @@ def _setting_options(*without: str) -> Callable[[Any], Any]:
             help="Width kept: a number, full, or a share of variance; repeated, all of them side "
             "by side. [default: a third of the embedding's width, at most 256]",
         ),
-        schema_options(TransformOptions, only=SHAPES),
+        schema_options(TransformShape),
         schema_options(EvalOptions, only=("seed",)),
         json_option,
     )

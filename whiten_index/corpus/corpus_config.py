@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from whiten_index.corpus.arrow_types import repeated_field
 from whiten_index.corpus.batches import ID, PASSAGE_COLUMNS, PASSAGE_TEXT
-from whiten_index.corpus.row_checks import OnBadRow
-from whiten_index.corpus.sharding import SHARD_ROWS
+from whiten_index.corpus.corpus_options import CorpusColumns
 from whiten_index.corpus.sources import SourceFile, canonical
 from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.options import schema
 
 
-@dataclass(frozen=True, kw_only=True)
-class CorpusConfig:
+@schema
+class CorpusConfig(CorpusColumns):
     """Rows and columns of a corpus.
 
     Attributes:
         sources: Parquet files, folders, globs or URIs.
-        text_columns: string columns joined by a space; empty with an embedding column.
-        embedding_column: list column of float16/32/64 that takes the place of the encoder.
-        id_column: string or integer column; without one a row's id is ``file#group:row``.
-        keep: metadata columns kept with the index; with passages, no text column.
-        row_filter: condition such as ``lang == 'en'``.
-        limit: use only the first so many rows.
-        on_bad_row: ``blank`` skips and counts rows without content and stops at damaged ones,
-            ``skip`` skips and counts both, ``error`` stops at both.
-        shard_rows: rows a shard at most.
         passages: tokens and overlap of the passages that texts are cut into after reading, None
-            for whole texts.
+            for whole texts; no text column is then kept.
 
     Example:
         >>> CorpusConfig(sources=("docs.parquet",), text_columns=("title", "text")).passages is None
@@ -40,20 +30,9 @@ class CorpusConfig:
     """
 
     sources: tuple[str, ...]
-    text_columns: tuple[str, ...] = ()
-    embedding_column: str | None = None
-    id_column: str | None = None
-    keep: tuple[str, ...] = ()
-    row_filter: str | None = None
-    limit: int | None = None
-    on_bad_row: OnBadRow = "blank"
-    shard_rows: int = SHARD_ROWS
     passages: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("sources", "text_columns", "keep"):
-            if isinstance(getattr(self, name), str):
-                object.__setattr__(self, name, (getattr(self, name),))
         if bool(self.text_columns) == bool(self.embedding_column):
             both = ", not both" if self.text_columns else ""
             raise ConfigError(
@@ -151,11 +130,11 @@ def check_same_types(
 
     ids = () if config.id_column is None else (config.id_column,)
     for name in dict.fromkeys((*ids, *config.keep)):
-        for file, schema in zip(files, schemas, strict=True):
-            if kept_type(schema, name) != kept_type(schemas[0], name):
+        for file, found in zip(files, schemas, strict=True):
+            if kept_type(found, name) != kept_type(schemas[0], name):
                 raise CorpusError(
                     f"column {name!r} is {schemas[0].field(name).type} in {files[0].path} and "
-                    f"{schema.field(name).type} in {file.path}; rewrite the files with one type"
+                    f"{found.field(name).type} in {file.path}; rewrite the files with one type"
                 )
 
 

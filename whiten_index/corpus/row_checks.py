@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from whiten_index.corpus.corpus_options import OnBadRow
 from whiten_index.errors import CorpusError
 
 _BLOCK_ROWS = 4096
-# "blank" skips and counts rows without content (null or blank text, null embedding) and stops at
-# damaged ones (null id, NaN, wrong width); "skip" skips and counts both; "error" stops at both.
-OnBadRow = Literal["blank", "skip", "error"]
 
 
 @dataclass

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from whiten_index.errors import ConfigError
-
 SHARD_ROWS = 16_384
 SHARD_BYTES = 64 << 20
 
@@ -56,10 +54,6 @@ def plan_shards(
     footers' average. It joins small row groups, splits large ones and ends with its file, so that
     a change in one file moves no shard of another. ``limit`` plans only the first so many rows.
     """
-    if shard_rows < 1:
-        raise ConfigError(f"a shard needs at least 1 row; --shard-rows {shard_rows} was given")
-    if limit is not None and limit < 1:
-        raise ConfigError(f"--limit takes a positive number of rows; {limit} was given")
     shards: list[Shard] = []
     left = sum(group.rows for groups in footers for group in groups) if limit is None else limit
     for file, groups in enumerate(footers):

@@ -28,7 +28,7 @@ from whiten_index.index.factory import inner_index, inner_of, is_graph, nprobe
 from whiten_index.index.gpu import DeviceIndex
 from whiten_index.index.library import INDEX, load_faiss, release_memory, write_index
 from whiten_index.index.ondisk_ivf import IVF_DATA, PARTS, OnDiskLists, lists_on_disk
-from whiten_index.index.sizes import IndexBytes, measured_bytes, vector_bytes
+from whiten_index.index.sizes import IndexBytes, measured_bytes
 from whiten_index.index.training import require_training_rows, train_index
 from whiten_index.index.transforms import EmbeddingReader, VectorSource, is_lossy, rotation_for
 from whiten_index.index.tuning import NEIGHBOURS, GroundTruth, OperatingPoint, tune_to_recall
@@ -49,7 +49,6 @@ class IndexBuildResult:
 
     nprobe: int | None  # lists a query looks into, None for an index without lists
     sizes: IndexBytes  # bytes by their use
-    vector_bytes: int  # of the reduced vectors, without ids and the like
     file_bytes: int  # of its files together
     tuned: OperatingPoint  # its setting and index recall
     rerank: int | None  # candidates a query to score again from the store, None for its own scores
@@ -64,12 +63,10 @@ class IndexBuildResult:
         """Write an index, and collect its facts and those of its files."""
         write_index(index, folder / INDEX)
         files = [path for path in (folder / INDEX, folder / IVF_DATA) if exists(path)]
-        file_bytes = sum(path.stat().st_size for path in files)
         return cls(
             nprobe=nprobe(index),
             sizes=measured_bytes(index),
-            vector_bytes=vector_bytes(index, file_bytes=file_bytes),
-            file_bytes=file_bytes,
+            file_bytes=sum(path.stat().st_size for path in files),
             tuned=tuned,
             rerank=rerank,
             device=device,

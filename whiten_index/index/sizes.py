@@ -172,15 +172,3 @@ def _file_bytes(index: Any) -> int:
 
     faiss.write_index(index, faiss.PyCallbackIOWriter(write))
     return written
-
-
-def vector_bytes(index: Any, *, file_bytes: int) -> int:
-    """Return the bytes of the reduced vectors: rows times code size.
-
-    For a kind of index without a fixed code size it is ``file_bytes``, those of the whole file.
-    """
-    faiss = load_faiss()
-    inner = faiss.downcast_index(index.index)
-    holder = faiss.downcast_index(inner.storage) if hasattr(inner, "storage") else inner
-    size = getattr(holder, "code_size", None)
-    return int(index.ntotal) * int(size) if size else file_bytes

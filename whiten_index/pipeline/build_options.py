@@ -6,61 +6,21 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from whiten_index.corpus.corpus_options import CorpusColumns
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.options import CORPUS, INDEX, OUTPUT, RESOURCES, TRANSFORM, Option, schema
+from whiten_index.whitening.transform_options import TransformShape
 
 TransformName = Literal[
     "auto", "none", "pca", "whitening", "zca", "zca-cor", "group", "all-but-the-top", "random",
     "truncate",
 ]  # fmt: skip
 
-# Options that shape a transform whose kind and width are given.
-SHAPES = (
-    "exponent", "center", "normalize_input", "groups", "group_size", "shuffle", "shrinkage",
-    "floor", "remove_top",
-)  # fmt: skip
-
 
 @schema
-class CorpusOptions:
+class CorpusOptions(CorpusColumns):
     """Options of reading a corpus."""
 
-    text_columns: Annotated[
-        tuple[str, ...],
-        Option(
-            "Text to encode; may be repeated, and is joined by a space.",
-            CORPUS,
-            flag="--text-column",
-        ),
-    ] = ()
-    embedding_column: Annotated[
-        str | None, Option("List column of floats that takes the place of the encoder.", CORPUS)
-    ] = None
-    id_column: Annotated[
-        str | None, Option("String or integer column that names the rows.", CORPUS)
-    ] = None
-    keep: Annotated[
-        tuple[str, ...],
-        Option("Metadata column kept with the index; may be repeated.", CORPUS),
-    ] = ()
-    row_filter: Annotated[
-        str | None,
-        Option("Use only rows that satisfy this, e.g. \"lang == 'en'\".", CORPUS, flag="--filter"),
-    ] = None
-    limit: Annotated[
-        int | None, Field(ge=1), Option("Read only the first N rows, before --filter.", CORPUS)
-    ] = None
-    on_bad_row: Annotated[
-        Literal["blank", "skip", "error"],
-        Option(
-            "skip or stop at unusable rows; blank skips rows without content and stops at damaged "
-            "ones (null id, NaN, wrong width).",
-            CORPUS,
-        ),
-    ] = "blank"
-    shard_rows: Annotated[
-        int, Field(ge=1), Option("Rows of a shard at most: the unit of resume and reuse.", CORPUS)
-    ] = 16_384
     passage_tokens: Annotated[
         int | None,
         Field(ge=1),
@@ -82,8 +42,8 @@ class CorpusOptions:
 
 
 @schema
-class TransformOptions:
-    """Options of the transform; with ``whiten="auto"``, those given are not chosen."""
+class _Transform:
+    """A transform by its name and width."""
 
     whiten: Annotated[
         TransformName,
@@ -100,43 +60,12 @@ class TransformOptions:
             default="auto chooses it; else a third of the embedding's width, at most 256",
         ),
     ] = None
-    exponent: Annotated[
-        float | None,
-        Option(
-            "0 is PCA, 1 is whitening, between is soft.",
-            TRANSFORM,
-            default="auto chooses it; else 1, or 0 with pca",
-        ),
-    ] = None
-    center: Annotated[
-        bool | None,
-        Option(
-            "Subtract the mean.",
-            TRANSFORM,
-            default="auto chooses it; else yes, but not for none, random and truncate",
-        ),
-    ] = None
-    normalize_input: Annotated[bool, Option("Fit on embeddings of unit length.", TRANSFORM)] = False
-    groups: Annotated[
-        int | None, Field(ge=1), Option("Groups of channels for --whiten group.", TRANSFORM)
-    ] = None
-    group_size: Annotated[
-        int | None, Field(ge=1), Option("Channels of a group, instead of --groups.", TRANSFORM)
-    ] = None
-    shuffle: Annotated[bool, Option("Permute the channels before grouping them.", TRANSFORM)] = (
-        False
-    )
-    shrinkage: Annotated[
-        str | float | None,
-        Option("Shrink the covariance: ledoit-wolf, oas, or a coefficient from 0 to 1.", TRANSFORM),
-    ] = None
-    floor: Annotated[
-        float | None,
-        Option("Drop directions whose variance is below this share of the first one's.", TRANSFORM),
-    ] = None
-    remove_top: Annotated[
-        int | None, Field(ge=0), Option("Drop the first N directions.", TRANSFORM)
-    ] = None
+
+
+@schema
+class TransformOptions(TransformShape, _Transform):
+    """Options of the transform; with ``whiten="auto"``, those given are not chosen."""
+
     queries: Annotated[
         str | None, Option("File of queries that auto chooses by; with --qrels.", TRANSFORM)
     ] = None

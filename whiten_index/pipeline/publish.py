@@ -172,7 +172,7 @@ def write_files(
         "version": version,
         "bytes": {
             "raw": encoded.raw_bytes,
-            "vectors": made.vector_bytes,
+            "vectors": made.sizes.codes,
             "index_file": made.file_bytes,
             "documents_file": (folder / DOCUMENTS).stat().st_size,
             "index": made.sizes.to_json(),

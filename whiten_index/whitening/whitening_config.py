@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
+
+from pydantic import Field
 
 from whiten_index.errors import ConfigError
+from whiten_index.options import schema
 from whiten_index.whitening.spectrum import WidthSpec, default_width
+from whiten_index.whitening.transform_options import TransformShape
 
 ESTIMATORS = ("empirical", "ledoit-wolf", "oas")
 
@@ -77,26 +81,15 @@ _KINDS: dict[Kind, tuple[frozenset[str], str]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class WhiteningConfig:
-    """Options of a transform.
+@schema
+class WhiteningConfig(TransformShape):
+    """A transform by its kind and width, and what shapes it.
 
     Attributes:
         kind: which linear map.
         k: kept width: a number, ``full``, a share of variance, or None for the default. The share
             is of the variance left after ``remove_top``. Kinds that rotate back keep all d.
-        exponent: γ; None is what the kind says (1 for those that whiten, else 0).
-        center: subtract the mean; the directions are those of the centred data either way. None
-            is what the kind says: no for none, random and truncate, else yes.
-        normalize_input: fit on, and apply to, embeddings of unit length.
-        groups: number of groups of channels (the reading of WhitenedCSE's published code).
-        group_size: channels a group (the reading of its paper); one of the two for ``group``.
-        shuffle: permute the channels by the seed before they are cut into groups.
         seed: of the shuffle, and of the directions of ``random``.
-        shrinkage: ``empirical`` or None, ``ledoit-wolf``, ``oas``, or a coefficient 0 … 1.
-        floor: directions below this share of λ₁ get weight 0; never less than the numerical rank.
-        remove_top: how many of the widest directions are dropped; None is 0, or d/100 and at
-            least 1 for ``all-but-the-top``.
 
     Raises:
         ConfigError: an option that cannot apply to the kind, or a value outside its bounds.
@@ -108,20 +101,10 @@ class WhiteningConfig:
 
     kind: Kind = Kind.WHITENING
     k: str | int | float | None = None
-    exponent: float | None = None
-    center: bool | None = None
-    normalize_input: bool = False
-    groups: int | None = None
-    group_size: int | None = None
-    shuffle: bool = False
-    seed: int = 0
-    shrinkage: str | float | None = None
-    floor: float | None = None
-    remove_top: int | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     def __post_init__(self) -> None:
         self._require_applicable()
-        self._require_bounds()
         if self.kind is Kind.GROUP and (self.groups is None) == (self.group_size is None):
             raise ConfigError(
                 "--whiten group needs one of --groups (how many groups) and --group-size (channels "
@@ -230,19 +213,6 @@ class WhiteningConfig:
                 f"--whiten {self.kind.value} {does}, so {' and '.join(unfit)} "
                 f"cannot apply; leave it out{instead}"
             )
-
-    def _require_bounds(self) -> None:
-        if self.exponent is not None and not 0 <= self.exponent <= 2:
-            raise ConfigError(
-                f"--exponent {self.exponent:g} is outside 0 (PCA) to 2; 1 is whitening"
-            )
-        if self.floor is not None and not 0 <= self.floor < 1:
-            raise ConfigError(f"--floor {self.floor:g} is outside 0 to below 1, a share of λ₁")
-        counts = {"--groups": (self.groups, 1), "--group-size": (self.group_size, 1)}
-        counts |= {"--remove-top": (self.remove_top, 0), "--seed": (self.seed, 0)}
-        for option, (value, least) in counts.items():
-            if value is not None and not (least <= value < 2**63 and value % 1 == 0):
-                raise ConfigError(f"{option} {value:g} is outside the whole numbers from {least}")
 
 
 def divisors(dim: int) -> list[int]:
