@@ -183,8 +183,6 @@ def test_a_codec_below_the_recall_asked_for_has_its_candidates_scored_again(
     assert choice.built == codec
     assert choice.rerank == (50 if reranked else None)
     assert ("scored again from the store as its own scores find" in choice.why) == reranked
-    assert choice.expected_recall is not None
-    assert choice.expected_recall >= target
 
 
 @pytest.mark.parametrize(

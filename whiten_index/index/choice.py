@@ -18,7 +18,6 @@ import contextlib
 import math
 import os
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import ByteSize, TypeAdapter
 
@@ -85,11 +84,6 @@ class FactoryChoice:
     rerank: int | None
     why: str  # one sentence
     expected: IndexBytes  # bytes of the index, before it is made
-    expected_recall: float | None  # index recall@10 to expect, None for a factory that was named
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the choice as JSON values."""
-        return {**vars(self), "expected": self.expected.to_json()}
 
 
 @dataclass(frozen=True)
@@ -148,7 +142,7 @@ def choose_factory(
     if factory != AUTO:
         expected = expected_bytes(factory, rows=rows, dim=dim, k=k)
         _require_room(factory, k, expected, budget)
-        return FactoryChoice(factory, factory, None, "named by --factory", expected, None)
+        return FactoryChoice(factory, factory, None, "named by --factory", expected)
     structure = structure_of(rows=rows, target_recall=target_recall)
     tried = [structure, "ivf"] if structure == "hnsw" else [structure]
     for each in tried:
@@ -160,8 +154,7 @@ def choose_factory(
                     _require_memory(built, expected)
                 rerank = codec.rerank_for(target_recall)
                 why = _why(each, codec, rows=rows, budget=budget, rerank=rerank)
-                recall = _recall(each, codec, target_recall)
-                return FactoryChoice(factory, built, rerank, why, expected, recall)
+                return FactoryChoice(factory, built, rerank, why, expected)
     assert budget is not None
     raise _nothing_fits(tried[-1], rows=rows, dim=dim, k=k, budget=budget)
 
@@ -214,11 +207,6 @@ def _why(structure: str, codec: Codec, *, rows: int, budget: int | None, rerank:
         f"{shapes[structure]}; the most precise codec that fits {in_units(budget)} is "
         f"{codec.name}{again}"
     )
-
-
-def _recall(structure: str, codec: Codec, target: float) -> float:
-    most = target if codec.recall is None else max(codec.recall, target)
-    return most if structure == "flat" else min(most, target)
 
 
 def _held(factory: str, k: int, expected: IndexBytes) -> int:

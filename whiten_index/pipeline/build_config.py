@@ -10,7 +10,7 @@ from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.passages import PassageConfig
 from whiten_index.errors import ConfigError
-from whiten_index.index.choice import FactoryChoice, IndexPlan, choose_factory, parse_bytes
+from whiten_index.index.choice import IndexPlan, choose_factory, parse_bytes
 from whiten_index.options import flag_of, schema
 from whiten_index.paths import as_place, is_uri, require_path
 from whiten_index.pipeline.build_options import BuildOptions
@@ -152,23 +152,13 @@ class BuildConfig(BuildOptions):
         if given := [flag_of(name) for name in names if getattr(self, name)]:
             raise ConfigError(f"{' and '.join(given)} {why}")
 
-    def index_choice(self, *, rows: int, dim: int, k: int) -> FactoryChoice:
-        """Choose the index for so many rows; see ``choose_factory``."""
-        return choose_factory(
-            self.factory,
-            rows=rows,
-            dim=dim,
-            k=k,
-            budget=self.budget,
-            target_recall=self.target_recall,
-        )
-
     def index_plan(self, *, rows: int, dim: int, k: int) -> IndexPlan:
-        """Return the index to make for so many rows."""
-        choice = self.index_choice(rows=rows, dim=dim, k=k)
-        return IndexPlan(
-            choice, self.seed, self.target_recall, budget=self.budget, device=self.index_device
+        """Return the index to make for so many rows; see ``choose_factory``."""
+        budget, target = self.budget, self.target_recall
+        choice = choose_factory(
+            self.factory, rows=rows, dim=dim, k=k, budget=budget, target_recall=target
         )
+        return IndexPlan(choice, self.seed, target, budget=budget, device=self.index_device)
 
     def dtype_kept(self) -> StoreDtype:
         """Return the type of the stored embeddings."""

@@ -41,7 +41,7 @@ def check_early(config: BuildConfig, corpus: ParquetCorpus) -> None:
             # More than the corpus has cannot be left of it; but a document has many passages.
             require_training_rows(inner, config.factory, rows=corpus.rows)
     if counted and width is not None and config.budget is not None:
-        config.index_choice(rows=corpus.rows, dim=dim, k=width)
+        config.index_plan(rows=corpus.rows, dim=dim, k=width)
 
 
 def possible_widths(
@@ -61,7 +61,7 @@ def possible_widths(
             "with --k"
         )
     if rows is not None and config.budget is not None:
-        found, refusal = _allowed(found, lambda k: config.index_choice(rows=rows, dim=dim, k=k))
+        found, refusal = _allowed(found, lambda k: config.index_plan(rows=rows, dim=dim, k=k))
         if refusal is not None and not found:
             raise refusal
     return None if factory == AUTO and found == every else found

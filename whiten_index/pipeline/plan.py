@@ -80,7 +80,7 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> dict
             watcher.advance(shard.rows)
     rate = _rows_per_second(config, work, missing, stages)
     k, settled = _expected_width(config, rows=rows, dim=dim)
-    choice = config.index_choice(rows=rows, dim=dim, k=k)
+    choice = config.index_plan(rows=rows, dim=dim, k=k).choice
     return {
         "shards": len(corpus.shards),
         "read": corpus.rows,

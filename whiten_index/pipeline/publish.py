@@ -226,7 +226,6 @@ def _facts(
             "built": index.built,
             "why": index.why,
             "expected_bytes": index.expected.to_json(),
-            "expected_recall": index.expected_recall,
             "nprobe": made.nprobe,
             "tuned": made.tuned.to_json(),
             "rerank": made.rerank,
