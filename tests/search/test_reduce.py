@@ -241,17 +241,16 @@ def test_a_client_needs_neither_torch_nor_faiss(columns: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (np.zeros((2, 5)), r"takes \(n, 12\) raw embeddings; these have shape \(2, 5\)"),
-        (np.zeros(12), r"shape \(12,\): pass one a row"),
-        (np.r_[np.ones((3, 12)), np.full((1, 12), np.nan)], "embedding 3 holds NaN or infinity"),
-        (np.full((1, 12), 1e39), "embedding 0 holds NaN or infinity"),
+        (np.zeros((2, 5)), r"takes \(n, 12\) raw embeddings, .* these have shape \(2, 5\)"),
+        (np.zeros(12), r"one a row .* shape \(12,\)"),
+        (np.r_[np.ones((3, 12)), np.full((1, 12), np.nan)], "embeddings hold NaN or infinity"),
         ([["a"] * 12], r"embeddings are \(n, 12\) numbers"),
         ([["1.5"] * 12], r"embeddings are \(n, 12\) numbers, and these are of type <U3"),
         (np.ones((1, 12), dtype=np.complex64), "are of type complex64; convert them to float32"),
         (np.ones((1, 12), dtype="datetime64[s]"), r"are of type datetime64\[s\]"),
         (np.ones((1, 12), dtype="timedelta64[s]"), r"are of type timedelta64\[s\]"),
         (np.ones((1, 12), dtype=object), "are of type object"),
-        (np.zeros((2, K)), rf"\(2, {K}\): pass one a row, not reduced already"),
+        (np.zeros((2, K)), rf"not reduced; these have shape \(2, {K}\)"),
         ([[1.0] * 12, [1.0]], r"embeddings are \(n, 12\) numbers"),
     ],
 )

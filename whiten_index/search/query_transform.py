@@ -350,12 +350,20 @@ class QueryTransform:
         Raises:
             ConfigError: embeddings of another width, or with NaN, infinity or what is no number.
         """
-        rows = self._numbers(embeddings)
-        vectors = np.empty((len(rows), self.k), dtype=np.float32)
-        for start in range(0, len(rows), _ROWS):
-            block = self.whitening.apply(rows[start : start + _ROWS])
-            vectors[start : start + _ROWS] = unit_rows(block)
-        return vectors
+        try:
+            rows = np.atleast_1d(np.asarray(embeddings))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"embeddings are (n, {self.dim}) numbers ({error})") from error
+        # Not what numpy would make numbers of: complex ones, dates, texts of digits.
+        if rows.dtype.kind not in "fiub":
+            raise ConfigError(
+                f"embeddings are (n, {self.dim}) numbers, and these are of type {rows.dtype}; "
+                "convert them to float32"
+            )
+        # At least one block, so that the width of no rows is checked too.
+        starts = range(0, max(len(rows), 1), _ROWS)
+        blocks = (self.whitening.apply(rows[start : start + _ROWS]) for start in starts)
+        return np.concatenate([unit_rows(block).astype(np.float32) for block in blocks])
 
     def encode_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the vectors (n, k), float32 of unit length, of queries.
@@ -403,29 +411,3 @@ class QueryTransform:
                 self.encoder.spec.max_length,
             )
         return vectors
-
-    def _numbers(self, embeddings: ArrayLike) -> NDArray[np.floating]:
-        try:
-            rows = np.asarray(embeddings)
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"embeddings are (n, {self.dim}) numbers ({error})") from error
-        # Not what numpy would make numbers of: complex ones, dates, texts of digits.
-        if rows.dtype.kind not in "fiub":
-            raise ConfigError(
-                f"embeddings are (n, {self.dim}) numbers, and these are of type {rows.dtype}; "
-                "convert them to float32"
-            )
-        rows = rows if rows.dtype.kind == "f" else rows.astype(np.float64)
-        if rows.ndim != 2 or rows.shape[1] != self.dim:
-            raise ConfigError(
-                f"this transform takes (n, {self.dim}) raw embeddings; these have shape "
-                f"{rows.shape}: pass one a row, not reduced already"
-            )
-        with np.errstate(over="ignore"):
-            finite = np.isfinite(rows.astype(np.float32)).all(axis=1)
-        if not finite.all():
-            raise ConfigError(
-                f"embedding {int(np.argmin(finite))} holds NaN or infinity (in float32); mend or "
-                "drop it"
-            )
-        return rows

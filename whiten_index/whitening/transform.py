@@ -212,7 +212,8 @@ class Whitening:
         x = np.array(embeddings, dtype=np.float64)
         if x.ndim != 2 or x.shape[1] != self.dim:
             raise ConfigError(
-                f"this whitening takes (n, {self.dim}) embeddings; these have shape {x.shape}"
+                f"this transform takes (n, {self.dim}) raw embeddings, one a row and not reduced; "
+                f"these have shape {x.shape}"
             )
         if not np.isfinite(x).all():
             raise ConfigError("the embeddings hold NaN or infinity; drop or mend those rows first")
