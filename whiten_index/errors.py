@@ -6,10 +6,10 @@ from typing import Any
 from whiten_index.address import hide_secrets
 
 
-def first_line(error: BaseException, *, most: int = 200) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of a library's message, or its kind if it has none."""
     lines = hide_secrets(str(error)).strip().splitlines()
-    return lines[0][:most] if lines else type(error).__name__
+    return lines[0][:200] if lines else type(error).__name__
 
 
 class WhitenIndexError(Exception):

@@ -77,7 +77,6 @@ def read_tensors(
     version: int,
     shapes: Mapping[str, str],
     optional: Mapping[str, str] | None = None,
-    remedy: str = _REMEDY,
     sealed: bool = False,
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Read the arrays and facts that ``write_tensors`` wrote; ``sealed`` ones have a digest.
@@ -103,10 +102,10 @@ def read_tensors(
         present = {name: shape for name, shape in (optional or {}).items() if name in tensors}
         _check_shapes(tensors, {**shapes, **present})
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise ArtifactError(f"{path} cannot be read as {kind} ({error}); {remedy}") from error
+        raise ArtifactError(f"{path} cannot be read as {kind} ({error}); {_REMEDY}") from error
     others = {name: value for name, value in facts.items() if name != _CONTENT}
     if sealed and facts.get(_CONTENT) != content_digest(tensors, others):
-        raise ArtifactError(f"{path} is damaged: its content does not match its digest; {remedy}")
+        raise ArtifactError(f"{path} is damaged: its content does not match its digest; {_REMEDY}")
     return tensors, facts
 
 

@@ -25,7 +25,7 @@ from whiten_index.index.choice import IndexPlan
 from whiten_index.index.code_reuse import remove_rows, reuse_codes
 from whiten_index.index.exact import Vectors, exact_neighbours, merged
 from whiten_index.index.factory import inner_index, inner_of, is_graph, nprobe
-from whiten_index.index.gpu import DeviceIndex
+from whiten_index.index.gpu import DeviceIndex, GpuMemoryError
 from whiten_index.index.library import INDEX, load_faiss, release_memory, write_index
 from whiten_index.index.ondisk_ivf import IVF_DATA, PARTS, OnDiskLists, lists_on_disk
 from whiten_index.index.sizes import IndexBytes, measured_bytes
@@ -110,9 +110,17 @@ def build_faiss_index(
     if reuse is not None:
         return build_from_codes(reuse, vectors, plan, stages, folder)
     require_training_rows(inner, plan.built, rows=vectors.rows)
+    build = build_local
     if executor is not None and executor.remote:
-        return build_distributed(vectors, plan, stages, folder, executor)
-    return build_local(vectors, plan, stages, folder)
+        build = functools.partial(build_distributed, executor=executor)
+    try:
+        return build(vectors, plan, stages, folder)
+    except GpuMemoryError:
+        if plan.device == "gpu":
+            raise
+        stages.watcher.note("note: the index is made on the CPU: the GPU's memory ran out")
+        remove_path(folder / _RANGES)
+        return build(vectors, replace(plan, device="cpu"), stages, folder)
 
 
 def build_local(
@@ -125,16 +133,10 @@ def build_local(
         index = DeviceIndex(empty, "cpu")
     # This comes before the index is filled, so that memory holds one or the other.
     truth = find_ground_truth(vectors, held_out, stages, unseen=is_graph(empty))
-    results = list[tuple[OperatingPoint, int | None]]()
-
-    def fill(inner: Any) -> None:
+    with index.working() as inner:
         blocks = vectors.blocks(stages, "project and add")
-        results.append(fill_and_tune(inner, blocks, truth, plan, stages, folder, rows=vectors.rows))
-
-    note = stages.watcher.note
-    index = index.run_with_fallback(fill, fallback=empty, device=plan.device, note=note)
-    opened = vectors.wrap(index.on_cpu())
-    return IndexBuildResult.write(opened, folder, *results[-1], index.device)
+        tuned = fill_and_tune(inner, blocks, truth, plan, stages, folder, rows=vectors.rows)
+    return IndexBuildResult.write(vectors.wrap(index.on_cpu()), folder, *tuned, index.device)
 
 
 def build_from_codes(
@@ -245,7 +247,7 @@ def _permute(inner: Any, old_rows: NDArray[np.int64]) -> None:
 
 
 def build_distributed(
-    vectors: VectorSource, plan: IndexPlan, stages: Stages, folder: Path, executor: Executor
+    vectors: VectorSource, plan: IndexPlan, stages: Stages, folder: Path, *, executor: Executor
 ) -> IndexBuildResult:
     """Build an index by workers that share a disk; see ``build_faiss_index``."""
     parts = folder / _RANGES

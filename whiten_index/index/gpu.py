@@ -5,9 +5,10 @@ Only the index behind the transforms goes there: FAISS's transforms do not clone
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,10 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 MOST_ON_GPU = 2_048
 # As the CUDA runtime, RMM and C++ say it.
 _OUT_OF_MEMORY = ("out of memory", "out_of_memory", "bad_alloc")
+
+
+class GpuMemoryError(ConfigError):
+    """The memory of a GPU ran out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,39 +84,20 @@ class DeviceIndex:
         """Return the index in the CPU's form, with its rows and settings."""
         return self.index if self.device == "cpu" else load_faiss().index_gpu_to_cpu(self.index)
 
-    def run_with_fallback(
-        self,
-        work: Callable[[Any], object],
-        *,
-        fallback: Any,
-        device: str,
-        note: Callable[[str], None],
-    ) -> DeviceIndex:
-        """Return the index after the work; if a GPU's memory runs out, do it on the CPU's index.
-
-        ``fallback`` is the CPU's index in the state before the work. ``device`` is that requested.
-        """
+    @contextlib.contextmanager
+    def working(self) -> Iterator[Any]:
+        """Give the index to work on; ``GpuMemoryError`` if the memory of a GPU runs out."""
         try:
-            work(self.index)
+            yield self.index
         except (RuntimeError, ConfigError) as error:
-            if self.device == "cpu" or not _ran_out(error):
+            causes = [error, *([error.__cause__] if error.__cause__ else [])]
+            ran_out = any(words in str(each).lower() for each in causes for words in _OUT_OF_MEMORY)
+            if self.device == "cpu" or not ran_out:
                 raise
-            if device == "gpu":
-                raise ConfigError(
-                    "--index-device gpu: the GPU's memory ran out; use cpu or auto, a codec of "
-                    "fewer bits such as IVF1024,SQ8, or free memory on the GPU"
-                ) from error
-        else:
-            return self
-        note("note: the index is made on the CPU: the GPU's memory ran out")
-        work(fallback)
-        return DeviceIndex(fallback, "cpu")
-
-
-def _ran_out(error: BaseException) -> bool:
-    """Return whether an error, or its cause, is that of memory that ran out."""
-    causes = [error, *([error.__cause__] if error.__cause__ else [])]
-    return any(words in str(each).lower() for each in causes for words in _OUT_OF_MEMORY)
+            raise GpuMemoryError(
+                "--index-device gpu: the GPU's memory ran out; use cpu or auto, a codec of fewer "
+                "bits such as IVF1024,SQ8, or free memory on the GPU"
+            ) from error
 
 
 def require_device(device: str) -> None:

@@ -35,12 +35,8 @@ def train_index(
     if len(sample):
         with stages.stage("train", len(sample)) as watcher:
             drawn = vectors.at(sample)
-            index = index.run_with_fallback(
-                lambda each: train(each, drawn, plan.built),
-                fallback=inner,
-                device=plan.device,
-                note=watcher.note,
-            )
+            with index.working() as each:
+                train(each, drawn, plan.built)
             watcher.advance(len(sample))
     if warning:
         stages.watcher.note(warning)

@@ -25,31 +25,18 @@ from whiten_index.index.vector_search import Selection
 _REMEMBERED = 4
 
 
-def write_documents(path: Path, tables: Iterable[pa.Table]) -> int:
-    """Write tables of one schema one after the other; return how many rows that makes."""
+def write_documents(path: Path, tables: Iterable[pa.Table]) -> None:
+    """Write tables of one schema one after the other."""
     writer: Any = None
-    rows = 0
     # Through a file of Python's, as all else: Arrow's own hides which error the disk reports.
     with contextlib.ExitStack() as open_files:
         for table in tables:
             if writer is None:
-                file = open_files.enter_context(path.open("wb"))
-                writer = open_files.enter_context(pa.ipc.new_file(file, table.schema))
-                schema = table.schema
-            for batch in _fitting(table, schema).combine_chunks().to_batches():
+                schema, file = table.schema, open_files.enter_context(path.open("wb"))
+                writer = open_files.enter_context(pa.ipc.new_file(file, schema))
+            # Dictionaries and views may differ from part to part; types were compared before.
+            for batch in table.cast(schema).combine_chunks().to_batches():
                 writer.write_batch(batch)
-            rows += table.num_rows
-    return rows
-
-
-def _fitting(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    try:
-        return table.cast(schema)
-    except (pa.ArrowException, ValueError) as error:
-        raise CorpusError(
-            f"the files of the corpus give the kept columns different types ({error}); rewrite "
-            "them with one schema, or leave the column out of --keep"
-        ) from error
 
 
 class Documents:
