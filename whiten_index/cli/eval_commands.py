@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
@@ -21,6 +21,7 @@ from whiten_index.pipeline.build_options import TransformName
 from whiten_index.whitening.transform_options import TransformShape
 
 if TYPE_CHECKING:
+    from whiten_index.measure.eval_config import EvalConfig
     from whiten_index.evaluation.sts_sets import StsSet
 
 
@@ -88,20 +89,54 @@ def _pair_options(default: str) -> Callable[[Any], Any]:
 _DATA = click.argument("data", nargs=-1)
 
 
-def _encoder_line(report: Mapping[str, Any]) -> str:
-    """Return the encoder that was evaluated, on one line."""
-    facts = report["encoder"]
-    layers = "+".join(map(str, facts["layers"]))
-    return (
-        f"{facts['model']}: {facts['pooling']} pooling of layer {layers}, at most "
-        f"{facts['max_length']} tokens, {facts['dim']} dims"
-    )
+Figures = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+def _show(report: Mapping[str, Any], title: str, figures: Figures, *, as_json: bool) -> None:
+    terminal.show(report, _report_lines(report, title, figures), as_json=as_json)
+
+
+def _report_lines(report: Mapping[str, Any], title: str, figures: Figures) -> Iterator[str]:
+    """Yield the encoder, a row of ``figures`` for each set and space, and the counts of each set.
+
+    ``figures`` returns the cells of a row by the heads of their columns.
+    """
+    yield from _encoder_line(report)
+    runs, names = report["runs"], list(report["datasets"])
+    scored = {name: [run["datasets"][name] for run in runs] for name in names}
+    if report.get("average") and len(names) > 1:
+        scored["mean of sets"] = [run["average"] for run in runs]
+    heads = list(figures(scored[names[0]][0]))
+    rows = [(title, *heads)]
+    for name, found in scored.items():
+        rows.append((name, *[""] * len(heads)))
+        for run, each in zip(runs, found, strict=True):
+            cells = figures(each)
+            rows.append((f"  {_heading(run)}", *(_cell(cells.get(head)) for head in heads)))
+    yield terminal.table(rows)
+    for name in names:
+        counts: dict[str, int] = {}
+        for key, count in (pair for each in scored[name] for pair in _counts(each)):
+            counts[key] = max(count, counts.get(key, 0))
+        yield from terminal.describe({name: counts})
+        notes = (note for each in scored[name] for note in each.get("notes", ()))
+        yield from (f"  note: {name}: {note}" for note in dict.fromkeys(notes))
+
+
+def _encoder_line(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the encoder that was evaluated; a run that is judged has none."""
+    if facts := report["encoder"]:
+        layers = "+".join(map(str, facts.get("layers", ["each"])))
+        yield (
+            f"{facts['model']}: {facts['pooling']} pooling of layer {layers}, at most "
+            f"{facts['max_length']} tokens, {facts['dim']} dims"
+        )
 
 
 def _heading(run: Mapping[str, Any]) -> str:
     """Return the name of a space with its width and what it was fitted on."""
     setting = run["setting"]
-    name, k = str(run["name"]), setting["transform"].get("k")
+    name, k = str(run["name"]), setting.get("transform", {}).get("k")
     if k is not None and not name.endswith(f"= {k}"):
         name += f" ({k})"
     if setting.get("fit") not in (None, "index"):
@@ -109,19 +144,36 @@ def _heading(run: Mapping[str, Any]) -> str:
     return name
 
 
-def _read_pairs(
-    data: Sequence[str],
-    names: Sequence[str],
-    splits: Mapping[str, str],
-    *,
-    unscored: bool = False,
-) -> list[StsSet]:
-    """Return the sets of the files named, or of the public ones, those called ``names``."""
-    from whiten_index.evaluation.sts_sets import chosen_sets, read_sts
-    from whiten_index.measure.eval_config import data_path
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
 
+
+def _counts(figures: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, int]]:
+    for name, value in figures.items():
+        if isinstance(value, Mapping) and name != "subsets":
+            yield from _counts(value, "" if name == "counts" else f"{name} ")
+        elif type(value) is int:
+            yield f"{above}{name}", value
+
+
+def _config_and_pairs(
+    options: dict[str, Any], *, public: Mapping[str, str] | None = None, unscored: bool = False
+) -> tuple[EvalConfig, list[StsSet]]:
+    """Return the configuration, and the sets of the files named, or of the public ones.
+
+    ``public`` maps the public sets that are read by default to their splits; None for all.
+    """
+    from whiten_index.evaluation.sts_sets import chosen_sets, read_sts
+    from whiten_index.measure.eval_config import EvalConfig, data_path
+
+    data, names, splits = (options.pop(each) for each in ("data", "names", "splits"))
+    if public and not data:
+        names, splits = names or tuple(public), {**public, **splits}
     paths = data or (str(data_path("sts/sts_raw.parquet")),)
-    return chosen_sets(read_sts(paths, splits=splits, unscored=unscored), names)
+    config = EvalConfig.from_options(given(options))
+    return config, chosen_sets(read_sts(paths, splits=splits, unscored=unscored), names)
 
 
 @evaluate.command()
@@ -134,14 +186,7 @@ def _read_pairs(
     help="What the table shows; --json has both.",
 )
 @_setting_options()
-def sts(
-    data: tuple[str, ...],
-    names: tuple[str, ...],
-    splits: Mapping[str, str],
-    measure: str,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def sts(measure: str, as_json: bool, **options: Any) -> None:
     """Correlate the cosines of sentence pairs with gold scores, in all three aggregations.
 
     DATA are files of pairs (.parquet, .jsonl, or .tsv with a header line: sentence1, sentence2,
@@ -149,34 +194,11 @@ def sts(
     all its pairs together (all), the mean over its subsets (mean), and that weighted by their
     pairs (wmean); papers differ in which they print.
     """
-    from whiten_index.measure.eval_config import EvalConfig
     from whiten_index.measure.evaluate_sts import evaluate_sts
 
-    config = EvalConfig.from_options(given(options))
-    sets = _read_pairs(data, names, splits)
+    config, sets = _config_and_pairs(options)
     report = evaluate_sts(config, sets, progress=terminal.Bars(facts=not as_json))
-    terminal.show(report, _sts_lines(report, measure), as_json=as_json)
-
-
-def _sts_lines(report: Mapping[str, Any], measure: str) -> Iterator[str]:
-    yield _encoder_line(report)
-    dropped = {name: each["dropped"] for name, each in report["datasets"].items()}
-    for name, count in dropped.items():
-        if count:
-            yield f"  note: {count:,} pairs of {name} have no score and are left out"
-    runs = report["runs"]
-    for run in runs:
-        yield f"{measure} × 100, {_heading(run)}"
-        rows: list[tuple[str, ...]] = [("", "pairs", "all", "mean", "wmean")]
-        for name, each in run["datasets"].items():
-            rows.append((name, f"{each['pairs']:,}", *map(_two, each[measure].values())))
-        if len(run["datasets"]) > 1:
-            rows.append(("mean of sets", "", *map(_two, run["average"][measure].values())))
-        yield terminal.table(rows)
-
-
-def _two(value: float | None, absent: str = "") -> str:
-    return absent if value is None else f"{value:.2f}"
+    _show(report, f"{measure} × 100", lambda each: each[measure], as_json=as_json)
 
 
 @evaluate.command()
@@ -204,68 +226,38 @@ def _two(value: float | None, absent: str = "") -> str:
 )
 # Layers are those of a model, and every one is tried.
 @_setting_options("index", "store", "pooling", "layers")
-def layers(
-    data: tuple[str, ...],
-    names: tuple[str, ...],
-    splits: Mapping[str, str],
-    token: str,
-    most: int,
-    aggregation: str,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def layers(token: str, most: int, aggregation: str, as_json: bool, **options: Any) -> None:
     """Score every combination of a model's layers on sentence pairs, each text encoded once.
 
     DATA are files of pairs, as of sts. The embedding of a text is the mean of some layers'
     states, 0 the embedding layer; all combinations of up to --most of them are scored raw and,
     with --whiten or --k, in each transform, fitted for each combination and set.
     """
-    from whiten_index.measure.eval_config import EvalConfig
     from whiten_index.measure.evaluate_layers import evaluate_layers
 
-    config = EvalConfig.from_options(given(options))
-    sets, sizes = _read_pairs(data, names, splits), range(1, most + 1)
-    bars = terminal.Bars(facts=not as_json)
+    config, sets = _config_and_pairs(options)
+    sizes, bars = range(1, most + 1), terminal.Bars(facts=not as_json)
     report = evaluate_layers(config, sets, pooling=token, sizes=sizes, progress=bars)
     terminal.show(report, _layer_lines(report, aggregation), as_json=as_json)
 
 
+_SHOWN = 20
+
+
 def _layer_lines(report: Mapping[str, Any], how: str) -> Iterator[str]:
-    encoder, count = report["encoder"], report["states"]
-    yield (
-        f"{encoder['model']}: {encoder['pooling']} pooling of {count} states, at most "
-        f"{encoder['max_length']} tokens, {encoder['dim']} dims"
-    )
-    sets = list(report["runs"][0]["combinations"][0]["datasets"])
-    of = f"mean of {', '.join(sets)}" if len(sets) > 1 else sets[0]
+    """Yield the best combinations of layers in each space, and the best of each size."""
+    yield from _encoder_line(report)
     for run in report["runs"]:
-        yield f"spearman × 100, {how}, {of}: {_heading(run)}"
-        cells = {
-            tuple(cell["layers"]): cell["average"]["spearman"][how] for cell in run["combinations"]
-        }
-        alone = [_two(cells.get((i,)), "-") for i in range(count)]
-        # Of single layers and pairs; one row where there are no pairs.
-        pairs = [
-            [_two(cells.get((min(i, j), max(i, j)) if i != j else (i,)), "-") for j in range(count)]
-            for i in range(count)
-        ]
-        rows = list(enumerate(pairs)) if any(len(each) == 2 for each in cells) else [("", alone)]
-        yield terminal.table([("layer", *range(count)), *((name, *row) for name, row in rows)])
+        cells = [("+".join(map(str, each["layers"])), each["average"]["spearman"][how])
+                 for each in run["combinations"]]  # fmt: skip
+        cells.sort(key=lambda cell: -cell[1])
+        shown = [(name, f"{figure:.2f}") for name, figure in cells[:_SHOWN]]
+        yield f"spearman × 100, {how}: {_heading(run)}, the best of {len(cells)}"
+        yield terminal.table([("layers", ""), *shown])
         for size, best in run["best"][how].items():
             joined = "+".join(map(str, best["layers"]))
             layers = "layer" if size == "1" else f"{size} layers"
             yield f"  best {layers}: {joined}, {best['figure']:.2f}"
-
-
-# Title of a column -> figure.
-_FIGURES = {
-    "alignment": "alignment",
-    "uniformity": "uniformity",
-    "IsoScore": "isoscore",
-    "mean cosine": "mean_cosine",
-    "effective rank": "effective_rank",
-    "hubness": "hubness",
-}
 
 
 @evaluate.command()
@@ -285,15 +277,7 @@ _FIGURES = {
     help="Texts measured at most; more are drawn from. The time grows with their square.",
 )
 @_setting_options()
-def geometry(
-    data: tuple[str, ...],
-    names: tuple[str, ...],
-    splits: Mapping[str, str],
-    positive_above: float,
-    most_texts: int,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def geometry(positive_above: float, most_texts: int, as_json: bool, **options: Any) -> None:
     """Measure how embeddings fill their space, raw and transformed.
 
     DATA are files of sentence pairs, as of sts, scored or not; without DATA it is STS-B dev.
@@ -303,39 +287,22 @@ def geometry(
     often a text is among another's neighbours, 0 where none is a hub. A transform is fitted on all
     splits of a set, which are encoded too.
     """
-    from whiten_index.measure.eval_config import EvalConfig
     from whiten_index.measure.evaluate_geometry import evaluate_geometry
 
-    config = EvalConfig.from_options(given(options))
-    if not data:
-        names, splits = names or ("STS-B",), {"STS-B": "dev", **splits}
-    sets = _read_pairs(data, names, splits, unscored=True)
+    config, sets = _config_and_pairs(options, public={"STS-B": "dev"}, unscored=True)
     bars = terminal.Bars(facts=not as_json)
     report = evaluate_geometry(
         config, sets, above=positive_above, most_texts=most_texts, progress=bars
     )
-    terminal.show(report, _geometry_lines(report), as_json=as_json)
+    _show(report, "", _shape, as_json=as_json)
 
 
-def _geometry_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    yield _encoder_line(report)
-    runs = report["runs"]
-    for name, first in report["datasets"].items():
-        measured = first["rows"] + first["zero_rows"]
-        drawn = f" of {first['texts']:,}, drawn" if measured < first["texts"] else ""
-        yield f"{name}: {measured:,} texts{drawn}, {first['positive_pairs']:,} positive pairs"
-        if not first["positive_pairs"]:
-            yield "  note: no pair is positive; --positive-above sets the gold score that makes one"
-        if first["dropped"]:
-            yield f"  note: {first['dropped']:,} pairs of {name} have no score and are left out"
-        if first["zero_rows"]:
-            yield f"  note: {first['zero_rows']:,} embeddings are zero and are left out"
-        rows = [("", *_FIGURES)]
-        for run in runs:
-            values = [run["datasets"][name][figure] for figure in _FIGURES.values()]
-            texts = ("-" if value is None else f"{value:.3f}" for value in values)
-            rows.append((_heading(run), *texts))
-        yield terminal.table(rows)
+def _shape(figures: Mapping[str, Any]) -> dict[str, str]:
+    titles = {"alignment": "alignment", "uniformity": "uniformity", "IsoScore": "isoscore",
+              "mean cosine": "mean_cosine", "effective rank": "effective_rank",
+              "hubness": "hubness"}  # fmt: skip
+    values = {title: figures[name] for title, name in titles.items()}
+    return {title: "-" if each is None else f"{each:.3f}" for title, each in values.items()}
 
 
 @evaluate.command()
@@ -370,58 +337,16 @@ def transfer(
     tasks = [read_task(path) for path in task_files(paths, names)]
     bars = terminal.Bars(facts=not as_json)
     report = evaluate_transfer(config, tasks, folds=folds, progress=bars)
-    terminal.show(report, _transfer_lines(report), as_json=as_json)
+    _show(report, "accuracy × 100", _accuracy, as_json=as_json)
 
 
-def _transfer_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    yield _encoder_line(report)
-    for name, each in report["datasets"].items():
-        for lacking, count in each["dropped"].items():
-            if count:
-                yield f"  note: {count:,} rows of {name} have no {lacking} and are left out"
-    for run in report["runs"]:
-        yield f"accuracy × 100, {_heading(run)}"
-        rows: list[tuple[str, ...]] = [
-            ("", "tested", "accuracy", "±", "± over", "F1", "largest class", "C")
-        ]
-        for name, each in run["datasets"].items():
-            counts, chosen = each["rows"], sorted(set(each.get("chosen", ())))
-            tested = next(counts[split] for split in ("all", "test", "dev") if split in counts)
-            points = (each["accuracy"], each["deviation"], each.get("f1"), each["majority"])
-            accuracy, deviation, f1, majority = map(_two, points)
-            ends = dict.fromkeys((*chosen[:1], *chosen[-1:]))
-            rows.append((
-                name, f"{tested:,}", accuracy, deviation, each["deviation_of"], f1, majority,
-                "–".join(f"{c:g}" for c in ends),
-            ))  # fmt: skip
-        if mean := run["average"]:
-            rows.append((f"mean of {len(mean['sets'])}", "", _two(mean["accuracy"]), *[""] * 5))
-        yield terminal.table(rows)
-        for name, each in run["datasets"].items():
-            if "tuned_accuracy" in each:
-                tuned = "" if each["tuned_threshold"] is None else (
-                    f"; at {each['tuned_threshold']:.3f}, tuned on train, "
-                    f"{each['tuned_accuracy']:.2f}"
-                )  # fmt: skip
-                yield f"  {name}: cosine ≥ {each['threshold']:g} is entailment{tuned}"
-            if each.get("positive") is not None:
-                yield f"  {name}: F1 is of the class {each['positive']}"
-            for note in each["notes"]:
-                yield f"  note: {name}: {note}"
-    yield "± is the standard deviation over folds, or the binomial standard error of a test split"
-
-
-# Count -> note where it is not 0.
-_NOTES = {
-    "relevant_documents_missing": "relevant documents are not in the corpus, and count as not "
-    "found",
-    "rows_skipped": "rows of the corpus could not be used and are not indexed",
-    "queries_without_text": "judged queries have no text and are left out",
-    "queries_not_in_run": "judged queries are not in the run, and count 0",
-    "run_queries_not_judged": "queries of the run have no relevant document and are left out",
-    "hits_of_self": "hits have the id of their own query and are left out, as BEIR does; "
-    "--no-drop-self if the ids of queries and documents are not the same texts'",
-}
+def _accuracy(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a task; the deviation is over folds or of a test split."""
+    titles = {"accuracy": "accuracy", "±": "deviation", "± over": "deviation_of", "F1": "f1",
+              "largest class": "majority", "threshold": "threshold"}  # fmt: skip
+    chosen = sorted(set(figures.get("chosen", ())))
+    penalties = "–".join(f"{c:g}" for c in dict.fromkeys((*chosen[:1], *chosen[-1:])))
+    return {title: figures.get(name) for title, name in titles.items()} | {"C": penalties}
 
 
 @evaluate.command()
@@ -441,27 +366,5 @@ def retrieval(data: tuple[str, ...], as_json: bool, **options: Any) -> None:
 
     config = RetrievalConfig.from_options({**given(options), "sets": data})
     report = evaluate_retrieval(config, progress=terminal.Bars())
-    terminal.show(report, _retrieval_lines(report, config.metrics), as_json=as_json)
-
-
-def _retrieval_lines(report: Mapping[str, Any], metrics: tuple[str, ...]) -> Iterator[str]:
-    if report["encoder"]:
-        yield _encoder_line(report)
-    runs = report["runs"]
-
-    def table(found: Iterable[Mapping[str, Any]]) -> str:
-        rows = [(run["name"], *map(_two, map(each.get, metrics)))
-                for run, each in zip(runs, found, strict=True)]  # fmt: skip
-        return terminal.table([("× 100", *metrics), *rows])
-
-    for name, first in report["datasets"].items():
-        counts = first["counts"]
-        documents = f"{counts['documents']:,} documents, " if "documents" in counts else ""
-        yield f"{name}: {documents}{counts['queries']:,} judged queries"
-        for key, said in _NOTES.items():
-            if most := max(run["datasets"][name]["counts"].get(key, 0) for run in runs):
-                yield f"  note: {most:,} {said}"
-        yield table(run["datasets"][name] for run in runs)
-    if "average" in report:
-        yield f"mean of {len(report['datasets'])} sets"
-        yield table(run["average"] for run in runs)
+    metrics = config.metrics
+    _show(report, "× 100", lambda each: {m: each.get(m) for m in metrics}, as_json=as_json)

@@ -30,7 +30,6 @@ _ENDINGS = {".safetensors": MATRIX, ".sql": SQL}
 @schema_options(EncoderConfig, only=["trust_remote_code"])
 @click.option("--name", help="Of the function (sql). [default: whiten]")
 @click.option("--schema", help="That the function goes in (sql). [default: public]")
-@click.option("--vector-schema", help="That pgvector is in (sql). [default: public]")
 @click.option("--dtype", help="float32: returns a vector; float16: a halfvec (sql).")
 @verify_option()
 @json_option

@@ -32,12 +32,11 @@ from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.search.search_index import SearchIndex, open_index
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
-from whiten_index.whitening.whitening_config import WhiteningConfig
 
 try:
     from mteb._create_dataloaders import create_dataloader
     from mteb.models import ModelMeta
-    from mteb.similarity_functions import cos_sim, pairwise_cos_sim
+    from mteb.models.abs_encoder import AbsEncoder
     from mteb.types import PromptType
 except ImportError as error:
     raise ConfigError(
@@ -49,22 +48,20 @@ __all__ = ["IndexedSearch", "WhitenedEncoder"]
 Batch = Mapping[str, Any]
 _ROWS = 8192
 _SIDES = ("document", "query")
-# Set by the task, or leaving documents out of it.
-_NOT_OPTIONS = (
-    "corpus", "out", "text_columns", "id_column", "embedding_column", "keep", "row_filter",
-    "limit",
-)  # fmt: skip
 # Options that change where and how fast an index is made, and not what it finds.
-_WITHOUT_EFFECT = ("store", "shard_rows", "index_device", *EncoderConfig.__dataclass_fields__)
+_WITHOUT_EFFECT = {
+    "out", "store", "shard_rows", "index_device", *EncoderConfig.__dataclass_fields__
+}  # fmt: skip
 _SCHEMA = pa.schema({"id": pa.string(), "text": pa.large_string()})
 
 
-class WhitenedEncoder:
+class WhitenedEncoder(AbsEncoder):  # type: ignore[misc]
     """An encoder and a transform fitted beforehand, as ``mteb.EncoderProtocol``.
 
     Its vectors are those that an index holds: transformed, then of unit length. MTEB files results
     by name and revision. The revision stands for the encoder, its prompts and the numbers of the
-    transform, so results of another fit are never taken for these.
+    transform, so results of another fit are never taken for these. MTEB gives texts piece by piece,
+    so a transform cannot be fitted on a task while it runs; fit it on the task's texts before.
 
     Attributes:
         encoder: of texts.
@@ -79,43 +76,17 @@ class WhitenedEncoder:
         """Join an encoder and a transform that was fitted on its embeddings.
 
         Raises:
-            ConfigError: the whitening is for embeddings of another width, or ``symmetric`` is
-                unknown.
+            ConfigError: ``symmetric`` is unknown.
         """
-        if whitening is not None and whitening.dim != encoder.dim:
-            raise ConfigError(
-                f"the whitening takes embeddings of {whitening.dim} dims and {encoder.spec.model} "
-                f"gives {encoder.dim}; name the model that it was fitted on, or fit another"
-            )
         if symmetric not in _SIDES:
             raise ConfigError(f"symmetric {symmetric!r} is unknown; use {' or '.join(_SIDES)}")
         self.encoder, self.whitening, self.symmetric = encoder, whitening, symmetric
-
-    @classmethod
-    def load(
-        cls,
-        model: str | None = None,
-        *,
-        whitening: Whitening | Path | str | None = None,
-        symmetric: str = "document",
-        **options: Any,
-    ) -> WhitenedEncoder:
-        """Load a model and, if one is named, a whitening.
-
-        Args:
-            model: hub name or local folder; None for the embedded one.
-            whitening: a fitted one, or the ``whitening.safetensors`` of an index, in its
-                ``versions/<version>/``.
-            symmetric: see ``WhitenedEncoder``.
-            options: the other fields of ``EncoderConfig``.
-
-        Raises:
-            EncoderError: the model cannot be found or loaded.
-            ArtifactError: the whitening cannot be read.
-        """
-        if isinstance(whitening, Path | str):
-            whitening = Whitening.load(Path(whitening))
-        return cls(Encoder.load(model, **options), whitening, symmetric=symmetric)
+        k = encoder.dim if whitening is None else whitening.k
+        kind = "none" if whitening is None else whitening.kind.value
+        digest = None if whitening is None else whitening.digest
+        identity = {"whitening": digest, "symmetric": symmetric}
+        # Name and revision under which MTEB files results.
+        self.mteb_model_meta = _model_meta(encoder.spec, f"{kind}-k{k}", identity, k=k)
 
     @classmethod
     def of_index(
@@ -125,30 +96,8 @@ class WhitenedEncoder:
         index = open_index(folder, **options)
         return cls(index.encoder, index.bundle.whitening, symmetric=symmetric)
 
-    @classmethod
-    def fitted(
-        cls,
-        model: str | None = None,
-        *,
-        on: Sequence[str],
-        config: WhiteningConfig | None = None,
-        symmetric: str = "document",
-        **options: Any,
-    ) -> WhitenedEncoder:
-        """Load a model, see ``load``, and fit a whitening on its embeddings of the texts ``on``.
-
-        MTEB gives texts piece by piece, so a transform cannot be fitted on a task while it runs. To
-        fit on the task's own texts, give them here. By default it is a whitening of default width.
-
-        Raises:
-            EncoderError: the model cannot be found or loaded.
-            WhiteningError: the embeddings do not allow the whitening.
-        """
-        encoder = Encoder.load(model, **options)
-        return cls(encoder, Whitening.fit(encoder.encode(on), config), symmetric=symmetric)
-
     def encode(
-        self, inputs: Iterable[Batch], *, prompt_type: PromptType | None = None, **given: Any
+        self, inputs: Iterable[Batch], *, prompt_type: PromptType | None = None, **_: Any
     ) -> NDArray[np.float32]:
         """Return the vectors of the texts of a data loader, (n, k) float32.
 
@@ -156,46 +105,18 @@ class WhitenedEncoder:
         tokens, so a batch size is ignored.
 
         Raises:
-            ConfigError: a batch has no text, or another precision than float32 is wanted.
+            ConfigError: the whitening is for embeddings of another width.
         """
-        _require_float32(given)
-        texts = [text for batch in inputs for text in _field(batch, "text")]
+        texts = [text for batch in inputs for text in batch["text"]]
         side = self.symmetric if prompt_type is None else prompt_type.value
         encode = self.encoder.encode_queries if side == "query" else self.encoder.encode
-        return self._vectors(encode(texts))
-
-    def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Return the cosines of all pairs of vectors (n, k) and (m, k), a tensor (n, m)."""
-        return cos_sim(embeddings1, embeddings2)
-
-    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Return the cosines of the pairs of rows of two arrays (n, k): a tensor (n,)."""
-        return pairwise_cos_sim(embeddings1, embeddings2)
-
-    @property
-    def mteb_model_meta(self) -> ModelMeta:
-        """Name and revision under which MTEB files results."""
-        whitening = self.whitening
-        kind = "none" if whitening is None else whitening.kind.value
-        identity = {
-            "whitening": None if whitening is None else whitening.digest,
-            "symmetric": self.symmetric,
-        }
-        return _model_meta(self.encoder.spec, f"{kind}-k{self._k}", identity, k=self._k)
-
-    @property
-    def _k(self) -> int:
-        return self.encoder.dim if self.whitening is None else self.whitening.k
-
-    def _vectors(self, embeddings: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the vectors (n, k) of raw embeddings (n, d), in float64 a block at a time."""
-        vectors = np.empty((len(embeddings), self._k), dtype=np.float32)
-        for start in range(0, len(embeddings), _ROWS):
-            rows = embeddings[start : start + _ROWS].astype(np.float64)
-            if self.whitening is not None:
-                rows = self.whitening.apply(rows)
-            vectors[start : start + _ROWS] = unit_rows(rows)
-        return vectors
+        vectors = encode(texts)
+        if self.whitening is None:
+            return unit_rows(vectors.astype(np.float64)).astype(np.float32)
+        # In float64, a block at a time.
+        blocks = np.array_split(vectors, len(vectors) // _ROWS + 1)
+        white = [unit_rows(self.whitening.apply(each)).astype(np.float32) for each in blocks]
+        return np.concatenate(white)
 
 
 class IndexedSearch:
@@ -217,12 +138,8 @@ class IndexedSearch:
                 By default the transform is chosen by the corpus.
 
         Raises:
-            ConfigError: an option is unknown, is set by the task, or cannot be used.
+            ConfigError: an option is unknown or cannot be used.
         """
-        if unfit := [name for name in options if name in _NOT_OPTIONS]:
-            raise ConfigError(
-                f"IndexedSearch takes no {', '.join(unfit)}: the task says which texts are indexed"
-            )
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="whiten-index-")
             folder = self._temporary.name
@@ -247,7 +164,6 @@ class IndexedSearch:
         Raises:
             WhitenIndexError: see ``build_index``.
         """
-        _require_float32(given.get("encode_kwargs") or {})
         name = re.sub(r"[^\w.-]+", "_", f"{task_metadata.name}-{hf_subset}-{hf_split}")
         place = self.folder / name
         path = place / "corpus.parquet"
@@ -255,7 +171,7 @@ class IndexedSearch:
             place.mkdir(parents=True, exist_ok=True)
             with replacing(path) as temporary, pq.ParquetWriter(temporary, _SCHEMA) as writer:
                 for batch in _batches(corpus, task_metadata, PromptType.document, given):
-                    columns = {each: _field(batch, each) for each in _SCHEMA.names}
+                    columns = {each: list(batch[each]) for each in _SCHEMA.names}
                     writer.write_table(pa.table(columns, schema=_SCHEMA))
         config = replace(self._config, corpus=(str(path),), out=str(place / "index"))
         build_index(config)
@@ -279,13 +195,10 @@ class IndexedSearch:
 
         If the task reranks, ``top_ranked`` names the only documents to rank for each query.
         """
-        _require_float32(given.get("encode_kwargs") or {})
         if self._index is None:
             raise ConfigError("there is no index to search yet; call index() with a corpus first")
         batches = list(_batches(queries, task_metadata, PromptType.query, given))
-        ids, texts = (
-            [value for batch in batches for value in _field(batch, name)] for name in ("id", "text")
-        )
+        ids, texts = ([row for each in batches for row in each[name]] for name in ("id", "text"))
         found: dict[str, dict[str, float]] = {query: {} for query in ids}
         embeddings = self._index.encoder.encode_queries(texts)
         if top_ranked is None:
@@ -308,8 +221,7 @@ class IndexedSearch:
     def mteb_model_meta(self) -> ModelMeta:
         """Name and revision under which MTEB files results; the width if it is given."""
         config = self._config
-        left_out = {*_NOT_OPTIONS, *_WITHOUT_EFFECT}
-        identity = {name: value for name, value in config.to_json().items() if name not in left_out}
+        identity = {n: each for n, each in config.to_json().items() if n not in _WITHOUT_EFFECT}
         # Another release may choose another transform.
         identity["release"] = whiten_index.__version__
         width = "" if config.k is None else f"-k{config.k}"
@@ -323,23 +235,15 @@ def _model_meta(
 ) -> ModelMeta:
     """Return the metadata under which MTEB files results; ``identity`` is in the revision."""
     whole = {"encoder": spec.fingerprint, "query_encoder": spec.query_fingerprint, **identity}
-    on_hub = spec.revision is not None and "/" in spec.model
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"{Path(spec.model).name}-{setting}")
-    unknown = dict.fromkeys((
-        "loader", "release_date", "languages", "n_parameters", "memory_usage_mb", "license",
-        "open_weights", "public_training_code", "public_training_data", "training_datasets",
-    ))  # fmt: skip
-    return ModelMeta(
-        **unknown,
-        name=f"whiten-index/{name}",
-        revision=fingerprint(whole),
-        max_tokens=spec.max_length,
-        embed_dim=k,
-        framework=["PyTorch", "NumPy"],
-        similarity_fn_name="cosine",
-        use_instructions=bool(spec.query_prompt or spec.document_prompt),
-        adapted_from=spec.model if on_hub else None,
-    )
+    known = {
+        "name": f"whiten-index/{name}",
+        "revision": fingerprint(whole),
+        "max_tokens": spec.max_length,
+        "embed_dim": k,
+        "use_instructions": bool(spec.query_prompt or spec.document_prompt),
+    }
+    return ModelMeta.create_empty(known)
 
 
 def _batches(
@@ -354,23 +258,3 @@ def _batches(
         num_proc=given.get("num_proc"),
     )
     return batches
-
-
-def _field(batch: Batch, name: str) -> list[Any]:
-    """Return a column of a batch; tasks on images or sounds lack it."""
-    if name not in batch:
-        raise ConfigError(
-            f"the task gives {', '.join(batch) or 'nothing'} and no {name}; this model takes tasks "
-            "on texts"
-        )
-    return list(batch[name])
-
-
-def _require_float32(given: Mapping[str, Any]) -> None:
-    """Refuse encode_kwargs that ask for vectors of another precision."""
-    precision = given.get("precision", "float32")
-    if precision != "float32":
-        raise ConfigError(
-            f"encode_kwargs ask for precision {precision!r} and these vectors are float32; leave "
-            "it out, or measure an index of fewer bits: IndexedSearch(factory='SQ8')"
-        )

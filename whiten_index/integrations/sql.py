@@ -12,8 +12,7 @@ line shows the query digest of the transform, that of ``QueryTransform.query_dig
 The matrix is written into the function as constants and no table is read, so the function is
 IMMUTABLE: usable in a generated column and in an index, and computed once if its argument is a
 constant. Behind a parameter, as of a prepared statement, ``(SELECT whiten($1::vector))`` makes sure
-of that. Each term is one inner product of pgvector. A session reads the constants at its first call
-(30 ms for 384 -> 128); after that a call takes some 16 µs.
+of that. Each term is one inner product of pgvector.
 
 Drivers send a list as ``double precision[]`` and a text as ``text``; the cast ``::vector`` makes
 both a vector.
@@ -34,8 +33,6 @@ from whiten_index.errors import ConfigError
 from whiten_index.search.query_transform import QueryTransform
 from whiten_index.whitening.transform import Whitening
 
-NAME = "whiten"
-SCHEMA = "public"
 RUN = "psql -v ON_ERROR_STOP=1 -f"
 _MOST_NAME_BYTES = 63  # PostgreSQL cuts longer names
 # In the first lines of a script, which mark it as ours.
@@ -48,51 +45,41 @@ _ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11}
 
 
 _SCRIPT = """\
--- {title}
+-- whitening of raw embeddings, {dim} -> {k} numbers
 {made_by} Run it as a whole; it may be run again:
 --   {run} FILE
 -- {facts}
 BEGIN;
 SET LOCAL standard_conforming_strings = on;
-CREATE EXTENSION IF NOT EXISTS vector SCHEMA {home};
+CREATE EXTENSION IF NOT EXISTS vector SCHEMA public;
+-- The function keeps this path, and so finds pgvector from everywhere.
+SELECT set_config('search_path', quote_ident(n.nspname), true)
+  FROM pg_catalog.pg_extension e JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace
+  WHERE e.extname = 'vector';
 DO {tag}
 DECLARE
-  made regprocedure := to_regprocedure({signature_text});
-  seen record;
+  made regprocedure := to_regprocedure({signature});
 BEGIN
-  SELECT n.nspname AS home,
-      string_to_array(substring(e.extversion FROM '^[0-9]+[.][0-9]+'), '.')::int[] AS version
-    INTO seen
-    FROM pg_catalog.pg_extension e JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace
-    WHERE e.extname = 'vector';
-  IF seen.home <> {home_text} THEN
-    RAISE EXCEPTION 'pgvector is in schema %, not in %', seen.home, {home_text}
-      USING HINT = 'Export again with --vector-schema and the name of that schema.';
-  END IF;
-  IF seen.version < ARRAY[0, 7] THEN
-    RAISE EXCEPTION 'pgvector is older than 0.7'
-      USING HINT = 'ALTER EXTENSION vector UPDATE, or install a later pgvector.';
-  END IF;
   IF made IS NOT NULL
-      AND starts_with(obj_description(made, 'pg_proc'), {ours_text}) IS NOT TRUE THEN
+      AND starts_with(obj_description(made, 'pg_proc'), {ours}) IS NOT TRUE THEN
     RAISE EXCEPTION 'there is a function % already, and whiten-index did not make it as it is', made
       USING ERRCODE = 'duplicate_function',
-      HINT = 'Export again with another --name, or DROP FUNCTION ' || {signature_text} || ';';
+      HINT = 'Export again with another --name, or DROP FUNCTION ' || made || ';';
   END IF;
 END
 {tag};
-CREATE OR REPLACE FUNCTION {name}(embedding {home}.vector) RETURNS {type}
-  LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE COST {cost} AS {tag}
+CREATE OR REPLACE FUNCTION {name}(embedding vector) RETURNS {type}
+  LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE COST {cost} SET search_path FROM CURRENT AS {tag}
 BEGIN
-  IF {home}.vector_dims(embedding) <> {dim} THEN
+  IF vector_dims(embedding) <> {dim} THEN
     RAISE EXCEPTION 'raw embeddings have {dim} numbers here; this one has %',
-      {home}.vector_dims(embedding) USING ERRCODE = 'data_exception';
+      vector_dims(embedding) USING ERRCODE = 'data_exception';
   END IF;
 {steps}
-  RETURN {home}.l2_normalize({vector}){cast};
+  RETURN l2_normalize({vector}){cast};
 END
 {tag};
-COMMENT ON FUNCTION {name}({home}.vector) IS {comment};
+COMMENT ON FUNCTION {name}(vector) IS {comment};
 COMMIT;
 """
 
@@ -100,9 +87,8 @@ COMMIT;
 def sql_function(
     transform: QueryTransform,
     *,
-    name: str = NAME,
-    schema: str = SCHEMA,
-    vector_schema: str = SCHEMA,
+    name: str = "whiten",
+    schema: str = "public",
     dtype: str = "float32",
 ) -> str:
     """Return a script that makes a function of the transform, in one transaction.
@@ -116,7 +102,6 @@ def sql_function(
         transform: of an index.
         name: of the function.
         schema: that the function goes in, which must be there.
-        vector_schema: that pgvector is in; made there if it is not installed yet.
         dtype: of what it returns: float32 is a ``vector``, float16 a ``halfvec``.
 
     Raises:
@@ -125,41 +110,31 @@ def sql_function(
     """
     if dtype not in _TYPES:
         raise ConfigError(f"dtype {dtype!r} is unknown; use {' or '.join(_TYPES)}")
-    home = _quoted(vector_schema, "--vector-schema")
     function = f"{_quoted(schema, '--schema')}.{_quoted(name, '--name')}"
-    signature = f"{function}({home}.vector)"
     facts = _facts(transform)
-    type_ = f"{home}.{_TYPES[dtype]}"
     return _SCRIPT.format(
-        title=f"whitening of raw embeddings, {transform.dim} -> {transform.k} numbers",
         made_by=_MADE_BY,
         run=RUN,
         facts=facts,
+        # In no name that anybody chose.
+        tag=f"$whiten_{transform.query_digest}$",
+        signature=_literal(f"{function}(vector)"),
+        ours=_literal(_OURS),
         name=function,
-        signature_text=_literal(signature),
-        home=home,
-        home_text=_literal(vector_schema),
-        tag=_dollar_tag(signature),
-        type=type_,
-        ours_text=_literal(_OURS),
+        type=_TYPES[dtype],
         # In units of one operator: the planner's price of a call.
         cost=max(transform.k, 1),
         dim=transform.dim,
-        steps=_steps(transform.whitening, home),
-        vector=_products(transform.whitening.export(centered=True).matrix, home),
-        cast=f"::{type_}" if dtype == "float16" else "",
+        k=transform.k,
+        steps=_steps(transform.whitening),
+        vector=_products(transform.whitening.export(centered=True).matrix),
+        cast="" if dtype == "float32" else f"::{_TYPES[dtype]}",
         comment=_literal(_OURS + facts),
     )
 
 
 def export_sql(
-    transform: QueryTransform,
-    file: Path | str,
-    *,
-    name: str = NAME,
-    schema: str = SCHEMA,
-    vector_schema: str = SCHEMA,
-    dtype: str = "float32",
+    transform: QueryTransform, file: Path | str, *, dtype: str = "float32", **names: str
 ) -> dict[str, Any]:
     """Write the script of ``sql_function``, see there, to a file, whole or not at all.
 
@@ -172,9 +147,7 @@ def export_sql(
         ConfigError: see ``sql_function``.
         StorageError: the file cannot be written.
     """
-    data = sql_function(
-        transform, name=name, schema=schema, vector_schema=vector_schema, dtype=dtype
-    ).encode()
+    data = sql_function(transform, dtype=dtype, **names).encode()
     path = require_path(file)
     require_replaceable(path, _is_function, "an exported function")
     with writing(path, kept=""), replacing(path) as temporary:
@@ -208,7 +181,7 @@ def _error(whitening: Whitening, dtype: str) -> float:
     return math.hypot(product, unit, _ROUNDING[dtype])
 
 
-def _steps(whitening: Whitening, home: str) -> str:
+def _steps(whitening: Whitening) -> str:
     """Return what comes before the product.
 
     The mean is subtracted first, where a bias would be rounded as the large sums it is added to.
@@ -217,30 +190,27 @@ def _steps(whitening: Whitening, home: str) -> str:
     """
     steps = []
     if whitening.normalize_input:
-        steps.append(f"  embedding := {home}.l2_normalize(embedding);")
+        steps.append("  embedding := l2_normalize(embedding);")
     if whitening.center:
         high = whitening.mean.astype(np.float32)
         low = (whitening.mean - high).astype(np.float32)
-        steps += [
-            f"  embedding := embedding OPERATOR({home}.-) {_vector(part, home)};"
-            for part in (high, low)
-        ]
+        steps += [f"  embedding := embedding - {_vector(part)};" for part in (high, low)]
     return "\n".join(steps)
 
 
-def _products(matrix: NDArray[np.float32], home: str) -> str:
+def _products(matrix: NDArray[np.float32]) -> str:
     """Return the expression of the product, a vector of k numbers."""
     dim, k = matrix.shape
     if np.array_equal(matrix, np.eye(dim, k)):
-        return "embedding" if k == dim else f"{home}.subvector(embedding, 1, {k})"
+        return "embedding" if k == dim else f"subvector(embedding, 1, {k})"
     # pgvector has the negative of the inner product.
-    terms = [f"-(embedding OPERATOR({home}.<#>) {_vector(column, home)})" for column in matrix.T]
-    return "ARRAY[\n    " + ",\n    ".join(terms) + f"\n  ]::{home}.vector"
+    terms = [f"-(embedding <#> {_vector(column)})" for column in matrix.T]
+    return "ARRAY[\n    " + ",\n    ".join(terms) + "\n  ]::vector"
 
 
-def _vector(numbers: NDArray[np.float32], home: str) -> str:
+def _vector(numbers: NDArray[np.float32]) -> str:
     """Return a literal; each number in the fewest digits that give it back."""
-    return f"'[{','.join(str(number) for number in numbers)}]'::{home}.vector"
+    return f"'[{','.join(str(number) for number in numbers)}]'::vector"
 
 
 def _facts(transform: QueryTransform) -> str:
@@ -264,25 +234,13 @@ def _facts(transform: QueryTransform) -> str:
 
 def _quoted(name: str, option: str) -> str:
     """Return a name as PostgreSQL reads it; one that it would cut is refused."""
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError:
-        size = 0
-    if "\0" in name or not 1 <= size <= _MOST_NAME_BYTES:
+    if not name.isprintable() or not 1 <= len(name.encode()) <= _MOST_NAME_BYTES:
         raise ConfigError(
             f"{option} {name[:80]!r} is no name of PostgreSQL, which has 1 to {_MOST_NAME_BYTES} "
-            "bytes of UTF-8; give another"
+            "bytes of printable UTF-8; give another"
         )
     return '"' + name.replace('"', '""') + '"'
 
 
 def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
-
-
-def _dollar_tag(body: str) -> str:
-    """Return a tag that quotes a body: nothing that is in it."""
-    tag = "$whiten$"
-    while tag in body:
-        tag = f"{tag[:-1]}_$"
-    return tag
