@@ -236,9 +236,7 @@ def test_every_kind_of_transform_is_a_function_as_exact_as_it_says(
 
 
 @pytest.mark.parametrize("name", ['a "b"; DROP TABLE docs', "Whiten'$whiten$", "naïve %s {x}"])
-def test_names_are_quoted(
-    tmp_path: Path, database: psycopg.Connection[Any], name: str
-) -> None:
+def test_names_are_quoted(tmp_path: Path, database: psycopg.Connection[Any], name: str) -> None:
     rows = random_rows()
     build(tmp_path / "out", write_rows(tmp_path / "c.parquet", rows))
     transform = QueryTransform.of(tmp_path / "out")

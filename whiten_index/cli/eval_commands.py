@@ -21,8 +21,8 @@ from whiten_index.pipeline.build_options import TransformName
 from whiten_index.whitening.transform_options import TransformShape
 
 if TYPE_CHECKING:
-    from whiten_index.measure.eval_config import EvalConfig
     from whiten_index.evaluation.sts_sets import StsSet
+    from whiten_index.measure.eval_config import EvalConfig
 
 
 def _setting_options(*without: str) -> Callable[[Any], Any]:

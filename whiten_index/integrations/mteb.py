@@ -55,7 +55,7 @@ _WITHOUT_EFFECT = {
 _SCHEMA = pa.schema({"id": pa.string(), "text": pa.large_string()})
 
 
-class WhitenedEncoder(AbsEncoder):  # type: ignore[misc]
+class WhitenedEncoder(AbsEncoder):
     """An encoder and a transform fitted beforehand, as ``mteb.EncoderProtocol``.
 
     Its vectors are those that an index holds: transformed, then of unit length. MTEB files results
