@@ -30,41 +30,30 @@ _QUICK = {"connect_timeout": "4s", "timeout": "8s"}
 _BULK = {"connect_timeout": "4s", "timeout": "10m", "read_timeout": "60s"}
 _BLOCK = 64 << 20
 _PART = 16 << 20
-_CREDENTIALS = {
-    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (profiles in ~/.aws are not read)",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
-    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+# What to check, by scheme.
+_SETTINGS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (profiles in ~/.aws are not read), "
+    "AWS_ENDPOINT_URL and AWS_REGION",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS and the network",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY and AZURE_STORAGE_ENDPOINT",
 }
-# Signs in an error's type or text, the reason, and the setting to check.
-_FAULTS: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    (
-        # Also the addresses at which machines in a cloud get credentials.
-        (
-            "MissingAccessKeyId", "MissingSecretAccessKey", "MissingAccount", "169.254.169.254",
-            "169.254.170.2", "metadata.google.internal",
-        ),
-        "no credentials were found",
-        "set {credentials}",
+_NO_BUCKET = "NoSuchBucket"
+# Reasons, and their signs in an error's type or text.
+_REASONS: dict[str, tuple[str, ...]] = {
+    "there is no bucket {bucket!r} at {server}": (_NO_BUCKET,),
+    # Also the addresses at which machines in a cloud get credentials.
+    "no credentials were found": (
+        "MissingAccessKeyId", "MissingSecretAccessKey", "MissingAccount", "169.254.169.254",
+        "169.254.170.2", "metadata.google.internal",
     ),
-    (
-        (
-            "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403 Forbidden",
-            "PermissionDeniedError", "UnauthenticatedError",
-        ),
-        "permission is denied",
-        "check {credentials}",
+    "permission is denied": (
+        "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403 Forbidden",
+        "PermissionDeniedError", "UnauthenticatedError",
     ),
-    (
-        ("error sending request", "operation timed out", "TimedOut", "dns error"),
-        "{server} does not answer",
-        "check {endpoint}",
+    "{server} does not answer": (
+        "error sending request", "operation timed out", "TimedOut", "dns error",
     ),
-)  # fmt: skip
-_ENDPOINTS = {
-    "s3": "AWS_ENDPOINT_URL and AWS_REGION",
-    "gs": "the network",
-    "az": "AZURE_STORAGE_ENDPOINT",
-}
+}  # fmt: skip
 
 
 # E-tag and, if the server has them, version of an object as it was read.
@@ -212,37 +201,23 @@ class Bucket:
         except (errors.AlreadyExistsError, errors.PreconditionError) as error:
             raise ChangedError(place) from error
         except (errors.NotFoundError, FileNotFoundError) as error:
-            if "NoSuchBucket" in str(error) or what == "list":
-                raise self._no_bucket(place) from error
+            if _NO_BUCKET in str(error) or what == "list":
+                raise self._failure(what, place, f"{_NO_BUCKET} {error}") from error
             raise _MissingError(place) from error
         except (errors.BaseError, ValueError) as error:
-            raise self._failure(what, place, error) from error
+            raise self._failure(what, place, f"{type(error).__name__} {error}") from error
 
-    def _no_bucket(self, place: str) -> StorageError:
-        return StorageError(
-            f"{place} cannot be opened: there is no bucket {self._name!r} at "
-            f"{endpoint() or 'the service'}; make it, or check its name and "
-            f"{_ENDPOINTS[self._scheme]}"
+    def _failure(self, what: str, place: str, text: str) -> StorageError:
+        plain = " ".join(hide_secrets(text).partition("Debug source:")[0].split())[:200]
+        found = (
+            reason for reason, signs in _REASONS.items() if any(each in text for each in signs)
         )
-
-    def _failure(self, what: str, place: str, error: Exception) -> StorageError:
-        text = f"{type(error).__name__} {error}"
-        if "NoSuchBucket" in text:
-            return self._no_bucket(place)
-        plain = " ".join(hide_secrets(str(error)).partition("Debug source:")[0].split())
-        why, remedy = plain[:200] or "no reason is given", "mend that"
-        settings = {
-            "credentials": _CREDENTIALS[self._scheme],
-            "endpoint": _ENDPOINTS[self._scheme],
-            "server": endpoint() or "the service",
-        }
-        for signs, reason, setting in _FAULTS:
-            if any(sign in text for sign in signs):
-                why, remedy = reason.format(**settings), setting.format(**settings)
-                break
+        why = next(found, "{plain}").format(
+            bucket=self._name, server=endpoint() or "the service", plain=plain
+        )
         return StorageError(
-            f"cannot {what} {place}: {why}; {remedy}, then run the same command again (what is "
-            "finished is kept)"
+            f"cannot {what} {place}: {why}; check {_SETTINGS[self._scheme]}, then run the same "
+            "command again (what is finished is kept)"
         )
 
 

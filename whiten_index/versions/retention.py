@@ -223,7 +223,7 @@ def rollback(root: Path | str, *, to: str | None = None) -> RollbackReport:
                 if version_number(version.name) < version_number(left.version):
                     try:
                         # A damaged version is not withdrawn: the next build may make it again.
-                        if _is_sound(folder / VERSIONS / left.version, "full"):
+                        if _damage(folder / VERSIONS / left.version, "full") is None:
                             withdrawn.add(left.version)
                     except StorageError as error:
                         # A disk that fails is a reason to go back.
@@ -352,7 +352,11 @@ def prune(root: Path | str, *, keep: int, verify: str = "full") -> PruneReport:
         names = version_names(folder)
         kept = _kept(folder, current, keep, verify)
         others = [name for name in names if name not in kept]
-        removed = [name for name in others if not _is_of_later_release(folder, name)]
+        removed = [
+            name
+            for name in others
+            if not isinstance(_damage(folder / VERSIONS / name, "manifest"), FormatError)
+        ]
         freed = sum(size_of(folder / VERSIONS / name) for name in removed)
         tidy(folder)
         for name in removed:
@@ -370,28 +374,18 @@ def _kept(root: Path, current: Current, keep: int, verify: str) -> set[str]:
     sound = (
         name
         for name in dict.fromkeys([current.version, *older, *newer])
-        if name not in current.withdrawn and _is_sound(root / VERSIONS / name, verify)
+        if name not in current.withdrawn and _damage(root / VERSIONS / name, verify) is None
     )
     return {current.version, *islice(sound, keep)}
 
 
-def _is_sound(folder: Path, verify: str) -> bool:
-    """Return whether a version is whole; raise ``StorageError`` if it cannot be read."""
+def _damage(folder: Path, verify: str) -> ArtifactError | None:
+    """Return the damage of a version; raise ``StorageError`` if it cannot be read."""
     try:
         read_version(folder, verify=verify).check()
-    except ArtifactError:
-        return False
-    return True
-
-
-def _is_of_later_release(root: Path, name: str) -> bool:
-    try:
-        read_version(root / VERSIONS / name)
-    except FormatError:
-        return True
-    except ArtifactError:
-        return False
-    return False
+    except ArtifactError as error:
+        return error
+    return None
 
 
 _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 768, 1024)
