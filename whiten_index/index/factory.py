@@ -109,9 +109,3 @@ def is_exact(inner: Any) -> bool:
     """Return whether an index finds the exact neighbours by its structure: flat, in float32."""
     faiss = load_faiss()
     return isinstance(faiss.downcast_index(inner), faiss.IndexFlat)
-
-
-def nprobe(index: Any) -> int | None:
-    """Return the number of lists that a query looks into, None for an index without lists."""
-    lists = lists_of(index)
-    return None if lists is None else int(lists.nprobe)

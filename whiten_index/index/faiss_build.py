@@ -24,13 +24,13 @@ from whiten_index.distributed.executors import Executor, remote_call
 from whiten_index.index.choice import IndexPlan
 from whiten_index.index.code_reuse import remove_rows, reuse_codes
 from whiten_index.index.exact import Vectors, exact_neighbours, merged
-from whiten_index.index.factory import inner_index, inner_of, is_graph, nprobe
+from whiten_index.index.factory import inner_index, inner_of, is_graph
 from whiten_index.index.gpu import DeviceIndex, GpuMemoryError
 from whiten_index.index.library import INDEX, load_faiss, release_memory, write_index
 from whiten_index.index.ondisk_ivf import IVF_DATA, PARTS, OnDiskLists, lists_on_disk
 from whiten_index.index.sizes import IndexBytes, measured_bytes
 from whiten_index.index.training import require_training_rows, train_index
-from whiten_index.index.transforms import EmbeddingReader, VectorSource, is_lossy, rotation_for
+from whiten_index.index.transforms import EmbeddingReader, VectorSource, rotation_for
 from whiten_index.index.tuning import NEIGHBOURS, GroundTruth, OperatingPoint, tune_to_recall
 from whiten_index.progress import Silent, Stages
 from whiten_index.whitening.transform import Whitening
@@ -47,14 +47,12 @@ _LISTS_BYTES = 2 << 30
 class IndexBuildResult:
     """Facts about an index that is written, and no longer held in memory."""
 
-    nprobe: int | None  # lists a query looks into, None for an index without lists
     sizes: IndexBytes  # bytes by their use
     file_bytes: int  # of its files together
     tuned: OperatingPoint  # its setting and index recall
     rerank: int | None  # candidates a query to score again from the store, None for its own scores
     device: str  # gpu or cpu, where it was made
     mapped: bool  # whether its lists are in a file of their own, which is mapped for search
-    rotated: bool  # whether its transforms end in a random rotation
 
     @classmethod
     def write(
@@ -64,14 +62,12 @@ class IndexBuildResult:
         write_index(index, folder / INDEX)
         files = [path for path in (folder / INDEX, folder / IVF_DATA) if exists(path)]
         return cls(
-            nprobe=nprobe(index),
             sizes=measured_bytes(index),
             file_bytes=sum(path.stat().st_size for path in files),
             tuned=tuned,
             rerank=rerank,
             device=device,
             mapped=len(files) > 1,
-            rotated=is_lossy(inner_of(index)),
         )
 
 

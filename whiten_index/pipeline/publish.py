@@ -226,13 +226,11 @@ def _facts(
             "built": index.built,
             "why": index.why,
             "expected_bytes": index.expected.to_json(),
-            "nprobe": made.nprobe,
             "tuned": made.tuned.to_json(),
             "rerank": made.rerank,
             "memory_budget": spec.plan.budget,
             "device": made.device,
             "mapped": made.mapped,
-            "rotated": made.rotated,
         },
         "made_by": {
             "whiten_index": __version__,
