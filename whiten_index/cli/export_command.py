@@ -72,9 +72,15 @@ def export(
         index, k=k, verify=verify, model=model, trust_remote_code=bool(trust_remote_code)
     )
     if form == MATRIX:
-        facts = transform.export_matrix(target)
+        affine = transform.whitening.export()
+        affine.save(target, facts={"query_digest": transform.query_digest})
+        facts: dict[str, object] = {"normalize_input": affine.normalize_input}
+        facts["error"] = affine.error
     elif form == QUERY:
-        facts = transform.export_folder(target)
+        transform.save(target)
+        spec, column = transform.spec, transform.encoder_facts.get("column")
+        facts = {"encoder": spec.model if spec else f"column {column}"}
+        facts["fingerprint"] = transform.fingerprint
     elif form == SQL:
         from whiten_index.integrations.sql import RUN, export_sql
 
@@ -84,7 +90,8 @@ def export(
         from whiten_index.integrations.sentence_transformers import export_model
 
         facts = export_model(transform, target)
-    facts = {"form": form, **facts, "query_digest": transform.query_digest}
+    size = {"file": target, "dim": transform.dim, "k": transform.k}
+    facts = {"form": form, **size, **facts, "query_digest": transform.query_digest}
     terminal.show(facts, terminal.describe(facts), as_json=as_json)
 
 

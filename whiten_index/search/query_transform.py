@@ -210,40 +210,6 @@ class QueryTransform:
 
         return replace_folder(folder, make, files=_files, what=_WHAT)
 
-    def export_folder(self, folder: Path | str) -> dict[str, Any]:
-        """Do as ``save``; return ``file``, ``dim``, ``k``, ``encoder`` and its ``fingerprint``."""
-        self.save(folder)
-        encoder = self._spec.model if self._spec else f"column {self.encoder_facts.get('column')}"
-        return {
-            "file": str(folder),
-            "dim": self.dim,
-            "k": self.k,
-            "encoder": encoder,
-            "fingerprint": self.fingerprint,
-        }
-
-    def export_matrix(self, file: Path | str) -> dict[str, Any]:
-        """Write the transform as one matrix and bias, whole or not at all.
-
-        Returns:
-            ``file``, ``dim``, ``k``, ``normalize_input`` and the ``error`` that float32 costs; see
-            ``Affine``.
-
-        Raises:
-            ConfigError: the file's ending is not ``.safetensors``, or something else than an
-                exported matrix is there.
-            StorageError: the file cannot be written.
-        """
-        affine = self.whitening.export()
-        path = affine.save(file, facts={"query_digest": self.query_digest})
-        return {
-            "file": str(path),
-            "dim": self.dim,
-            "k": self.k,
-            "normalize_input": affine.normalize_input,
-            "error": affine.error,
-        }
-
     @property
     def dim(self) -> int:
         """Width d of the raw embeddings."""
