@@ -387,8 +387,7 @@ class BucketStorage(Storage):
 
     def _note_file(self, key: str) -> None:
         note = self.folder / _FILE_NOTES / key
-        if not exists(note.parent):
-            make_folder(note.parent)
+        note.parent.mkdir(parents=True, exist_ok=True)
         note.write_bytes(self._note(key))
 
     @contextlib.contextmanager
@@ -396,10 +395,8 @@ class BucketStorage(Storage):
         """Give a path in the folder of downloads, and remove what stays there."""
         downloads = self.folder / _DOWNLOADS
         with writing(path):
-            if not exists(downloads):
-                make_folder(downloads)
-            if not exists(path.parent):
-                make_folder(path.parent)
+            for folder in (downloads, path.parent):
+                folder.mkdir(parents=True, exist_ok=True)
             with temporary_folder(downloads / path.name) as temporary:
                 yield temporary / path.name
 

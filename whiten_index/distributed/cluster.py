@@ -64,12 +64,8 @@ def _load_ray() -> Any:
         ) from error
     # Ray prints deaths of workers to standard output, which is for results.
     if hasattr(ray._private.worker, "print_to_stdstream"):
-        ray._private.worker.print_to_stdstream = _print_nothing
+        ray._private.worker.print_to_stdstream = lambda *_, **__: None
     return ray
-
-
-def _print_nothing(*_: Any, **__: Any) -> None:
-    pass
 
 
 def _resolve(address: str | None) -> str:

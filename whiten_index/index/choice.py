@@ -59,10 +59,6 @@ class Codec:
         good = self.recall is not None and self.recall >= target_recall
         return None if good else self.rerank
 
-    def over(self, k: int) -> str:
-        """Return its part of the factory string at width k."""
-        return self.factory.format(halves=k // 2)
-
 
 # From the most precise on.
 CODECS = (
@@ -184,7 +180,7 @@ def _codecs(structure: str, k: int) -> list[Codec]:
 
 
 def _factory(structure: str, codec: Codec, *, rows: int, k: int) -> str:
-    code = codec.over(k)
+    code = codec.factory.format(halves=k // 2)
     if structure == "hnsw":
         return _GRAPH if code == "Flat" else f"{_GRAPH}_{code}"
     return code if structure == "flat" else f"IVF{LISTS_PER_ROOT * math.isqrt(rows)},{code}"

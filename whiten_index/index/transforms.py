@@ -119,8 +119,15 @@ def _view(numbers: Any) -> Vectors:
 
 
 def rotation_for(inner: Any, k: int, *, seed: int) -> NDArray[np.float64] | None:
-    """Return the rotation (k, k) before the codes of an index, None if these are not lossy."""
-    return random_rotation(k, seed=seed) if is_lossy(inner) else None
+    """Return the rotation (k, k) before the codes of an index, None if these are not lossy.
+
+    It is uniformly distributed over all orthogonal matrices (Mezzadri 2007).
+    """
+    if not is_lossy(inner):
+        return None
+    q, r = np.linalg.qr(np.random.default_rng(seed).standard_normal((k, k)))
+    turned: NDArray[np.float64] = q * np.sign(np.diag(r))
+    return turned
 
 
 def is_lossy(inner: Any) -> bool:
@@ -137,14 +144,6 @@ def is_lossy(inner: Any) -> bool:
         half = (faiss.ScalarQuantizer.QT_fp16, faiss.ScalarQuantizer.QT_bf16)
         return inner.sq.qtype not in half
     return True
-
-
-def random_rotation(k: int, *, seed: int) -> NDArray[np.float64]:
-    """Return an orthogonal matrix (k, k), uniformly distributed (Mezzadri 2007)."""
-    drawn = np.random.default_rng(seed).standard_normal((k, k))
-    q, r = np.linalg.qr(drawn)
-    turned: NDArray[np.float64] = q * np.sign(np.diag(r))
-    return turned
 
 
 class EmbeddingReader(Protocol):
