@@ -61,37 +61,37 @@ def is_uri(place: Path | str) -> bool:
     return isinstance(place, str) and _SCHEME.match(place) is not None
 
 
-def as_place(given: str, *, what: str) -> str:
-    """Return the path or the object store's URI of a store or an index.
+def as_place(given: Path | str, *, what: str) -> Path | str:
+    """Return the folder of a store or an index, or its URI in an object store.
 
-    A ``file://`` URI is the path that it stands for; other schemes are refused.
+    A ``file://`` URI is the folder that it stands for; other schemes are refused.
     """
-    require_path(given, what=what)
-    match = _SCHEME.match(given)
-    if match is None or match[1] in _OBJECTS:
-        return given
+    text = str(given)
+    require_path(text, what=what)
+    match = _SCHEME.match(text)
+    if match is None:
+        return Path(text)
+    if match[1] in _OBJECTS:
+        return text
     if match[1].lower() != "file":
         raise ConfigError(
-            f"{what} cannot be at {shown(given)}; use a folder, file:///FOLDER, or an object store "
+            f"{what} cannot be at {shown(text)}; use a folder, file:///FOLDER, or an object store "
             f"by {', '.join(f'{each}://BUCKET/PREFIX' for each in _OBJECTS)}"
         )
-    parts = urlsplit(given.replace("?", "%3F").replace("#", "%23"))
+    parts = urlsplit(text.replace("?", "%3F").replace("#", "%23"))
     path = unquote(parts.path)
     if parts.netloc not in ("", "localhost") or path in ("", "/"):
         raise ConfigError(
-            f"{what} {shown(given)} names no folder of this machine; write file:///FOLDER"
+            f"{what} {shown(text)} names no folder of this machine; write file:///FOLDER"
         )
     require_path(path, what=what)
-    return path
+    return Path(path)
 
 
 def absolute(place: Path | str) -> Path | str:
     """Return a place that does not depend on the working folder: an absolute path, or a URI."""
-    require_no_secret(place, what="the place")
-    if not is_uri(place):
-        return Path(place).absolute()
-    found = as_place(str(place), what="the place")
-    return found if is_uri(found) else Path(found)
+    found = as_place(place, what="the place")
+    return found.absolute() if isinstance(found, Path) else found
 
 
 def require_folder(place: Path | str, *, what: str) -> None:

@@ -64,7 +64,7 @@ from whiten_index.artifacts.object_store import (
 )
 from whiten_index.artifacts.storage import LOCAL, Place, Storage
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, StorageError
-from whiten_index.paths import as_place, is_uri, require_no_secret
+from whiten_index.paths import as_place
 
 _AT_ONCE = 16
 _DOWNLOADS = ".downloads"
@@ -425,11 +425,10 @@ def place_of(place: Place | BucketStorage) -> tuple[Path, Storage]:
     """Return the folder and the storage of a path or URI."""
     if isinstance(place, BucketStorage):
         return place.folder, place
-    require_no_secret(place, what="the place")
-    found = as_place(str(place), what="the place") if is_uri(place) else place
-    if not is_uri(found):
-        return Path(found), LOCAL
-    mirror = BucketStorage(str(found))
+    found = as_place(place, what="the place")
+    if isinstance(found, Path):
+        return found, LOCAL
+    mirror = BucketStorage(found)
     _make_cache(mirror.folder)
     return mirror.folder, mirror
 

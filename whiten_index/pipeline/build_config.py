@@ -12,7 +12,7 @@ from whiten_index.encoding.passages import PassageConfig
 from whiten_index.errors import ConfigError
 from whiten_index.index.choice import IndexPlan, choose_factory, parse_bytes
 from whiten_index.options import flag_of, schema
-from whiten_index.paths import as_place, is_uri, require_path
+from whiten_index.paths import as_place, require_path
 from whiten_index.pipeline.build_options import BuildOptions
 from whiten_index.store.dtypes import StoreDtype
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
@@ -48,7 +48,7 @@ class BuildConfig(BuildOptions):
             require_path(path, what="the corpus")
         for name in ("out", "store"):
             if (given := getattr(self, name)) is not None:
-                object.__setattr__(self, name, as_place(given, what=flag_of(name)))
+                object.__setattr__(self, name, str(as_place(given, what=flag_of(name))))
         if self.out is None and self.store is None:
             raise ConfigError("say where the result goes: --out for an index, --store to encode")
         if not self.corpus and self.store is None:
@@ -68,12 +68,12 @@ class BuildConfig(BuildOptions):
     @property
     def store_place(self) -> Path | str:
         """Path or URI of the raw embeddings."""
-        return _place(self.store or f"{str(self.out).rstrip('/')}/store")
+        return as_place(self.store or f"{str(self.out).rstrip('/')}/store", what="--store")
 
     @property
     def out_place(self) -> Path | str:
         """Path or URI of the index."""
-        return _place(str(self.out))
+        return as_place(str(self.out), what="--out")
 
     def corpus_config(self) -> CorpusConfig:
         """Return the part that opens the corpus."""
@@ -168,7 +168,3 @@ class BuildConfig(BuildOptions):
     def to_json(self) -> dict[str, Any]:
         """Return the recorded fields as JSON values."""
         return {name: value for name, value in asdict(self).items() if name not in _NOT_RECORDED}
-
-
-def _place(place: str) -> Path | str:
-    return place if is_uri(place) else Path(place)

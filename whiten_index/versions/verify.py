@@ -74,7 +74,10 @@ class _IndexCheck(Check):
         self.current: Current | None = None
         self.sound: list[str] = [] if first is None else first.sound
         with self.counting("CURRENT", root / CURRENT):
-            self.current = self._published()
+            current = self.current = read_current(root)
+            # If another was published meanwhile, and this one removed, the second look shows it.
+            if current.version not in version_names(root):
+                raise ArtifactError(f"{root / CURRENT} names {current.version}, which is not there")
         with self.reporting("index id", root / INDEX_ID):
             read_index_id(root)
         for path in strange_entries(root):
@@ -83,18 +86,6 @@ class _IndexCheck(Check):
         for folder in self.asked(version_folders(root)):
             with self.counting(folder.parent.name, folder):
                 self._check(folder)
-
-    def _published(self) -> Current:
-        current = read_current(self.root)
-        if current.version in version_names(self.root):
-            return current
-        # Another may have been published, and this one removed, since.
-        current = read_current(self.root)
-        if current.version not in version_names(self.root):
-            raise ArtifactError(
-                f"{self.root / CURRENT} names {current.version}, which is not there"
-            )
-        return current
 
     def _check(self, folder: Path) -> None:
         in_versions = folder.parent.name == VERSIONS
