@@ -151,7 +151,8 @@ class Moments:
         self._require_same_dim(other)
         if other.count == 0:
             return self
-        count, error = self.count - other.count, _rounding(self.count, other.count)
+        # Far below 1, so that no whole rows are lost.
+        count, error = self.count - other.count, _COUNT_ROUNDING * self.count
         if count < -error:
             raise WhiteningError(
                 f"cannot take {other.count:.16g} rows away from {self.count:.16g}; "
@@ -319,11 +320,6 @@ def _shifted(
     else:
         np.subtract(block, point, out=y, casting="same_kind")
     return y
-
-
-def _rounding(*counts: float) -> float:
-    """Return the rounding error of a sum of weights: whole numbers add up exactly."""
-    return _COUNT_ROUNDING * max(counts) if any(count % 1 for count in counts) else 0.0
 
 
 def _square(e: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
