@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _HELD_OUT = 1_000
 _MOST_TRAINING_BYTES = 1 << 30
-_ROWS_A_LIST = 39
+_ROWS_A_CENTROID = 39
 
 
 def train_index(
@@ -75,12 +75,14 @@ def training_rows(inner: Any, *, rows: int, k: int, most_bytes: int = _MOST_TRAI
 
 def least_training_rows(inner: Any) -> int:
     """Return the fewest rows that FAISS can train ``inner`` with: one a centroid or code."""
-    if inner.is_trained:
-        return 0
+    return 0 if inner.is_trained else max(1, _centroids(inner))
+
+
+def _centroids(inner: Any) -> int:
+    """Return the centroids or codes that the largest clustering inside an index learns."""
     lists = lists_of(inner)
-    codes = [values for values, _ in _codebooks(inner)]
-    least: int = max(1, *codes, 0 if lists is None else int(lists.nlist))
-    return least
+    codes = (values for values, _ in _codebooks(inner))
+    return max(0 if lists is None else int(lists.nlist), max(codes, default=0))
 
 
 def require_training_rows(inner: Any, factory: str, *, rows: int) -> None:
@@ -99,23 +101,17 @@ def too_few_rows(inner: Any, sample_rows: int) -> str | None:
 
     FAISS's own warnings, which name none of the user's options, are switched off.
     """
-    lists, codes = lists_of(inner), 0
-    for values, clustering in _codebooks(inner):
-        codes = max(codes, values)
-        if clustering is not None:
-            clustering.min_points_per_centroid = 1
-    if lists is not None:
-        lists.cp.min_points_per_centroid = 1
-        if sample_rows < _ROWS_A_LIST * lists.nlist:
-            return (
-                f"note: {lists.nlist} lists are learned from {sample_rows} rows, and FAISS advises "
-                f"{_ROWS_A_LIST} a list; --factory with fewer lists would search better"
-            )
-    if sample_rows >= _ROWS_A_LIST * codes:
+    lists = lists_of(inner)
+    clusterings = [clustering for _, clustering in _codebooks(inner) if clustering is not None]
+    for clustering in (*clusterings, *([] if lists is None else [lists.cp])):
+        clustering.min_points_per_centroid = 1
+    centroids = _centroids(inner)
+    if sample_rows >= _ROWS_A_CENTROID * centroids:
         return None
     return (
-        f"note: codes of {codes} values are learned from {sample_rows} rows, and FAISS advises "
-        f"{_ROWS_A_LIST * codes}; codes of fewer bits, or --factory SQ8, would search better"
+        f"note: {centroids} lists or codes are learned from {sample_rows} rows, and FAISS advises "
+        f"{_ROWS_A_CENTROID * centroids}; a --factory with fewer lists, codes of fewer bits or SQ8 "
+        "would search better"
     )
 
 
