@@ -93,6 +93,9 @@ def test_the_length_is_the_models_own(tiny, tmp_path, family, longest, default):
     assert (found.longest, resolve(tiny(family)).max_length) == (longest, default)
     untold = add_modules(copied(tiny(family), tmp_path / "untold"), max_length=None)
     assert resolve(untold).max_length == longest
+    edit_json(untold / "config.json", max_position_embeddings=-1)
+    edit_json(untold / "tokenizer_config.json", model_max_length=10**30)
+    assert resolve(untold).max_length == 512
     told = add_modules(copied(tiny(family), tmp_path / "told"), max_length=40)
     assert resolve(told).max_length == 40
     assert resolve(told, max_length=longest).max_length == longest

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 from tests.encoding.hub_server import Hub
@@ -211,12 +212,36 @@ def test_choices_without_effect_leave_the_identity_as_it_is(tmp_path):
     assert prompted["documents"][0] == plain["documents"][0] != prompted["queries"][0]
     moved = tiny_models.copied(model, tmp_path / "moved")
     edit_json(moved / "1_Pooling" / "config.json", include_prompt=False)
+    consented = EncoderConfig(model=str(model), trust_remote_code=True)
+    assert resolve_encoder(consented)[0].fingerprint == plain["documents"][0]
     digest = resolve_encoder(EncoderConfig(model=str(moved)))[0].files_sha256
     spec = replace(resolve_encoder(EncoderConfig(model=str(model)))[0], files_sha256=digest)
     assert spec.fingerprint == halves(moved)["documents"][0]
     elsewhere = {"model": "m", "revision": "r", "code_revision": "c", "normalizes": True}
     assert replace(spec, **elsewhere).fingerprint == spec.fingerprint
     assert replace(spec, document_prompt="a ").query_fingerprint == spec.query_fingerprint
+    asked = replace(spec, query_prompt="a ")
+    unpooled = replace(asked, pools_prompt=False)
+    assert unpooled.fingerprint == asked.fingerprint
+    assert unpooled.query_fingerprint != asked.query_fingerprint
+
+
+def test_weights_of_the_identity_are_those_that_are_loaded(tmp_path):
+    folder = tiny_models.bert(tmp_path / "model")
+    tensors, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
+    weights = {name: torch.tensor(value) for name, value in load_file(tensors).items()}
+    first = halves(folder)
+    pickled.write_bytes(b"never read")
+    second = halves(folder)
+    assert not changed(first, second)
+    assert first["documents"][0] == second["documents"][0]
+    tensors.unlink()
+    torch.save({name: 2 * value + 0.1 for name, value in weights.items()}, pickled)
+    third = halves(folder)
+    torch.save(weights, pickled)
+    fourth = halves(folder)
+    assert changed(first, third) == changed(third, fourth) == ["documents", "queries"]
+    assert not unnoticed(first, third) + unnoticed(third, fourth)
 
 
 def build(model: Path, corpus: Path, index: Path, **options: Any) -> None:

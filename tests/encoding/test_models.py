@@ -104,6 +104,13 @@ def test_padding_and_truncation_baked_into_a_tokenizer_change_nothing(
     assert found.tokens == expected.tokens
 
 
+def test_a_model_must_be_named_without_the_embedded_one(copy_of, monkeypatch):
+    monkeypatch.setattr("whiten_index.encoding.spec.embedded_path", lambda: None)
+    with pytest.raises(EncoderError, match="no model was named and the default one is not"):
+        resolve_encoder(EncoderConfig())
+    assert resolve(copy_of()).dim == 32
+
+
 def test_a_model_that_gives_nan_is_an_error(copy_of):
     folder = copy_of()
     edit_weights(folder, lambda w: w["embeddings.LayerNorm.bias"].fill_(torch.nan))
