@@ -269,14 +269,16 @@ def test_a_model_with_another_query_half_is_refused(tmp_path):
             ask()
 
 
-def test_code_in_another_place_is_part_of_the_identity(tmp_path):
-    folder = code_model(tmp_path / "model", tmp_path / "mark")
-    other = tmp_path / "other"
-    other.mkdir()
-    shutil.move(folder / "odd.py", other / "odd.py")
-    classes = {"AutoConfig": "odd.OddConfig", "AutoModel": "odd.OddModel"}
-    elsewhere = {name: f"{other}--{each}" for name, each in classes.items()}
-    edit_json(folder / "config.json", auto_map=elsewhere)
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_code_of_a_model_is_part_of_the_identity(elsewhere, tmp_path):
+    folder = other = code_model(tmp_path / "model", tmp_path / "mark")
+    if elsewhere:
+        other = tmp_path / "other"
+        other.mkdir()
+        shutil.move(folder / "odd.py", other / "odd.py")
+        classes = {"AutoConfig": "odd.OddConfig", "AutoModel": "odd.OddModel"}
+        named = {name: f"{other}--{each}" for name, each in classes.items()}
+        edit_json(folder / "config.json", auto_map=named)
     first = halves(folder, trust_remote_code=True)
     code = (other / "odd.py").read_text()
     more = "\n    def forward(self, *a, **b):\n        out = super().forward(*a, **b)\n"

@@ -253,7 +253,7 @@ def test_nothing_is_pushed_beside_another_job(world: World) -> None:
     with only_writer(world.root / "index", what="it"):
         status, events = run(world.job(DOCS))
     assert (status, events[-1]["event"]) == (6, "failed")
-    assert world.servers["docs"].calls == []
+    assert world.servers["docs"] == Server()
 
 
 @pytest.mark.parametrize("rows", [ROWS, 20])
@@ -311,7 +311,7 @@ def test_a_dry_run_pushes_nothing(world: World, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("whiten_index.vectordb.registry.require_client", lambda _: None)
     status, events = run(world.job(DOCS), "--dry-run")
     assert (status, events[-1]["push"]) == (0, ["postgresql://me@h/db docs"])
-    assert world.servers["docs"].calls == []
+    assert world.servers["docs"] == Server()
 
 
 def test_every_line_of_a_push_tells_its_target(world: World) -> None:

@@ -27,20 +27,21 @@ class Table:
 
 @dataclass
 class Server:
-    """What outlives a connection: tables by name, and the calls in their order.
+    """What outlives a connection: the tables.
 
     Attributes:
         transactions: whether changes that fail leave nothing behind.
         fails_after: batches that are taken until the connection breaks, None for all.
         notes: what is odd about what is published.
+        connections: those that are open.
     """
 
     transactions: bool = True
     published: Table | None = None
     pending: Table | None = None
-    calls: list[str] = field(default_factory=list)
     fails_after: int | None = None
     notes: tuple[str, ...] = ()
+    connections: int = 0
 
     def take(self) -> None:
         """Let one batch in."""
@@ -58,10 +59,11 @@ class MemoryWriter(DatabaseWriter):
     def __init__(self, server: Server) -> None:
         super().__init__()
         self.server = server
+        server.connections += 1
         self._before: tuple[Table, PushedTable, dict[Any, Any], str] | None = None
 
     def close(self) -> None:
-        self.server.calls.append("close")
+        self.server.connections -= 1
 
     def notes(self) -> Sequence[str]:
         """Return what the test wants to be told."""
@@ -79,12 +81,10 @@ class MemoryWriter(DatabaseWriter):
         return found is not None and found.table.lease == stored.table.lease
 
     def _create(self, made: PushedTable, layout: Layout) -> Stored:
-        self.server.calls.append("begin")
         self.server.pending = Table(made, layout)
         return Stored(made, True, self.server.pending)
 
     def _take_over(self, found: Stored) -> Stored:
-        self.server.calls.append("resume")
         return self._counted(found.described(lease=new_lease()))
 
     def _counted(self, held: Stored) -> Stored:
@@ -92,11 +92,9 @@ class MemoryWriter(DatabaseWriter):
         return held
 
     def _build(self, held: Stored, layout: Layout) -> None:
-        self.server.calls.append("finish")
         held.handle.indexed = True
 
     def _publish(self, held: Stored) -> None:
-        self.server.calls.append("swap")
         self.server.published, self.server.pending = held.handle, None
 
     def _discard(self, held: Stored | None) -> None:
@@ -109,7 +107,6 @@ class MemoryWriter(DatabaseWriter):
 
     def _end_changes(self, now: Stored) -> None:
         self._require_lease(now)
-        self.server.calls.append("changed")
         self._counted(now)
 
     def _undo_changes(self) -> None:
