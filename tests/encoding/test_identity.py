@@ -339,15 +339,24 @@ def test_attention_code_without_a_commit_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind", ["custom_st.Transformer", *("sentence_transformers.models." + each for each in
-     ("Router", "CLIPModel"))],
-)  # fmt: skip
-def test_a_first_module_of_another_kind_is_refused(kind, tmp_path):
+    ("kinds", "told"),
+    [
+        (("custom_st.Transformer", "Pooling"), "starts with custom_st.Transformer,"),
+        (("Router", "Pooling"), "starts with Router,"),
+        (("CLIPModel", "Pooling"), "starts with CLIPModel,"),
+        (("Transformer", "WordWeights", "Pooling"), "ends with WordWeights,"),
+        (("Transformer", "Pooling", "my.Dense"), "ends with my.Dense,"),
+        (("Transformer", "Dense"), "ends with Dense,"),
+    ],
+)
+def test_a_module_that_is_not_run_is_refused(kinds, told, tmp_path):
     folder = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"))
-    modules = json.loads((folder / "modules.json").read_text())
-    modules[0]["type"] = kind
+    home = "sentence_transformers.models."
+    types = [each if "." in each else home + each for each in kinds]
+    paths = ["1_Pooling" if each == "Pooling" else "" for each in kinds]
+    modules = [{"type": kind, "path": path} for kind, path in zip(types, paths, strict=True)]
     tiny_models.write_json(folder / "modules.json", modules)
-    with pytest.raises(EncoderError, match=r"starts with .*; take out modules.json"):
+    with pytest.raises(EncoderError, match=f"{told}.*take out modules.json"):
         resolve_encoder(EncoderConfig(model=str(folder)))
 
 
