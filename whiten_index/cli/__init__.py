@@ -18,10 +18,9 @@ from whiten_index.artifacts.files import system_error
 from whiten_index.cli import (
     commands,
     eval_commands,
-    export_command,
+    export_commands,
     maintenance_commands,
     measure_commands,
-    push_command,
     search_command,
     terminal,
 )
@@ -36,8 +35,8 @@ _SECTIONS: dict[str, tuple[click.Command, ...]] = {
         commands.encode,
         search_command.search,
         commands.inspect,
-        export_command.export,
-        push_command.push,
+        export_commands.export,
+        export_commands.push,
     ),
     "Keep up to date": (
         commands.update,

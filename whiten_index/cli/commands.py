@@ -76,7 +76,7 @@ def encode(plan: bool, as_json: bool, **options: Any) -> None:
     from whiten_index.pipeline.encode import encode_corpus
 
     report = encode_corpus(BuildConfig(**options), progress=terminal.Bars()).to_json()
-    terminal.show(report, terminal.describe(report), as_json=as_json)
+    terminal.show(report, as_json=as_json)
 
 
 def _show_plan(options: Mapping[str, Any], *, as_json: bool) -> None:

@@ -12,6 +12,7 @@ from whiten_index.cli.schema_options import (
     config_option,
     given,
     json_option,
+    pairs,
     schema_options,
     with_options,
 )
@@ -57,17 +58,6 @@ def evaluate() -> None:
     """
 
 
-def _splits(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
-    """Return set -> split of options ``SET=SPLIT``."""
-    splits = {}
-    for text in given:
-        name, equals, split = text.partition("=")
-        if not equals or not name or not split:
-            raise click.BadParameter(f"{text!r} is no SET=SPLIT, such as SICK-R=test")
-        splits[name] = split
-    return splits
-
-
 def _pair_options(default: str) -> Callable[[Any], Any]:
     """Return the arguments that name sets of pairs, and the splits of them."""
     return with_options(
@@ -79,8 +69,9 @@ def _pair_options(default: str) -> Callable[[Any], Any]:
             "--split",
             "splits",
             multiple=True,
-            callback=_splits,
-            help=f"SET=SPLIT, the split that is used, or all; repeatable. [default: {default}; all "
+            callback=pairs,
+            metavar="SET=SPLIT",
+            help=f"The split that is used, or all; repeatable. [default: {default}; all "
             "pairs of others]",
         ),
     )

@@ -99,20 +99,15 @@ def run_job(work: Callable[[], Ending], *, kept: str, lines: LogLines | None = N
     ``kept`` is the noun of the finished work that an interruption keeps, such as ``shards``.
     """
     with guarded() as streams:
-        ending = _ended(work, kept)
+        try:
+            ending = work()
+        except (Exception, KeyboardInterrupt) as error:
+            ending = ending_of(error, kept=kept)
+            if ending.exit_code == 1:
+                # Readers of the log must see an end in any case; the rest is for people.
+                print_exception(error)
         (lines or LogLines()).log(ending.event, **ending.fields)
         return streams.end(ending.exit_code)
-
-
-def _ended(work: Callable[[], Ending], kept: str) -> Ending:
-    try:
-        return work()
-    except (Exception, KeyboardInterrupt) as error:
-        ending = ending_of(error, kept=kept)
-        if ending.exit_code == 1:
-            # Readers of the log must see an end in any case; the rest is for people.
-            print_exception(error)
-        return ending
 
 
 def ending_of(error: BaseException, *, kept: str = "shards") -> Ending:

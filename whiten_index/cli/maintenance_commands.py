@@ -52,21 +52,24 @@ def versions(index: str, verify: str, as_json: bool) -> None:
     from whiten_index.versions.retention import list_versions
 
     found = list_versions(index, verify=verify)
-    rows = []
-    for facts in found:
-        states = [name for name in ("published", "withdrawn", "candidate") if getattr(facts, name)]
-        states += ["damaged"] * bool(facts.sound) + ["cannot be read"] * bool(facts.unread)
-        size, state = terminal.in_words(facts.bytes), ", ".join(states)
-        row = (facts.rows, size, facts.decision, facts.created, state)
-        rows.append((facts.name, *("-" if each is None else each for each in row)))
-    lines = [terminal.table([("version", "rows", "bytes", "whitening", "created", ""), *rows])]
-    lines += [
-        f"  {each.name}: {each.sound or each.unread}" for each in found if each.sound or each.unread
-    ]
-    none = "none of them is published; to publish one: whiten-index rollback {} --to VERSION"
-    notes = [none.format(index)] * (not any(each.published for each in found))
+    notes = [f"{each.name}: {why}" for each in found if (why := each.sound or each.unread)]
+    if not any(each.published for each in found):
+        notes.append(
+            f"none is published; to publish one: whiten-index rollback {index} --to VERSION"
+        )
     report = {"versions": [asdict(each) for each in found]}
-    terminal.show(report, lines, as_json=as_json, notes=notes)
+    columns = (
+        "name",
+        "rows",
+        "bytes",
+        "decision",
+        "created",
+        "published",
+        "withdrawn",
+        "candidate",
+    )
+    shown = [{name: each[name] for name in columns} for each in report["versions"]]
+    terminal.show(report, terminal.describe({"versions": shown}), as_json=as_json, notes=notes)
 
 
 @click.command()
@@ -165,7 +168,7 @@ def compact(store: str, as_json: bool) -> None:
     report = compact_store(store).to_json()
     more = f"damaged or missing shards: {report['damaged']}; whiten-index verify {store} says more"
     notes = [more] * bool(report["damaged"])
-    terminal.show(report, terminal.describe(report), as_json=as_json, notes=notes)
+    terminal.show(report, as_json=as_json, notes=notes)
 
 
 @click.command()

@@ -98,4 +98,4 @@ def train(
 
     config = TrainingConfig(corpus=corpus, out=out, **given(options))
     done = train_encoder(config, pairs=dev, progress=terminal.Bars(facts=not as_json)).to_json()
-    terminal.show(done, terminal.describe(done), as_json=as_json)
+    terminal.show(done, as_json=as_json)

@@ -177,6 +177,20 @@ def _help(each: OptionField) -> str:
     return each.option.help + (f" [default: {default}]" if default else "")
 
 
+def pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    """Return name -> value of options ``NAME=VALUE``."""
+    found = dict[str, str]()
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            # What it is may be a secret.
+            raise click.BadParameter("it takes NAME=VALUE; one was given without a name or =")
+        if name in found:
+            raise click.BadParameter(f"{name} was given twice; give it once")
+        found[name] = value
+    return found
+
+
 def _numbers(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None

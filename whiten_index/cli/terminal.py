@@ -49,13 +49,20 @@ class Bars:
 
 
 def show(
-    report: Mapping[str, Any], lines: Iterable[str], *, as_json: bool, notes: Iterable[str] = ()
+    report: Mapping[str, Any],
+    lines: Iterable[str] | None = None,
+    *,
+    as_json: bool,
+    notes: Iterable[str] = (),
 ) -> None:
-    """Print a report as one JSON object, or its lines for people and notes on standard error."""
+    """Print a report as one JSON object, or as lines for people, with notes on standard error.
+
+    The lines are by default those of ``describe``.
+    """
     if as_json:
         print_json(report)
         return
-    for line in lines:
+    for line in describe(report) if lines is None else lines:
         click.echo(line)
     for note in notes:
         click.echo(f"note: {note}", err=True)

@@ -45,10 +45,16 @@ def pooling_module(spec: EncoderSpec, width: int) -> Module:
     return Module("Pooling", config)
 
 
-def write_transformer(
-    path: Path, spec: EncoderSpec, model: ModelFolder, *, weights: bool = True
+def write_folder(
+    path: Path,
+    spec: EncoderSpec,
+    model: ModelFolder,
+    modules: Sequence[Module],
+    *,
+    weights: bool = True,
 ) -> None:
-    """Copy a model's own files, with its weights or without."""
+    """Make a folder of a model's own files, with its weights or without, and of more modules."""
+    path.mkdir()
     for pattern in _COPIED:
         for file in list_folder(model.path, pattern):
             index = file.name.endswith(".index.json") and not weights
@@ -61,12 +67,20 @@ def write_transformer(
     config |= dict.fromkeys(("dtype", "torch_dtype"), "float32")
     if spec.layers != (model.layers,):
         config["output_hidden_states"] = True
-    write_json(path / "config.json", config)
-    settings = {"max_seq_length": spec.max_length, "do_lower_case": spec.lower_case}
-    write_json(path / "sentence_bert_config.json", settings)
+    _write_json(path / "config.json", config)
+    limits = {"max_seq_length": spec.max_length, "do_lower_case": spec.lower_case}
+    _write_json(path / "sentence_bert_config.json", limits)
+    settings = {
+        "prompts": {"query": spec.query_prompt, "document": spec.document_prompt},
+        # A text is a document unless it is called a query, as it is here.
+        "default_prompt_name": "document" if spec.document_prompt else None,
+        "similarity_fn_name": "cosine",
+    }
+    _write_json(path / "config_sentence_transformers.json", settings)
+    _write_modules(path, modules)
 
 
-def write_modules(path: Path, modules: Sequence[Module]) -> None:
+def _write_modules(path: Path, modules: Sequence[Module]) -> None:
     """Write ``modules.json``, and a folder for each module but the Transformer, which is first."""
     listed = [{"idx": 0, "name": "0", "path": "", "type": f"{_HOME}Transformer"}]
     for number, module in enumerate(modules, start=1):
@@ -76,7 +90,7 @@ def write_modules(path: Path, modules: Sequence[Module]) -> None:
         if module.source is not None:
             shutil.copytree(module.source, inside, dirs_exist_ok=True)
         else:
-            write_json(inside / "config.json", dict(module.config))
+            _write_json(inside / "config.json", dict(module.config))
         if module.weights:
             arrays = {key: np.ascontiguousarray(value) for key, value in module.weights.items()}
             data = save(arrays, metadata={"format": "pt"})
@@ -86,19 +100,7 @@ def write_modules(path: Path, modules: Sequence[Module]) -> None:
     (path / "modules.json").write_text(json.dumps(listed, indent=2) + "\n")
 
 
-def write_settings(path: Path, spec: EncoderSpec) -> None:
-    """Write prompts and similarity."""
-    prompts = {"query": spec.query_prompt, "document": spec.document_prompt}
-    settings = {
-        "prompts": prompts,
-        # A text is a document unless it is called a query, as it is here.
-        "default_prompt_name": "document" if spec.document_prompt else None,
-        "similarity_fn_name": "cosine",
-    }
-    write_json(path / "config_sentence_transformers.json", settings)
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write JSON in the style of such folders."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 

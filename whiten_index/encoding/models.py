@@ -395,24 +395,6 @@ def _explained(
     # If the cache does not help either, the client's error is about that, with the real one inside.
     cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else None
     reason = cause or error
-    status = getattr(getattr(reason, "response", None), "status_code", None)
-    if isinstance(reason, errors.OfflineModeIsEnabled):
-        return EncoderError(
-            f"model {name!r} is no folder here, nor whole in the cache {cache}, and HF_HUB_OFFLINE "
-            f"forbids fetching it; unset that, or give a local folder{otherwise}"
-        )
-    if isinstance(reason, errors.RevisionNotFoundError):
-        return EncoderError(
-            f"model {name!r} has no revision {revision!r} on {hub}; give --revision a branch, a "
-            "tag or a commit of it"
-        )
-    # Without a log-in, the hub answers 401 for private models too.
-    if isinstance(reason, errors.RepositoryNotFoundError) or status in (401, 403):
-        return EncoderError(
-            f"model {name!r} is no folder here, and {hub} does not give it (status {status}); "
-            f"check the spelling; if it is private or gated, ask for access at {hub}/{name}, then "
-            "log in with 'hf auth login' or set HF_TOKEN"
-        )
     shown = f"{type(reason).__name__}: {(str(reason).splitlines() or [''])[0][:_REASON_LETTERS]}"
     # Only errors of files have a file name or such a number; errors of the network have neither.
     if isinstance(reason, OSError) and (reason.filename or reason.errno in _FULL):
@@ -420,8 +402,11 @@ def _explained(
             f"model {name!r} cannot be kept in {cache} ({shown}); make room there, or set HF_HOME "
             "to another folder"
         )
+    of = "" if revision is None else f" at revision {revision!r}"
     return EncoderError(
-        f"model {name!r} is no folder here and cannot be fetched from {hub} ({shown}); check the "
-        "network and HF_ENDPOINT and run this again, which keeps the files that came whole, or "
-        f"give a local folder{otherwise}"
+        f"model {name!r}{of} is no folder here, nor whole in the cache {cache}, and cannot be "
+        f"fetched from {hub} ({shown}); check the spelling, --revision, the network, HF_ENDPOINT "
+        "and HF_HUB_OFFLINE, and run this again, which keeps the files that came whole; if it is "
+        f"private or gated, ask for access at {hub}/{name}, then log in with 'hf auth login' or "
+        f"set HF_TOKEN; or give a local folder{otherwise}"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,6 +25,10 @@ Pool = Callable[[Tensor, Pooling], Tensor]
 # MKL with AVX-512 on x86, one thread, from 16 rows on. Other libraries and instructions (AVX2, ARM,
 # Accelerate) are untried.
 _FEWEST_ROWS = 64
+# Others normalise after their last layer, so the states of a shorter model are not theirs.
+_NORMALISED_LAYERS = (
+    "bert", "camembert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta",
+)  # fmt: skip
 
 
 class Transformer:
@@ -52,13 +55,14 @@ class Transformer:
         known = model.get_input_embeddings()
         self.vocabulary: int | None = getattr(known, "num_embeddings", None)
         last = int(getattr(config, "num_hidden_layers", None) or config.num_layers)
+        _drop_layers(model, max(spec.layers), last)
         # Texts end to end, without padding, unless something is in the way.
         self.obstacle = packing_obstacle(model, device, model.dtype)
         self.packs = self.obstacle is None
         self._packed = PackedForward(model) if self.packs else None
         # With padding, and by a GPU's kernels, a text depends on its batch.
         self.fewest_rows = _FEWEST_ROWS if self.packs and device.type == "cpu" else 0
-        self._layers = ChosenLayers(model, spec.layers, last)
+        self._model, self._layers = model, None if spec.layers == (last,) else spec.layers
         self._separate = separate
         self._poolings = [Pooling(each) for each in separate or (spec.pooling,)]
         head = None if separate else load_head(folder)
@@ -95,7 +99,11 @@ class Transformer:
 
     def _embedded(self, inputs: dict[str, Any], pool: Pool) -> Tensor:
         """Return (n, d) for a model's inputs; ``pool`` takes its states (n, t, d) or (1, T, d)."""
-        states = self._layers(**inputs)
+        if self._layers is None:
+            states = [self._model(**inputs).last_hidden_state]
+        else:
+            found = self._model(**inputs, output_hidden_states=True).hidden_states
+            states = [found[layer] for layer in self._layers]
         if self._separate:
             return torch.cat([pool(one, each) for each in self._poolings for one in states], dim=1)
         pooled = pool(mean_layers(states), self._poolings[0])
@@ -104,6 +112,14 @@ class Transformer:
         rows = pad(pooled, (0, 0, 0, max(self.fewest_rows - len(pooled), 0)))
         embeddings: Tensor = self._head(rows)[: len(pooled)]
         return embeddings
+
+
+def _drop_layers(model: Any, highest: int, last: int) -> None:
+    """Drop the layers above the highest that is used, which would only cost time."""
+    stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == last]
+    if highest < last and model.config.model_type in _NORMALISED_LAYERS and len(stacks) == 1:
+        # The state below the first layer is the input of that layer.
+        del stacks[0][max(highest, 1) :]
 
 
 def load_transformer(
@@ -195,82 +211,3 @@ def load_head(folder: ModelFolder) -> nn.Module | None:
             ) from error
         steps.append(module)
     return nn.Sequential(*steps).eval().requires_grad_(False)
-
-
-class _Enough(Exception):  # noqa: N818 (not an error: it leaves a forward pass early)
-    """Raised by a hook after the highest chosen layer."""
-
-
-class ChosenLayers:
-    """Runs a model and returns chosen hidden states, 0 being the embeddings.
-
-    Hidden states are read by hooks. A model whose layers cannot be found, or whose hooks give other
-    numbers than its own ``output_hidden_states``, is run whole. Several threads may call at once.
-    """
-
-    def __init__(self, model: Any, layers: Sequence[int], last: int) -> None:
-        self._model, self._layers, self._last = model, tuple(layers), last
-        self._seen = threading.local()
-        self._only_last = self._layers == (last,)
-        self._by_hooks = not self._only_last and self._hooked()
-
-    def __call__(self, **inputs: Any) -> list[Tensor]:
-        """Return the chosen states for a model's inputs, (n, t, d) each, in their order."""
-        if self._only_last:
-            return [self._model(**inputs).last_hidden_state]
-        return self._run(inputs) if self._by_hooks else self._run_whole(inputs)
-
-    def _hooked(self) -> bool:
-        """Set the hooks, and return whether they give the model's own states."""
-        lists = [m for m in self._model.modules() if isinstance(m, nn.ModuleList)]
-        found = [each for each in lists if len(each) == self._last]
-        if len(found) != 1:
-            return False
-        (stack,) = found
-        for layer in self._layers:
-            if layer == 0:
-                stack[0].register_forward_pre_hook(self._before_first, with_kwargs=True)
-            elif layer < self._last:
-                stack[layer - 1].register_forward_hook(self._after(layer))
-        # The model's own code may do anything between its layers.
-        try:
-            device = next(self._model.parameters()).device
-            ids = torch.arange(4, device=device).reshape(1, 4) % self._model.config.vocab_size
-            inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-            with torch.inference_mode():
-                pairs = zip(self._run(inputs), self._run_whole(inputs), strict=True)
-                return all(torch.allclose(a, b, atol=1e-3) for a, b in pairs)
-        except Exception:
-            return False
-
-    def _run(self, inputs: dict[str, Any]) -> list[Tensor]:
-        states: dict[int, Tensor] = {}
-        self._seen.states = states
-        try:
-            states[self._last] = self._model(**inputs).last_hidden_state
-        except _Enough:
-            pass
-        finally:
-            self._seen.states = None
-        return [states[layer] for layer in self._layers]
-
-    def _run_whole(self, inputs: dict[str, Any]) -> list[Tensor]:
-        output = self._model(**inputs, output_hidden_states=True)
-        return [output.hidden_states[layer] for layer in self._layers]
-
-    def _keep(self, layer: int, state: Tensor) -> None:
-        states: dict[int, Tensor] | None = getattr(self._seen, "states", None)
-        if states is None:
-            return
-        states[layer] = state
-        if layer == max(self._layers):
-            raise _Enough
-
-    def _before_first(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._keep(0, args[0] if args else kwargs["hidden_states"])
-
-    def _after(self, layer: int) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(_: nn.Module, __: Any, output: Any) -> None:
-            self._keep(layer, output[0] if isinstance(output, tuple) else output)
-
-        return hook

@@ -161,6 +161,7 @@ class WhitenedIndexRetriever(IndexRetriever):
         found = self.search([query], top_k=top_k, row_filter=row_filter)
         return {
             "documents": [
-                Document(id=str(e.id), content=e.text, meta=e.columns, score=e.score) for e in found
+                Document(id=str(hit.id), content=text, meta=hit.columns, score=hit.score)
+                for text, hit in found
             ]
         }

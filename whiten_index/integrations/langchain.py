@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from whiten_index.errors import ConfigError
-from whiten_index.integrations.lazy import Found, IndexRetriever, name_of, open_transform
+from whiten_index.integrations.lazy import IndexRetriever, name_of, open_transform
+from whiten_index.search.search_index import Hit
 
 try:
     from langchain_core.callbacks import CallbackManagerForRetrieverRun
     from langchain_core.documents import Document
     from langchain_core.embeddings import Embeddings
     from langchain_core.retrievers import BaseRetriever
-    from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
+    from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 except ImportError as error:
     raise ConfigError(
         f"whiten_index's classes for LangChain need the package langchain-core ({error}); "
@@ -87,7 +88,7 @@ class WhitenedRetriever(BaseRetriever):
 
     model_config = ConfigDict(extra="forbid")
 
-    index: str
+    index: Annotated[str, BeforeValidator(str)]
     top_k: int = Field(default=10, ge=1)
     text_column: str | None = None
     row_filter: str | None = None
@@ -100,11 +101,6 @@ class WhitenedRetriever(BaseRetriever):
     def is_lc_serializable(cls) -> bool:
         """Let ``langchain_core.load.dumps`` write it down."""
         return True
-
-    @field_validator("index", mode="before")
-    @classmethod
-    def _as_text(cls, folder: Any) -> Any:
-        return str(folder) if isinstance(folder, Path) else folder
 
     @model_validator(mode="after")
     def _checked(self) -> WhitenedRetriever:
@@ -147,10 +143,10 @@ class WhitenedRetriever(BaseRetriever):
             top_k=self.top_k if top_k is None else top_k,
             row_filter=self.row_filter if row_filter is None else row_filter,
         )
-        return [self._document(each) for each in found]
+        return [self._document(*each) for each in found]
 
-    def _document(self, found: Found) -> Document:
+    def _document(self, text: str, hit: Hit) -> Document:
         # A version published since may keep a column of that name.
-        self._require_free_key(found.columns)
-        metadata = {"id": found.id, self.score_key: found.score, **found.columns}
-        return Document(id=str(found.id), page_content=found.text, metadata=metadata)
+        self._require_free_key(hit.columns)
+        metadata = {"id": hit.id, self.score_key: hit.score, **hit.columns}
+        return Document(id=str(hit.id), page_content=text, metadata=metadata)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -53,16 +53,6 @@ def name_of(transform: QueryTransform) -> str:
     assert transform.spec is not None
     model = Path(transform.spec.model).name
     return f"{model}-whitened-{transform.k}-{transform.query_digest[:8]}"
-
-
-@dataclass(frozen=True)
-class Found:
-    """A hit with its text apart from the other kept columns."""
-
-    id: str | int
-    score: float
-    text: str
-    columns: dict[str, Any]
 
 
 class IndexRetriever:
@@ -154,10 +144,11 @@ class IndexRetriever:
 
     def search(
         self, queries: Sequence[str], *, top_k: int | None = None, row_filter: str | None = None
-    ) -> list[Found]:
-        """Return hits, best first; several queries are searched for by their mean embedding.
+    ) -> list[tuple[str, Hit]]:
+        """Return texts and hits without their text, best first.
 
-        ``top_k`` and ``row_filter`` take the place of the settings.
+        Several queries are searched for by their mean embedding. ``top_k`` and
+        ``row_filter`` take the place of the settings.
         """
         how: dict[str, Any] = {
             "top_k": self.settings["top_k"] if top_k is None else top_k,
@@ -170,10 +161,10 @@ class IndexRetriever:
             (hits,) = self.opened.search_embeddings(mean, **how)
         return [self._found(hit) for hit in hits]
 
-    def _found(self, hit: Hit) -> Found:
+    def _found(self, hit: Hit) -> tuple[str, Hit]:
         columns = dict(hit.columns)
         text = columns.pop(self._text_column(columns))
-        return Found(hit.id, hit.score, text or "", columns)
+        return text or "", replace(hit, columns=columns)
 
     def _text_column(self, kept: Sequence[str] | Mapping[str, Any]) -> str:
         default = PASSAGE_TEXT if self.opened.grouped else "text"

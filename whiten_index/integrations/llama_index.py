@@ -8,8 +8,9 @@ from typing import Any
 
 from whiten_index.corpus.batches import PASSAGE_COLUMNS
 from whiten_index.errors import ConfigError
-from whiten_index.integrations.lazy import Found, IndexRetriever, name_of, open_transform
+from whiten_index.integrations.lazy import IndexRetriever, name_of, open_transform
 from whiten_index.search.query_transform import QueryTransform
+from whiten_index.search.search_index import Hit
 
 try:
     from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -168,19 +169,19 @@ class WhitenedIndexRetriever(BaseRetriever):
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         texts = query_bundle.embedding_strs or [query_bundle.query_str]
-        return [_node(each) for each in self._index.search(texts)]
+        return [_node(*each) for each in self._index.search(texts)]
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return await asyncio.to_thread(self._retrieve, query_bundle)
 
 
-def _node(found: Found) -> NodeWithScore:
-    unsaid = [name for name in PASSAGE_COLUMNS if name in found.columns]
+def _node(text: str, hit: Hit) -> NodeWithScore:
+    unsaid = [name for name in PASSAGE_COLUMNS if name in hit.columns]
     node = TextNode(
-        id_=str(found.id),
-        text=found.text,
-        metadata={"id": found.id, **found.columns},
+        id_=str(hit.id),
+        text=text,
+        metadata={"id": hit.id, **hit.columns},
         excluded_llm_metadata_keys=unsaid,
         excluded_embed_metadata_keys=unsaid,
     )
-    return NodeWithScore(node=node, score=found.score)
+    return NodeWithScore(node=node, score=hit.score)

@@ -20,9 +20,6 @@ import numpy as np
 from whiten_index.artifacts.atomic import replace_folder
 from whiten_index.artifacts.manifest import (
     Described,
-    Digest,
-    Number,
-    Positive,
     Schema,
     describe_files,
     listed_files,
@@ -33,9 +30,7 @@ from whiten_index.encoding.export_st import (
     Module,
     flush,
     pooling_module,
-    write_modules,
-    write_settings,
-    write_transformer,
+    write_folder,
 )
 from whiten_index.encoding.model_files import POOLING_FLAGS
 from whiten_index.encoding.models import ModelFolder
@@ -86,18 +81,16 @@ def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any
     }
 
     def make(path: Path) -> None:
-        path.mkdir()
-        write_transformer(path, spec, model)
-        write_modules(path, modules)
-        write_settings(path, spec)
+        write_folder(path, spec, model, modules)
         identity = {
             "kind": KIND,
             "format_version": FORMAT_VERSION,
             "files": describe_files(path),
-            "encoder_fingerprint": transform.fingerprint,
-            "version": transform.version,
-        }
-        write_manifest(path / MARK, identity | facts)
+            "facts": {
+                **facts, "encoder_fingerprint": transform.fingerprint, "version": transform.version
+            },
+        }  # fmt: skip
+        write_manifest(path / MARK, identity)
         flush(path)
 
     replace_folder(folder, make, files=_files, what="an exported sentence-transformers model")
@@ -158,15 +151,7 @@ def _layer_mean(spec: EncoderSpec, model: ModelFolder) -> Module:
 class _Exported(Described):
     """Fields of the file that marks an export."""
 
-    dim: Positive
-    k: Positive
-    modules: list[str]
-    computes_in: str
-    encoder_dtype: str
-    error: Number
-    encoder_fingerprint: Digest
-    query_digest: Digest
-    version: str
+    facts: dict[str, Any]
 
 
 _SCHEMA = Schema(KIND, FORMAT_VERSION, _Exported)

@@ -20,9 +20,7 @@ from whiten_index.encoding.export_st import (
     Module,
     flush,
     pooling_module,
-    write_modules,
-    write_settings,
-    write_transformer,
+    write_folder,
 )
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.pooling import Pooling, pool
@@ -245,12 +243,6 @@ def write_model(
 
     The head's whitening by its running moments is affine, so it is one linear map with the next.
     """
-    path.mkdir()
-    write_transformer(path, spec, folder, weights=False)
-    settings = (path / "config.json").read_bytes()
-    model.encoder.save_pretrained(path)
-    # The model's own settings, not those that transformers writes.
-    (path / "config.json").write_bytes(settings)
     modules = [pooling_module(spec, folder.hidden_size)]
     if keep_head:
         weight, bias = model.head.folded()
@@ -267,8 +259,11 @@ def write_model(
         modules.append(Module("Dense", config, arrays))
     if spec.normalizes:
         modules.append(Module("Normalize"))
-    write_modules(path, modules)
-    write_settings(path, spec)
+    write_folder(path, spec, folder, modules, weights=False)
+    settings = (path / "config.json").read_bytes()
+    model.encoder.save_pretrained(path)
+    # The model's own settings, not those that transformers writes.
+    (path / "config.json").write_bytes(settings)
     # Some releases of safetensors write files that only their owner may read.
     umask = os.umask(0o22)
     os.umask(umask)

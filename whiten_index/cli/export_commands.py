@@ -1,16 +1,25 @@
-"""``whiten-index export``: parse, call one function, print."""
+"""Commands that bring an index elsewhere: its transform to a file, its rows to a database."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import click
 
 from whiten_index.cli import terminal
-from whiten_index.cli.schema_options import json_option, schema_options, verify_option
+from whiten_index.cli.schema_options import (
+    GroupedCommand,
+    GroupedOption,
+    json_option,
+    pairs,
+    schema_options,
+    verify_option,
+)
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
+from whiten_index.vectordb.push_config import DATABASE, PushConfig
 
 MATRIX, QUERY, MODEL, SQL = "matrix", "query", "sentence-transformers", "sql"
 _ENDINGS = {".safetensors": MATRIX, ".sql": SQL}
@@ -92,7 +101,7 @@ def export(
         facts = export_model(transform, target)
     size = {"file": target, "dim": transform.dim, "k": transform.k}
     facts = {"form": form, **size, **facts, "query_digest": transform.query_digest}
-    terminal.show(facts, terminal.describe(facts), as_json=as_json)
+    terminal.show(facts, as_json=as_json)
 
 
 def _form_of(target: str, form: str | None) -> str:
@@ -109,3 +118,59 @@ def _form_of(target: str, form: str | None) -> str:
             f"another name, or leave out --as {form} for {by_ending}"
         )
     return form or str(by_ending)
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("index", type=click.Path(readable=False))
+@schema_options(PushConfig)
+@click.option(
+    "--option",
+    "options",
+    cls=GroupedOption,
+    group=DATABASE,
+    multiple=True,
+    callback=pairs,
+    metavar="NAME=VALUE",
+    help="Of the database's index and load, such as m=16; may be repeated.",
+)
+@click.option("--status", is_flag=True, help="Print what is there, and whether INDEX fits it.")
+@json_option
+def push(options: dict[str, str], status: bool, as_json: bool, **given: Any) -> None:
+    """Bring a database to the published version of INDEX: rows, whitened vectors, kept columns.
+
+    What the database has of an earlier version by the same transform is changed in place. Else a
+    new table is filled, indexed, checked against brute force and swapped in in one step.
+    Run again after anything went wrong: it goes on. Passwords come from the
+    variables that the database's client reads, never in the URL.
+    """
+    from whiten_index.vectordb.push import push_index
+
+    named = {name: value for name, value in given.items() if value is not None}
+    config = PushConfig(**named, options=options)
+    if status:
+        _print_status(config, as_json=as_json)
+        return
+    report = push_index(config, progress=terminal.Bars(facts=not as_json)).to_json()
+    lines = terminal.describe(
+        report, "rows", "rows_before", "k", "dtype", "columns", "query_digest", "pushed", "resumed",
+        "deleted", "why", "check", "seconds",
+    )  # fmt: skip
+    title = f"{report['target']} ({report['engine']}): version {report['version']}"
+    terminal.show(report, (title, *lines), as_json=as_json)
+
+
+def _print_status(config: PushConfig, *, as_json: bool) -> None:
+    from whiten_index import QueryTransform, pushed_version
+
+    queries = QueryTransform.of(config.index, k=config.k)
+    there = pushed_version(config.to, config.table, options=config.options)
+    found: dict[str, Any] = {
+        "version": None,
+        "rows": 0,
+        **({} if there is None else there.to_json()),
+        "index_version": queries.version,
+        "index_query_digest": queries.query_digest,
+        "fits": there is not None and there.query_digest == queries.query_digest,
+    }
+    nothing = ["nothing is pushed under that name"] * (there is None)
+    terminal.show(found, as_json=as_json, notes=nothing)
