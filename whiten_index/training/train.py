@@ -6,7 +6,6 @@ import csv
 import functools
 import hashlib
 import importlib.util
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -210,25 +209,30 @@ def read_dev(pairs: Path | str) -> StsSet:
     return dev
 
 
-@dataclass(frozen=True)
 class _Training:
     """A training: its folders, its identity and its steps."""
 
-    config: TrainingConfig
-    spec: EncoderSpec
-    folder: ModelFolder
-    sentences: Sequence[str]
-    dev: StsSet | None
-
-    @property
-    def out(self) -> Path:
-        """Folder of the model."""
-        return resolved(require_path(self.config.out))
-
-    @property
-    def work(self) -> Path:
-        """Folder of checkpoints and of the record of the training that made them."""
-        return self.out.with_name(f"{self.out.name}.training")
+    def __init__(
+        self,
+        config: TrainingConfig,
+        spec: EncoderSpec,
+        folder: ModelFolder,
+        sentences: Sequence[str],
+        dev: StsSet | None,
+    ) -> None:
+        self.config, self.spec, self.folder = config, spec, folder
+        self.sentences, self.dev = sentences, dev
+        self.out = resolved(require_path(config.out))
+        # Of checkpoints and of the record of the training that made them.
+        self.work = self.out.with_name(f"{self.out.name}.training")
+        pairs = [] if dev is None else [*dev.first, *dev.second, *map(str, dev.scores)]
+        # Everything that the weights depend on.
+        self.identity: dict[str, Any] = {
+            "model": spec.fingerprint,
+            "sentences": _digest(sentences),
+            "pairs": _digest(pairs) if pairs else None,
+            **config.identity(),
+        }
 
     @property
     def begun(self) -> bool:
@@ -236,21 +240,6 @@ class _Training:
         from whiten_index.training.checkpoints import any_whole
 
         return any_whole(self.work / _CHECKPOINTS)
-
-    @functools.cached_property
-    def identity(self) -> Mapping[str, Any]:
-        """Everything that the weights depend on, as JSON values."""
-        pairs = None
-        if self.dev is not None:
-            pairs = _digest([*self.dev.first, *self.dev.second, *map(str, self.dev.scores)])
-        values = {
-            "model": self.spec.fingerprint,
-            "sentences": _digest(self.sentences),
-            "pairs": pairs,
-            **self.config.identity(),
-        }
-        found: Mapping[str, Any] = json.loads(json.dumps(values))
-        return found
 
     def finished(self) -> dict[str, Any] | None:
         """Return the facts of the model if it is there already."""
@@ -285,7 +274,7 @@ class _Training:
         else:
             record = self.work / RUN
             with writing(record, kept=""):
-                manifest.write_json(record, {"kind": _RECORD, "identity": dict(self.identity)})
+                manifest.write_json(record, {"kind": _RECORD, "identity": self.identity})
         with stages.stage("load encoder", 1):
             model, collator = contrastive_model(self.config, self.spec, self.folder)
         # Scored as the written model will be used.
@@ -304,7 +293,7 @@ class _Training:
                 writer = csv.DictWriter(file, CURVES, lineterminator="\n")
                 writer.writeheader()
                 writer.writerows(curves)
-            manifest.write_json(path / RUN, {"identity": dict(self.identity), **facts})
+            manifest.write_json(path / RUN, {"identity": self.identity, **facts})
             files = manifest.describe_files(path)
             fields = {"kind": KIND, "format_version": FORMAT_VERSION, "files": files}
             manifest.write_manifest(path / manifest.MANIFEST, fields)
