@@ -8,15 +8,17 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from benchmarks.results_file import data_folder, write
+from pipelines.papers.states import LayerStates, kept_states
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.evaluation.sts_sets import StsSet, chosen_sets, read_sts
 from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.evaluate_geometry import evaluate_geometry
-from whiten_index.measure.evaluate_layers import LayerStates, encode_states
 from whiten_index.measure.evaluate_sts import evaluate_sts
 from whiten_index.measure.measure_options import DISTINCT, SCORED, TARGET
 from whiten_index.progress import Silent, Stages
@@ -61,6 +63,13 @@ def geometry(store: str) -> Iterator[dict[str, Any]]:
         yield {"figure": "geometry", "set": "STS-B dev", "name": run["name"], **found}
 
 
+@contextmanager
+def encoded_states(texts: Sequence[str]) -> Iterator[LayerStates]:
+    """Encode texts into a temporary folder, all layers in one pass."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield kept_states(texts, ENCODER, Path(folder), Stages(Silent()), ["mean"])["mean"]
+
+
 def main(arguments: Sequence[str]) -> None:
     """Measure figures or geometry, and write the raw results."""
     if not arguments or arguments[0] not in ("figures", "geometry"):
@@ -72,7 +81,7 @@ def main(arguments: Sequence[str]) -> None:
         return
     sets = read_sts([data_folder() / "sts" / "sts_raw.parquet"])
     texts = [text for each in sets for text in each.texts]
-    with encode_states(ENCODER, texts, "mean", Stages(Silent())) as states:
+    with encoded_states(texts) as states:
         print(write("sts_MiniLM", figures(sets, states)))
 
 

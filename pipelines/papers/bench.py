@@ -11,6 +11,7 @@ from typing import Any
 from pipelines.papers.commands import Files
 from pipelines.papers.data import Data
 from pipelines.papers.encoders import Encoders, Model
+from pipelines.papers.entailment import evaluate_entailment
 from pipelines.papers.kept import Kept, file_identity
 from pipelines.papers.published import Row
 from pipelines.papers.recipes import NLI, Measure, Recipe, Refusal, Setting
@@ -176,11 +177,14 @@ class Bench:
             elif not model.once:
                 embedder = self.embedder(setting, model)
             config, watcher = self.config(setting, model), self.encoders.stages.watcher
-            found = evaluate_transfer(config, [task], embedder=embedder, progress=watcher)
+            if setting.measure is Measure.RTE:
+                found = evaluate_entailment(config, task, embedder=embedder, progress=watcher)
+            else:
+                found = evaluate_transfer(config, [task], embedder=embedder, progress=watcher)
             return dict(found["datasets"][task.name])
 
         kept = self.kept.get(self.key(setting, model, [task]), make)
-        names = ("deviation", "f1", "majority", "tuned_accuracy", "notes")
+        names = ("deviation", "f1", "majority", "notes")
         return {"ours": kept["accuracy"], **{n: kept[n] for n in names if kept.get(n) is not None}}
 
     def _retrieval(self, setting: Setting, model: Model) -> dict[str, Any]:

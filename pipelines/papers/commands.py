@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipelines.papers.data import Data
 from pipelines.papers.encoders import Model
-from pipelines.papers.recipes import NLI, Kind, Measure, Recipe, Setting
+from pipelines.papers.recipes import NLI, WHITENING_BERT, Kind, Measure, Recipe, Setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,13 @@ def command_of(
         data: the sets.
     """
     setting = recipe.setting
+    words = ["python", "-m", "pipelines.reproduce_papers", "OUT"]
+    if setting.measure is Measure.RTE:
+        # No command of the tool scores it by the cosine.
+        words += ["--only", f"{WHITENING_BERT}:Table 3"]
+        flag = "--stand-in" if model is not None and model.stands_in else "--model"
+        return shlex.join([*words, flag, str(recipe.hub) if model is None else model.name])
     if recipe.kind is Kind.WORDS:
-        words = ["python", "-m", "pipelines.reproduce_papers", "OUT"]
         words += ["--word-vectors", files.word_vectors or "VECTORS"]
         if setting.sif:
             words += ["--word-counts", files.word_counts or "COUNTS"]
@@ -57,7 +62,6 @@ def command_of(
 _COMMANDS = {
     Measure.STS: "sts",
     Measure.TRANSFER: "transfer",
-    Measure.RTE: "transfer",
     Measure.RETRIEVAL: "retrieval",
 }
 

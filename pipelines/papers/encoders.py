@@ -10,11 +10,10 @@ from typing import Any
 from pipelines.papers import models
 from pipelines.papers.data import Data
 from pipelines.papers.recipes import Kind, Measure, Recipe, Setting
-from pipelines.papers.states import kept_states
+from pipelines.papers.states import LayerStates, kept_states
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.errors import ConfigError, StorageError, WhitenIndexError
-from whiten_index.measure.evaluate_layers import LayerStates
 from whiten_index.progress import Stages
 
 

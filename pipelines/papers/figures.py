@@ -27,10 +27,10 @@ from pipelines.papers.recipes import (
     Setting,
 )
 from pipelines.papers.settings import recipe_of
+from pipelines.papers.states import score_combinations
 from whiten_index.cli.log_lines import log
 from whiten_index.errors import StorageError, WhitenIndexError
 from whiten_index.measure.evaluate_geometry import evaluate_geometry
-from whiten_index.measure.evaluate_layers import evaluate_layers
 from whiten_index.measure.evaluate_sts import evaluate_sts
 from whiten_index.measure.measure_options import SCORED
 from whiten_index.whitening.whitening_config import Kind as Transform
@@ -222,20 +222,14 @@ def _combined(bench: Bench, model: Model, pooling: str, size: int) -> dict[str, 
 
     def make() -> dict[str, Any]:
         states = bench.encoders.states(model, setting, [])
-        report = evaluate_layers(
-            bench.config(setting, model),
-            sets,
-            pooling=pooling,
-            sizes=(size,),
-            states=states,
-            progress=bench.encoders.stages.watcher,
-        )
+        config, stages = bench.config(setting, model), bench.encoders.stages
+        runs = score_combinations(config, sets, states, [size], stages)
         return {
             name: [
                 [cell["layers"], _number(cell["average"]["spearman"][how])]
                 for cell in run["combinations"]
             ]
-            for name, run in zip((_RAW, _WHITENED), report["runs"], strict=True)
+            for name, run in zip((_RAW, _WHITENED), runs, strict=True)
         }
 
     key = {"figure": "layers", "size": size, "how": how, **bench.key(setting, model, sets)}

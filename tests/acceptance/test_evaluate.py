@@ -13,10 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import pytrec_eval
-import torch
 from scipy.stats import pearsonr, spearmanr  # type: ignore[import-untyped]
 from sklearn.linear_model import LogisticRegression
-from transformers import AutoModel, AutoTokenizer
 
 from tests.acceptance.commands import done, refused
 from tests.acceptance.random_corpora import read_trec
@@ -24,7 +22,6 @@ from tests.acceptance.truth import (
     MAX_LENGTH,
     SciFact,
     encode,
-    model_folder,
     ndcg,
     nearest,
     unit,
@@ -301,32 +298,6 @@ def test_pairs_without_a_score_are_dropped_and_counted(pairs: Pairs, tmp_path: P
     found = cosines(pairs.left, pairs.right)[7:]
     expected = 100 * spearmanr(found, pairs.scores[7:]).statistic
     assert figures["spearman"]["all"] == pytest.approx(expected, abs=0.05)
-
-
-@torch.inference_mode()
-def layer_states(texts: list[str]) -> np.ndarray:
-    """Return the mean-pooled states of every layer, (layers, n, d), by transformers alone."""
-    folder = model_folder()
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
-    batch = tokenizer(
-        texts, padding=True, truncation=True, max_length=MAX_LENGTH, return_tensors="pt"
-    )
-    states = model(**batch, output_hidden_states=True).hidden_states
-    mask = batch["attention_mask"][:, :, None].double()
-    return np.stack([((each.double() * mask).sum(1) / mask.sum(1)).numpy() for each in states])
-
-
-def test_combinations_of_layers_are_means_of_their_states(pairs: Pairs) -> None:
-    (run,) = evaluated("layers", pairs.path, "--max-length", MAX_LENGTH, "--most", 2)
-    left = layer_states([row["sentence1"] for row in pairs.rows])
-    right = layer_states([row["sentence2"] for row in pairs.rows])
-    count = len(left)
-    assert len(run["combinations"]) == count + count * (count - 1) // 2
-    for each in run["combinations"]:
-        chosen = each["layers"]
-        found = cosines(left[chosen].mean(axis=0), right[chosen].mean(axis=0))
-        expected = 100 * spearmanr(found, pairs.scores).statistic
-        assert each["datasets"]["mine"]["spearman"]["all"] == pytest.approx(expected, abs=0.15)
 
 
 def test_alignment_and_uniformity_are_those_of_wang_and_isola(pairs: Pairs) -> None:

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
-from whiten_index.measure.evaluate_retrieval import drops_self, evaluate_run
+import pytest
+
+from whiten_index.measure.eval_config import RetrievalConfig
+from whiten_index.measure.evaluate_retrieval import evaluate_retrieval
 
 
-def test_ids_that_are_judged_to_be_of_other_texts_are_kept():
+@pytest.fixture
+def judge(tmp_path):
+    """Return a function that judges a run, both given as nested dictionaries."""
+
+    def judged(run, qrels, metrics, drop_self=None):
+        rows = [f"{q} Q0 {d} 1 {s} x" for q, hits in run.items() for d, s in hits.items()]
+        (tmp_path / "run.trec").write_text("\n".join(rows) + "\n")
+        rows = [f"{q} 0 {d} {g}" for q, grades in qrels.items() for d, g in grades.items()]
+        (tmp_path / "qrels.txt").write_text("\n".join(rows) + "\n")
+        config = RetrievalConfig(
+            run=str(tmp_path / "run.trec"), qrels=str(tmp_path / "qrels.txt"), metrics=metrics,
+            drop_self=drop_self,
+        )  # fmt: skip
+        (found,) = evaluate_retrieval(config)["datasets"].values()
+        return found
+
+    return judged
+
+
+def test_ids_that_are_judged_to_be_of_other_texts_are_kept(judge):
     qrels = {"1": {"7": 1}, "2": {"2": 1}}
-    assert not drops_self(None, qrels)
-    assert drops_self(True, qrels)
-    assert drops_self(None, {"1": {"7": 1}, "2": {"2": 0}})
     run = {"1": {"1": 0.9, "7": 0.8}, "2": {"2": 0.9}}
-    assert evaluate_run(run, qrels, ["mrr@10"])["mrr@10"] == 75
-    dropped = evaluate_run(run, qrels, ["mrr@10"], drop_self=True)
-    assert dropped["mrr@10"] == 50
-    assert dropped["counts"]["hits_of_self"] == 2
+    for drop, figure, left_out in ((None, 75, 0), (True, 50, 2)):
+        found = judge(run, qrels, ("mrr@10",), drop)
+        assert (found["mrr@10"], found["counts"]["hits_of_self"]) == (figure, left_out)
+    assert judge(run, {"1": {"7": 1}, "2": {"2": 0}}, ("mrr@10",))["drop_self"]
 
 
-def test_what_run_and_judgements_lack_is_counted():
+def test_what_run_and_judgements_lack_is_counted(judge):
     qrels = {"a": {"d1": 1, "d2": 0}, "b": {"d1": 1}, "irrelevant": {"d1": 0}}
     run = {"a": {"d1": 3.0, "d2": 2.0, "d9": 1.0}, "irrelevant": {"d1": 1.0}, "else": {"d1": 1.0}}
-    found = evaluate_run(run, qrels, ["mrr@10", "recall@10"])
+    found = judge(run, qrels, ("mrr@10", "recall@10"))
     assert (found["mrr@10"], found["recall@10"]) == (50, 50)
     assert found["counts"] == {
         "queries": 2,

@@ -33,7 +33,7 @@ def sentences(words, seed):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, tiny_words):
-    """Tasks of every layout: folds, train and test, all three splits, pairs, and rte."""
+    """Tasks of every layout: folds, train and test, all three splits, pairs, train and dev."""
     place = tmp_path_factory.mktemp("tasks")
     words = [word for word in tiny_words if word not in ("cat", "dog")]
     thirds = np.array(["train", "dev", "test"])[np.arange(ROWS) % 3]

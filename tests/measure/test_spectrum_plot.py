@@ -14,7 +14,7 @@ DIM, RANK = 48, 45
 EIGENVALUES = np.r_[0.02 * np.arange(1, RANK + 1) ** -0.9, 0.0, 1e-22, -1e-20]
 
 
-def describe(*, k=16, exponent=0.25, kind="whitening", center=True, geometry=True, choice=True):
+def describe(*, k=16, exponent=0.25, kind="whitening", center=True, choice=True):
     """A description as ``describe_index`` returns it, as far as it is drawn."""
     description = {
         "version": "v3",
@@ -26,12 +26,6 @@ def describe(*, k=16, exponent=0.25, kind="whitening", center=True, geometry=Tru
             "variance_kept": EIGENVALUES[:k].sum() / EIGENVALUES.sum(), "rows": 184_213,
         },
     }  # fmt: skip
-    if geometry:
-        figures = {"rows": 4096, "mean_cosine": -0.0002, "isoscore": 0.214, "effective_rank": 22.4}
-        description["geometry"] = {
-            "raw": {**figures, "uniformity": -3.61, "hubness": 2.91},
-            "vectors": {**figures, "isoscore": 0.713, "uniformity": -3.88, "hubness": 1.42},
-        }
     if choice:
         description["choice"] = {
             "candidates": [
@@ -44,7 +38,7 @@ def describe(*, k=16, exponent=0.25, kind="whitening", center=True, geometry=Tru
     return description
 
 
-SMALL = describe(geometry=False, choice=False)
+SMALL = describe(choice=False)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +55,7 @@ SMALL = describe(geometry=False, choice=False)
 def test_every_transform_and_spectrum_is_drawn_without_a_warning(
     options, eigenvalues, tmp_path, recwarn
 ):
-    draw_spectrum(tmp_path / "a.png", describe(**options, geometry=False), eigenvalues)
+    draw_spectrum(tmp_path / "a.png", describe(**options), eigenvalues)
     assert (tmp_path / "a.png").stat().st_size > 10_000
     assert not [str(warning.message) for warning in recwarn]
 

@@ -107,7 +107,8 @@ def test_the_fewest_bytes_within_the_tolerance_are_recommended(tmp_path):
 
 def test_figures_are_compared_as_they_are_shown(tmp_path):
     raw = {**RAW, "quality": {"ndcg@10": 0.645}}
-    assert advice(tmp_path, raw, point(ndcg=0.639)).reason.endswith("63.90 against 64.50.")
+    kept = advice(tmp_path, raw, point(ndcg=0.639)).reason
+    assert "the nDCG@10 of the raw embeddings (64.50): 63.90 at" in kept
     lost = advice(tmp_path, raw, point(ndcg=0.6389))
     assert "No setting is within 0.6 points" in lost.reason
     assert "63.89" in lost.reason
@@ -119,13 +120,13 @@ def test_reranked_points_are_taken_only_if_no_other_qualifies(tmp_path):
     assert advice(tmp_path, RAW, again, point(k=128, codec="sq8", ndcg=0.644)).point.k == 128
     only = advice(tmp_path, RAW, again, point(k=128, codec="sq8", ndcg=0.5))
     assert only.point.candidates == 100
-    assert "(8 and 768 in the store, raw 1,536)" in only.reason
+    assert "8 bytes per row (768 more in the store, raw 1,536)" in only.reason
 
 
 def test_without_raw_the_best_point_is_the_reference(tmp_path):
     found = advice(tmp_path, point(k=64, ndcg=0.64), point(k=32, ndcg=0.637, codec="sq8"))
     assert found.point.k == 32
-    assert "of the best point (raw: unknown): 63.70 against 64.00" in found.reason
+    assert "of the best point (raw: unknown) (64.00): 63.70 at" in found.reason
 
 
 def test_without_judgements_agreement_decides_and_the_reason_says_so(tmp_path):
@@ -135,10 +136,10 @@ def test_without_judgements_agreement_decides_and_the_reason_says_so(tmp_path):
             point(k=32, codec="pq", judged=False, agreement=0.70)]  # fmt: skip
     found = advice(tmp_path, raw, *some)
     assert (found.point.k, found.measure.name) == (128, "agreement@10")
-    assert "find 95% of the raw embeddings' ten nearest neighbours: 96.0%" in found.reason
+    assert "at 95% or more of the raw embeddings' ten nearest neighbours: 96.0%" in found.reason
     assert "quality is unknown" in found.reason
     assert advice(tmp_path, raw, *some[1:]).point.k == 64
-    assert "No setting finds 80%" in advice(tmp_path, raw, some[2]).reason
+    assert "No setting is at 80% or more" in advice(tmp_path, raw, some[2]).reason
     # One judged point suffices for quality to decide; agreement never stands in for it.
     unjudged = point(k=32, codec="pq", judged=False, agreement=1.0)
     assert advice(tmp_path, RAW, point(k=64, ndcg=0.645), unjudged).point.k == 64

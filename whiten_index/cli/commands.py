@@ -138,7 +138,7 @@ def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> Non
 @click.option(
     "--plot",
     type=click.Path(readable=False),
-    help="Draw spectrum, geometry and choice: .png, .svg or .pdf.",
+    help="Draw spectrum, variance kept and choice: .png, .svg or .pdf.",
 )
 @verify_option()
 @json_option

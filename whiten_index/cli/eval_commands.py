@@ -51,7 +51,7 @@ def _setting_options(*without: str) -> Callable[[Any], Any]:
 
 @click.group(name="eval")
 def evaluate() -> None:
-    """Evaluate embeddings and their transforms: sts, retrieval, transfer, geometry, layers.
+    """Evaluate embeddings and their transforms: sts, retrieval, transfer, geometry.
 
     Without DATA the sets are read from the folder that WHITEN_INDEX_DATA names (but for those of
     retrieval, of which there are many). Correlations, accuracies and shares are times 100.
@@ -193,65 +193,6 @@ def sts(measure: str, as_json: bool, **options: Any) -> None:
 
 
 @evaluate.command()
-@_pair_options("STS-B=test")
-@click.option(
-    "--token",
-    type=click.Choice(["mean", "cls"]),
-    default="mean",
-    show_default=True,
-    help="Pool the tokens of each layer by their mean, or take the first one.",
-)
-@click.option(
-    "--most",
-    type=click.IntRange(min=1),
-    default=2,
-    show_default=True,
-    help="Combine at most this many layers.",
-)
-@click.option(
-    "--aggregation",
-    type=click.Choice(["all", "mean", "wmean"]),
-    default="mean",
-    show_default=True,
-    help="Correlation that the tables show; --json has all three.",
-)
-# Layers are those of a model, and every one is tried.
-@_setting_options("index", "store", "pooling", "layers")
-def layers(token: str, most: int, aggregation: str, as_json: bool, **options: Any) -> None:
-    """Score every combination of a model's layers on sentence pairs, each text encoded once.
-
-    DATA are files of pairs, as of sts. The embedding of a text is the mean of some layers'
-    states, 0 the embedding layer; all combinations of up to --most of them are scored raw and,
-    with --whiten or --k, in each transform, fitted for each combination and set.
-    """
-    from whiten_index.measure.evaluate_layers import evaluate_layers
-
-    config, sets = _config_and_pairs(options)
-    sizes, bars = range(1, most + 1), terminal.Bars(facts=not as_json)
-    report = evaluate_layers(config, sets, pooling=token, sizes=sizes, progress=bars)
-    terminal.show(report, _layer_lines(report, aggregation), as_json=as_json)
-
-
-_SHOWN = 20
-
-
-def _layer_lines(report: Mapping[str, Any], how: str) -> Iterator[str]:
-    """Yield the best combinations of layers in each space, and the best of each size."""
-    yield from _encoder_line(report)
-    for run in report["runs"]:
-        cells = [("+".join(map(str, each["layers"])), each["average"]["spearman"][how])
-                 for each in run["combinations"]]  # fmt: skip
-        cells.sort(key=lambda cell: -cell[1])
-        shown = [(name, f"{figure:.2f}") for name, figure in cells[:_SHOWN]]
-        yield f"spearman × 100, {how}: {_heading(run)}, the best of {len(cells)}"
-        yield terminal.table([("layers", ""), *shown])
-        for size, best in run["best"][how].items():
-            joined = "+".join(map(str, best["layers"]))
-            layers = "layer" if size == "1" else f"{size} layers"
-            yield f"  best {layers}: {joined}, {best['figure']:.2f}"
-
-
-@evaluate.command()
 @_pair_options("STS-B=dev without DATA, STS-B=test with it")
 @click.option(
     "--positive-above",
@@ -310,12 +251,12 @@ def _shape(figures: Mapping[str, Any]) -> dict[str, str]:
 def transfer(
     data: tuple[str, ...], names: tuple[str, ...], folds: int, as_json: bool, **options: Any
 ) -> None:
-    """Score a linear classifier on frozen embeddings, as SentEval does, and RTE by the cosine.
+    """Score a linear classifier on frozen embeddings, as SentEval does.
 
     DATA are files of tasks (text, or sentence1 and sentence2; label; split) or folders of such;
     a task is called as its file. Split all is cross-validated; else C is chosen on dev or by
-    folds of train, and test is scored. A label -1 in RTE, or all through a split, is a hidden one
-    and its row is left out. Vectors keep their lengths, also where the model itself
+    folds of train, and test is scored, or dev without a test. A label -1 all through a split is a
+    hidden one and its row is left out. Vectors keep their lengths, also where the model itself
     ends by normalising. No gain of whitening is to be expected here: a linear classifier can undo
     any invertible linear map.
     """
@@ -334,7 +275,7 @@ def transfer(
 def _accuracy(figures: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of a task; the deviation is over folds or of a test split."""
     titles = {"accuracy": "accuracy", "±": "deviation", "± over": "deviation_of", "F1": "f1",
-              "largest class": "majority", "threshold": "threshold"}  # fmt: skip
+              "largest class": "majority"}  # fmt: skip
     chosen = sorted(set(figures.get("chosen", ())))
     penalties = "–".join(f"{c:g}" for c in dict.fromkeys((*chosen[:1], *chosen[-1:])))
     return {title: figures.get(name) for title, name in titles.items()} | {"C": penalties}

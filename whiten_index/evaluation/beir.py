@@ -10,15 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from whiten_index.artifacts.atomic import replacing
-from whiten_index.artifacts.files import is_file, reading, resolved, writing
-from whiten_index.artifacts.limits import canonical_json, load_json
+from whiten_index.artifacts.files import is_file, writing
+from whiten_index.artifacts.limits import load_json
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.judgements import to_id, to_utf8
 from whiten_index.evaluation.label_table import first_line, read_lines, reading_parquet, shown
 
 _SCHEMA = pa.schema([("id", pa.string()), ("title", pa.string()), ("text", pa.string())])
-# What a Parquet file was made of, in the metadata of its schema.
-_SOURCE = b"whiten_index.source"
 _ROWS = 8_192
 
 
@@ -38,11 +36,6 @@ def qrels_file(folder: Path, split: str) -> tuple[Path, str | None]:
     # A file of one split says so by its name.
     of_several = qrels.suffix == ".parquet" and "split" in _columns(qrels)
     return qrels, split if of_several else None
-
-
-def parquet_corpus(corpus: Path, work: Path) -> Path:
-    """Return a corpus as Parquet: itself, or made in ``work`` of BEIR's JSON lines."""
-    return _as_parquet(corpus, work / "corpus.parquet") if corpus.suffix == ".jsonl" else corpus
 
 
 def _first(folder: Path, *names: str) -> Path:
@@ -69,35 +62,17 @@ def _columns(path: Path) -> list[str]:
         return list(pq.read_schema(path).names)
 
 
-def _as_parquet(source: Path, target: Path) -> Path:
-    """Turn BEIR's corpus.jsonl (_id, title, text) into Parquet (id, title, text)."""
-    made_of = _identity(source)
-    if _made_of(target) == made_of:
-        return target
-    schema = _SCHEMA.with_metadata({_SOURCE: made_of})
+def parquet_corpus(corpus: Path, work: Path) -> Path:
+    """Return a corpus as Parquet: itself, or made in ``work`` of BEIR's JSON lines."""
+    if corpus.suffix != ".jsonl":
+        return corpus
+    target = work / "corpus.parquet"
     with writing(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(target) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-            for batch in _batches(source):
-                writer.write_table(pa.Table.from_pylist(batch, schema))
+        work.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as temporary, pq.ParquetWriter(temporary, _SCHEMA) as writer:
+            for batch in _batches(corpus):
+                writer.write_table(pa.Table.from_pylist(batch, _SCHEMA))
     return target
-
-
-def _identity(source: Path) -> bytes:
-    """Return path, size and time of a file."""
-    stat = source.stat()
-    facts = {"path": str(resolved(source)), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-    return canonical_json(facts).encode()
-
-
-def _made_of(target: Path) -> bytes | None:
-    """Return the identity of what a file was made of; None where it is missing or damaged."""
-    try:
-        with reading(target):
-            metadata = pq.read_schema(target).metadata
-    except (OSError, pa.ArrowException):
-        return None
-    return (metadata or {}).get(_SOURCE)
 
 
 def _batches(source: Path) -> Iterator[list[dict[str, str]]]:

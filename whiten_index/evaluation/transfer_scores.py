@@ -31,11 +31,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.label_table import shown
-from whiten_index.evaluation.sts_scores import pair_cosines
 
 FOLDS = 10
 ALL, TRAIN, DEV, TEST = "all", "train", "dev", "test"
-THRESHOLD = 0.5
 # C of SentEval's InnerKFold and Split classifiers, and of its KFold classifier.
 _GRID = tuple(2.0**power for power in range(-2, 4))
 _GRID_OF_FOLDS = tuple(2.0**power for power in range(-1, 6))
@@ -70,8 +68,7 @@ def score_transfer(
         √(p(1 − p)/n). ``f1``, over folds their mean, None without ``positive``. ``chosen_by``:
         ``nested folds``, ``train folds`` or ``dev``, and the C ``chosen``, one for each classifier
         tested. ``rows`` by split, ``majority``, the share of the largest class among the tested
-        rows, ``classifiers`` tested, those of them ``constant``, ``unseen`` tested rows whose
-        class no row trained on has, and ``unconverged`` fits.
+        rows, and ``unconverged`` fits.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -132,18 +129,16 @@ def score_transfer(
     gold = [labels[test] for _, test in tested]
     right = [float(np.mean(a == b)) for a, b in zip(predicted, gold, strict=True)]
     accuracy, every = float(np.mean(right)), np.concatenate(gold)
+    deviation = np.std(right, ddof=1) if ALL in parts else binomial_error(accuracy, len(every))
     return {
         "accuracy": accuracy,
-        "deviation": float(np.std(right, ddof=1)) if ALL in parts else _error(accuracy, len(every)),
+        "deviation": float(deviation),
         "deviation_of": "folds" if ALL in parts else "binomial",
         "f1": None if positive is None else _mean_f1(predicted, gold, positive),
         "chosen_by": chosen_by,
         "chosen": chosen,
         "rows": {name: len(rows) for name, rows in parts.items()},
         "majority": float(np.unique(every, return_counts=True)[1].max() / len(every)),
-        "constant": sum(len(np.unique(each)) == 1 for each in predicted),
-        "classifiers": len(tested),
-        "unseen": sum(int((~np.isin(labels[b], labels[a])).sum()) for a, b in tested),
         "unconverged": sum(lost for _, lost in (*paths, *last)),
     }
 
@@ -196,7 +191,7 @@ def pair_features(first: ArrayLike, second: ArrayLike) -> NDArray[np.float64]:
     return np.hstack([np.abs(u - v), u * v])
 
 
-def _error(share: float, n: int) -> float:
+def binomial_error(share: float, n: int) -> float:
     """Return √(p(1 − p)/n), the standard error of a share p of n rows."""
     return float(np.sqrt(share * (1 - share) / n))
 
@@ -211,69 +206,3 @@ def _mean_f1(
         for known, found in zip(gold, predicted, strict=True)
     ]
     return float(np.mean(each))
-
-
-def score_entailment(
-    first: ArrayLike, second: ArrayLike, entailed: NDArray[np.bool_], tested: NDArray[np.bool_]
-) -> dict[str, Any]:
-    """Score pairs of embeddings (n, d) by their cosine.
-
-    Huang et al. (2021), "WhiteningBERT: an easy unsupervised sentence embedding approach", take
-    the threshold 0.5 on the dev split. The pairs that are not tested tune another one.
-
-    Returns:
-        JSON values, shares of 1: ``accuracy`` at the ``threshold``, a cosine of it or more
-        counting as entailment, its ``deviation``, and whether all tested pairs are called the same
-        (``constant``); the same at the ``tuned_threshold``, which is right for most pairs to
-        train on, all None where those are not of both classes. ``majority``, the share of the
-        larger class among the tested pairs, and ``rows`` by split.
-    """
-    cosines = pair_cosines(first, second)
-    gold, trained = entailed[tested], entailed[~tested]
-    accuracy, constant = _at(THRESHOLD, cosines[tested], gold)
-    tuned, tuned_accuracy, tuned_constant = None, None, None
-    # Pairs of one class only are scored best by calling every pair the same.
-    if trained.any() and not trained.all():
-        tuned = tuned_threshold(cosines[~tested], trained)
-        tuned_accuracy, tuned_constant = _at(tuned, cosines[tested], gold)
-    return {
-        "accuracy": accuracy,
-        "deviation": _error(accuracy, len(gold)),
-        "deviation_of": "binomial",
-        "threshold": THRESHOLD,
-        "constant": constant,
-        "tuned_accuracy": tuned_accuracy,
-        "tuned_threshold": tuned,
-        "tuned_constant": tuned_constant,
-        "majority": float(max(gold.mean(), 1 - gold.mean())),
-        "rows": {"train": int((~tested).sum()), "dev": len(gold)},
-    }
-
-
-def tuned_threshold(cosines: ArrayLike, entailed: ArrayLike) -> float:
-    """Return the t for which ``cosine >= t`` names most of the (n,) pairs rightly.
-
-    Every way to part the pairs by their cosine is tried: below all, halfway between neighbours,
-    and above all. Of equal ones the lowest is taken.
-    """
-    values, truth = np.asarray(cosines, np.float64), np.asarray(entailed, dtype=bool)
-    distinct, places = np.unique(values, return_inverse=True)
-    gains = np.bincount(places, weights=np.where(truth, -1.0, 1.0), minlength=len(distinct))
-    # Raising the threshold over a value loses its entailments and wins its others.
-    right = truth.sum() + np.concatenate([[0.0], np.cumsum(gains)])
-    best = int(np.argmax(right))
-    if best == 0:
-        return float(distinct[0])
-    if best == len(distinct):
-        return float(np.nextafter(distinct[-1], np.inf))
-    below, above = distinct[best - 1], distinct[best]
-    between = below + (above - below) / 2
-    return float(between if between > below else above)
-
-
-def _at(
-    threshold: float, cosines: NDArray[np.float64], gold: NDArray[np.bool_]
-) -> tuple[float, bool]:
-    """Return the accuracy at a threshold, and whether all pairs are called the same."""
-    called = cosines >= threshold
-    return float(np.mean(called == gold)), bool(called.all() or not called.any())

@@ -26,10 +26,8 @@ _LAYOUTS = (
 _PUBLISHED = ("mr", "cr", "subj", "mpqa", "sst2", "sst5", "trec", "mrpc", "rte")
 # Longer ones are names: Python makes no number of thousands of digits.
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
-# RTE has two classes, none called so; GLUE gives it to rows whose label it keeps back.
-_RTE, _HIDDEN = "rte", "-1"
-# All that is left of RTE where the labels of train are hidden; its threshold is fixed.
-_RTE_LAYOUTS = (*_LAYOUTS, ("dev",))
+# GLUE gives it to rows whose label it keeps back.
+_HIDDEN = "-1"
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +61,11 @@ class Task:
 def read_task(path: str | Path) -> Task:
     """Read one transfer task; rows without a text or a label are dropped and counted.
 
-    A label −1 is a hidden one, as in GLUE, in RTE, and where no split has both it and others.
+    A label −1 is a hidden one, as in GLUE, where no split has both it and others.
 
     The file is ``.parquet``, ``.jsonl`` or ``.tsv`` with text, or sentence1 and sentence2; label
     (whole numbers or names); and split: ``all`` for every row (10-fold cross-validation), or train
-    and test, train, dev and test, or train and dev; RTE may have dev alone.
+    and test, train, dev and test, or train and dev.
     """
     table = LabelTable.read(Path(path), _ENDINGS, {_TEXT, *_PAIR, _LABEL, _SPLIT})
     columns = _text_columns(table)
@@ -144,8 +142,6 @@ def _usable(table: LabelTable, columns: Sequence[str]) -> tuple[list[int], dict[
 def _hidden(table: LabelTable, rows: Sequence[int]) -> set[int]:
     """Return the rows whose label is kept back: −1, unless it is a class as others are."""
     hidden = {row for row in rows if table.parse(_LABEL, row, _to_label) == _HIDDEN}
-    if not hidden or table.path.stem.lower() == _RTE:
-        return hidden
     mixed = [{str(table.columns[_SPLIT][row]) for row in part} for part in
              (hidden, set(rows) - hidden)]  # fmt: skip
     return set() if mixed[0] & mixed[1] or not mixed[1] else hidden
@@ -183,9 +179,8 @@ def _to_label(value: Any) -> str:
 def _splits(table: LabelTable, rows: Sequence[int]) -> NDArray[np.str_]:
     splits = [table.columns[_SPLIT][row] for row in rows]
     found = {str(split) for split in splits}
-    layouts = _RTE_LAYOUTS if table.path.stem.lower() == _RTE else _LAYOUTS
-    if not any(found == set(layout) for layout in layouts):
-        known = "; or ".join(" and ".join(layout) for layout in layouts)
+    if not any(found == set(layout) for layout in _LAYOUTS):
+        known = "; or ".join(" and ".join(layout) for layout in _LAYOUTS)
         raise CorpusError(
             f"{table.path} has the splits {', '.join(sorted(found))}; a task has {known}"
         )

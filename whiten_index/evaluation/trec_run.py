@@ -9,8 +9,9 @@ import json
 import math
 import tempfile
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,20 +34,19 @@ _EMPTY = pa.schema(
 )
 
 
-class Ranked(Protocol):
-    """The hits of one query, best first."""
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The hits of one query, as ids and scores only.
 
-    @property
-    def query_id(self) -> str | int:
-        """The query's id."""
+    Attributes:
+        query_id: of the query.
+        ids: document ids, best first.
+        scores: their cosines, falling.
+    """
 
-    @property
-    def ids(self) -> list[str | int]:
-        """The documents' ids, best first."""
-
-    @property
-    def scores(self) -> list[float]:
-        """The documents' scores, falling."""
+    query_id: str | int
+    ids: list[str | int]
+    scores: list[float]
 
 
 def check_run_path(path: Path) -> None:
@@ -74,7 +74,7 @@ def check_place(path: Path) -> None:
         tempfile.TemporaryFile(dir=folder).close()
 
 
-def write_run(path: Path, rankings: Iterable[Ranked]) -> int:
+def write_run(path: Path, rankings: Iterable[Ranking]) -> int:
     """Write rankings in the format that the ending of ``path`` names, whole or not at all.
 
     Return the number of queries written.
@@ -91,21 +91,21 @@ def write_run(path: Path, rankings: Iterable[Ranked]) -> int:
     return next(counter)
 
 
-def _write_trec(file: IO[str], rankings: Iterator[Ranked]) -> None:
+def _write_trec(file: IO[str], rankings: Iterator[Ranking]) -> None:
     for ranking in rankings:
         query = _word(ranking.query_id)
         for rank, (document, score) in enumerate(_pairs(ranking), start=1):
             file.write(f"{query} Q0 {_word(document)} {rank} {score:.9g} {_TAG}\n")
 
 
-def _write_jsonl(file: IO[str], rankings: Iterator[Ranked]) -> None:
+def _write_jsonl(file: IO[str], rankings: Iterator[Ranking]) -> None:
     for ranking in rankings:
         hits = [{"id": document, "score": score} for document, score in _pairs(ranking)]
         line = {"query_id": ranking.query_id, "hits": hits}
         file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-def _write_parquet(path: Path, rankings: Iterator[Ranked]) -> None:
+def _write_parquet(path: Path, rankings: Iterator[Ranking]) -> None:
     writer: pq.ParquetWriter | None = None
     try:
         while chunk := list(itertools.islice(rankings, _CHUNK)):
@@ -128,7 +128,7 @@ def _write_parquet(path: Path, rankings: Iterator[Ranked]) -> None:
         pq.write_table(_EMPTY.empty_table(), path)
 
 
-def _pairs(ranking: Ranked) -> Iterator[tuple[str | int, float]]:
+def _pairs(ranking: Ranking) -> Iterator[tuple[str | int, float]]:
     return zip(ranking.ids, ranking.scores, strict=True)
 
 

@@ -1,9 +1,7 @@
-"""Charts of a sweep as PNG files and inline SVG, and the style that all drawings share."""
+"""Charts of a sweep as PNG files, and the style that all drawings share."""
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -22,7 +20,7 @@ BLUE, RED, GREEN = "#0072B2", "#D55E00", "#00835F"
 INK, GREY, PALE = "#222222", "#6E6E6E", "#E4E4E4"
 SMALL, TEXT, HEAD = 9.5, 10.5, 12  # points
 DOTS_PER_INCH = 160
-_WIDE, _NARROW = (9.4, 5.0), (4.1, 4.3)  # inches: a desk and a phone
+_INCHES = (6.6, 4.8)  # small enough to be read on a phone
 # Family: name, colour and marker; colour is never the only sign.
 _FAMILIES = {
     "ours": ("fitted transforms", BLUE, "o"),
@@ -67,36 +65,19 @@ class Chart:
     caption: str
     draw: Callable[[Any], None]
 
-    def embed(self, png: Path) -> dict[str, str]:
-        """Write the chart to ``png`` and return its texts and base64 SVGs, wide and narrow.
-
-        The same chart gives the same bytes.
-        """
-        wide, narrow = (self._figure(size) for size in (_WIDE, _NARROW))
-        with writing(png), replacing(png) as temporary:
-            wide.savefig(temporary, format="png", dpi=DOTS_PER_INCH)
-        texts = {"title": self.title, "caption": self.caption}
-        return {**texts, "wide": self._svg(wide), "narrow": self._svg(narrow)}
-
-    def _figure(self, size: tuple[float, float]) -> Any:
-        figure = empty_figure(*size)
+    def save(self, png: Path) -> None:
+        """Draw the chart to ``png``. The same chart gives the same bytes."""
+        figure = empty_figure(*_INCHES)
         axes = figure.subplots()
         self.draw(axes)
         handles, labels = axes.get_legend_handles_labels()
         if labels:
             figure.legend(
-                handles, labels, loc="outside lower center", ncols=3 if size is _WIDE else 2,
-                fontsize=SMALL, frameon=False, labelcolor=INK,
+                handles, labels, loc="outside lower center", ncols=2, fontsize=SMALL,
+                frameon=False, labelcolor=INK,
             )  # fmt: skip
-        return figure
-
-    def _svg(self, figure: Any) -> str:
-        from matplotlib import rc_context
-
-        buffer = io.BytesIO()
-        with rc_context({"svg.hashsalt": self.slug, "svg.fonttype": "path"}):
-            figure.savefig(buffer, format="svg", metadata={"Date": None})
-        return base64.b64encode(buffer.getvalue()).decode()
+        with writing(png), replacing(png) as temporary:
+            figure.savefig(temporary, format="png", dpi=DOTS_PER_INCH)
 
 
 def charts_of(sweep: Sweep, advice: Recommendation) -> list[Chart]:
@@ -140,10 +121,6 @@ def _against(
         if best is not None and cost(best):
             plot([best], "*", ls="none", ms=17, color="gold", mec=INK, zorder=5,
                  label=f"recommended: {best.name}")  # fmt: skip
-        raw = None if sweep.raw is None else measure.of(sweep.raw)
-        if raw is not None and measure is NDCG:
-            axes.axhline(100 * raw, color=INK, lw=1.2, ls=(0, (5, 3)), zorder=1,
-                         label=f"raw, exact: {measure.text(raw)}")  # fmt: skip
 
     return Chart(
         slug=f"{measure.slug}-{name}",
@@ -155,7 +132,9 @@ def _against(
 
 
 def _spectrum(sweep: Sweep) -> Chart | None:
-    if len(values := sweep.eigenvalues) < 2:
+    spectrum = sweep.header.get("spectrum") or {}
+    values = [v for v in spectrum.get("eigenvalues", [])[: spectrum.get("rank")] if v > 0]
+    if len(values) < 2:
         return None
     sums = list(accumulate(values))
     widths = {p.k for p in sweep.points if p.text("family") == "ours" and 0 < p.k <= len(values)}

@@ -213,13 +213,11 @@ class RetrievalConfig(RetrievalOptions, EvalConfig):
 
     def _require_source(self) -> None:
         """Refuse what does not say one thing to search and one thing to judge it by."""
-        searched = {"--run": self.run, "--index": self.index, "--corpus": self.corpus}
-        if len(several := [name for name, value in searched.items() if value]) > 1:
+        if len(several := changed(self, only=("run", "index", "corpus"))) > 1:
             raise ConfigError(
                 f"{' and '.join(several)} each say what is searched; give one of them"
             )
-        files = {"--corpus": self.corpus, "--queries": self.queries, "--qrels": self.qrels}
-        given = [name for name, value in files.items() if value]
+        given = changed(self, only=("corpus", "queries", "qrels"))
         needed = {"--corpus": self.builds, "--queries": self.run is None, "--qrels": True}
         missing = [name for name, needs in needed.items() if needs and name not in given]
         if missing and not self.sets:
@@ -232,22 +230,21 @@ class RetrievalConfig(RetrievalOptions, EvalConfig):
                 f"{' and '.join(given)} names the files of a set, and a folder of one is named "
                 "too; give one of the two"
             )
-        if len(set(self.names)) < len(self.names):
-            raise ConfigError(f"two sets are named alike: {', '.join(self.names)}; rename a folder")
-        if not self.builds and len(self.names) > 1:
+        if len(set(self.names)) < len(self.names) or (not self.builds and len(self.names) > 1):
             raise ConfigError(
-                f"an index or a run is of one set, and {len(self.names)} are named; name the one"
+                f"the sets {', '.join(self.names)} are named; each needs another name, and an "
+                "index or a run is of one"
             )
 
     def _require_used(self) -> None:
         """Refuse options of a build or a search that does not happen."""
+        if self.builds:
+            return
         unused = ["--whiten or --k"] if self.transforms else []
         unused += changed(self, only=("store", "seed", *_OF_BUILDS))
-        unused += changed(self.encoder, without=OF_OPENING)
         if self.run is not None:
-            unused += changed(self, only=("queries", "run_out"))
-            unused += changed(self.encoder, only=OF_OPENING)
-        if not self.builds and unused:
+            unused += changed(self, only=("queries", "run_out")) + changed(self.encoder)
+        if unused:
             what = "an index" if self.run is None else "a run"
             raise ConfigError(
                 f"{' and '.join(unused)} cannot apply, since {what} that is there is judged; "

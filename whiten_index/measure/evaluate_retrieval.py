@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from whiten_index.artifacts.atomic import remove_path, scratch_folder
 from whiten_index.artifacts.files import is_file, writing
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.spec import recorded_spec, resolve_encoder
-from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.errors import CorpusError
 from whiten_index.evaluation.beir import (
     corpus_file,
     id_column,
@@ -32,7 +31,7 @@ from whiten_index.evaluation.judgements import (
     with_answers,
 )
 from whiten_index.evaluation.metrics import Qrels, Run, evaluate, require_evaluator
-from whiten_index.evaluation.trec_run import check_place, read_run, write_run
+from whiten_index.evaluation.trec_run import Ranking, check_place, read_run, write_run
 from whiten_index.index.library import load_faiss
 from whiten_index.measure.eval_config import RetrievalConfig
 from whiten_index.measure.spaces import Scores, Space, name_of, report_of, runs_of
@@ -40,7 +39,7 @@ from whiten_index.measure.text_embedder import encoder_facts
 from whiten_index.pipeline.build import build_index
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.search.query_encoder import query_embeddings
-from whiten_index.search.search_index import Ranking, SearchIndex, open_index
+from whiten_index.search.search_index import SearchIndex, open_index
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
@@ -49,17 +48,13 @@ _SPLIT = "test"
 
 @dataclass(frozen=True, eq=False)
 class _Set:
-    """A set whose queries and judgements were read, and whose corpus is Parquet.
-
-    ``made_of`` has the corpus of JSON lines that a file was made of.
-    """
+    """A set whose queries and judgements were read, and whose corpus is Parquet."""
 
     name: str
     judged: JudgedQueries
     config: RetrievalConfig
     drops_self: bool
     corpus: tuple[str, ...] = ()
-    made_of: Mapping[str, str] = field(default_factory=dict)
 
 
 def evaluate_retrieval(
@@ -93,9 +88,8 @@ def evaluate_retrieval(
         version = config.published
         recorded = None if version is None else recorded_spec(version.fields["encoder"])
         spec = resolve_encoder(config.encoder)[0] if version is None else recorded
-        if spec is not None:
-            for transform in config.transforms:
-                transform.require_dim(spec.dim)
+        for transform in config.transforms if spec is not None else ():
+            transform.require_dim(spec.dim)
         scored = [(each.name, list(_scores(each, work, stages))) for each in sets]
 
     def average(datasets: Mapping[str, Any]) -> dict[str, float]:
@@ -142,43 +136,9 @@ def _read_set(config: RetrievalConfig, number: int, work: Path, stages: Stages) 
             text_columns=config.text_columns or tuple(text_columns(first)),
             id_column=asked or id_column(first),
         )
-    made_of = {made: own for made, own in zip(corpus, named, strict=True) if made != own}
     build = config.build_config(None, corpus=corpus, out="index", store="store")
-    with _naming(made_of):
-        judged.require_any(map(str, ParquetCorpus.open(build.corpus_config()).ids()))
-    return _Set(name, judged, config, drops, corpus, made_of)
-
-
-@contextlib.contextmanager
-def _naming(made_of: Mapping[str, str]) -> Iterator[None]:
-    """Let errors name the user's own file, not the one made of it, which is gone afterwards."""
-    try:
-        yield
-    except (ConfigError, CorpusError) as error:
-        for made, own in made_of.items():
-            error.args = tuple(str(part).replace(made, own) for part in error.args)
-        raise
-
-
-def _judge_file(config: RetrievalConfig, source: str, stages: Stages) -> dict[str, Any]:
-    path, split = _judgements(config, 0)
-    qrels, splits = read_qrels_of_splits(path, split=split)
-    _note_splits(splits, stages)
-    run = read_run(source)
-    deepest = max(map(len, run.values()), default=0)
-    if deepest < config.depth:
-        stages.watcher.note(
-            f"note: {source} holds {deepest} hits a query at most, and {config.depth} are asked "
-            "for; deeper metrics count what is there"
-        )
-    drop = drops_self(config.drop_self, qrels)
-    with stages.stage("judge", len(qrels)) as watcher:
-        names = (source, str(path))
-        found = evaluate_run(run, qrels, config.metrics, drop_self=drop, names=names)
-        watcher.advance(len(qrels))
-    space = Space(source, {"run": source, "drop_self": drop})
-    scored = [(config.names[0], [(space, {**found, "drop_self": drop})])]
-    return report_of({}, runs_of(scored), stages)
+    judged.require_any(map(str, ParquetCorpus.open(build.corpus_config()).ids()))
+    return _Set(name, judged, config, drops, corpus)
 
 
 def _note_splits(splits: tuple[str, ...], stages: Stages) -> None:
@@ -198,7 +158,7 @@ def _scores(each: _Set, work: Path, stages: Stages) -> Scores:
             texts = list(each.judged.texts.values())
             embeddings = query_embeddings(store, texts, opened.encode, stages)
         path = each.config.run_path(each.name, transform)
-        yield _space(opened, each, transform), _judge(each, opened, embeddings, path, stages)
+        yield _space(opened, each, transform), _search(each, opened, embeddings, path, stages)
         # Room for the next one; the store stays.
         remove_path(work / "index")
 
@@ -210,45 +170,41 @@ def _open(
     config, out = each.config, work / "index"
     if config.index is not None:
         return open_index(config.index, **config.opening), None
-    build = config.build_config(
-        transform, corpus=each.corpus, out=str(out), store=config.store or str(work / "store")
-    )
-    with _naming(each.made_of):
-        report = build_index(build, progress=stages.watcher)
+    store = config.store or str(work / "store")
+    build = config.build_config(transform, corpus=each.corpus, out=str(out), store=store)
+    report = build_index(build, progress=stages.watcher)
     for name, seconds in report.encoded.stages.seconds.items():
         stages.seconds[name] = stages.seconds.get(name, 0.0) + seconds
     return open_index(out, **{**config.opening, "model": None}), report.encoded.store
 
 
-def _judge(
+def _search(
     each: _Set,
     opened: SearchIndex,
     embeddings: NDArray[np.float32],
     path: Path | None,
     stages: Stages,
 ) -> dict[str, Any]:
-    """Search the judged queries, write the rankings where a path is given, judge them."""
+    """Search the judged queries, write the rankings if a path is given, judge them."""
     judged, documents, depth = each.judged, opened.bundle.documents, each.config.depth
     names = [str(name) for name in documents.ids(range(len(documents)))]
     missing = judged.missing(names)
-    queries, rankings, dropped = list(judged.texts), list[Ranking](), 0
+    queries, rankings, run = list(judged.texts), list[Ranking](), dict[str, dict[str, float]]()
+    dropped = 0
     with stages.stage("search", len(queries)) as watcher:
         # One more, since a query that is a document finds itself.
-        for ranking in opened.rank_embeddings(queries, embeddings, top_k=depth + each.drops_self):
-            hits = zip(ranking.ids, ranking.scores, strict=True)
-            kept = [hit for hit in hits if not each.drops_self or str(hit[0]) != ranking.query_id]
-            dropped += len(ranking.ids) - len(kept)
+        for found in opened.rank_embeddings(queries, embeddings, top_k=depth + each.drops_self):
+            hits = zip(found.ids, found.scores, strict=True)
+            kept = [hit for hit in hits if not each.drops_self or str(hit[0]) != found.query_id]
+            dropped += len(found.ids) - len(kept)
             ids, scores = [hit[0] for hit in kept[:depth]], [hit[1] for hit in kept[:depth]]
-            rankings.append(Ranking(ranking.query_id, ids, scores))
+            rankings.append(Ranking(found.query_id, ids, scores))
+            run[str(found.query_id)] = dict(zip(map(str, ids), scores, strict=True))
         watcher.advance(len(queries))
     if path is not None:
         with writing(path.parent, kept=""):
             path.parent.mkdir(parents=True, exist_ok=True)
         write_run(path, rankings)
-    run = {
-        str(ranking.query_id): dict(zip(map(str, ranking.ids), ranking.scores, strict=True))
-        for ranking in rankings
-    }
     counts = {
         "documents": len(set(names)),
         "rows_skipped": sum(opened.bundle.manifest["counts"]["skipped"].values()),
@@ -256,9 +212,9 @@ def _judge(
         "queries_without_text": judged.left_out,
         "hits_of_self": dropped,
     }
-    figures = _figures(run, judged.qrels, each.config.metrics, counts)
     # What a wish such as full, or the rule for hits of oneself, came to with this set.
-    return {**figures, "k": opened.bundle.whitening.k, "drop_self": each.drops_self}
+    facts = {"k": opened.bundle.whitening.k, "drop_self": each.drops_self}
+    return {**_judged(run, judged.qrels, each.config.metrics, counts), **facts}
 
 
 def _space(opened: SearchIndex, each: _Set, transform: WhiteningConfig | None) -> Space:
@@ -275,38 +231,41 @@ def _space(opened: SearchIndex, each: _Set, transform: WhiteningConfig | None) -
     return Space("raw" if raw else name_of(whitening, wish), setting)
 
 
-def evaluate_run(
-    run: Run,
-    qrels: Qrels,
-    metrics: Sequence[str],
-    *,
-    drop_self: bool = False,
-    names: tuple[str, str] = ("the run", "the judgements"),
-) -> dict[str, Any]:
-    """Judge a run that was read from a file.
-
-    Returns:
-        Metric -> its mean over the judged queries, times 100; and ``counts``: ``queries`` judged,
-        those of them ``queries_not_in_run``, which count 0, ``run_queries_not_judged`` (without a
-        relevant document), which do not count, the ``hits`` of judged queries, those of them
-        ``hits_not_judged``, which count as not relevant, and the ``hits_of_self`` left out.
-    """
-    relevant = with_answers(qrels)
-    _require_match(run, relevant, names)
-    dropped = 0
-    if drop_self:
+def _judge_file(config: RetrievalConfig, source: str, stages: Stages) -> dict[str, Any]:
+    """Judge a run that was read from a file."""
+    path, split = _judgements(config, 0)
+    qrels, splits = read_qrels_of_splits(path, split=split)
+    _note_splits(splits, stages)
+    run, relevant = read_run(source), with_answers(qrels)
+    deepest = max(map(len, run.values()), default=0)
+    if deepest < config.depth:
+        stages.watcher.note(
+            f"note: {source} holds {deepest} hits a query at most, and {config.depth} are asked "
+            "for; deeper metrics count what is there"
+        )
+    _require_match(run, relevant, source, str(path))
+    drop, dropped = drops_self(config.drop_self, qrels), 0
+    if drop:
         dropped = sum(query in found for query, found in run.items())
         run = {
             query: {document: score for document, score in found.items() if document != query}
             for query, found in run.items()
         }
-    return _figures(run, relevant, metrics, {"hits_of_self": dropped})
+    with stages.stage("judge", len(qrels)) as watcher:
+        found = _judged(run, relevant, config.metrics, {"hits_of_self": dropped})
+        watcher.advance(len(qrels))
+    space = Space(source, {"run": source, "drop_self": drop})
+    scored = [(config.names[0], [(space, {**found, "drop_self": drop})])]
+    return report_of({}, runs_of(scored), stages)
 
 
-def _figures(
+def _judged(
     run: Run, relevant: Qrels, metrics: Sequence[str], counts: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Judge a run whose ids are known to be those of the judgements; see ``evaluate_run``."""
+    """Return each metric's mean over the judged queries, times 100, and the counts.
+
+    Queries that the run lacks count 0, hits that nobody judged as not relevant.
+    """
     hits = [(query, document) for query in relevant for document in run.get(query, ())]
     counts = {
         **counts,
@@ -333,19 +292,19 @@ def drops_self(asked: bool | None, qrels: Qrels) -> bool:
     return not any(grades.get(query, 0) > 0 for query, grades in qrels.items())
 
 
-def _require_match(run: Run, qrels: Qrels, names: tuple[str, str]) -> None:
+def _require_match(run: Run, qrels: Qrels, source: str, judgements: str) -> None:
     """Refuse a run of another set, or of other ids, whose figures would all be 0."""
     found, judged = (
-        {document: None for each in side.values() for document in each} for side in (run, qrels)
+        dict.fromkeys(document for each in side.values() for document in each)
+        for side in (run, qrels)
     )
-    sides: tuple[tuple[str, Mapping[str, Any], Mapping[str, Any]], ...] = (
-        ("query", run, qrels),
-        ("document", found, judged),
-    )
-    for what, ours, theirs in sides:
-        if not ours.keys() & theirs.keys():
+    for what, ours, theirs in (
+        ("query", list(run), list(qrels)),
+        ("document", list(found), list(judged)),
+    ):
+        if set(ours).isdisjoint(theirs):
             raise CorpusError(
-                f"no {what} of {names[0]} is in {names[1]}: the run has ids such as "
+                f"no {what} of {source} is in {judgements}: the run has ids such as "
                 f"{some(ours) or 'none'}, the judgements {some(theirs)}; give files of one set, "
                 "and check the split of the judgements and the id column that the run was made with"
             )

@@ -1,4 +1,4 @@
-"""Transfer tasks and RTE of any model and transform.
+"""Transfer tasks of any model and transform.
 
 No gain is to be expected of whitening before a linear classifier, which can undo any invertible
 linear map itself: what changes is what its penalty on large weights costs in each direction, and
@@ -22,7 +22,6 @@ from whiten_index.evaluation.transfer_scores import (
     check_splits,
     pair_features,
     require_learner,
-    score_entailment,
     score_transfer,
 )
 from whiten_index.evaluation.transfer_tasks import Task
@@ -33,12 +32,11 @@ from whiten_index.progress import Progress
 
 # The seven sets whose mean the papers print.
 SEVEN = ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc")
-_RTE, _ENTAILMENT = "rte", ("entailment", "0")
 # What files call the class of paraphrases, which F1 is of.
 _POSITIVE = ("1", "equivalent", "paraphrase", "yes", "true")
 # As published it has train and test only: its dev split is of the train part.
 _DEV_OF_TRAIN = ("mrpc",)
-_POINTS = ("accuracy", "deviation", "f1", "majority", "tuned_accuracy")
+_POINTS = ("accuracy", "deviation", "f1", "majority")
 
 
 def evaluate_transfer(
@@ -49,12 +47,12 @@ def evaluate_transfer(
     embedder: TextEmbedder | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Score each task by a classifier on its vectors, RTE by the cosine, in each space.
+    """Score each task by a classifier on its vectors in each space, as ``score_transfer`` does.
 
-    A set called rte is scored by ``score_entailment``, the others by ``score_transfer``; pairs by
-    their ``pair_features``. The dev split of mrpc joins its train split, as in SentEval.
-    Transforms fitted on the target see the texts of all splits and no label. ``folds`` are those
-    of every cross-validation.
+    Pairs are classified by their ``pair_features``. The dev split of mrpc joins its train split, as
+    in SentEval; dev is tested where there is no test split, as in GLUE's RTE. Transforms fitted on
+    the target see the texts of all splits and no label. ``folds`` are those of every
+    cross-validation.
 
     Returns:
         JSON values: encoder, name, setting, datasets and average of the first space, and ``runs``,
@@ -68,7 +66,7 @@ def evaluate_transfer(
     def score(task: Task, embedder: TextEmbedder, spaces: Spaces) -> Scores:
         first = embedder.embed(task.first)
         second = None if task.second is None else embedder.embed(task.second)
-        for space in spaces.of(task.texts, scored=_tested(task)):
+        for space in spaces.of(task.texts, scored=np.isin(_splits(task), ("all", "test"))):
             u, v = space.apply(first), None if second is None else space.apply(second)
             setting = {**space.setting, "normalized": False}
             yield replace(space, setting=setting), _score(task, u, v, config, folds)
@@ -85,11 +83,11 @@ def evaluate_transfer(
 
 
 def average(datasets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the mean accuracy of the papers' seven sets where all are there, else of all.
+    """Return the mean accuracy of the papers' seven sets if all are there, else of all.
 
-    RTE, which has no classifier, is left out; None where fewer than two sets are left.
+    None for fewer than two sets.
     """
-    by_name = {name.lower(): each for name, each in datasets.items() if "chosen_by" in each}
+    by_name = {name.lower(): each for name, each in datasets.items()}
     names = SEVEN if set(SEVEN) <= set(by_name) else tuple(by_name)
     if len(names) < 2:
         return None
@@ -105,22 +103,17 @@ def _score(
     folds: int,
 ) -> dict[str, Any]:
     """Return what a task scores in one space, times 100."""
-    if second is not None and _is_rte(task):
-        name = next(name for name in _ENTAILMENT if name in task.classes)
-        entailed = task.labels == task.classes.index(name)
-        scored = score_entailment(first, second, entailed, _tested(task))
-    else:
-        positive = _positive(task)
-        scored = score_transfer(
-            first if second is None else pair_features(first, second),
-            task.labels,
-            _splits(task),
-            folds=folds,
-            seed=config.seed,
-            positive=None if positive is None else task.classes.index(positive),
-            threads=config.encoder.threads,
-        )
-        scored["positive"] = positive
+    positive = _positive(task)
+    scored = score_transfer(
+        first if second is None else pair_features(first, second),
+        task.labels,
+        _splits(task),
+        folds=folds,
+        seed=config.seed,
+        positive=None if positive is None else task.classes.index(positive),
+        threads=config.encoder.threads,
+    )
+    scored["positive"] = positive
     notes = list(_notes(task, scored))
     for name in _POINTS:
         if scored.get(name) is not None:
@@ -140,39 +133,16 @@ def _has_f1(task: Task) -> bool:
 
 
 def _splits(task: Task) -> NDArray[np.str_]:
+    """Return the split of each row as it is used: for folds, to train, to choose by, or tested."""
+    if {"all", "test"}.isdisjoint(task.splits.tolist()):
+        return np.where(task.splits == "dev", "test", task.splits)
     if task.name.lower() in _DEV_OF_TRAIN:
         return np.where(task.splits == "dev", "train", task.splits)
     return task.splits
 
 
-def _is_rte(task: Task) -> bool:
-    return task.name.lower() == _RTE
-
-
-def _tested(task: Task) -> NDArray[np.bool_]:
-    """Return which rows (n,) are scored: those of dev in RTE, whose test labels are not public."""
-    wanted = ("dev",) if _is_rte(task) else ("all", "test")
-    return np.isin(task.splits, wanted)
-
-
 def _check(task: Task, folds: int) -> None:
     """Refuse, before anything is encoded, a task that cannot be scored."""
-    if _is_rte(task):
-        if task.second is None or set(task.splits.tolist()) - {"train"} != {"dev"}:
-            raise ConfigError(
-                "rte is scored by the cosine of sentence1 and sentence2 on its dev split, and "
-                "tuned on train; give it pairs in these two splits, or rename the file"
-            )
-        if len(task.classes) != 2 or not set(_ENTAILMENT) & set(task.classes):
-            raise ConfigError(
-                f"the classes of {task.name} are {shown(task.classes)}; RTE has two, and that of "
-                f"entailment is called {' or '.join(_ENTAILMENT)}: rename the classes, or the file"
-            )
-        return
-    if not _tested(task).any():
-        raise ConfigError(
-            f"{task.name} has no split test to score a classifier on; name the part held out test"
-        )
     try:
         check_splits(np.array(task.classes, object)[task.labels], _splits(task), folds)
     except ConfigError as error:
@@ -181,25 +151,10 @@ def _check(task: Task, folds: int) -> None:
 
 def _notes(task: Task, scored: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a reader must know besides the figures."""
-    if "threshold" in scored:
-        if scored["tuned_threshold"] is None:
-            few = scored["rows"]["train"]
-            one = f"the {few:,} pairs of train have one class"
-            yield f"{one if few else 'no pair of train has a label'}, so no threshold is tuned"
-        if scored["majority"] == 1:
-            yield f"the {scored['rows']['dev']:,} tested pairs have one class"
-        for way, threshold in (("constant", "threshold"), ("tuned_constant", "tuned_threshold")):
-            if scored[way]:
-                yield f"every pair is called the same at threshold {scored[threshold]:.2f}"
-        return
     if _has_f1(task) and scored["positive"] is None:
         yield (
             f"no F1, as neither {' nor '.join(map(shown, task.classes))} is known to be the "
             f"positive class; call it one of {', '.join(_POSITIVE)}"
         )
-    if scored["constant"]:
-        yield f"{scored['constant']} of {scored['classifiers']} classifiers predict one class only"
-    if scored["unseen"]:
-        yield f"{scored['unseen']:,} tested rows have a class that the training rows lack"
     if scored["unconverged"]:
         yield f"{scored['unconverged']} fits ended before they converged"

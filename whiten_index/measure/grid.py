@@ -83,13 +83,6 @@ class Grid:
     points: tuple[Point, ...]
     skipped: dict[Point, str]
 
-    def by_vectors(self) -> dict[Vectors, list[Point]]:
-        """Return the points grouped by their vectors, in order."""
-        found: dict[Vectors, list[Point]] = {}
-        for point in self.points:
-            found.setdefault(point.vectors, []).append(point)
-        return found
-
 
 def grid(config: SweepConfig, *, dim: int, rank: int, rows: int) -> Grid:
     """Return the points of a sweep of raw embeddings with ``dim`` dims, which span ``rank``."""

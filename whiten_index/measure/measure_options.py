@@ -25,7 +25,7 @@ class EvalOptions:
     store: Annotated[
         str | None,
         Field(min_length=1),
-        Option("Folder that keeps the embeddings for later runs.", RESOURCES, default="none kept"),
+        Option("Folder that keeps embeddings for later runs.", RESOURCES, default="none kept"),
     ] = None
     fit: Annotated[
         str,

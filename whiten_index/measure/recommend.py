@@ -73,36 +73,28 @@ def recommend(sweep: Sweep) -> Recommendation:
         # Figures are compared as shown, so that a reader who subtracts finds the same.
         return round(100 * (measure.of(point) or 0.0), 2)
 
-    # The least value, the points that have it, and the failure of all to have it.
-    goals: list[tuple[float, str, str]]
     if measure is NDCG:
-        best, name = max(known, key=value), "the best point (raw: unknown)"
-        if (raw := sweep.raw) is not None and raw.ndcg is not None:
-            best, name = raw, "the raw embeddings"
-        goal = f"within {100 * TOLERANCE:g} points of the nDCG@10 of {name}"
-        reference = hundredths(best.ndcg or 0.0)
-        goals = [(value(best) - 100 * TOLERANCE, goal, f"is {goal} ({reference})")]
-        after = f" against {reference}."
-        otherwise = ": keep the raw embeddings, or sweep a larger k."
+        raw, name = sweep.raw, "the raw embeddings"
+        if raw is None or raw.ndcg is None:
+            raw, name = max(known, key=value), "the best point (raw: unknown)"
+        reference = value(raw)
+        least = reference - 100 * TOLERANCE
+        goal = f"within {100 * TOLERANCE:g} points of the nDCG@10 of {name} ({reference:.2f})"
+        end = ": keep the raw embeddings, or sweep a larger k."
     else:
-        goals = []
-        for level in _LEVELS:
-            found = f"{level:.0%} of the raw embeddings' ten nearest neighbours"
-            goals.append((100 * level, f"that find {found}", f"finds {found}"))
-        after = otherwise = ". Without judgements quality is unknown."
-    for least, goal, _ in goals:
-        if near := [point for point in others if value(point) >= least - 1e-9]:
-            point = min(near, key=lambda p: _order(p, measure))
-            return Recommendation(measure, point, (
-                f"{point.name} takes the fewest bytes per row ({_bytes(sweep, point)}) among the "
-                f"settings {goal}: {measure.text(measure.of(point) or 0.0)}{after}"
-            ))  # fmt: skip
-    point = max(others, key=lambda p: (measure.of(p) or 0.0, -(p.per_row or 0.0)))
-    return Recommendation(measure, point, (
-        f"No setting {goals[-1][2]}; the nearest is {point.name} with "
-        f"{measure.text(measure.of(point) or 0.0)} and {_bytes(sweep, point)} bytes per "
-        f"row{otherwise}"
-    ))  # fmt: skip
+        most = max(map(value, others))
+        least = 100 * next((level for level in _LEVELS if 100 * level <= most + 1e-9), _LEVELS[-1])
+        goal = f"at {least:.0f}% or more of the raw embeddings' ten nearest neighbours"
+        end = ". Without judgements quality is unknown."
+    if near := [point for point in others if value(point) >= least - 1e-9]:
+        point = min(near, key=lambda p: _order(p, measure))
+        said = f"{point.name} takes the fewest bytes per row among the settings {goal}"
+        end = end if measure is AGREEMENT else "."
+    else:
+        point = max(others, key=lambda p: (measure.of(p) or 0.0, -(p.per_row or 0.0)))
+        said = f"No setting is {goal}; the nearest is {point.name}"
+    found = measure.text(measure.of(point) or 0.0)
+    return Recommendation(measure, point, f"{said}: {found} at {_bytes(sweep, point)}{end}")
 
 
 def _order(point: Measured, measure: Measure) -> tuple[bool, float, float, float]:
@@ -112,8 +104,10 @@ def _order(point: Measured, measure: Measure) -> tuple[bool, float, float, float
 
 def _bytes(sweep: Sweep, point: Measured) -> str:
     stored, raw = point.number("rerank.bytes_per_row"), sweep.dataset.get("raw_bytes_per_row")
-    text = number(point.per_row or 0.0) + (f" and {number(stored)} in the store" if stored else "")
-    return text + (f", raw {number(raw)}" if raw else "")
+    beside = [f"{number(stored)} more in the store"] if stored else []
+    beside += [f"raw {number(raw)}"] if raw else []
+    shown = f" ({', '.join(beside)})" if beside else ""
+    return f"{number(point.per_row or 0.0)} bytes per row{shown}"
 
 
 def front(found: Iterable[Measured], cost: Figure, gain: Figure) -> list[Measured]:

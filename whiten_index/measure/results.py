@@ -7,7 +7,6 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +102,6 @@ class Sweep:
             self.header = record
         elif kind == "point":
             self.skipped.pop(key, None)
-            self.by_key.pop(key, None)
             self.by_key[key] = Measured(record)
         elif kind == "skipped":
             self.skipped[key] = str(record.get("why") or "-")
@@ -128,48 +126,24 @@ class Sweep:
         """Exact search of the raw embeddings."""
         return next((point for point in self.points if point.is_raw), None)
 
-    @cached_property
-    def eigenvalues(self) -> list[float]:
-        """Positive eigenvalues of the covariance within its rank, in falling order."""
-        spectrum = self.header.get("spectrum") or {}
-        values = spectrum.get("eigenvalues", [])[: spectrum.get("rank")]
-        return [value for value in values if value > 0]
 
-
-@dataclass(eq=False)
 class Results:
-    """A results file and its runs. The file only grows."""
+    """A results file that only grows, and its runs by name."""
 
-    path: Path
-    runs: dict[str, Sweep] = field(default_factory=dict)
-
-    @classmethod
-    def open(cls, path: Path) -> Results:
-        """Read a results file in order to append to it, and cut off a torn last line."""
-        results = cls.read(path) if exists(path) else cls(path)
+    def __init__(self, path: Path) -> None:
+        """Read the file if there is one, and cut off a torn last line."""
+        self.path = path
+        self.runs = read_runs(path) if exists(path) else dict[str, Sweep]()
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             if exists(path):
                 with path.open("r+b") as file:
                     whole = (line for line in iterate_lines(file) if line.endswith(b"\n"))
                     file.truncate(sum(map(len, whole)))
-        return results
-
-    @classmethod
-    def read(cls, path: Path) -> Results:
-        """Read a results file, except a torn last line."""
-        results = cls(path)
-        for record in _read_lines(path):
-            results.run(str(record.get("run"))).add(record)
-        return results
-
-    def run(self, name: str) -> Sweep:
-        """Return a run, which may have no lines yet."""
-        return self.runs.setdefault(name, Sweep(name))
 
     def start(self, record: Record) -> Sweep:
         """Return a run, whose first line is written unless its last one says the same."""
-        run = self.run(record["run"])
+        run = self.runs.setdefault(record["run"], Sweep(record["run"]))
         if {**run.header, "time": None} != {**record, "time": None}:
             self.append(record)
         return run
@@ -181,7 +155,7 @@ class Results:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
-        self.run(record["run"]).add(unsealed(json.loads(line)))
+        self.runs[record["run"]].add(unsealed(json.loads(line)))
 
 
 def line_of(record: Mapping[str, Any]) -> bytes:
@@ -215,9 +189,18 @@ def _parse_line(line: bytes, number: int, path: Path) -> Record:
         ) from error
 
 
+def read_runs(path: Path) -> dict[str, Sweep]:
+    """Read a results file, except a torn last line: name of a run -> the run."""
+    runs: dict[str, Sweep] = {}
+    for record in _read_lines(path):
+        name = str(record.get("run"))
+        runs.setdefault(name, Sweep(name)).add(record)
+    return runs
+
+
 def read_sweeps(path: Path) -> list[Sweep]:
     """Read every run of a results file, in the order in which they were started."""
-    runs = Results.read(path).runs.values()
+    runs = read_runs(path).values()
     for sweep in runs:
         if not sweep.header and (sweep.by_key or sweep.skipped):
             raise ArtifactError(

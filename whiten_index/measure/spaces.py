@@ -157,7 +157,9 @@ def evaluate_sets(
     stages = Stages(progress or Silent())
     embedder = embedder or open_embedder(config, stages)
     spaces = Spaces(config, embedder, stages)
-    embedder.embed([text for each in sets for text in each.texts])
+    for each in sets:
+        # A set is kept as a whole, so that others with it change nothing.
+        embedder.embed(each.texts)
     scored: list[tuple[str, Scores]] = []
     with stages.stage(stage, sum(map(len, sets))) as watcher:
         for each in sets:

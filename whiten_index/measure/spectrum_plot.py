@@ -1,4 +1,4 @@
-"""Picture of the transform of an index: spectrum, variance kept, geometry, choice of γ."""
+"""Picture of the transform of an index: spectrum, variance kept, choice of γ."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from whiten_index.measure.charts import (
     BLUE,
     DOTS_PER_INCH,
     GREY,
-    HEAD,
     INK,
     PALE,
     RED,
@@ -30,15 +29,6 @@ from whiten_index.measure.charts import (
 _ENDINGS = (".png", ".svg", ".pdf")
 _TITLE = 14  # points
 _ROOM = 1.6  # factor between the eigenvalues drawn and the edge of the axis
-
-# Field of the geometry, its label, its format, and how to read it.
-_FIGURES = (
-    ("mean_cosine", "mean cosine of pairs", "{:.3f}", "0: even directions"),
-    ("isoscore", "IsoScore", "{:.3f}", "1: even variance"),
-    ("effective_rank", "effective rank", "{:,.1f}", "directions in use"),
-    ("uniformity", "uniformity", "{:.3f}", "lower: more even"),
-    ("hubness", "hubness", "{:.2f}", "0: no hubs"),
-)
 
 Panel = Callable[[Any], None]
 
@@ -58,19 +48,17 @@ def draw_spectrum(path: Path | str, description: Mapping[str, Any], eigenvalues:
 
     Args:
         path: ends in .png, .svg or .pdf.
-        description: what ``describe_index`` returns; panels on ``geometry`` and ``choice`` are
-            drawn if it has them.
+        description: what ``describe_index`` returns; its ``choice`` is drawn if it has one.
         eigenvalues: (d,) of the covariance, in falling order; zeros are named, not drawn.
     """
     path = Path(path)
     check_plot_path(path)
     values = np.maximum(np.asarray(eigenvalues, dtype=np.float64), 0.0)
     panels, (above, below) = _panels(description, values), _title(description)
-    rows, columns = (2, 2) if len(panels) == 4 else (1, len(panels))
-    figure = empty_figure(5.9 * columns, 4.2 * rows + 1)
+    figure = empty_figure(5.9 * len(panels), 5.2)
     figure.suptitle(above, size=_TITLE, color=INK)
     figure.supxlabel(below, size=TEXT, color=GREY)
-    for axes, draw in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=True):
+    for axes, draw in zip(figure.subplots(1, len(panels)), panels, strict=True):
         draw(axes)
     with writing(path), replacing(path) as temporary:
         figure.savefig(temporary, format=path.suffix.lower()[1:], dpi=DOTS_PER_INCH)
@@ -96,15 +84,12 @@ def _title(description: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _panels(description: Mapping[str, Any], values: NDArray[np.float64]) -> list[Panel]:
-    whitening = description["whitening"]
+    whitening, choice = description["whitening"], description.get("choice") or {}
     panels: list[Panel] = [
         lambda axes: _draw_eigenvalues(axes, values, whitening),
         lambda axes: _draw_variance(axes, values, whitening),
     ]
-    if geometry := description.get("geometry"):
-        panels.append(lambda axes: _draw_geometry(axes, geometry, whitening))
-    choice = description.get("choice")
-    if choice and choice.get("candidates"):
+    if choice.get("candidates"):
         panels.append(lambda axes: _draw_choice(axes, choice))
     return panels
 
@@ -163,34 +148,6 @@ def _mark(
                       (-6 if left else 6, 0), va="top", xycoords=axes.get_xaxis_transform(),
                       textcoords="offset points", ha="right" if left else "left",
                       size=TEXT, color=colour, weight=weight)  # fmt: skip
-
-
-def _draw_geometry(axes: Any, geometry: Mapping[str, Any], whitening: Mapping[str, Any]) -> None:
-    before, after = geometry.get("raw") or {}, geometry.get("vectors") or {}
-    rows = after.get("rows", before.get("rows"))
-    sample = f" ({rows:,} rows)" if rows else ""
-    axes.set_title(f"Geometry before and after{sample}", size=HEAD, loc="left", color=INK, pad=10)
-    axes.set_axis_off()
-    table = axes.table(
-        [[label, _figure(before, name, form), _figure(after, name, form), meaning]
-         for name, label, form, meaning in _FIGURES],
-        colLabels=["", f"embeddings\nd = {whitening['dim']}", f"vectors\nk = {whitening['k']}", ""],
-        colWidths=[0.33, 0.2, 0.17, 0.3], cellLoc="left", edges="horizontal",
-        bbox=[0, 0.05, 1, 0.93],
-    )  # fmt: skip
-    table.auto_set_font_size(False)
-    table.set_fontsize(SMALL)
-    for (_, column), cell in table.get_celld().items():
-        cell.set_edgecolor(PALE)
-        cell.set_text_props(color=(INK, BLUE, RED, GREY)[column])
-
-
-def _figure(side: Mapping[str, Any], name: str, form: str) -> str:
-    if (value := side.get(name)) is None:
-        return "–"
-    text = form.format(value)
-    # A figure that rounds to 0 has no sign.
-    return text.lstrip("-") if not text.strip("-0.") else text.replace("-", "−")
 
 
 def _draw_choice(axes: Any, choice: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections import Counter
@@ -14,7 +15,7 @@ import whiten_index
 from whiten_index.artifacts.atomic import replace_file
 from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError
-from whiten_index.measure.charts import charts_of
+from whiten_index.measure.charts import Chart, charts_of
 from whiten_index.measure.recommend import (
     front,
     hundredths,
@@ -101,22 +102,23 @@ class _Section:
         settings = self.sweep.header.get("settings") or {}
         return "" if point is None else point.build_options(settings.get("target_recall"))
 
-    def facts(self) -> list[tuple[str, str]]:
+    def facts(self) -> dict[str, Any]:
         """Return corpus, queries, machine and versions as far as they are known."""
         dataset, header = self.sweep.dataset, self.sweep.header
-        machine, versions = header.get("machine") or {}, header.get("versions") or {}
-        where = [machine.get("processor"), machine.get("gpu"), f"{machine.get('cores', '?')} cores"]
         held = ", rows held out" if dataset.get("held_out") else ", judged"
         found = {
             "rows": dataset.get("rows"),
             "dimensions": dataset.get("dim"),
             "encoder": dataset.get("encoder"),
             "queries": f"{dataset['queries']}{held}" if dataset.get("queries") else None,
-            "machine": ", ".join(str(each) for each in where if each) if machine else None,
-            "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+            **{
+                group: ", ".join(f"{name} {value}" for name, value in header[group].items())
+                for group in ("machine", "versions")
+                if header.get(group)
+            },
             "measured": str(header.get("time") or "")[:16].replace("T", " "),
         }
-        return [(name, str(fact)) for name, fact in found.items() if fact not in (None, "", ABSENT)]
+        return {name: fact for name, fact in found.items() if fact}
 
     def to_json(self) -> dict[str, Any]:
         """Return the section as JSON values."""
@@ -186,10 +188,12 @@ def write_report(results: Path | str, folder: Path | str) -> Path:
     charts = []
     for place, section in enumerate(sections, 1):
         name = re.sub(r"[^a-z0-9]+", "-", section.sweep.name.lower()).strip("-")[:60]
-        drawn = charts_of(section.sweep, section.advice)
-        charts.append(
-            [chart.embed(figures / f"{place}-{name}-{chart.slug}.png") for chart in drawn]
-        )
+        charts.append([
+            (chart, figures / f"{place}-{name}-{chart.slug}.png")
+            for chart in charts_of(section.sweep, section.advice)
+        ])  # fmt: skip
+        for chart, png in charts[-1]:
+            chart.save(png)
     written = {
         "report.md": "\n\n".join(section.to_markdown() for section in sections) + "\n",
         "report.json": json.dumps({"sweeps": [each.to_json() for each in sections]}, indent=1),
@@ -201,7 +205,7 @@ def write_report(results: Path | str, folder: Path | str) -> Path:
     return folder / REPORT
 
 
-def _page(sections: list[_Section], charts: list[list[dict[str, str]]], source: str) -> str:
+def _page(sections: list[_Section], charts: list[list[tuple[Chart, Path]]], source: str) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -215,6 +219,7 @@ def _page(sections: list[_Section], charts: list[list[dict[str, str]]], source: 
         title=f"Sweep of {', '.join(dict.fromkeys(each.sweep.name for each in sections))}",
         sections=sections,
         charts=charts,
+        embedded=lambda png: base64.b64encode(png.read_bytes()).decode(),
         notes=notes,
         by_reason=by_reason,
         source=source,

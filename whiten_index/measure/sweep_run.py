@@ -15,13 +15,12 @@ import numpy as np
 
 import whiten_index
 from whiten_index.artifacts.atomic import discard, remove_path
-from whiten_index.artifacts.files import exists, writing
+from whiten_index.artifacts.files import writing
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.index.gpu import gpu_name, require_device
 from whiten_index.index.library import describe_faiss, load_faiss, set_threads
-from whiten_index.index.sizes import expected_bytes
-from whiten_index.measure.grid import FAISS, grid
+from whiten_index.measure.grid import grid
 from whiten_index.measure.results import RESULTS, Results
 from whiten_index.measure.sweep_config import SweepConfig
 from whiten_index.measure.sweep_data import Dataset, prepare_dataset, read_queries
@@ -61,10 +60,9 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> dict
 
     Returns:
         JSON values: ``rows`` of the corpus, those ``to_encode``, and the ``encode_seconds`` of
-        these, None if there are none; the width ``dim``; ``points`` to measure, in all and
-        ``by_family``, those ``found`` in the results file, and ``skipped``: key -> reason. The
-        embeddings may turn out to span fewer directions than dims. ``work_bytes``: largest total
-        of the temporary index files, and ``largest_index_bytes``.
+        these, None if there are none; the width ``dim``; the grid's ``points``, in all and
+        ``by_family``, and ``skipped``: key -> reason. The embeddings may turn out to span fewer
+        directions than dims.
 
     Raises:
         CorpusError: corpus or judgements cannot be used.
@@ -82,12 +80,6 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> dict
         store = EmbeddingStore.open(config.build.store_place)
         rows, dim, to_encode = store.corpus().rows, int(store.encoder["dim"]), 0
     points = grid(config, dim=dim, rank=dim, rows=rows)
-    found = _measured_before(config, rows)
-    sizes = [
-        [expected_bytes(point.factory(rows), rows=rows, dim=dim, k=where.k).total for point in some]
-        for where, some in points.by_vectors().items()
-        if where.family != FAISS
-    ]
     return {
         "rows": rows,
         "to_encode": to_encode,
@@ -95,25 +87,8 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> dict
         "dim": dim,
         "points": len(points.points),
         "by_family": dict(Counter(point.vectors.family for point in points.points)),
-        "found": sum(point.key in found for point in points.points),
         "skipped": {point.key: why for point, why in points.skipped.items()},
-        # Indexes over the same vectors exist at the same time, next to the raw embeddings.
-        "work_bytes": 4 * rows * dim + max(map(sum, sizes), default=0),
-        "largest_index_bytes": max((size for some in sizes for size in some), default=0),
     }
-
-
-def _measured_before(config: SweepConfig, rows: int) -> set[str]:
-    """Return the points of runs that a sweep may resume, as far as a plan knows."""
-    path, settings = config.folder / RESULTS, _settings(config)
-    indexed = rows if config.qrels is not None else rows - min(config.sample, rows // 5)
-    found = set[str]()
-    for run in Results.read(path).runs.values() if exists(path) else ():
-        before = run.header.get("settings") or {}
-        same = {name: before.get(name) for name in settings} == settings
-        if same and run.dataset.get("rows") == indexed:
-            found |= run.by_key.keys()
-    return found
 
 
 def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> SweepReport:
@@ -135,7 +110,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
     with only_writer(config.folder, what="sweep"):
         work = config.folder / _WORK
         remove_path(work)
-        results = Results.open(config.folder / RESULTS)
+        results = Results(config.folder / RESULTS)
         encoded = encode_or_open(config.build, stages)
         try:
             with writing(work):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +17,13 @@ from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.evaluation.metrics import evaluate
 from whiten_index.index.choice import IndexPlan, choose_factory
-from whiten_index.index.exact import Rows, Scores, flat_vectors, use_large_pages
+from whiten_index.index.exact import (
+    Rows,
+    Scores,
+    exact_neighbours,
+    flat_vectors,
+    use_large_pages,
+)
 from whiten_index.index.factory import inner_index, inner_of, peer_index
 from whiten_index.index.faiss_build import build_faiss_index
 from whiten_index.index.gpu import DeviceIndex, runs_on_gpu
@@ -65,11 +71,10 @@ def measure_points(
     """
     for point, why in points.skipped.items():
         yield _skipped(point, why)
-    missing = {
-        where: some
-        for where, every in points.by_vectors().items()
-        if (some := [point for point in every if point.key not in done])
-    }
+    missing: dict[Vectors, list[Point]] = {}
+    for point in points.points:
+        if point.key not in done:
+            missing.setdefault(point.vectors, []).append(point)
     if not missing:
         return
     exact = Point(Vectors(RAW, NONE, dataset.dim), FP32, "flat")
@@ -117,18 +122,6 @@ class Trial:
     dataset: Dataset
     raw_truth: NDArray[np.int64]
     folder: Path
-    _peer_truth: dict[Vectors, NDArray[np.int64]] = field(default_factory=dict, repr=False)
-
-    def make(self, point: Point, space: Space) -> Made:
-        """Make an index as a build does, and measure its bytes and quality."""
-        made = self._made(point, space)
-        search = self.search_of(made)
-        # A deeper search also improves its first ten hits, so each depth is searched apart.
-        _, near = search(self.dataset.queries, TOP_K)
-        made.record["index_recall@10"] = overlap(self._truth(point, space, near), near)
-        made.record["agreement@10"] = overlap(self.raw_truth, near)
-        made.record["quality"] = self._quality(search)
-        return made
 
     def time(self, group: Sequence[Made], reference: Made | None) -> None:
         """Time the searches of several indexes by turns, and write the figures to their records.
@@ -175,8 +168,8 @@ class Trial:
         search(batch, TOP_K)
         return np.array(single), len(batch) / (time.perf_counter() - started)
 
-    def _made(self, point: Point, space: Space) -> Made:
-        """Make the index of a point, and return it with its bytes and the seconds it took."""
+    def make(self, point: Point, space: Space) -> Made:
+        """Make an index as a build does, and measure its bytes, seconds and quality."""
         dataset, build = self.dataset, self.config.build
         factory, k = point.factory(dataset.rows), space.whitening.k
         folder = self.folder / point.key.replace("/", "-")
@@ -197,12 +190,12 @@ class Trial:
         setting = point.setting()
         if setting["rerank"]:
             setting["rerank"]["bytes_per_row"] = dataset.facts["stored_bytes_per_row"]
+        spent = stages.seconds
         seconds = {
-            "train": stages.seconds.get("train", 0.0),
-            "add": stages.seconds["project and add"],
-            "tune": stages.seconds.get("exact neighbours", 0) + stages.seconds.get("tune", 0),
+            "train": spent.get("train", 0.0),
+            "add": spent["project and add"],
+            "tune": spent.get("exact neighbours", 0) + spent.get("tune", 0),
         }
-        per_row = size.per_row_total / dataset.rows
         record = {
             **setting,
             "exponent": None if by_faiss else space.whitening.exponent,
@@ -210,10 +203,19 @@ class Trial:
             "factory": factory,
             "parameters": parameters,
             "device": device,
-            "bytes": {**size.to_json(), "per_row": per_row, "fixed": size.fixed},
+            "bytes": {
+                **size.to_json(), "per_row": size.per_row_total / dataset.rows, "fixed": size.fixed,
+            },
             "seconds": {**seconds, "total": sum(seconds.values())},
-        }
-        return Made(point, space, folder, record)
+        }  # fmt: skip
+        found = Made(point, space, folder, record)
+        search = self.search_of(found)
+        # A deeper search also improves its first ten hits, so each depth is searched apart.
+        _, near = search(dataset.queries, TOP_K)
+        record["index_recall@10"] = overlap(self._truth(found), near)
+        record["agreement@10"] = overlap(self.raw_truth, near)
+        record["quality"] = self._quality(search)
+        return found
 
     def _fill_peer(self, factory: str, folder: Path, stages: Stages) -> IndexBytes:
         """Make an index with FAISS's own transforms of raw rows."""
@@ -230,40 +232,25 @@ class Trial:
         write_index(index, folder / INDEX)
         return measured_bytes(index)
 
+    def _truth(self, made: Made) -> Rows:
+        """Return the exact neighbours (q, 10) among the vectors that an index holds."""
+        if made.point.vectors.family != FAISS:
+            return made.space.truth
+        index = load_faiss().read_index(str(made.folder / INDEX))
+        vectors = Transforms(index)
+        blocks = (vectors(block.astype(np.float32)) for block in self.dataset.embeddings.blocks())
+        return exact_neighbours(blocks, vectors(self.dataset.queries), TOP_K)[1]
+
     def search_of(self, made: Made) -> Search:
         """Return the search of a point: as in a bundle, or for FAISS's own transforms by FAISS."""
-        index = load_faiss().read_index(str(made.folder / INDEX))
+        dataset, index = self.dataset, load_faiss().read_index(str(made.folder / INDEX))
         if made.point.vectors.family == FAISS:
             return cast(Search, index.search)
         search = searcher(index, made.record["device"])
-        candidates = made.point.rerank
-        return self._reranked(search, made.space, candidates) if candidates else search
-
-    def _truth(self, point: Point, space: Space, near: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the exact neighbours (q, 10) among the vectors that a point's index holds."""
-        where = point.vectors
-        if where.family != FAISS:
-            return space.truth
-        if point.codec == FP32:
-            self._peer_truth[where] = near
-        elif where not in self._peer_truth:
-            exact = self._made(replace(point, codec=FP32), space)
-            self._peer_truth[where] = self.search_of(exact)(self.dataset.queries, TOP_K)[1]
-        return self._peer_truth[where]
-
-    def _require_memory(self, factory: str, k: int) -> None:
-        size = expected_bytes(factory, rows=self.dataset.rows, dim=self.dataset.dim, k=k).total
-        free = available_memory()
-        if free is not None and size > free:
-            raise ConfigError(
-                f"{factory} takes {size:,} bytes of memory, more than are free; free memory and "
-                "sweep again, or sweep fewer rows with --limit"
-            )
-
-    def _reranked(self, search: Search, space: Space, candidates: int) -> Search:
-        """Return a search whose hits are scored again from the store, as a bundle does it."""
-        dataset = self.dataset
-        again = Reranker(dataset.store, dataset.record, space.whitening, candidates=candidates)
+        if not (candidates := made.point.rerank):
+            return search
+        whitening = made.space.whitening
+        again = Reranker(dataset.store, dataset.record, whitening, candidates=candidates)
 
         def reranked(queries: NDArray[np.float32], top_k: int) -> tuple[Scores, Rows]:
             _, found = search(queries, max(candidates, top_k))
@@ -273,6 +260,15 @@ class Trial:
             return np.take_along_axis(scores, order, 1), np.take_along_axis(found, order, 1)
 
         return reranked
+
+    def _require_memory(self, factory: str, k: int) -> None:
+        size = expected_bytes(factory, rows=self.dataset.rows, dim=self.dataset.dim, k=k).total
+        free = available_memory()
+        if free is not None and size > free:
+            raise ConfigError(
+                f"{factory} takes {size:,} bytes of memory, more than are free; free memory and "
+                "sweep again, or sweep fewer rows with --limit"
+            )
 
     def _quality(self, search: Search) -> dict[str, float] | None:
         """Return each metric, by hits as a bundle gives them: a document once, by its best row."""

@@ -19,6 +19,7 @@ from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.spec import EncoderOpening, recorded_spec
+from whiten_index.evaluation.trec_run import Ranking
 from whiten_index.index.library import set_threads
 from whiten_index.paths import absolute
 from whiten_index.search.query_encoder import QueryEncoder, require_texts
@@ -46,21 +47,6 @@ class Hit:
     score: float
     row: int
     columns: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """The hits of one query, as ids and scores only.
-
-    Attributes:
-        query_id: of the query.
-        ids: document ids, best first.
-        scores: their cosines.
-    """
-
-    query_id: str | int
-    ids: list[str | int]
-    scores: list[float]
 
 
 class OpenOptions(EncoderOpening, total=False):

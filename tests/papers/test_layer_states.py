@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +9,12 @@ import pytest
 import torch
 import transformers
 
+from pipelines.papers.states import LayerStates, kept_states
 from whiten_index import Encoder
 from whiten_index.encoding import transformer
 from whiten_index.encoding.encoder import StateEncoder
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
-from whiten_index.measure.evaluate_layers import LayerStates, encode_states
 from whiten_index.progress import Silent, Stages
 
 LONGEST = 32
@@ -40,11 +39,10 @@ def truth(tiny_model, texts) -> np.ndarray:
 
 
 @pytest.fixture(scope="module", params=POOLINGS)
-def states(request, tiny_model, texts) -> Iterator[LayerStates]:
+def states(request, tiny_model, texts, tmp_path_factory) -> LayerStates:
     config = EncoderConfig(model=str(tiny_model), max_length=LONGEST)
-    stages = Stages(Silent())
-    with encode_states(config, [*texts, *texts[::-1]], request.param, stages) as states:
-        yield states
+    folder = tmp_path_factory.mktemp("states")
+    return kept_states([*texts, *texts[::-1]], config, folder, Stages(Silent()))[request.param]
 
 
 @pytest.mark.parametrize("packs", [True, False])

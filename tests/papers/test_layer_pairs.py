@@ -1,0 +1,69 @@
+"""Combinations of layers: all at once against each of them alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipelines.papers.states import kept_states, score_combinations
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.evaluation.sts_sets import read_sts
+from whiten_index.measure.eval_config import EvalConfig
+from whiten_index.measure.evaluate_sts import evaluate_sts
+from whiten_index.progress import Silent, Stages
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory, write_parquet, tiny_words):
+    """Two sets of 40 pairs with shared sentences, one with subsets, one with an unscored split."""
+    rng = np.random.default_rng(5)
+    folder = tmp_path_factory.mktemp("sets")
+    for name in ("one", "two"):
+        first = [" ".join(rng.choice(tiny_words, rng.integers(2, 9))) for _ in range(40)]
+        second = [" ".join(rng.choice(tiny_words, rng.integers(2, 9))) for _ in range(35)]
+        columns = {
+            "sentence1": first,
+            "sentence2": second + first[:5],
+            "score": rng.integers(0, 6, 40).astype(float).tolist(),
+            "split": ["train"] * 10 + ["test"] * 30,
+        }
+        if name == "one":
+            columns["subset"] = ["x"] * 15 + ["y"] * 25
+        write_parquet(folder / f"{name}.parquet", columns)
+    return read_sts([folder], splits={"two": "test"})
+
+
+@pytest.mark.parametrize(
+    ("pooling", "options"),
+    [
+        ("mean", {"k": ("full", "6")}),
+        ("mean", {"k": ("6",), "fit": "target-scored", "exponent": 0.5}),
+        ("cls", {"k": ("6",), "normalize_input": True}),
+    ],
+)
+def test_every_cell_is_what_its_layers_give_alone(sets, tiny_model, pooling, options, tmp_path):
+    config = EvalConfig.from_options({"model": str(tiny_model), **options})
+    stages = Stages(Silent())
+    texts = [text for each in sets for text in each.texts]
+    states = kept_states(texts, config.encoder, tmp_path, stages)[pooling]
+    raw, *transformed = score_combinations(config, sets, states, (1, 2, 3), stages)
+    chosen = [tuple(cell["layers"]) for cell in raw["combinations"]]
+    # Layer 0 of [CLS] is the same for every text, and ranks nothing.
+    assert ((0,) in chosen) is (pooling == "mean")
+    assert len(chosen) == len(set(chosen)) == 7 - (pooling == "cls")
+    for cell, layers in enumerate(chosen):
+        encoder = EncoderConfig(model=str(tiny_model), pooling=pooling, layers=layers)
+        compare(raw["combinations"][cell], evaluate_sts(EvalConfig(encoder=encoder), sets))
+        alone = EvalConfig(encoder=encoder, transforms=config.transforms, fit=config.fit)
+        for run, one in zip(transformed, evaluate_sts(alone, sets)["runs"], strict=True):
+            assert run["name"] == one["name"]
+            compare(run["combinations"][cell], one)
+
+
+def compare(cell: dict, alone: dict) -> None:
+    """Rounding of float32 means may swap neighbours of a rank."""
+    for name, each in alone["datasets"].items():
+        ours = cell["datasets"][name]["spearman"]
+        assert ours == pytest.approx(each["spearman"], abs=0.05)
+    ours = cell["average"]["spearman"]
+    assert ours == pytest.approx(alone["average"]["spearman"], abs=0.05)
