@@ -23,9 +23,10 @@ from whiten_index.artifacts.manifest import (
     new_artifact,
     read_manifest,
 )
-from whiten_index.encoding.encoder import StateEncoder
+from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.encoding.spec import EncoderSpec, resolve_encoder, states_spec
+from whiten_index.encoding.models import ModelFolder
+from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.evaluation.sts_scores import correlate, pair_cosines
 from whiten_index.evaluation.sts_sets import StsSet
@@ -40,6 +41,7 @@ POOLINGS = ("mean", "cls")
 _KIND, _VERSION, _FILE = "pooled states", 1, "states.npy"
 # Each worker holds float64 copies of a set's embeddings.
 _MOST_WORKERS = 4
+_WINDOW_BYTES = 256 << 20
 _SAME = 1e-5  # of the largest coordinate: the rounding of float32 in equal states
 
 
@@ -50,6 +52,37 @@ class _States(Described):
 
 
 _SCHEMA = Schema(_KIND, _VERSION, _States)
+
+
+class StateEncoder(Encoder):
+    """Encoder of the pooled states of all layers, 0 (embeddings) to L, in one forward pass.
+
+    A text has P·S·d numbers in float32: by pooling, by layer (S = L + 1), by coordinate. Heads and
+    normalisations after pooling are not applied: they have no meaning for lower layers.
+    """
+
+    def __init__(
+        self, spec: EncoderSpec, folder: ModelFolder, config: EncoderConfig, poolings: Sequence[str]
+    ) -> None:
+        self.poolings = tuple(poolings)
+        super().__init__(states_spec(spec, folder, poolings), folder, config)
+
+    @property
+    def window_rows(self) -> int:
+        """Number of texts sorted by length together; fewer if a text has many numbers."""
+        return max(min(super().window_rows, _WINDOW_BYTES // (4 * self.dim)), 1)
+
+
+def states_spec(spec: EncoderSpec, folder: ModelFolder, poolings: Sequence[str]) -> EncoderSpec:
+    """Return the identity of all pooled states of a model."""
+    return replace(
+        spec,
+        pooling="+".join(poolings),
+        layers=tuple(range(folder.layers + 1)),
+        dim=len(poolings) * (folder.layers + 1) * folder.hidden_size,
+        head_sha256=None,
+        normalizes=False,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +162,7 @@ def kept_states(
         remove_path(final)
         with new_artifact(final) as (temporary, fields):
             shape = (len(distinct), len(poolings), model.layers + 1, model.hidden_size)
-            encoder = StateEncoder(resolved, model, config, poolings=poolings)
+            encoder = StateEncoder(resolved, model, config, poolings)
             _encode(encoder, distinct, temporary / _FILE, shape, stages)
             fields |= {"kind": _KIND, "format_version": _VERSION, "encoder": spec.to_json()}
     values = np.load(final / _FILE, mmap_mode="r")

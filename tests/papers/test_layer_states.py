@@ -9,11 +9,11 @@ import pytest
 import torch
 import transformers
 
-from pipelines.papers.states import LayerStates, kept_states
+from pipelines.papers.states import LayerStates, StateEncoder, kept_states
 from whiten_index import Encoder
 from whiten_index.encoding import transformer
-from whiten_index.encoding.encoder import StateEncoder
 from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.errors import ConfigError
 from whiten_index.progress import Silent, Stages
 
@@ -45,10 +45,15 @@ def states(request, tiny_model, texts, tmp_path_factory) -> LayerStates:
     return kept_states([*texts, *texts[::-1]], config, folder, Stages(Silent()))[request.param]
 
 
+def load(folder: Path, poolings: tuple[str, ...]) -> StateEncoder:
+    config = EncoderConfig(model=str(folder), max_length=LONGEST)
+    return StateEncoder(*resolve_encoder(config), config, poolings)
+
+
 @pytest.mark.parametrize("packs", [True, False])
 def test_texts_together_equal_texts_alone(tiny_model, texts, truth, packs, monkeypatch):
     monkeypatch.setattr(transformer, "packing_obstacle", lambda *_: None if packs else "padded")
-    encoder = StateEncoder.load(str(tiny_model), poolings=POOLINGS, max_length=LONGEST)
+    encoder = load(tiny_model, POOLINGS)
     found = encoder.encode(texts).reshape(truth.shape)
     np.testing.assert_allclose(found, truth, atol=2e-6)
 
@@ -56,7 +61,7 @@ def test_texts_together_equal_texts_alone(tiny_model, texts, truth, packs, monke
 def test_padding_was_there(tiny_model, texts, monkeypatch):
     """The test above would be void if each batch held texts of one length only."""
     monkeypatch.setattr(transformer, "packing_obstacle", lambda *_: "padded")
-    encoder = StateEncoder.load(str(tiny_model), max_length=LONGEST)
+    encoder = load(tiny_model, ("mean",))
     encoded = encoder.encode_window(texts)
     assert encoded.padded_tokens > encoded.tokens
 

@@ -23,7 +23,7 @@ from whiten_index.encoding.batching import (
 )
 from whiten_index.encoding.encoder_config import EncoderConfig, chosen_devices
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.spec import EncoderSpec, resolve_encoder, states_spec
+from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
 from whiten_index.encoding.tokenization import prompt_tokens, require_known_tokens, tokenize
 from whiten_index.encoding.transformer import Transformer
 from whiten_index.errors import ConfigError, EncoderError
@@ -103,7 +103,7 @@ class Encoder:
         (1, 384)
     """
 
-    # Poolings whose layers stay separate; see ``StateEncoder``.
+    # Poolings whose layers stay side by side, in subclasses.
     poolings: tuple[str, ...] = ()
 
     def __init__(self, spec: EncoderSpec, folder: ModelFolder, config: EncoderConfig) -> None:
@@ -377,47 +377,6 @@ def _device(name: str) -> torch.device:
             "use --device auto or cpu"
         ) from error
     return device
-
-
-_WINDOW_BYTES = 256 << 20
-
-
-class StateEncoder(Encoder):
-    """Encoder of the pooled states of all layers, 0 (embeddings) to L, in one forward pass.
-
-    A text has P·S·d numbers in float32: by pooling, by layer (S = L + 1), by coordinate. Heads and
-    normalisations after pooling are not applied: they have no meaning for lower layers.
-
-    Attributes:
-        poolings: names of the P poolings.
-        layers: number of states S.
-        width: width d of one state.
-    """
-
-    def __init__(
-        self,
-        spec: EncoderSpec,
-        folder: ModelFolder,
-        config: EncoderConfig,
-        *,
-        poolings: Sequence[str] = ("mean",),
-    ) -> None:
-        self.poolings = tuple(poolings)
-        self.layers, self.width = folder.layers + 1, folder.hidden_size
-        super().__init__(states_spec(spec, folder, self.poolings), folder, config)
-
-    @classmethod
-    def load(
-        cls, model: str | None = None, *, poolings: Sequence[str] = ("mean",), **options: Any
-    ) -> StateEncoder:
-        """Load a model as ``Encoder.load`` does; ``pooling`` and ``layers`` have no effect."""
-        config = EncoderConfig(model=model, **options)
-        return cls(*resolve_encoder(config), config, poolings=poolings)
-
-    @property
-    def window_rows(self) -> int:
-        """Number of texts sorted by length together; fewer where a text has many numbers."""
-        return max(min(super().window_rows, _WINDOW_BYTES // (4 * self.dim)), 1)
 
 
 _BLOCK_ROWS = 8192

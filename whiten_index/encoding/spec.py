@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -122,18 +122,6 @@ def resolve_encoder(config: EncoderConfig) -> tuple[EncoderSpec, ModelFolder]:
         code_revision=folder.code_revision,
     )
     return spec, folder
-
-
-def states_spec(spec: EncoderSpec, folder: ModelFolder, poolings: Sequence[str]) -> EncoderSpec:
-    """Return the identity of all pooled states of a model."""
-    return replace(
-        spec,
-        pooling="+".join(poolings),
-        layers=tuple(range(folder.layers + 1)),
-        dim=len(poolings) * (folder.layers + 1) * folder.hidden_size,
-        head_sha256=None,
-        normalizes=False,
-    )
 
 
 def _layer(folder: ModelFolder, layer: int) -> int:
