@@ -88,7 +88,9 @@ def evaluate_retrieval(
         version = config.published
         recorded = None if version is None else recorded_spec(version.fields["encoder"])
         spec = resolve_encoder(config.encoder)[0] if version is None else recorded
-        for transform in config.transforms if spec is not None else ():
+        for transform in config.transforms:
+            # An index and a run have no transforms to fit.
+            assert spec is not None
             transform.require_dim(spec.dim)
         scored = [(each.name, list(_scores(each, work, stages))) for each in sets]
 
