@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,6 @@ from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.pipeline.fit import fit_whitening
 from whiten_index.progress import Stages
 from whiten_index.search.query_encoder import query_embeddings
-from whiten_index.store.embedding_store import EmbeddingStore
-from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import Spectrum, unit_rows
@@ -57,43 +56,35 @@ class Dataset:
     """Corpus in its store, queries, and spectrum of the corpus.
 
     ``subset`` has the row numbers (n,) that are indexed, in rising order, None for all. With
-    judgements ``documents`` and ``document_numbers`` name the document of each row.
+    judgements ``documents`` names the document of each row.
     """
 
     encoded: EncodeReport
+    embeddings: CorpusEmbeddings
     moments: Moments
     spectrum: Spectrum
     queries: NDArray[np.float32]
     subset: NDArray[np.int64] | None
     judged: JudgedQueries | None
     documents: NDArray[np.object_] | None
-    document_numbers: NDArray[np.int64] | None
     facts: dict[str, Any]
-
-    @property
-    def store(self) -> EmbeddingStore:
-        """Store of the embeddings."""
-        return self.encoded.store
-
-    @property
-    def record(self) -> CorpusRecord:
-        """The corpus in that store."""
-        return self.encoded.record
 
     @property
     def rows(self) -> int:
         """Rows n of each index."""
-        return self.record.rows if self.subset is None else len(self.subset)
+        return self.embeddings.rows
 
     @property
     def dim(self) -> int:
         """Width d of the raw embeddings."""
-        return int(self.store.encoder["dim"])
+        return int(self.facts["dim"])
 
-    @property
-    def embeddings(self) -> CorpusEmbeddings:
-        """The raw embeddings of the n rows."""
-        return CorpusEmbeddings(self.store, self.record, self.subset)
+    @cached_property
+    def document_numbers(self) -> NDArray[np.int64]:
+        """Number of the document of each row, the same for its passages."""
+        known = dict[str, int]()
+        names = () if self.documents is None else self.documents
+        return np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int64)
 
 
 def prepare_dataset(
@@ -108,7 +99,7 @@ def prepare_dataset(
         )
     dim, parts = int(store.encoder["dim"]), [part for part in record.parts if part.rows]
     moments = store.total_moments([part.shard for part in parts], dim)
-    documents = numbers = subset = None
+    documents = subset = None
     missing = 0
     if judged is None:
         held, subset = _held_out(config, record.rows, stages)
@@ -117,8 +108,6 @@ def prepare_dataset(
     else:
         names = [str(name) for p in parts for name in store.documents(p)[ID].to_pylist()]
         missing = judged.missing(names)
-        known = dict[str, int]()
-        numbers = np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int64)
         documents = np.array(names, dtype=object)
         queries = _encode_queries(encoded, judged, stages)
     stored = (np.dtype(store.require(p.shard, verify=False).dtype).itemsize for p in parts)
@@ -138,7 +127,8 @@ def prepare_dataset(
         "fingerprint": record.fingerprint,
     }
     spectrum = Spectrum.of(moments.covariance())
-    return Dataset(encoded, moments, spectrum, queries, subset, judged, documents, numbers, facts)
+    rows = CorpusEmbeddings(store, record, subset)
+    return Dataset(encoded, rows, moments, spectrum, queries, subset, judged, documents, facts)
 
 
 def _held_out(

@@ -250,7 +250,8 @@ class Trial:
         if not (candidates := made.point.rerank):
             return search
         whitening = made.space.whitening
-        again = Reranker(dataset.store, dataset.record, whitening, candidates=candidates)
+        encoded = dataset.encoded
+        again = Reranker(encoded.store, encoded.record, whitening, candidates=candidates)
 
         def reranked(queries: NDArray[np.float32], top_k: int) -> tuple[Scores, Rows]:
             _, found = search(queries, max(candidates, top_k))
@@ -273,9 +274,9 @@ class Trial:
     def _quality(self, search: Search) -> dict[str, float] | None:
         """Return each metric, by hits as a bundle gives them: a document once, by its best row."""
         judged, names = self.dataset.judged, self.dataset.documents
-        numbers = self.dataset.document_numbers
-        if judged is None or names is None or numbers is None:
+        if judged is None or names is None:
             return None
+        numbers = self.dataset.document_numbers
         passages, values = len(numbers) > numbers.max() + 1, dict[str, float]()
         for depth, metrics in _METRICS.items():
             if passages:
