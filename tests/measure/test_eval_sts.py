@@ -16,6 +16,7 @@ from whiten_index.evaluation.sts_sets import read_sts
 from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.evaluate_sts import evaluate_sts
 from whiten_index.progress import Silent
+from whiten_index.whitening.whitening_config import WhiteningConfig
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
@@ -109,6 +110,24 @@ class _Encoded(Silent):
 
 
 @pytest.mark.parametrize(("fit", "splits"), [(None, ["test"]), ("target", ["test", "train"])])
+def test_embeddings_are_kept_and_damaged_ones_encoded_again(
+    pairs, tiny_model, tmp_path, monkeypatch
+):
+    config = EvalConfig(
+        encoder=EncoderConfig(model=str(tiny_model)),
+        transforms=(WhiteningConfig(k=6),),
+        store=str(tmp_path / "store"),
+    )
+    first = evaluate_sts(config, read_sts([pairs]))
+    (kept,) = (tmp_path / "store").rglob("*.safetensors")
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:-9] + bytes(9))
+    assert evaluate_sts(config, read_sts([pairs]))["datasets"] == first["datasets"]
+    assert kept.read_bytes() == whole
+    monkeypatch.setattr("whiten_index.encoding.encoder.Encoder.stream", None)
+    assert evaluate_sts(config, read_sts([pairs]))["datasets"] == first["datasets"]
+
+
 def test_pairs_of_other_splits_are_encoded_only_to_fit_on(
     pairs, tiny_model, tmp_path, write_parquet, fit, splits
 ):
