@@ -109,7 +109,6 @@ class _Encoded(Silent):
         self.texts += total if stage == "encode" else 0
 
 
-@pytest.mark.parametrize(("fit", "splits"), [(None, ["test"]), ("target", ["test", "train"])])
 def test_embeddings_are_kept_and_damaged_ones_encoded_again(
     pairs, tiny_model, tmp_path, monkeypatch
 ):
@@ -128,6 +127,7 @@ def test_embeddings_are_kept_and_damaged_ones_encoded_again(
     assert evaluate_sts(config, read_sts([pairs]))["datasets"] == first["datasets"]
 
 
+@pytest.mark.parametrize(("fit", "splits"), [(None, ["test"]), ("target", ["test", "train"])])
 def test_pairs_of_other_splits_are_encoded_only_to_fit_on(
     pairs, tiny_model, tmp_path, write_parquet, fit, splits
 ):
