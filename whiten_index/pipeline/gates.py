@@ -22,7 +22,6 @@ from whiten_index.index.exact import exact_neighbours
 from whiten_index.index.examine import examine
 from whiten_index.index.factory import inner_of, is_exact, is_graph
 from whiten_index.index.transforms import is_lossy
-from whiten_index.index.vector_search import nearest
 from whiten_index.paths import cut
 from whiten_index.pipeline.update_config import GateConfig
 from whiten_index.progress import Stages
@@ -48,8 +47,8 @@ _TIED = 1e-5
 _TEXT, _EMBEDDING, _EXPECTED = "text", "embedding", "expected"
 # Each query is compared with every row of the index.
 _MOST_QUERIES = 10_000
-# float32 squares numbers up to 1.8e19, and sums them up.
-_LARGEST = 1e18
+# A search squares numbers in float32, and sums them up.
+_LARGEST = 1e15
 
 
 @dataclass(frozen=True)
@@ -375,15 +374,10 @@ class _Trial:
 
     def _found(self, queries: NDArray[np.float64], reranker: Reranker) -> tuple[Rows, Vectors]:
         """Return the rows (q, <= 11) that the version finds, and their exact cosines."""
-        most = min(max(reranker.candidates, _TOP_K + 1), len(self.candidate))
         narrow = np.ascontiguousarray(queries, dtype=np.float32)
-        _, rows = nearest(inner_of(self.candidate.index), self.candidate.transforms(narrow), most)
-        cosines = reranker(narrow, rows)
-        if reranker.candidates:
-            order = np.argsort(-cosines, axis=1, kind="stable")
-            rows = np.take_along_axis(rows, order, axis=1)
-            cosines = np.take_along_axis(cosines, order, axis=1)
-        return rows[:, : _TOP_K + 1], cosines[:, : _TOP_K + 1]
+        rescorer = reranker if reranker.candidates else None
+        _, rows = self.candidate.search(narrow, _TOP_K + 1, rescorer=rescorer, by_row=True)
+        return rows, reranker(narrow, rows)
 
     def _check_sampled(
         self, gate: Gate, rows: Rows, best: Vectors, near: Rows, cosines: Vectors

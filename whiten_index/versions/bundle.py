@@ -99,17 +99,19 @@ class Bundle:
         *,
         row_filter: RowFilter | None = None,
         rescorer: Rescorer | None = None,
+        by_row: bool = False,
     ) -> tuple[Scores, Rows]:
         """Return scores and row numbers of the nearest rows, best first, −1 where none.
 
         Both are (n, m); m is top_k, or less where fewer rows are there or pass the filter. Where
-        rows are passages, these are the best row of each of the nearest documents. ``embeddings``
-        (n, d) are raw. Without a rescorer, the scores are the index's cosines.
+        rows are passages, these are the best row of each of the nearest documents, or ``by_row``
+        all rows. ``embeddings`` (n, d) are raw. Without a rescorer, the scores are the index's
+        cosines.
         """
         queries = self._checked(embeddings)
         copy = None if self.placed is None or row_filter is not None else self.placed.index
         search = self._by_embedding(row_filter, rescorer, copy=copy)
-        return self._search(search, queries, top_k, row_filter)
+        return self._search(search, queries, top_k, row_filter, by_row=by_row)
 
     def search_like(
         self,
@@ -146,6 +148,7 @@ class Bundle:
         row_filter: RowFilter | None,
         *,
         spare: int = 0,
+        by_row: bool = False,
     ) -> tuple[Scores, Rows]:
         """Return the nearest rows, or the best row of each document, ``spare`` more than top_k."""
         if top_k < 1:
@@ -153,7 +156,7 @@ class Bundle:
         selection = self._selection(row_filter)
         rows = len(self) if selection is None else selection.count
         wanted = min(top_k + spare, rows)
-        if not wanted or not self.grouped:
+        if not wanted or by_row or not self.grouped:
             return search(queries, wanted)
         return search_documents(search, self._document_of, queries, top_k=wanted, rows=rows)
 
