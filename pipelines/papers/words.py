@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 import zipfile
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +14,18 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.files import open_file, reading
+from whiten_index.artifacts.limits import LimitError, check_expanded, iterate_lines
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.sts_scores import pair_cosines
 from whiten_index.evaluation.sts_sets import StsSet
 from whiten_index.measure.evaluate_sts import scores_of
 
 SIF_WEIGHT = 1e-3
+# Errors of the content, as the readers of packed files raise them.
+_UNREADABLE = (
+    OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, LimitError,
+)  # fmt: skip
 Vectors = Mapping[str, NDArray[np.float32]]
 Weigh = Callable[[str], float]
 # Contractions are split as in the Penn Treebank (do n't, it 's), as in GloVe's vocabulary.
@@ -135,27 +142,30 @@ def word_scores(each: StsSet, words: WordAverages, *, remove_common: bool) -> di
 
 
 def _numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    unpacked = 0
     try:
-        with _opened(path) as file:
-            for number, line in enumerate(file, 1):
+        with reading(path), open_file(path) as plain, _unpacked(path, plain) as file:
+            size = path.stat().st_size
+            for number, line in enumerate(iterate_lines(file), 1):
+                unpacked += len(line)
+                check_expanded(unpacked, size)
                 if line.strip():
                     yield number, line
-    except (OSError, EOFError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         raise CorpusError(f"{path} cannot be read ({error}); fetch the file again") from error
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
+def _unpacked(path: Path, plain: IO[bytes]) -> Iterator[IO[bytes]]:
     if path.suffix == ".zip":
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(plain) as archive:
             names = [name for name in archive.namelist() if not name.startswith("__MACOSX/")]
             if len(names) != 1:
                 raise CorpusError(f"{path} holds {len(names)} files; unpack the one to read")
             with archive.open(names[0]) as file:
                 yield file
     elif path.suffix == ".gz":
-        with gzip.open(path) as packed:
+        with gzip.open(plain) as packed:
             yield packed  # type: ignore[misc]
     else:
-        with path.open("rb") as plain:
-            yield plain
+        yield plain

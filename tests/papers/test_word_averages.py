@@ -48,16 +48,19 @@ def test_vectors_of_the_words_of_the_texts_are_read(tmp_path: Path, name: str, h
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("name", "text", "message"),
     [
-        ("the 1 2 3\ncat 1 2 x\n", "line 2"),
-        ("the 1 2 3\ncat 1 2 nan\n", "line 2, is not a word and 3 numbers"),
-        ("der 1 2 3\n", "none of the 2 words"),
+        ("v.txt", "the 1 2 3\ncat 1 2 x\n", "line 2"),
+        ("v.txt", "the 1 2 3\ncat 1 2 nan\n", "line 2, is not a word and 3 numbers"),
+        ("v.txt", "der 1 2 3\n", "none of the 2 words"),
+        *((name, "a" * (17 << 20), "more than 16,777,216 bytes") for name in ("v.gz", "v.zip")),
     ],
 )
-def test_vectors_that_cannot_be_used_are_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_vectors_that_cannot_be_used_are_refused(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
     with pytest.raises(CorpusError, match=message):
-        read_vectors(write(tmp_path / "v.txt", text), WORDS)
+        read_vectors(write(tmp_path / name, text), WORDS)
 
 
 def test_tokens_are_words_and_signs() -> None:
