@@ -261,14 +261,21 @@ def test_modules_of_other_packages_never_run(plain, tmp_path, monkeypatch):
     assert not mark.exists()
 
 
-def test_attention_code_of_a_hub_needs_consent(plain, tmp_path):
-    """transformers fetches and runs such code by the name in ``config.json`` alone."""
-    for key in ("attn_implementation", "_attn_implementation"):
-        edit_json(tmp_path / "plain-model" / "config.json", **{key: "acme/fast"})
-        code, _, err = run("search", plain, "the cat")
-        assert code == ENCODER_EXIT
-        assert "names attention code on the hub ('acme/fast')" in " ".join(err.split())
-        assert FLAG in err
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attn_implementation": "acme/fast"}, "attention code on the hub ('acme/fast')"),
+        ({"_attn_implementation": "acme/fast"}, "attention code on the hub ('acme/fast')"),
+        ({"text_config": {"attn_implementation": "acme/fast"}}, "attention code on the hub"),
+        ({"model_type": "dpt", "backbone": "acme/eye"}, "names another model ('acme/eye')"),
+    ],
+)
+def test_what_a_configuration_names_on_a_hub_needs_consent(change, message, plain, tmp_path):
+    """transformers fetches it by the name in ``config.json`` alone."""
+    edit_json(tmp_path / "plain-model" / "config.json", **change)
+    code, _, err = run("search", plain, "the cat")
+    assert code == ENCODER_EXIT
+    assert message in " ".join(err.split())
 
 
 @pytest.mark.parametrize("flag", [(), (FLAG,)])

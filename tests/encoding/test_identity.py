@@ -204,6 +204,18 @@ def test_no_option_changes_embeddings_unnoticed(model, before):
         assert not unnoticed(before, halves(model, **{name: value})), name
 
 
+def test_parts_that_an_index_of_weights_names_are_part_of_the_identity(tmp_path):
+    folder = tiny_models.bert(tmp_path / "model")
+    parts = dict.fromkeys(load_file(folder / "model.safetensors"), "../parts.safetensors")
+    shutil.move(folder / "model.safetensors", tmp_path / "parts.safetensors")
+    index = {"metadata": {}, "weight_map": parts}
+    tiny_models.write_json(folder / "model.safetensors.index.json", index)
+    first = halves(folder)
+    scaled(tmp_path / "parts.safetensors")
+    assert changed(first, after := halves(folder))
+    assert not unnoticed(first, after)
+
+
 def test_choices_without_effect_leave_the_identity_as_it_is(tmp_path):
     model = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"), prompts={})
     plain = halves(model)

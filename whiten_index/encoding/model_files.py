@@ -11,7 +11,7 @@ from typing import Any
 
 from whiten_index.artifacts.files import exists, list_folder, read_bounded, reading, sha256_file
 from whiten_index.artifacts.limits import canonical_json, load_json
-from whiten_index.errors import EncoderError
+from whiten_index.errors import ArtifactError, EncoderError
 
 
 def read_json(path: Path) -> Any:
@@ -33,8 +33,18 @@ def weight_files(folder: Path) -> list[Path]:
     """Return the files of weights that a loader takes, as transformers chooses; empty for none."""
     tensors = list_folder(folder, "*.safetensors")
     if any(exists(folder / f"model.safetensors{end}") for end in ("", ".index.json")):
-        return tensors
-    return list_folder(folder, "pytorch_model*.bin") or tensors
+        return _with_parts(tensors, folder)
+    return _with_parts(list_folder(folder, "pytorch_model*.bin") or tensors, folder)
+
+
+def _with_parts(files: Sequence[Path], folder: Path) -> list[Path]:
+    """Return files of weights with those that an index of parts names, in whatever folder."""
+    parts = {
+        folder / str(name)
+        for index in list_folder(folder, "*.index.json")
+        for name in dict(read_object(index).get("weight_map") or {}).values()
+    }
+    return [*files, *sorted(parts - {*files})]
 
 
 def files_sha256(files: list[Path], *, name: str, folder: Path, what: str) -> str:
@@ -45,6 +55,8 @@ def files_sha256(files: list[Path], *, name: str, folder: Path, what: str) -> st
         with reading(folder):
             facts = [(file, file.stat()) for file in files]
             digests = [_file_sha256(file, stat.st_size, stat.st_mtime_ns) for file, stat in facts]
+    except ArtifactError as error:
+        raise EncoderError(f"{error} (model {name})") from error
     except OSError as error:
         raise EncoderError(
             f"{what} of model {name} in {folder} cannot be read ({error.strerror}); change their "

@@ -10,7 +10,7 @@ import errno
 import hashlib
 import importlib.util
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -45,6 +45,8 @@ _NOT_READ = (
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
 _WIDTHS = ("hidden_size", "d_model", "dim", "n_embd")
 _UNLIMITED = 1 << 30
+# Of layers, and of numbers a hidden state: a model is made in memory before its weights are read.
+_MOST = 1 << 16
 _PINNED = re.compile(r"@[0-9a-f]{40}\b")
 # These count positions from the padding index on, which is 1 unless they say so.
 _OFFSET_POSITIONS = (
@@ -97,7 +99,7 @@ class ModelFolder:
     @property
     def hub_kernel(self) -> str | None:
         """The repository of attention code that the configuration names, None for none."""
-        named = (str(self.config.get(f"{dash}attn_implementation")) for dash in ("", "_"))
+        named = map(str, _named(self.config, "attn_implementation", "_attn_implementation"))
         return next((each for each in named if "/" in each), None)
 
     @property
@@ -230,7 +232,9 @@ def _find(name: str, revision: str | None, *, local_files_only: bool) -> ModelFo
 
 def _read_folder(name: str, path: Path, revision: str | None) -> ModelFolder:
     try:
-        return _read(name, path, revision)
+        found = _read(name, path, revision)
+        _ = found.classes
+        return found
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         # A dozen keys of seven files are read, and a wrong value means the same in each.
         raise EncoderError(
@@ -250,6 +254,11 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
         raise EncoderError(
             f"{root} holds adapter_config.json, and adapters (PEFT) are not applied here; merge "
             "the adapter into its base model (merge_and_unload), save that, and name its folder"
+        )
+    if backbones := [each for each in _named(config, "backbone") if each]:
+        raise EncoderError(
+            f"config.json of model {name} names another model ({backbones[0]!r}) as its backbone, "
+            "which would be looked up on the hub; choose a text encoder, which has none"
         )
     settings = read_object(root / "sentence_bert_config.json") if modules else {}
     weights = weight_files(root)
@@ -279,6 +288,15 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
     )
 
 
+def _named(value: Any, *keys: str) -> Iterator[Any]:
+    """Yield what a JSON value, or an object inside it, has under some keys."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if isinstance(value, dict):
+        yield from (value[key] for key in keys if key in value)
+    for each in inside:
+        yield from _named(each, *keys)
+
+
 def _prompts(path: Path) -> dict[str, str]:
     settings = read_object(path / "config_sentence_transformers.json")
     prompts = {key: str(value or "") for key, value in (settings.get("prompts") or {}).items()}
@@ -299,6 +317,8 @@ def _length(settings: dict[str, Any], kind: str) -> int | None:
 def _number(name: str, config: dict[str, Any], *keys: str) -> int:
     for key in keys:
         if isinstance(config.get(key), int):
+            if config[key] > _MOST:
+                raise EncoderError(f"config.json of model {name} has {key} above {_MOST:,}")
             return int(config[key])
     raise EncoderError(
         f"config.json of model {name} has none of {', '.join(keys)}; "

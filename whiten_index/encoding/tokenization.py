@@ -176,14 +176,17 @@ def load_tokenizer(spec: EncoderSpec, folder: ModelFolder) -> Any:
     transformers.utils.logging.set_verbosity_error()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
-        return transformers.AutoTokenizer.from_pretrained(
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
             folder.path,
             trust_remote_code=folder.trust_remote_code,
             local_files_only=folder.local_files_only,
             **code_pin(folder),
         )
+        if not isinstance(tokenizer, transformers.PreTrainedTokenizerBase):
+            raise TypeError(f"{type(tokenizer).__name__} is no tokenizer of one text")
     except Exception as error:
         raise cannot_load(f"the tokenizer of {spec.model}", error) from error
+    return tokenizer
 
 
 def code_pin(folder: ModelFolder) -> dict[str, str]:

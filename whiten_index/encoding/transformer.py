@@ -191,8 +191,8 @@ def load_head(folder: ModelFolder) -> nn.Module | None:
         if step.kind == "Normalize":
             steps.append(_Normalize())
             continue
-        module = _Dense(step) if step.kind == "Dense" else _LayerNorm(step.in_features)
         try:
+            module = _Dense(step) if step.kind == "Dense" else _LayerNorm(step.in_features)
             tensors: dict[str, Tensor] = {}
             for file in weight_files(step.path):
                 # weights_only: a pickle may hold code, which is never run.
