@@ -24,7 +24,7 @@ from whiten_index.measure.evaluate_sts import scores_of
 SIF_WEIGHT = 1e-3
 # Errors of the content, as the readers of packed files raise them.
 _UNREADABLE = (
-    OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, LimitError,
+    OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, LimitError,
 )  # fmt: skip
 Vectors = Mapping[str, NDArray[np.float32]]
 Weigh = Callable[[str], float]

@@ -18,11 +18,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.builds import random_rows
 from whiten_index import BuildConfig, build_index, encode_corpus, open_index
+from whiten_index.corpus.corpus_config import CorpusConfig
+from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.errors import CorpusError
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
@@ -204,3 +207,27 @@ def test_a_file_that_changes_at_any_moment_is_never_published_as_a_mixture(
     assert world.answers() == case.before
     world.run(case.command)
     assert world.answers() == case.allowed[1]
+
+
+def test_another_file_while_one_is_opened_is_never_read(tmp_path, monkeypatch):
+    """A link leads to other files for that moment: each looks unchanged before and after."""
+    for name, start in (("old", 0), ("new", 1000)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.parquet").write_bytes(content("embedding", 1, start=start))
+
+    def lead(name: str) -> None:
+        (tmp_path / "link").symlink_to(name)
+        (tmp_path / "link").replace(tmp_path / "corpus")
+
+    class Moved(pafs.LocalFileSystem):
+        def open_input_file(self, path: str) -> pa.NativeFile:
+            lead("new")
+            opened = super().open_input_file(path)
+            lead("old")
+            return opened
+
+    lead("old")
+    monkeypatch.setattr(pafs, "LocalFileSystem", Moved)
+    named = {"embedding_column": "embedding", "id_column": "id"}
+    corpus = ParquetCorpus.open(CorpusConfig(sources=(str(tmp_path / "corpus"),), **named))
+    assert list(corpus.ids()) == list(range(ROWS))

@@ -152,13 +152,13 @@ def remove_leftovers(folder: Path) -> int:
 
 def leftovers_in(folder: Path) -> list[Path]:
     """Return the temporary files and folders in ``folder``, those of live writers included."""
-    return list_folder(folder, f"{_TEMPORARY}*")
+    return [path for path in list_folder(folder, f"{_TEMPORARY}*") if _FORM.fullmatch(path.name)]
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold the lock of a temporary folder that no other process holds or has removed."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.stat()

@@ -285,7 +285,16 @@ class SourceFile:
 
     def open(self) -> pa.NativeFile:
         """Open the file for random access."""
-        return self.filesystem.open_input_file(self.path)
+        if self.identity is None or not isinstance(self.filesystem, pafs.LocalFileSystem):
+            return self.filesystem.open_input_file(self.path)
+        # Another file may be there for a moment, or a pipe, which would wait for ever.
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not self.identity.matches(_identity_of(os.fstat(descriptor))):
+                raise self.changed()
+            return self.filesystem.open_input_file(f"/dev/fd/{descriptor}")
+        finally:
+            os.close(descriptor)
 
     def identified(self) -> SourceFile:
         """Return the file with its present identity."""
@@ -316,6 +325,10 @@ class SourceFile:
         )
 
 
+def _identity_of(found: os.stat_result) -> Identity:
+    return Identity(found.st_size, found.st_mtime_ns, local=(found.st_ino, found.st_ctime_ns))
+
+
 def _identify(filesystem: Any, path: str) -> Identity:
     if isinstance(filesystem, pafs.LocalFileSystem):
         # A network file system asks its server when a file is opened, and else may remember.
@@ -324,8 +337,7 @@ def _identify(filesystem: Any, path: str) -> Identity:
             found = os.fstat(descriptor)
         finally:
             os.close(descriptor)
-        local = (found.st_ino, found.st_ctime_ns)
-        return Identity(found.st_size, found.st_mtime_ns, local=local)
+        return _identity_of(found)
     if isinstance(handler := getattr(filesystem, "handler", None), pafs.FSSpecHandler):
         # Some of fsspec's file systems remember listings.
         handler.fs.invalidate_cache()

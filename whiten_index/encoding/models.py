@@ -232,9 +232,7 @@ def _find(name: str, revision: str | None, *, local_files_only: bool) -> ModelFo
 
 def _read_folder(name: str, path: Path, revision: str | None) -> ModelFolder:
     try:
-        found = _read(name, path, revision)
-        _ = found.classes
-        return found
+        return _read(name, path, revision)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         # A dozen keys of seven files are read, and a wrong value means the same in each.
         raise EncoderError(
@@ -269,7 +267,7 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
         raise EncoderError(f"{root} holds no tokenizer for model {name}; complete the folder")
     refuse_settings(name, settings)
     pooling, pools_prompt = read_pooling(modules)
-    return ModelFolder(
+    found = ModelFolder(
         name=name,
         path=root,
         root=path,
@@ -286,6 +284,8 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
         normalizes=len(modules) > 1 and modules[-1].kind == "Normalize",
         weights_sha256=files_sha256(weights, name=name, folder=root, what="weights"),
     )
+    _ = found.classes
+    return found
 
 
 def _named(value: Any, *keys: str) -> Iterator[Any]:
