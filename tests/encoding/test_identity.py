@@ -35,8 +35,8 @@ def halves(folder: Path, **options: Any) -> Halves:
     """Return fingerprint and embeddings of documents and of queries."""
     encoder = Encoder.load(str(folder), **{"device": "cpu", "threads": 1, **options})
     return {
-        "documents": (encoder.fingerprint, encoder.encode(TEXTS)),
-        "queries": (encoder.query_fingerprint, encoder.encode_queries(TEXTS)),
+        "documents": (encoder.spec.fingerprint, encoder.encode(TEXTS)),
+        "queries": (encoder.spec.query_fingerprint, encoder.encode_queries(TEXTS)),
     }
 
 

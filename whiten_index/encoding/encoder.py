@@ -150,16 +150,6 @@ class Encoder:
         return self.spec.dim
 
     @property
-    def fingerprint(self) -> str:
-        """Identity of the embeddings of documents: equal fingerprints, equal embeddings."""
-        return self.spec.fingerprint
-
-    @property
-    def query_fingerprint(self) -> str:
-        """Identity of the embeddings of queries."""
-        return self.spec.query_fingerprint
-
-    @property
     def runtime(self) -> dict[str, str]:
         """Versions of torch, transformers and tokenizers, and the form of inputs."""
         versions = {name: version(name) for name in ("torch", "transformers", "tokenizers")}

@@ -20,6 +20,7 @@ import numpy as np
 from whiten_index.artifacts.atomic import replace_folder
 from whiten_index.artifacts.manifest import (
     Described,
+    Digest,
     Schema,
     describe_files,
     listed_files,
@@ -55,9 +56,9 @@ def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any
         folder: new, empty, or written by this function before.
 
     Returns:
-        ``file``, ``dim``, ``k``, the ``modules``, ``computes_in`` (always float32),
-        ``encoder_dtype`` (what the index's encoder computes in), the ``error`` that float32
-        and the mean folded into a bias cost (see ``Affine``), and the ``query_digest``.
+        The ``modules``, ``computes_in`` (always float32), ``encoder_dtype`` (what the index's
+        encoder computes in), and the ``error`` that float32 and the mean folded into a bias cost
+        (see ``Affine``).
 
     Raises:
         ConfigError: the index knows no encoder, its encoder cannot be expressed, or the folder
@@ -71,13 +72,10 @@ def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any
     affine = transform.whitening.export()
     modules = _modules(spec, model, affine)
     facts = {
-        "dim": transform.dim,
-        "k": transform.k,
         "modules": ["Transformer", *(module.kind for module in modules)],
         "computes_in": "float32",
         "encoder_dtype": spec.dtype,
         "error": affine.error,
-        "query_digest": transform.query_digest,
     }
 
     def make(path: Path) -> None:
@@ -86,15 +84,18 @@ def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any
             "kind": KIND,
             "format_version": FORMAT_VERSION,
             "files": describe_files(path),
-            "facts": {
-                **facts, "encoder_fingerprint": transform.fingerprint, "version": transform.version
-            },
-        }  # fmt: skip
+            "facts": facts,
+            "dim": transform.dim,
+            "k": transform.k,
+            "encoder_fingerprint": transform.fingerprint,
+            "query_digest": transform.query_digest,
+            "version": transform.version,
+        }
         write_manifest(path / MARK, identity)
         flush(path)
 
     replace_folder(folder, make, files=_files, what="an exported sentence-transformers model")
-    return {"file": str(folder), **facts}
+    return facts
 
 
 def _require_expressible(spec: EncoderSpec, model: ModelFolder) -> None:
@@ -152,6 +153,11 @@ class _Exported(Described):
     """Fields of the file that marks an export."""
 
     facts: dict[str, Any]
+    dim: int
+    k: int
+    encoder_fingerprint: Digest
+    query_digest: Digest
+    version: str
 
 
 _SCHEMA = Schema(KIND, FORMAT_VERSION, _Exported)

@@ -139,9 +139,8 @@ def export_sql(
     """Write the script of ``sql_function``, see there, to a file, whole or not at all.
 
     Returns:
-        ``file``, ``dim``, ``k``, ``bytes``, the ``dtype`` and ``error`` of its vectors, and the
-        ``query_digest``. The error is estimated on the safe side, as ``Affine.error`` is: the root
-        mean square of the errors of vectors over that of the vectors.
+        ``bytes``, and the ``dtype`` and ``error`` of its vectors: the root mean square of the
+        errors of vectors over that of the vectors, estimated on the safe side as ``Affine.error``.
 
     Raises:
         ConfigError: see ``sql_function``.
@@ -152,15 +151,7 @@ def export_sql(
     require_replaceable(path, _is_function, "an exported function")
     with writing(path, kept=""), replacing(path) as temporary:
         temporary.write_bytes(data)
-    return {
-        "file": str(path),
-        "dim": transform.dim,
-        "k": transform.k,
-        "bytes": len(data),
-        "dtype": dtype,
-        "error": _error(transform.whitening, dtype),
-        "query_digest": transform.query_digest,
-    }
+    return {"bytes": len(data), "dtype": dtype, "error": _error(transform.whitening, dtype)}
 
 
 def _is_function(path: Path) -> bool:
