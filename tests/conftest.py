@@ -78,6 +78,17 @@ def _own_signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@pytest.fixture(scope="module")
+def own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the copies that transformers makes of a model's code out of the user's cache."""
+    from transformers import dynamic_module_utils
+
+    with pytest.MonkeyPatch.context() as patch:
+        folder = str(tmp_path_factory.mktemp("modules"))
+        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", folder)
+        yield
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Keep scikit-learn's own searches to one thread: on small arrays several are far slower."""
@@ -220,7 +231,7 @@ def scifact_work(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def wikinews(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
-    """10,000 sentences of Wikinews, encoded by MiniLM and whitened to 128 numbers, with texts."""
+    """5,000 sentences of Wikinews, encoded by MiniLM and whitened to 128 numbers, with texts."""
     from tests.vectordb.pushed_rows import Rows
     from whiten_index import BuildConfig, build_index
     from whiten_index.vectordb.push import push_index
@@ -234,7 +245,7 @@ def wikinews(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
         BuildConfig(
             corpus=(corpus,), out=str(folder / "index"), model="all-MiniLM-L6-v2",
             text_columns=("text",), keep=("text",), pooling="mean", max_length=256,
-            limit=10_000, k=128,
+            limit=5_000, k=128,
         )
     )  # fmt: skip
     push_index(PushConfig(index=str(folder / "index"), to=str(path)))

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -21,6 +24,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND_LINE = "from whiten_index.cli import main; main()"
 _LARGE = (".safetensors", ".bin", ".h5", ".msgpack", ".onnx", ".ot")
 _NAME = r"(?P<name>[^/]+/[^/]+|[^/]+)"
 _API = re.compile(rf"/api/models/{_NAME}(/(?P<what>revision|tree)/(?P<revision>[^/]+))?")
@@ -124,6 +129,28 @@ class Hub:
         for server in self._servers:
             server.shutdown()
             server.server_close()
+
+
+def at_hub(
+    hub: Hub,
+    home: Path,
+    *arguments: Any,
+    code: str = COMMAND_LINE,
+    cwd: Path | None = None,
+    **more: str,
+) -> subprocess.CompletedProcess[str]:
+    """Run Python in another process, whose only hub is ``hub`` and whose cache is ``home``."""
+    # The tests' own setting keeps every other test off the network; here a user's is meant.
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
+    told = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env={**inherited, **told, "PYTHONPATH": str(ROOT), **more},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+    )
 
 
 def _serve(handler: type[_Handler], hub: Hub) -> ThreadingHTTPServer:

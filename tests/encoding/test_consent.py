@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.encoding.hub_server import Hub
+from tests.encoding.hub_server import ROOT, at_hub
 from tests.helpers import tiny_models
 from tests.helpers.bad_input import run
 from tests.helpers.code_models import TEXTS, code_model, edit_json, forged, seal, write_texts
@@ -29,8 +29,6 @@ from whiten_index.errors import EncoderError
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
 
-ROOT = Path(__file__).resolve().parents[2]
-COMMAND = "from whiten_index.cli import main; main()"
 ENCODER_EXIT = 4
 FLAG = "--trust-remote-code"
 
@@ -76,17 +74,6 @@ class Place:
         found = self.mark.exists()
         self.mark.unlink(missing_ok=True)
         return found
-
-
-@pytest.fixture(scope="module")
-def own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the copies that transformers makes of a model's code out of the user's cache."""
-    from transformers import dynamic_module_utils
-
-    with pytest.MonkeyPatch.context() as patch:
-        folder = str(tmp_path_factory.mktemp("modules"))
-        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", folder)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -318,27 +305,6 @@ def test_a_name_in_a_manifest_is_never_a_folder_here(model, revision, plain, tmp
     # Who names the model says where it is.
     code, _, err = run("search", bad, "the cat", "--model", tmp_path / "plain-model")
     assert code == 0, err
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    served = Hub()
-    yield served
-    served.stop()
-
-
-def at_hub(hub: Hub, home: Path, *command: Any, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process that may ask ``hub`` and keeps models in ``home``."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
-    told = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
-    return subprocess.run(
-        [sys.executable, "-c", COMMAND, *map(str, command)],
-        env={**inherited, **told, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=cwd,
-    )
 
 
 def test_a_hub_is_asked_only_for_a_model_that_the_opener_names(hub, tmp_path):

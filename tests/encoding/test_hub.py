@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +15,12 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from tests.encoding.hub_server import Hub
+from tests.encoding.hub_server import Hub, at_hub
 from tests.helpers import tiny_models
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.versions.retention import describe_index
 
-ROOT = Path(__file__).resolve().parents[2]
-COMMAND = "from whiten_index.cli import main; main()"
 # Finds models one after another, each with a token or none, and prints what came of it.
 FIND = """
 import json, os, sys
@@ -56,13 +50,6 @@ JUNK = (
 )  # fmt: skip
 
 
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    served = Hub()
-    yield served
-    served.stop()
-
-
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plain checkpoint as transformers saves one. Do not write to it."""
@@ -75,29 +62,15 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path / "corpus.parquet"
 
 
-def run(hub: Hub, home: Path, code: str, *arguments: Any, **more: str) -> Any:
-    """Run Python in another process, whose only hub is ``hub`` and whose cache is ``home``."""
-    # The tests' own setting keeps every other test off the network; here a user's is meant.
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
-    told = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env={**inherited, **told, "PYTHONPATH": str(ROOT), **more},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
 def succeed(*arguments: Any, **more: str) -> Any:
-    done = run(*arguments, **more)
+    done = at_hub(*arguments, **more)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 def fail(*arguments: Any, status: int = 4, **more: str) -> str:
     """Return the one sentence with which a command says that it cannot have its model."""
-    done = run(*arguments, **more)
+    done = at_hub(*arguments, **more)
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     return str(done.stderr.splitlines()[-1])
@@ -105,7 +78,7 @@ def fail(*arguments: Any, status: int = 4, **more: str) -> str:
 
 def encoding(corpus: Path, store: Path, model: str, *more: Any) -> tuple[Any, ...]:
     kept = ("--store", store, "--store-dtype", "float32", "--json")
-    return (COMMAND, "encode", corpus, "--text-column", "text", "--model", model, *kept, *more)
+    return ("encode", corpus, "--text-column", "text", "--model", model, *kept, *more)
 
 
 def stored(store: Path) -> np.ndarray:
@@ -199,7 +172,7 @@ def test_a_sentence_transformers_model_of_a_branch_is_built_and_searched(
     commit = hub.add("org/tiny-st", folder, branch="pr/1")
     home, out = tmp_path / "home", tmp_path / "index"
     options = ("--model", "org/tiny-st", "--revision", "pr/1", "--whiten", "none")
-    build = (COMMAND, "build", corpus, "--text-column", "text", *options, "--out", out, "--json")
+    build = ("build", corpus, "--text-column", "text", *options, "--out", out, "--json")
 
     succeed(hub, home, *build)
     fetched = hub.downloads("org/tiny-st")
@@ -212,7 +185,7 @@ def test_a_sentence_transformers_model_of_a_branch_is_built_and_searched(
     assert (encoder["model"], encoder["revision"]) == ("org/tiny-st", commit)
     # Not told to stay offline either: what is whole in the cache is not asked for.
     query = tiny_models.texts()[3]
-    found = succeed(hub, home, COMMAND, "search", out, query, "--top-k", 24, "--json")
+    found = succeed(hub, home, "search", out, query, "--top-k", 24, "--json")
     local = Encoder.load(str(folder))
     rows = local.encode([query, *tiny_models.texts()]).astype(np.float64)
     assert rows.shape == (25, 16)
@@ -248,7 +221,8 @@ def test_files_are_fetched_as_they_are_needed_and_no_others(hub, bert, tmp_path)
         ("org/branches", side[:8], None),
         ("org/gated", None, "hf_reader"),
     ]
-    both, old, first, *revisions, gated = succeed(hub, tmp_path / "home", FIND, json.dumps(asked))
+    found = succeed(hub, tmp_path / "home", json.dumps(asked), code=FIND)
+    both, old, first, *revisions, gated = found
     assert sorted(both["files"]) == hub.downloads("org/both") == PLAIN
     text = [name for name in PLAIN if name != "model.safetensors"]
     assert (
@@ -287,7 +261,7 @@ def test_what_cannot_be_had_is_one_sentence_that_says_what_to_do(hub, bert, tmp_
     ]
     asked = json.dumps([question for question, _ in expected])
     for found, (question, parts) in zip(
-        succeed(hub, tmp_path / "home", FIND, asked), expected, strict=True
+        succeed(hub, tmp_path / "home", asked, code=FIND), expected, strict=True
     ):
         assert found["exit_code"] == 4, question
         assert "\n" not in found["error"]

@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from tests.encoding.hub_server import Hub
-from tests.encoding.test_consent import FLAG, at_hub
+from tests.encoding.hub_server import at_hub
+from tests.encoding.test_consent import FLAG
 from tests.helpers import tiny_models
 from tests.helpers.bad_input import run
 from tests.helpers.code_models import code_model, edit_json, write_texts
@@ -26,6 +26,7 @@ from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.errors import EncoderError
 
+pytestmark = pytest.mark.usefixtures("own_modules")
 TEXTS = [*tiny_models.texts(12), "the [CLS] cat <s> sat </s> [SEP] [MASK] on the mat"]
 PROMPTS = {"query": "query the ", "document": "passage a "}
 Halves = dict[str, tuple[str, np.ndarray]]
@@ -53,17 +54,6 @@ def changed(before: Halves, after: Halves) -> list[str]:
         if before[half][1].shape != after[half][1].shape
         or not np.allclose(before[half][1], after[half][1], atol=1e-5)
     ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the copies that transformers makes of a model's code out of the user's cache."""
-    from transformers import dynamic_module_utils
-
-    with pytest.MonkeyPatch.context() as patch:
-        folder = str(tmp_path_factory.mktemp("modules"))
-        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", folder)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -299,13 +289,6 @@ def test_code_of_a_model_is_part_of_the_identity(elsewhere, tmp_path):
     second = halves(folder, trust_remote_code=True)
     assert changed(first, second) == ["documents", "queries"]
     assert not unnoticed(first, second)
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    served = Hub()
-    yield served
-    served.stop()
 
 
 def test_code_of_another_repository_is_pinned(hub, tmp_path):

@@ -18,7 +18,7 @@ from whiten_index.errors import ConfigError, EncoderError
 
 pytestmark = pytest.mark.service
 
-own_modules, place = test_consent.own_modules, test_consent.place
+place = test_consent.place
 QUERY = "the cat sat"
 
 

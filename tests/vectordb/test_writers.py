@@ -86,7 +86,7 @@ class Backend:
     transactions: bool = True
     any_name: bool = False
     impatient: dict[str, str] = field(default_factory=dict)
-    big: int = 10_000
+    big: int = 5_000
 
     def open(self, name: str = "docs", **options: str) -> DatabaseWriter:
         return open_writer(self.address, name, options=options)
@@ -105,7 +105,6 @@ BACKENDS: dict[str, Callable[[Path, pytest.FixtureRequest], Backend]] = {
     ),
     "milvus": lambda folder, _: Backend(
         f"milvus://{folder}/docs.db", folder / "docs.db", halves=False, transactions=False,
-        big=5000,
     ),
 }  # fmt: skip
 
