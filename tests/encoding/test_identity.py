@@ -373,6 +373,22 @@ def test_a_setting_that_is_not_applied_is_refused(setting, value, tmp_path):
         resolve_encoder(EncoderConfig(model=str(folder)))
 
 
+def test_settings_that_change_nothing_are_taken(tmp_path):
+    folder = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"))
+    asked = EncoderConfig(model=str(folder))
+    plain = resolve_encoder(asked)[0].fingerprint
+    forward = {"method": "forward", "method_output_name": "last_hidden_state"}
+    edit_json(
+        folder / "sentence_bert_config.json",
+        transformer_task="feature-extraction",
+        module_output_name="token_embeddings",
+        modality_config={"text": forward, "image": {"method": "get_image_features"}},
+        model_args={"trust_remote_code": True},
+        tokenizer_args={},
+    )
+    assert resolve_encoder(asked)[0].fingerprint == plain
+
+
 def test_rows_of_two_versions_of_a_library_in_one_store_are_reported(tmp_path, monkeypatch):
     corpus, index, store = write_texts(tmp_path), tmp_path / "index", tmp_path / "store"
     folder = tiny_models.bert(tmp_path / "model")
