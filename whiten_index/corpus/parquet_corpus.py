@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
+from whiten_index.artifacts.files import reading
 from whiten_index.artifacts.limits import LINE_BYTES, LimitError, check_expanded
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus.arrow_types import without_views
@@ -44,6 +46,8 @@ from whiten_index.errors import CorpusError, StorageError
 _SUSPECTS, _EXAMPLES = 1000, 3
 # A footer may claim any number, and shards are planned by it.
 _MOST_ROWS = 10**10
+# The covariance of wider embeddings would have more than 32 GiB.
+_MOST_NUMBERS = 1 << 16
 _FILE_THREADS = 8
 # File systems store times in steps of up to two seconds.
 _RACY_NS = 2_000_000_000
@@ -142,7 +146,7 @@ class ParquetCorpus:
             self.config.on_bad_row,
         )
         if self._filter is not None:
-            sieve.keep(self._filter.mask(sieve.table), "filtered")
+            sieve.keep(self._passing(shard, sieve.table), "filtered")
         if self.config.id_column is not None:
             missing = np.asarray(sieve.table.column(self.config.id_column).is_null())
             sieve.drop(missing, "null_id", f"no {self.config.id_column}", blank=False)
@@ -170,6 +174,12 @@ class ParquetCorpus:
         if self.config.id_column is not None:
             for shard in self.shards:
                 yield from self._ids(shard)
+
+    def _passing(self, shard: Shard, rows: pa.Table) -> NDArray[np.bool_]:
+        """Return which rows (n,) of a shard the filter keeps."""
+        assert self._filter is not None
+        with reading(self.files[shard.file].path):
+            return self._filter.mask(rows)
 
     @property
     def _filtered(self) -> tuple[str, ...]:
@@ -231,18 +241,7 @@ class ParquetCorpus:
 
     def _read_columns(self, shard: Shard, columns: Sequence[str]) -> pa.Table:
         file = self.files[shard.file]
-        batches, size = list[pa.RecordBatch](), 0
-        for batch in self._blocks(shard, columns):
-            batches.append(batch)
-            size += unpacked_bytes(batch)
-            try:
-                check_expanded(size, file.identity.size if file.identity else 0)
-            except LimitError as error:
-                self._reader.close()
-                raise CorpusError(
-                    f"{file.path} cannot be read {shard.rows:,} rows at a time ({error}); take it "
-                    "out of the corpus, or pass a smaller --shard-rows"
-                ) from error
+        batches = list(self._blocks(shard, columns))
         table = pa.Table.from_batches(batches) if batches else pa.table({})
         if table.num_rows != shard.rows:
             self._reader.close()
@@ -251,14 +250,23 @@ class ParquetCorpus:
 
     def _blocks(self, shard: Shard, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a shard as they are read, some thousands at a time."""
-        file = self.files[shard.file]
+        file, size = self.files[shard.file], 0
         try:
             with unchanged(file):
                 for span in shard.spans:
                     for batch in self._reader.read(file, span, columns):
                         # Damage that decodes all the same shows as text that is not UTF-8.
                         batch.validate(full=True)
+                        # A filter writes out what a dictionary holds once.
+                        size += unpacked_bytes(batch)
+                        check_expanded(size, file.packed)
                         yield batch
+        except LimitError as error:
+            self._reader.close()
+            raise CorpusError(
+                f"{file.path} cannot be read {shard.rows:,} rows at a time ({error}); take it out "
+                "of the corpus, or pass a smaller --shard-rows"
+            ) from error
         except (CorpusError, StorageError):
             self._reader.close()
             raise
@@ -272,7 +280,7 @@ class ParquetCorpus:
         columns = list(dict.fromkeys([self.config.id_column, *self._filtered]))
         table = self._read_columns(shard, columns)
         if self._filter is not None:
-            table = self._filter.apply(table)
+            table = table.filter(pa.array(self._passing(shard, table)))
         ids: list[Any] = _plain_ids(table.column(self.config.id_column)).drop_null().to_pylist()
         return ids
 
@@ -301,14 +309,19 @@ class ParquetCorpus:
         assert column is not None
         seen = kept = first = 0
         columns = list(dict.fromkeys([column, *self._filtered]))
-        blocks = (block for shard in self.shards for block in self._blocks(shard, columns))
+        blocks = ((each, block) for each in self.shards for block in self._blocks(each, columns))
         try:
-            for block in blocks:
+            for shard, block in blocks:
                 table = pa.Table.from_batches([block])
                 if self._filter is not None:
-                    table = self._filter.apply(table)
+                    table = table.filter(pa.array(self._passing(shard, table)))
                 seen, kept = seen + block.num_rows, kept + table.num_rows
                 _, widths = embedding_rows(table.column(column))
+                if (widths > _MOST_NUMBERS).any():
+                    raise CorpusError(
+                        f"{self.files[shard.file].path} has more than {_MOST_NUMBERS:,} numbers in "
+                        f"a row of {column}; name a column of embeddings"
+                    )
                 if wanted is not None and (widths == wanted).any():
                     return wanted
                 if not first and (widths > 0).any():

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from whiten_index.artifacts.files import reading
+from whiten_index.artifacts.limits import check_expanded
 from whiten_index.corpus.sharding import Span
 from whiten_index.corpus.sources import SourceFile
 from whiten_index.errors import CorpusError
@@ -22,6 +23,8 @@ _BATCH_BYTES = 64 << 20
 # A first batch of unknown texts may unpack to this size, before it is measured.
 _UNPACKED_BYTES = 1 << 30
 _BUFFER = 1 << 20
+# Bytes of a number by its type in Parquet; 8 by any other.
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4}
 
 
 @contextlib.contextmanager
@@ -92,7 +95,7 @@ class SpanReader:
             source = file.open()
             self._file = open_parquet(file, source)
             self._batches = self._file.iter_batches(
-                batch_size=_rows_at_once(source, self._file, span.row_group, columns),
+                batch_size=_rows_at_once(file, source, self._file, span.row_group, columns),
                 row_groups=[span.row_group],
                 columns=list(columns),
             )
@@ -127,32 +130,51 @@ def unpacked_bytes(batch: pa.RecordBatch) -> int:
 
 
 def _rows_at_once(
-    source: pa.NativeFile, parquet: pq.ParquetFile, row_group: int, columns: Sequence[str]
+    file: SourceFile,
+    source: pa.NativeFile,
+    parquet: pq.ParquetFile,
+    row_group: int,
+    columns: Sequence[str],
 ) -> int:
-    """Return the rows of a batch: fewer if a dictionary holds long texts.
+    """Return the rows of a batch: fewer if they are wide, or a dictionary holds long texts.
 
-    A few bytes of a file name a text of its dictionary thousands of times. The first row is
-    decoded together with the dictionary of each column, without a copy for each row.
+    A few bytes of a file name a value of its dictionary thousands of times. The first row is
+    decoded together with the dictionary of each column of texts, without a copy for each row.
+
+    Raises:
+        LimitError: lists of numbers unpack to more than the file may.
     """
     metadata, schema = parquet.metadata.row_group(row_group), parquet.schema_arrow
-    chunks = [metadata.column(index) for index in range(metadata.num_columns)]
-    texts = [
-        chunk.path_in_schema
-        for chunk in chunks
-        if chunk.physical_type == "BYTE_ARRAY"
-        and (name := chunk.path_in_schema.split(".")[0]) in columns
-        and not pa.types.is_dictionary(schema.field(name).type)
-    ]
+    rows = _BATCH_ROWS
+    texts, most, values, width = list[str](), 0, 1.0, 0.0
+    for index in range(metadata.num_columns):
+        chunk = metadata.column(index)
+        name = chunk.path_in_schema.split(".")[0]
+        if name not in columns or not metadata.num_rows:
+            continue
+        each = chunk.num_values / metadata.num_rows
+        if chunk.physical_type == "BYTE_ARRAY":
+            # Each batch has a copy of a dictionary that stays one: fewer rows would take more.
+            if not pa.types.is_dictionary(schema.field(name).type):
+                texts.append(chunk.path_in_schema)
+                most += chunk.total_uncompressed_size
+                values = max(values, each)
+            continue
+        size = parquet.schema.column(index).length or _WIDTHS.get(chunk.physical_type, 8)
+        width += size * each
+        if each > 1:
+            # One row may have them all.
+            check_expanded(chunk.num_values * size, file.packed)
     # No text is longer than its column, so that most row groups need no look at the dictionary.
-    most = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in texts)
-    if most * min(metadata.num_rows, _BATCH_ROWS) <= _UNPACKED_BYTES:
-        return _BATCH_ROWS
-    packed = _streamed(source, metadata=parquet.metadata, read_dictionary=texts)
-    first = packed.iter_batches(batch_size=1, row_groups=[row_group], columns=texts)
-    batch = next(first, None)
-    longest = sum(map(_longest, batch.columns)) if batch is not None else 0
-    values = max(chunk.num_values for chunk in chunks) / metadata.num_rows
-    return max(1, min(_BATCH_ROWS, int(_BATCH_BYTES / max(longest * max(values, 1), 1))))
+    if most * min(metadata.num_rows, _BATCH_ROWS) > _UNPACKED_BYTES:
+        packed = _streamed(source, metadata=parquet.metadata, read_dictionary=texts)
+        first = packed.iter_batches(batch_size=1, row_groups=[row_group], columns=texts)
+        batch = next(first, None)
+        longest = sum(map(_longest, batch.columns)) if batch is not None else 0
+        rows = min(rows, int(_BATCH_BYTES / max(longest * values, 1)))
+    if width * rows > _UNPACKED_BYTES:
+        rows = int(_BATCH_BYTES / width)
+    return max(1, rows)
 
 
 def _longest(array: pa.Array) -> int:

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.paths import cut
+from whiten_index.paths import cut, shown
 
 _Types = Mapping[str, pa.DataType]
 _COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
@@ -60,7 +60,9 @@ class RowFilter:
     @classmethod
     def parse(cls, text: str) -> RowFilter:
         """Translate ``text``."""
-        shown = repr(cut(text, most=200))
+        if not isinstance(text, str):
+            raise ConfigError(f"a row filter is a text; {shown(text)} was given")
+        named = repr(cut(text, most=200))
         try:
             if len(text) > _MOST_CHARACTERS:
                 raise ValueError(f"it has more than {_MOST_CHARACTERS:,} characters")
@@ -72,7 +74,7 @@ class RowFilter:
             if isinstance(error, RecursionError | MemoryError) or "nested" in why:
                 why = _TOO_DEEP
             raise ConfigError(
-                f"the row filter {shown} is not understood ({why}); write conditions such as "
+                f"the row filter {named} is not understood ({why}); write conditions such as "
                 "lang == 'en' and (year >= 2020 or source in ['a', 'b']) and title is not None, "
                 "day >= date('2024-01-31'), or column('my column') > 1"
             ) from error
@@ -83,10 +85,6 @@ class RowFilter:
         names = {name for name in found if name is not None}
         return cls(text, tuple(sorted(names)), tree)
 
-    def apply(self, table: pa.Table) -> pa.Table:
-        """Return the rows of ``table`` where the condition holds; see ``mask``."""
-        return table.filter(pa.array(self.mask(table)))
-
     def mask(self, rows: pa.Table | pa.RecordBatch) -> NDArray[np.bool_]:
         """Return which rows (n,) the condition holds for."""
         # No column of the condition has a name as long.
@@ -96,6 +94,9 @@ class RowFilter:
         types = {each.name: each.type for each in table.schema}
         try:
             passing = table.filter(_condition(self._tree, types)).column(number)
+        except MemoryError:
+            # Arrow's is an ``ArrowException`` too.
+            raise
         except (pa.ArrowException, TypeError) as error:
             raise CorpusError(
                 f"the row filter {cut(self.text, most=200)!r} does not fit the columns "

@@ -283,6 +283,11 @@ class SourceFile:
         """Path and kind of file system, which identify a file."""
         return f"{self.filesystem.type_name}:{self.path}"
 
+    @property
+    def packed(self) -> int:
+        """Bytes of the file, 0 if not known."""
+        return 0 if self.identity is None else self.identity.size
+
     def open(self) -> pa.NativeFile:
         """Open the file for random access."""
         if self.identity is None or not isinstance(self.filesystem, pafs.LocalFileSystem):
