@@ -99,7 +99,13 @@ def schema(made_from: type[Schema]) -> type[Schema]:
     def __init__(self: Any, **values: Any) -> None:  # noqa: N807
         flags = {each.name: each.flag for each in options_of(made)}
         for name, value in values.items():
-            require_no_secret(value, what=flags.get(name, flag_of(name)))
+            flag = flags.get(name, flag_of(name))
+            require_no_secret(value, what=flag)
+            for each in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(each, int) and abs(each) >> 63:
+                    raise ConfigError(
+                        f"{flag} takes a number of at most 64 bits; {shown(each)} was given"
+                    )
         hints = _hints(made)
         plain = {name: _plain(value, hints.get(name)) for name, value in values.items()}
         try:
@@ -190,7 +196,10 @@ def _plain(value: Any, hint: Any) -> Any:
 def _message(made: type, error: ValidationError) -> str:
     """Return the first finding in words: the option, its allowed values, the value given."""
     found = error.errors()[0]
-    name = str(found["loc"][0]) if found["loc"] else ""
+    if not found["loc"]:
+        given = ", ".join(map(flag_of, found["input"].kwargs))
+        return f"one of {given} cannot be used ({found['msg']}); check their values"
+    name = str(found["loc"][0])
     option = next((each for each in options_of(made) if each.name == name), None)
     flag = option.flag if option else flag_of(name)
     kinds, choices = _kinds(_hints(made).get(name, Any))

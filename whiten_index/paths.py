@@ -16,6 +16,10 @@ _ADDRESS_VARIABLES = (
     "RAY_ADDRESS", "HF_ENDPOINT",
 )  # fmt: skip
 _MOST_SHOWN = 80
+# C0 and C1 with DEL, the separators of lines, and what changes the direction of text.
+_CONTROL = re.compile(
+    r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
 _OBJECTS = ("s3", "gs", "az")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
@@ -66,6 +70,8 @@ def as_place(given: Path | str, *, what: str) -> Path | str:
 
     A ``file://`` URI is the folder that it stands for; other schemes are refused.
     """
+    if not isinstance(given, str | os.PathLike):
+        raise ConfigError(f"{what} is a path or a URI; {shown(given)} was given")
     text = str(given)
     require_path(text, what=what)
     match = _SCHEME.match(text)
@@ -102,6 +108,25 @@ def require_folder(place: Path | str, *, what: str) -> None:
             f"{what} works in folders, not at {place}; copy what is there to a folder, or leave it "
             "to build, encode and search, which work in object stores"
         )
+
+
+def without_controls(text: str) -> str:
+    r"""Return text with its control characters, but for newlines, as escapes such as ``\x1b``.
+
+    Ids, columns and file names come from users' data. Control characters in them could change the
+    terminal's title, hide text or turn it round.
+    """
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def cell(value: object) -> str:
+    """Return a value as text on one line, with control characters as escapes."""
+    return without_controls(str(value)).replace("\n", "\\n")
+
+
+def plain_json(text: str) -> str:
+    """Return JSON with control characters, but for newlines, as JSON's own escapes."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def shown(value: object) -> str:

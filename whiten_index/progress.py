@@ -62,6 +62,10 @@ class Stages:
         started = time.perf_counter()
         try:
             yield self.watcher
+        except (OSError, MemoryError, RuntimeError) as error:
+            # A disk that fails or memory that ends names no file; see ``unforeseen``.
+            error.add_note(name)
+            raise
         finally:
             elapsed = time.perf_counter() - started
             self.seconds[name] = self.seconds.get(name, 0.0) + elapsed

@@ -48,6 +48,18 @@ TABLES: dict[str, tuple[Callable[[], pa.Table], tuple[Any, ...], int, str]] = {
         CORPUS,
         "none of the 60 rows .*60 filtered",
     ),
+    "a size that no machine has": (
+        table,
+        (*EMBEDDED, "--memory-budget", "9" * 4400 + "GB"),
+        OPTIONS,
+        "--memory-budget '9{79}[.]{3} is no size",
+    ),
+    "a number of 100 bits": (
+        table,
+        (*EMBEDDED, "--limit", str(1 << 99)),
+        OPTIONS,
+        "--limit takes a number of at most 64 bits; 6338253001",
+    ),
     "text for an embedding column": (
         table,
         ("--embedding-column", "text"),

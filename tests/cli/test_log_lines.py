@@ -38,6 +38,8 @@ def test_text_is_one_line_that_reads_back(fields: dict[str, Any]) -> None:
     assert "\n" not in line
     assert "\r" not in line
     assert line.isprintable()
+    assert LogForm.JSON.line(fields).isprintable()
+    assert json.loads(LogForm.JSON.line(fields)) == fields
     values = list(pairs(line).values())
     keys = {re.sub(r'[ ="]', "_", name) for name in fields if name.isprintable()}
     assert keys <= set(pairs(line))
@@ -64,6 +66,8 @@ def raising(error: BaseException) -> Callable[[], Ending]:
         (lambda: Ending("published", {"version": "000001"}), 0, "published"),
         (lambda: Ending("gate_failed", {}, 9), 9, "gate_failed"),
         (raising(CorpusError("no such column")), 3, "failed"),
+        (raising(OSError(28, "No space left on device")), 7, "failed"),
+        (raising(MemoryError()), 7, "failed"),
         (raising(ValueError("odd")), 1, "failed"),
         (raising(KeyboardInterrupt()), 130, "interrupted"),
     ],

@@ -178,4 +178,6 @@ def dated() -> pa.Table:
 def test_dates_and_columns_of_any_name(condition: str, kept: list, columns: tuple) -> None:
     parsed = RowFilter.parse(condition)
     assert parsed.columns == columns
-    assert dated().filter(parsed.mask(dated()))["my column"].to_pylist() == [1 + row for row in kept]
+    assert dated().filter(parsed.mask(dated()))["my column"].to_pylist() == [
+        1 + row for row in kept
+    ]

@@ -295,6 +295,12 @@ def test_a_row_filter_that_memory_does_not_hold(run, tmp_path):  # type: ignore[
     assert_says(found, 7, f"cannot read {path}: the system is out of memory")
 
 
+def test_memory_that_ends_in_a_stage_names_it(run, tmp_path):  # type: ignore[no-untyped-def]
+    pq.write_table(pa.table({"e": [[1.0] * 40_000] * 3}), path := tmp_path / "c.parquet")
+    named = ["--embedding-column", "e", "--store", str(tmp_path / "store")]
+    assert_says(run(["encode", str(path), *named], 2 << 30), 7, "cannot finish the step 'encode'")
+
+
 def written(folder: Path, rows: int, text: str, *, encoded: bool) -> Path:
     """A Parquet file of one text in all rows, whose reader is asked for a dictionary or not."""
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * rows), pa.array([text]))

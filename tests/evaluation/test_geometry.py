@@ -94,7 +94,7 @@ def test_what_cannot_be_measured_is_said(measure):
     for bad in (np.nan, np.inf):
         with pytest.raises(ConfigError, match="hold NaN or infinity"):
             measure(np.where(np.eye(120, 16), bad, rows))
-    with pytest.raises(ConfigError, match=r"\(n, d\) array; this one has shape \(16,\)"):
+    with pytest.raises(ConfigError, match=r"takes \(n, d\) vectors; these have shape \(16,\)"):
         measure(rows[0])
     with pytest.raises(ConfigError, match="rows that are not zero, and there are 1 of 4"):
         measure(np.vstack([rows[:1], np.zeros((3, 16))]))

@@ -60,6 +60,13 @@ def test_every_transform_and_spectrum_is_drawn_without_a_warning(
     assert not [str(warning.message) for warning in recwarn]
 
 
+def test_a_name_is_neither_markup_nor_a_formula(tmp_path):
+    draw_spectrum(tmp_path / "a.svg", SMALL | {"encoder": {"column": "a$b$^\x1b<"}}, EIGENVALUES)
+    text = (tmp_path / "a.svg").read_text()
+    assert "\x1b" not in text
+    assert r"encoder a$b$^\x1b&lt;" in text
+
+
 def test_an_unknown_ending_names_the_known_ones(tmp_path):
     for name in ("spectrum.jpg", "spectrum"):
         with pytest.raises(ConfigError, match=rf"{name} names no .* \.png, \.svg, \.pdf"):

@@ -236,7 +236,8 @@ class _Page(HTMLParser):
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    records = sweep_records("r1", "<b>Sci|Fact</b>") + sweep_records("r2", "docs", judged=False)
+    records = sweep_records("r1", "<b>Sci|Fact</b>\x1b\x7f")
+    records += sweep_records("r2", "docs", judged=False)
     return write_report(write_results(folder / "results.jsonl", records), folder)
 
 
@@ -248,8 +249,15 @@ def test_the_page_is_whole_and_refers_to_itself_alone(report):
     assert all(r.startswith(("data:", "#")) for r in parsed.references)
     assert not re.search(r"https?://|url\(|@import", text)
     assert "<b>Sci|Fact</b>" not in text
-    assert "&lt;b&gt;Sci|Fact&lt;/b&gt;" in text
+    assert r"&lt;b&gt;Sci|Fact&lt;/b&gt;\x1b\x7f" in text
     assert "FAISS has no &lt;HNSW&gt;" in text
+
+
+def test_names_send_nothing_to_a_terminal(report):
+    for name in ("report.html", "report.md", "report.json"):
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", (report.parent / name).read_text())
+    (first, _) = json.loads((report.parent / "report.json").read_text())["sweeps"]
+    assert first["dataset"]["name"].endswith("</b>\x1b\x7f")
 
 
 def test_each_sweep_has_its_charts_and_the_spectrum_if_nothing_was_judged(report):

@@ -250,6 +250,7 @@ def test_a_client_needs_neither_torch_nor_faiss(columns: Path, tmp_path: Path) -
         (np.ones((1, 12), dtype="datetime64[s]"), r"are of type datetime64\[s\]"),
         (np.ones((1, 12), dtype="timedelta64[s]"), r"are of type timedelta64\[s\]"),
         (np.ones((1, 12), dtype=object), "are of type object"),
+        (np.ma.masked_all((1, 12)), "these are masked; convert them to float32"),
         (np.zeros((2, K)), rf"not reduced; these have shape \(2, {K}\)"),
         ([[1.0] * 12, [1.0]], r"embeddings are \(n, 12\) numbers"),
     ],

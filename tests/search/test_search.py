@@ -59,12 +59,39 @@ def index(tmp_path_factory: pytest.TempPathFactory, rows: NDArray[np.float32]) -
     return build(tmp_path_factory.mktemp("index"), rows)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300, 3e38])
-def test_a_query_that_is_not_finite_is_refused(index: Path, value: float) -> None:
-    query = np.ones((3, DIM))
-    query[1, 2] = value
-    with pytest.raises(ConfigError, match="query 1 holds NaN or infinity"):
-        open_index(index).search_embeddings(query)
+ONES = np.ones((3, DIM))
+
+
+@pytest.mark.parametrize(
+    ("queries", "message"),
+    [
+        *((np.insert(ONES, 1, value, axis=0), "query 1 holds NaN or infinity")
+          for value in (np.nan, np.inf, -np.inf, 1e300, 3e38)),
+        (ONES + 1j, r"\(n, 8\) numbers, and these are of type complex128; convert them"),
+        (np.ma.masked_less(ONES, 2), "these are masked"),
+        (ONES.astype(object), "these are of type object"),
+        ([[1.0] * DIM, [1.0]], r"raw embeddings are \(n, 8\) numbers \("),
+        (ONES[:, 1:], r"takes \(n, 8\) raw embeddings, one .* these have shape \(3, 7\)"),
+    ],
+)  # fmt: skip
+def test_what_is_no_query_is_refused(index: Path, queries: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_index(index).search_embeddings(queries)
+
+
+@pytest.mark.parametrize("top_k", [2.5, None, True, 0, "3"])
+def test_options_of_another_type_are_refused(index: Path, top_k: Any) -> None:
+    opened = open_index(index)
+    with pytest.raises(ConfigError, match=f"--top-k takes a whole number from 1; {top_k!r} was"):
+        opened.search_embeddings(ONES, top_k=top_k)
+    with pytest.raises(ConfigError, match="--top-k takes a whole number from 1"):
+        opened.search_like(0, top_k=top_k)
+    with pytest.raises(ConfigError, match="a row filter is a text; 3 was given"):
+        opened.search_embeddings(ONES, row_filter=3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="1 ids were given for 3 embeddings"):
+        next(opened.rank_embeddings(["a"], ONES, top_k=2))
+    with pytest.raises(ConfigError, match="the place is a path or a URI; 3 was given"):
+        open_index(3)  # type: ignore[arg-type]
 
 
 def queries_file(folder: Path, queries: NDArray[Any], **columns: Any) -> str:

@@ -68,6 +68,21 @@ def system_error(
     )
 
 
+def unforeseen(error: BaseException, *, step: str) -> StorageError | ConfigError | None:
+    """Return the error to show for one of the system that no reader or writer expected.
+
+    It names the file or, without one, the stage of the work or ``step``. ``None`` for an error of
+    another kind.
+    """
+    system = isinstance(error, OSError | MemoryError)
+    if not system and not (isinstance(error, RuntimeError) and _number_of(error)):
+        return None
+    if named := getattr(error, "filename", None):
+        return system_error(named, error)
+    stages = getattr(error, "__notes__", ())
+    return system_error(f"the step {stages[0]!r}" if stages else step, error, action="finish")
+
+
 def _number_of(error: BaseException) -> int | None:
     """Return the number of the system's error, None for an error of the content."""
     if isinstance(error, OSError) and error.errno is not None:

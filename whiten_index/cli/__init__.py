@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 import whiten_index
-from whiten_index.artifacts.files import system_error
+from whiten_index.artifacts.files import unforeseen
 from whiten_index.cli import (
     commands,
     eval_commands,
@@ -25,9 +25,9 @@ from whiten_index.cli import (
     terminal,
 )
 from whiten_index.cli.signals import INTERRUPTED, stop_on_signals
-from whiten_index.cli.streams import cell, guarded, open_closed_descriptors, print_exception
+from whiten_index.cli.streams import guarded, open_closed_descriptors, print_exception
 from whiten_index.errors import ConfigError, PartialFailureError, WhitenIndexError
-from whiten_index.paths import require_no_secret, require_plain_environment
+from whiten_index.paths import cell, require_no_secret, require_plain_environment
 
 _SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Build and search": (
@@ -101,12 +101,11 @@ class _Commands(click.Group):
             if isinstance(error, PartialFailureError) and "--json" in sys.argv:
                 terminal.print_json({"error": str(error), "failed": error.items})
             context.exit(error.exit_code)
-        except (OSError, MemoryError) as error:
-            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+        except (OSError, MemoryError, RuntimeError) as error:
+            failed = unforeseen(error, step=str(context.invoked_subcommand))
+            if failed is None or (isinstance(error, OSError) and error.errno == errno.EPIPE):
                 raise
-            named = getattr(error, "filename", None)
-            failed = system_error(named or "a name that was given", error)
-            click.echo(f"Error: {failed}", err=True)
+            click.echo(f"Error: {cell(failed)}", err=True)
             context.exit(failed.exit_code)
         except KeyboardInterrupt:
             click.echo(

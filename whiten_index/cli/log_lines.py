@@ -12,9 +12,11 @@ from enum import Enum
 from typing import Any, NoReturn
 
 from whiten_index.address import hide_secrets
+from whiten_index.artifacts.files import unforeseen
 from whiten_index.cli.signals import INTERRUPTED, raise_if_interrupted
 from whiten_index.cli.streams import guarded, print_exception
 from whiten_index.errors import GateError, WhitenIndexError
+from whiten_index.paths import plain_json
 
 _EVERY_SECONDS = 10.0
 
@@ -28,7 +30,7 @@ class LogForm(Enum):
     def line(self, fields: Mapping[str, Any]) -> str:
         """Return one line; in text, nested names have dots (``rows.new=3``) and lists are JSON."""
         if self is LogForm.JSON:
-            return json.dumps(fields, default=str)
+            return plain_json(json.dumps(fields, default=str))
         return " ".join(f"{_key(name)}={_value(value)}" for name, value in _flat(fields))
 
 
@@ -115,6 +117,7 @@ def ending_of(error: BaseException, *, kept: str = "shards") -> Ending:
     if isinstance(error, KeyboardInterrupt):
         message = f"finished {kept} are kept; run the same job to go on"
         return Ending("interrupted", {"message": message}, INTERRUPTED)
+    error = unforeseen(error, step="the job") or error
     status = error.exit_code if isinstance(error, WhitenIndexError) else 1
     fields: dict[str, Any] = {**failure(error), "exit_code": status}
     if isinstance(error, GateError):

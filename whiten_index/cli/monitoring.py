@@ -13,7 +13,7 @@ from whiten_index.artifacts.atomic import replace_file, require_plain_target
 from whiten_index.artifacts.files import is_folder, read_bounded, writing
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ConfigError, StorageError, WhitenIndexError
-from whiten_index.paths import cut, require_path
+from whiten_index.paths import cell, cut, require_path
 from whiten_index.versions.published import read_published
 
 _PREFIX = "whiten_index_"
@@ -177,5 +177,5 @@ def _last_success(path: Path, index: str) -> float | None:
 
 
 def _shown(text: str) -> str:
-    """Return the value of a label, which must be UTF-8."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    """Return the value of a label, which must be UTF-8; people read the file too."""
+    return cell(text).encode("utf-8", "replace").decode("utf-8")

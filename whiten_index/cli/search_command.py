@@ -15,10 +15,9 @@ from whiten_index.cli.schema_options import (
     schema_options,
     verify_option,
 )
-from whiten_index.cli.streams import cell
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
-from whiten_index.paths import shown
+from whiten_index.paths import cell, shown
 
 if TYPE_CHECKING:
     from whiten_index.search.search_index import Hit, SearchIndex

@@ -1,7 +1,6 @@
 r"""Standard output and error: what a terminal may be sent, and writes that fail.
 
-Ids, columns and file names come from users' data. Control characters in them could change the
-terminal's title, hide text or turn it round, so they are shown as escapes such as ``\x1b``.
+Control characters are shown as escapes; see ``without_controls``.
 A write that fails, on a full disk or to a reader that has gone, never stops the work: later text is
 dropped, and the process ends with another status.
 """
@@ -11,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -19,27 +17,11 @@ from typing import Any
 
 from whiten_index.address import hide_secrets
 from whiten_index.errors import StorageError
+from whiten_index.paths import without_controls
 
 # A shell reports this status for a process that SIGPIPE ended.
 PIPE_CLOSED = 141
-# C0 and C1 with DEL, the separators of lines, and what changes the direction of text.
-_CONTROLS = r"\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069"
-_CONTROL, _CONTROL_OR_NEWLINE = re.compile(f"[{_CONTROLS}]"), re.compile(f"[\n{_CONTROLS}]")
 _REASONS = {errno.ENOSPC: "the disk is full", errno.EBADF: "it is closed"}
-
-
-def cell(value: object) -> str:
-    """Return a value as text on one line, with control characters as escapes."""
-    return _CONTROL_OR_NEWLINE.sub(_escape, str(value))
-
-
-def plain_json(text: str) -> str:
-    """Return JSON on one line with control characters as JSON's own escapes."""
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
-def _escape(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode()
 
 
 class _Stream:
@@ -61,7 +43,7 @@ class _Stream:
             self.error = OSError(errno.EBADF, os.strerror(errno.EBADF))
         # A progress bar goes back to the start of its line.
         start = "\r" if text.startswith("\r") and self.name == "standard error" else ""
-        shown = start + _CONTROL.sub(_escape, text[len(start) :])
+        shown = start + without_controls(text[len(start) :])
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         self._try(self._stream.write, shown.encode(encoding, "backslashreplace").decode(encoding))
         return len(text)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from whiten_index.cli.signals import raise_if_interrupted
-from whiten_index.cli.streams import cell, plain_json
+from whiten_index.paths import cell, plain_json
 
 # Only JSON shows these.
 _FOR_MACHINES = frozenset({

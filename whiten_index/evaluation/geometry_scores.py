@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from whiten_index.errors import ConfigError
 from whiten_index.whitening.covariance import empirical_covariance
 from whiten_index.whitening.moments import Moments
-from whiten_index.whitening.spectrum import unit_rows
+from whiten_index.whitening.spectrum import real_rows, unit_rows
 
 # Above it Gao et al. (2021), SimCSE, take the pairs of STS-B as positive.
 POSITIVE_ABOVE = 4.0
@@ -134,8 +134,9 @@ def alignment(first: ArrayLike, second: ArrayLike) -> float:
     Wang and Isola (2020), with exponent 2. The pairs are those that should be close, such as
     paraphrases; a pair with a row of zeros is left out.
     """
-    a, b = (np.array(rows, dtype=np.float64) for rows in (first, second))
-    if a.ndim != 2 or a.shape != b.shape:
+    pair = (real_rows(rows, None, taker="alignment", noun="rows") for rows in (first, second))
+    a, b = (rows.astype(np.float64) for rows in pair)
+    if a.shape != b.shape:
         raise ConfigError(f"alignment takes two (n, d) arrays; these are {a.shape} and {b.shape}")
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         raise ConfigError("the pairs hold NaN or infinity; drop or mend those first")
@@ -148,9 +149,7 @@ def alignment(first: ArrayLike, second: ArrayLike) -> float:
 
 def _directed(vectors: ArrayLike, *, least: int) -> tuple[NDArray[np.float64], int]:
     """Return the rows that are not zero, scaled as a whole to at most 1, and how many are zero."""
-    rows = np.array(vectors, dtype=np.float64)
-    if rows.ndim != 2:
-        raise ConfigError(f"geometry takes an (n, d) array; this one has shape {rows.shape}")
+    rows = real_rows(vectors, None, taker="geometry", noun="vectors").astype(np.float64)
     if not np.isfinite(rows).all():
         raise ConfigError("the vectors hold NaN or infinity; drop or mend those rows first")
     if rows.size and (largest := np.abs(rows).max()) > 0:

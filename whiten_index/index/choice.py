@@ -26,6 +26,7 @@ from whiten_index.index.factory import inner_index
 from whiten_index.index.library import load_faiss
 from whiten_index.index.ondisk_ivf import lists_on_disk
 from whiten_index.index.sizes import IndexBytes, expected_bytes
+from whiten_index.paths import shown
 
 AUTO = "auto"
 TARGET_RECALL = 0.95
@@ -161,7 +162,7 @@ def parse_bytes(text: str | int, *, option: str = "--memory-budget") -> int:
         if 1 <= (size := int(_SIZES.validate_python(text))) < _BEYOND:
             return size
     raise ConfigError(
-        f"{option} {str(text)!r} is no size; write bytes, or a number with KB, MB, GB, KiB, MiB or "
+        f"{option} {shown(text)} is no size; write bytes, or a number with KB, MB, GB, KiB, MiB or "
         "GiB, such as 4GiB"
     )
 

@@ -25,6 +25,7 @@ from whiten_index.measure.charts import (
     empty_figure,
     require_drawing,
 )
+from whiten_index.paths import without_controls
 
 _ENDINGS = (".png", ".svg", ".pdf")
 _TITLE = 14  # points
@@ -73,7 +74,9 @@ def _title(description: Mapping[str, Any]) -> tuple[str, str]:
         facts.append("centred" if whitening["center"] else "not centred")
     facts.append(f"{description['rows']:,} rows")
     version = description.get("version")
-    model = encoder.get("model") or encoder.get("column")
+    # A dollar begins a formula.
+    model = encoder.get("model") or encoder.get("column") or ""
+    model = without_controls(model).replace("$", r"\$")
     condition = whitening.get("condition_number")
     below = [
         f"version {version}" if version else "",

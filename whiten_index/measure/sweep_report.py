@@ -25,6 +25,7 @@ from whiten_index.measure.recommend import (
     share,
 )
 from whiten_index.measure.results import Sweep, by_reason, read_sweeps
+from whiten_index.paths import plain_json, without_controls
 
 ABSENT = "–"
 REPORT = "report.html"
@@ -196,12 +197,14 @@ def write_report(results: Path | str, folder: Path | str) -> Path:
             chart.save(png)
     written = {
         "report.md": "\n\n".join(section.to_markdown() for section in sections) + "\n",
-        "report.json": json.dumps({"sweeps": [each.to_json() for each in sections]}, indent=1),
+        "report.json": plain_json(
+            json.dumps({"sweeps": [each.to_json() for each in sections]}, indent=1)
+        ),
         REPORT: _page(sections, charts, results.name),
     }
     for name, text in written.items():
         with writing(folder / name):
-            replace_file(folder / name, text.encode("utf-8", "replace"))
+            replace_file(folder / name, without_controls(text).encode("utf-8", "replace"))
     return folder / REPORT
 
 

@@ -37,7 +37,7 @@ from whiten_index.search.query_encoder import QueryEncoder, digest_of, require_s
 from whiten_index.store.records import EncoderFacts
 from whiten_index.versions.published import WHITENING, Version, with_published
 from whiten_index.versions.version_manifest import VersionManifest
-from whiten_index.whitening.spectrum import unit_rows
+from whiten_index.whitening.spectrum import real_rows, unit_rows
 from whiten_index.whitening.transform import Whitening
 
 if TYPE_CHECKING:
@@ -316,17 +316,8 @@ class QueryTransform:
         Raises:
             ConfigError: embeddings of another width, or with NaN, infinity or what is no number.
         """
-        try:
-            rows = np.atleast_1d(np.asarray(embeddings))
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"embeddings are (n, {self.dim}) numbers ({error})") from error
-        # Not what numpy would make numbers of: complex ones, dates, texts of digits.
-        if rows.dtype.kind not in "fiub":
-            raise ConfigError(
-                f"embeddings are (n, {self.dim}) numbers, and these are of type {rows.dtype}; "
-                "convert them to float32"
-            )
-        # At least one block, so that the width of no rows is checked too.
+        rows = real_rows(embeddings, self.dim, taker="this transform")
+        # At least one block, as nothing concatenates none.
         starts = range(0, max(len(rows), 1), _ROWS)
         blocks = (self.whitening.apply(rows[start : start + _ROWS]) for start in starts)
         return np.concatenate([unit_rows(block).astype(np.float32) for block in blocks])

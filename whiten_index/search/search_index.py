@@ -19,6 +19,7 @@ from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.spec import EncoderOpening, recorded_spec
+from whiten_index.errors import ConfigError
 from whiten_index.evaluation.trec_run import Ranking
 from whiten_index.index.library import set_threads
 from whiten_index.paths import absolute
@@ -361,6 +362,8 @@ class SearchIndex:
             top_k: hits a query.
             row_filter: condition on kept columns that hits must pass.
         """
+        if len(ids) != len(embeddings):
+            raise ConfigError(f"{len(ids)} ids were given for {len(embeddings)} embeddings")
         opened = self._opened
         chosen = opened.filter(row_filter)
         for start in range(0, len(ids), _QUERY_ROWS):

@@ -28,9 +28,11 @@ from whiten_index.index.vector_search import (
     search_documents,
     vectors_of,
 )
+from whiten_index.paths import shown
 from whiten_index.versions.documents import Documents
 from whiten_index.versions.published import DOCUMENTS, WHITENING, Version, mending
 from whiten_index.versions.version_manifest import VersionManifest
+from whiten_index.whitening.spectrum import real_rows
 from whiten_index.whitening.transform import Whitening
 
 # Sums of squares of larger numbers are beyond float32, whatever the width.
@@ -151,8 +153,8 @@ class Bundle:
         by_row: bool = False,
     ) -> tuple[Scores, Rows]:
         """Return the nearest rows, or the best row of each document, ``spare`` more than top_k."""
-        if top_k < 1:
-            raise ConfigError(f"--top-k takes a positive number; {top_k} was given")
+        if isinstance(top_k, bool) or not isinstance(top_k, int | np.integer) or top_k < 1:
+            raise ConfigError(f"--top-k takes a whole number from 1; {shown(top_k)} was given")
         selection = self._selection(row_filter)
         rows = len(self) if selection is None else selection.count
         wanted = min(top_k + spare, rows)
@@ -195,12 +197,9 @@ class Bundle:
         return self.documents.first_rows(rows) if self.grouped else rows
 
     def _checked(self, embeddings: NDArray[np.floating]) -> NDArray[np.float32]:
+        given = real_rows(embeddings, self.dim, taker="this index")
         with np.errstate(over="ignore"):
-            queries = np.ascontiguousarray(embeddings, dtype=np.float32)
-        if queries.ndim != 2 or queries.shape[1] != self.dim:
-            raise ConfigError(
-                f"this index takes (n, {self.dim}) raw embeddings; these have shape {queries.shape}"
-            )
+            queries = np.ascontiguousarray(given, dtype=np.float32)
         # NaN is not below any bound.
         if not np.abs(queries).max(initial=0.0) <= _LARGEST:
             broken = int(np.argmin((np.abs(queries) <= _LARGEST).all(axis=1)))

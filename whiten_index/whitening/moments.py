@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.artifacts.tensors import read_tensors, write_tensors
 from whiten_index.errors import ArtifactError, ConfigError, WhiteningError
+from whiten_index.whitening.spectrum import real_rows
 
 KIND, FORMAT_VERSION = "moments", 1
 # Sums take rows that fit the cache of one core; products take as many as BLAS is fastest with.
@@ -73,11 +74,7 @@ class Moments:
         Raises:
             ConfigError: wrong shapes, a negative weight, a NaN or an infinity.
         """
-        data = np.asarray(rows)
-        if data.ndim != 2:
-            raise ConfigError(f"moments take an (n, d) array; this one has shape {data.shape}")
-        if data.dtype.kind != "f":
-            data = data.astype(np.float64)
+        data = real_rows(rows, None, taker="a sum of moments", noun="rows")
         weight = None if weights is None else _checked_weights(weights, len(data))
         with np.errstate(over="ignore", invalid="ignore"):
             moments = _two_pass(data, weight)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.errors import ConfigError, WhiteningError
 
@@ -157,6 +157,31 @@ class WidthSpec:
 def default_width(dim: int) -> int:
     """Return the default k: a third of d, at most 256 (Su et al. 2021: 256 of 768)."""
     return min(max(dim // 3, 1), _WIDEST_DEFAULT)
+
+
+def real_rows(
+    given: ArrayLike, width: int | None, *, taker: str, noun: str = "raw embeddings"
+) -> NDArray[np.floating]:
+    """Return rows (n, d) that a caller passed: floats as they are, other numbers as float64.
+
+    Raises:
+        ConfigError: another width, or not what numpy would make numbers of by force: complex
+            numbers, dates, texts of digits, numbers behind a mask.
+    """
+    shape = f"(n, {'d' if width is None else width})"
+    try:
+        rows = np.asarray(given)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ConfigError(f"{noun} are {shape} numbers ({error})") from error
+    if rows.dtype.kind not in "fiub" or np.ma.is_masked(given):
+        kind = "masked" if np.ma.is_masked(given) else f"of type {rows.dtype}"
+        raise ConfigError(
+            f"{noun} are {shape} numbers, and these are {kind}; convert them to float32"
+        )
+    if rows.ndim != 2 or (width is not None and rows.shape[1] != width):
+        form = ", one a row and not reduced" if noun.startswith("raw") else ""
+        raise ConfigError(f"{taker} takes {shape} {noun}{form}; these have shape {rows.shape}")
+    return rows if rows.dtype.kind == "f" else rows.astype(np.float64)
 
 
 def unit_rows(rows: NDArray[_Float]) -> NDArray[_Float]:

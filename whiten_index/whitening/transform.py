@@ -28,6 +28,7 @@ from whiten_index.whitening.spectrum import (
     condition_number,
     least_share,
     numerical_rank,
+    real_rows,
     reciprocal,
     unit_rows,
 )
@@ -209,12 +210,7 @@ class Whitening:
         Raises:
             ConfigError: rows of another width, or with NaN or infinity.
         """
-        x = np.array(embeddings, dtype=np.float64)
-        if x.ndim != 2 or x.shape[1] != self.dim:
-            raise ConfigError(
-                f"this transform takes (n, {self.dim}) raw embeddings, one a row and not reduced; "
-                f"these have shape {x.shape}"
-            )
+        x = real_rows(embeddings, self.dim, taker="this transform").astype(np.float64)
         if not np.isfinite(x).all():
             raise ConfigError("the embeddings hold NaN or infinity; drop or mend those rows first")
         if self.normalize_input:
@@ -230,9 +226,7 @@ class Whitening:
         of that span, which goes through μ, or through 0 without centring; for ZCA-cor nearest in
         coordinates scaled to variance 1. A scaling to unit length is not undone.
         """
-        z = np.asarray(vectors, dtype=np.float64)
-        if z.ndim != 2 or z.shape[1] != self.k:
-            raise ConfigError(f"this whitening gives (n, {self.k}) vectors; got shape {z.shape}")
+        z = real_rows(vectors, self.k, taker="the inverse", noun="vectors").astype(np.float64)
         if self.kind.rotates_back:
             z = z @ self.basis
         x: NDArray[np.float64] = (z * reciprocal(self.scales())) @ self.basis.T
