@@ -212,7 +212,8 @@ def _message(made: type, error: ValidationError) -> str:
     if choices:
         return f"{flag} {given} is unknown; use {', '.join(choices)}"
     said = str(found["msg"]).removeprefix("Input should be ")
-    if found["type"] == "finite_number":
+    # A number that is none of several types is refused for each of them.
+    if any(each["type"] == "finite_number" for each in error.errors()):
         return f"{flag} takes a finite number; {given} was given"
     if found["type"].startswith(("greater", "less")):
         return f"{flag} takes a value {said}; {given} was given"

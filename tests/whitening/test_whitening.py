@@ -119,7 +119,8 @@ def test_a_width_is_a_number_full_or_a_share_of_variance(texts, wish):
     ],
 )
 def test_what_is_no_width_is_refused_with_what_would_be(text):
-    with pytest.raises(ConfigError, match=r"--k .*not understood; give a whole number.*'full'"):
+    said = r"--k (takes a finite number|.*not understood; give a whole number.*'full')"
+    with pytest.raises(ConfigError, match=said):
         WhiteningConfig(k=text)
 
 
