@@ -106,5 +106,7 @@ def test_a_shrinkage_is_a_name_or_a_coefficient(text, parsed):
 
 @pytest.mark.parametrize("text", ["", "lw", "fixed", "1.1", -0.1, np.nan, "inf"])
 def test_what_is_no_shrinkage_is_refused_with_what_would_be(text):
-    with pytest.raises(ConfigError, match=r"finite number|not understood; give empirical, ledoit-w"):
+    with pytest.raises(
+        ConfigError, match=r"finite number|not understood; give empirical, ledoit-w"
+    ):
         WhiteningConfig(shrinkage=text)
