@@ -114,6 +114,9 @@ HEADS = {
     "two": (dense(out=48, activation="Identity", bias=False), dense(48, 20, "GELU", seed=1)),
     "wider": (dense(out=80, activation="ReLU"), NORMALIZE),
     "norm": (layer_norm(), dense(), NORMALIZE),
+    "without a word on the bias": (
+        (dense()[0], {k: v for k, v in dense()[1].items() if k != "bias"}, dense()[2]),
+    ),
     "middle": (NORMALIZE, dense(activation="SiLU"), NORMALIZE),
 }
 
@@ -162,3 +165,11 @@ def test_a_prompt_left_out_of_the_pooling_agrees_with_sentence_transformers(
     assert not encoder.spec.pools_prompt
     assert_alike(encoder.encode(texts()), truth(folder, texts(), prompt_name="document"))
     assert_alike(encoder.encode_queries(texts()), truth(folder, texts(), prompt_name="query"))
+
+
+def test_a_prompt_is_pooled_where_the_model_does_not_say(tiny):
+    prompted = load(tiny("bert"), document_prompt="query the ")
+    assert_alike(
+        prompted.encode(["cat", "a dog"]),
+        load(tiny("bert")).encode(["query the cat", "query the a dog"]),
+    )

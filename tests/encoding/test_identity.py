@@ -194,12 +194,16 @@ def test_no_option_changes_embeddings_unnoticed(model, before):
         assert not unnoticed(before, halves(model, **{name: value})), name
 
 
-def test_parts_that_an_index_of_weights_names_are_part_of_the_identity(tmp_path):
+@pytest.mark.parametrize("by", ["index", "configuration"])
+def test_weights_that_a_file_names_are_part_of_the_identity(by, tmp_path):
     folder = tiny_models.bert(tmp_path / "model")
     parts = dict.fromkeys(load_file(folder / "model.safetensors"), "../parts.safetensors")
     shutil.move(folder / "model.safetensors", tmp_path / "parts.safetensors")
-    index = {"metadata": {}, "weight_map": parts}
-    tiny_models.write_json(folder / "model.safetensors.index.json", index)
+    if by == "index":
+        index = {"metadata": {}, "weight_map": parts}
+        tiny_models.write_json(folder / "model.safetensors.index.json", index)
+    else:
+        edit_json(folder / "config.json", transformers_weights="../parts.safetensors")
     first = halves(folder)
     scaled(tmp_path / "parts.safetensors")
     assert changed(first, after := halves(folder))
@@ -324,6 +328,14 @@ def test_an_adapter_is_refused(tmp_path):
     tiny_models.write_json(folder / "adapter_config.json", {"peft_type": "LORA"})
     with pytest.raises(EncoderError, match=r"adapters \(PEFT\) are not applied here; merge"):
         resolve_encoder(EncoderConfig(model=str(folder)))
+
+
+def test_code_of_two_repositories_is_refused(tmp_path):
+    folder = code_model(tmp_path / "model", tmp_path / "mark")
+    classes = {"AutoConfig": "acme/a--odd.OddConfig", "AutoModel": "acme/b--odd.OddModel"}
+    edit_json(folder / "config.json", auto_map=classes)
+    with pytest.raises(EncoderError, match=r"code from 2 places \(acme/a, acme/b\)"):
+        resolve_encoder(EncoderConfig(model=str(folder), trust_remote_code=True))
 
 
 def test_attention_code_without_a_commit_is_refused(tmp_path):
