@@ -361,14 +361,14 @@ def _open_store(config: BuildConfig, stages: Stages, executor: Executor) -> Enco
 
 
 def _note_runtimes(report: EncodeReport) -> None:
-    """Note embeddings in one store that were computed by different versions of the libraries."""
+    """Note embeddings in one store of different versions of the libraries, or packed and padded."""
     names = {
-        ", ".join(f"{name} {each[name]}" for name in ("torch", "transformers", "tokenizers"))
+        ", ".join(f"{name} {value}" for name, value in each.items())
         for each in report.store.results.runtimes()
     }
     if len(names) > 1:
         report.stages.watcher.note(
-            f"note: the embeddings in {report.store.place} were computed by different versions "
-            f"({'; '.join(sorted(names))}), so those of equal texts may differ slightly; encode "
-            "into a new --store for one version alone"
+            f"note: the embeddings in {report.store.place} were computed by different versions or "
+            f"inputs ({'; '.join(sorted(names))}), so those of equal texts may differ slightly; "
+            "encode into a new --store for one version alone"
         )
