@@ -29,6 +29,7 @@ from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.errors import CorpusError
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
+from whiten_index.training.train import read_sentences
 
 ROWS = 160
 # Shares of the calls: the first ones read footers, the last ones rows.
@@ -231,3 +232,19 @@ def test_another_file_while_one_is_opened_is_never_read(tmp_path, monkeypatch):
     named = {"embedding_column": "embedding", "id_column": "id"}
     corpus = ParquetCorpus.open(CorpusConfig(sources=(str(tmp_path / "corpus"),), **named))
     assert list(corpus.ids()) == list(range(ROWS))
+
+
+def test_sentences_of_files_that_were_never_there_together_are_refused(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.parquet").write_bytes(content("text", 1))
+    config = CorpusConfig(sources=(str(tmp_path),), text_columns=("text",))
+    corpus, read = ParquetCorpus.open(config), ParquetCorpus.read
+
+    def late(self: ParquetCorpus, shard: Any) -> Any:
+        if shard.file == 1:
+            rename(tmp_path / "a.parquet", content("text", 2))
+        return read(self, shard)
+
+    monkeypatch.setattr(ParquetCorpus, "read", late)
+    with pytest.raises(CorpusError, match="changed while it was read"):
+        read_sentences(corpus, batch_size=2)

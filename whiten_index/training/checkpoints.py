@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from typing_extensions import TypedDict
 
-from whiten_index.artifacts.atomic import make_folder, replacing
+from whiten_index.artifacts.atomic import leftovers_in, make_folder, replacing
 from whiten_index.artifacts.files import exists, fsync_path, list_folder, reading
 from whiten_index.artifacts.manifest import (
     Files,
@@ -105,6 +105,10 @@ def last_whole(folder: Path) -> Path | None:
         found = read_json(whole / _WHOLE, what="a checkpoint", remedy=_REMEDY)
         fields = checked(found, _SCHEMA, whole / _WHOLE, remedy=_REMEDY)
         check_files(folder, fields, content=True, remedy=_REMEDY)
+        # The Trainer reads whatever has one of its names.
+        for file in {*list_folder(whole)} - {whole / _WHOLE, *leftovers_in(whole)}:
+            if f"{whole.name}/{file.name}" not in fields["files"]:
+                raise ArtifactError(f"{file} is no part of the checkpoint; {_REMEDY}")
     return whole
 
 
