@@ -263,6 +263,16 @@ def test_one_long_text_in_thousands_of_rows(run, sound, tmp_path, name):  # type
     assert_says(run(arguments), 3, UNPACKS)
 
 
+def test_millions_of_rows_in_some_kilobytes(run, sound, tmp_path):  # type: ignore[no-untyped-def]
+    same, path = pa.array([0] * 6_000_000, pa.int32()), tmp_path / "f.parquet"
+    ids = pa.DictionaryArray.from_arrays(same, ["d"])
+    table = pa.table({"query_id": ids, "doc_id": ids, "score": same})
+    pq.write_table(table, path, compression="zstd", store_schema=False)
+    assert path.stat().st_size < 1 << 20
+    arguments = ["eval", "retrieval", "--run", str(path), "--qrels", str(sound / "qrels.tsv")]
+    assert_says(run(arguments), 3, "unpacks to more than 1,073,741,824 bytes")
+
+
 def test_a_text_of_a_corpus_that_is_too_long(run, tmp_path):  # type: ignore[no-untyped-def]
     table = pa.table({"id": ["a", "b"], "text": ["a text", "a" * (17 << 20)]})
     pq.write_table(table, path := tmp_path / "c.parquet", compression="zstd")

@@ -23,8 +23,8 @@ from whiten_index.artifacts.limits import LimitError, check_expanded, iterate_li
 from whiten_index.errors import ConfigError, CorpusError
 
 PARQUET, JSONL, TSV, TREC = ".parquet", ".jsonl", ".tsv", (".qrels", ".txt", ".trec")
-# What a list takes for a value, at least.
-_VALUE_BYTES = 8
+# What a list and its value take, at least: a short text has some 50 bytes.
+_VALUE_BYTES = 64
 _Value = TypeVar("_Value")
 
 
@@ -155,8 +155,9 @@ def reading_parquet(path: Path) -> Iterator[None]:
 def _read_parquet(path: Path, known: Collection[str]) -> LabelTable:
     with reading_parquet(path):
         names = pq.read_schema(path).names
-        with _open_bounded(path) as file:
-            table = file.read([name for name in names if name in known])
+        wanted = [name for name in names if name in known]
+        with _open_bounded(path, columns=len(wanted)) as file:
+            table = file.read(wanted)
         # Damage that decodes all the same shows as text that is not UTF-8.
         table.validate(full=True)
         _check_texts(path, table)
@@ -164,7 +165,7 @@ def _read_parquet(path: Path, known: Collection[str]) -> LabelTable:
     return LabelTable(path, columns, names, range(table.num_rows))
 
 
-def _open_bounded(path: Path) -> pq.ParquetFile:
+def _open_bounded(path: Path, *, columns: int) -> pq.ParquetFile:
     """Open a Parquet file whose texts stay in dictionaries until ``_check_texts`` has seen them.
 
     A file may hold a text once and name it in a billion rows.
@@ -177,7 +178,7 @@ def _open_bounded(path: Path) -> pq.ParquetFile:
     file = pq.ParquetFile(path, page_checksum_verification=True, read_dictionary=texts)
     groups = map(file.metadata.row_group, range(file.num_row_groups))
     check_expanded(sum(group.total_byte_size for group in groups), packed)
-    check_expanded(file.metadata.num_rows * _VALUE_BYTES, packed)
+    check_expanded(file.metadata.num_rows * columns * _VALUE_BYTES, packed)
     return file
 
 
