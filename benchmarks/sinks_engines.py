@@ -15,8 +15,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.corpus.batches import ID
-from whiten_index.vectordb.lance_table import as_stored, stored_schema
+from whiten_index.vectordb.lance_writer import as_stored, stored_schema
 from whiten_index.vectordb.pushed_table import VECTOR, Layout, PushedTable, VectorDtype, vectors_of
+from whiten_index.vectordb.registry import open_writer
 
 TABLE, TOP_K = "docs", 10
 _OWN = "own"
@@ -442,9 +443,8 @@ def size_of(path: Path) -> int:
 
 @contextmanager
 def _milvus(address: str) -> Iterator[Any]:
-    made = importlib.import_module("whiten_index.vectordb.milvus_writer")
-    with made.MilvusWriter(address, "rows", {}) as writer:
-        yield writer._milvus
+    with open_writer(address, "rows") as writer:
+        yield writer._milvus  # type: ignore[attr-defined]
 
 
 def _index_exactly(client: Any, collection: str) -> None:

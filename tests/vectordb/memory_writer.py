@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import pyarrow as pa
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.database_writer import DatabaseWriter, Stored
-from whiten_index.vectordb.pushed_table import VECTOR, Layout, PushedTable, new_lease
+from whiten_index.vectordb.pushed_table import VECTOR, Layout, PushedTable
 
 
 @dataclass
@@ -32,7 +32,6 @@ class Server:
     Attributes:
         transactions: whether changes that fail leave nothing behind.
         fails_after: batches that are taken until the connection breaks, None for all.
-        notes: what is odd about what is published.
         connections: those that are open.
     """
 
@@ -40,7 +39,6 @@ class Server:
     published: Table | None = None
     pending: Table | None = None
     fails_after: int | None = None
-    notes: tuple[str, ...] = ()
     connections: int = 0
 
     def take(self) -> None:
@@ -60,14 +58,10 @@ class MemoryWriter(DatabaseWriter):
         super().__init__()
         self.server = server
         server.connections += 1
-        self._before: tuple[Table, PushedTable, dict[Any, Any], str] | None = None
+        self._before: tuple[Table, PushedTable, dict[Any, Any]] | None = None
 
     def close(self) -> None:
         self.server.connections -= 1
-
-    def notes(self) -> Sequence[str]:
-        """Return what the test wants to be told."""
-        return self.server.notes
 
     def _explain(self, error: Exception) -> tuple[str, str]:
         raise error
@@ -84,12 +78,8 @@ class MemoryWriter(DatabaseWriter):
         self.server.pending = Table(made, layout)
         return Stored(made, True, self.server.pending)
 
-    def _take_over(self, found: Stored) -> Stored:
-        return self._counted(found.described(lease=new_lease()))
-
-    def _counted(self, held: Stored) -> Stored:
-        held.handle.pushed = held.table
-        return held
+    def _describe(self, stored: Stored) -> None:
+        stored.handle.pushed = stored.table
 
     def _build(self, held: Stored, layout: Layout) -> None:
         held.handle.indexed = True
@@ -100,20 +90,13 @@ class MemoryWriter(DatabaseWriter):
     def _discard(self, held: Stored | None) -> None:
         self.server.pending = None
 
-    def _begin_changes(self, after: PushedTable, layout: Layout) -> Stored:
-        found, lease = self._require_unchanged(layout), new_lease()
-        self._before = found.handle, found.table, dict(found.handle.rows), lease
-        return self._counted(replace(found, table=found.table.changing_to(after, lease=lease)))
+    def _begin_changes(self) -> None:
+        table = self.server.published
+        self._before = table and (table, table.pushed, dict(table.rows))
 
-    def _end_changes(self, now: Stored) -> None:
-        self._require_lease(now)
-        self._counted(now)
-
-    def _undo_changes(self) -> None:
-        if self.server.transactions and self._before is not None:
-            table, pushed, rows, lease = self._before
-            if table.pushed.lease == lease:
-                table.pushed, table.rows = pushed, rows
+    def _undo_changes(self, changed: Stored | None) -> None:
+        if self.server.transactions and changed and self._before and self._has_lease(changed):
+            table, table.pushed, table.rows = self._before
         self._before = None
 
     def _upsert(self, stored: Stored, rows: pa.RecordBatch, layout: Layout) -> None:

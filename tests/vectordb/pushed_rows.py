@@ -35,7 +35,6 @@ class Rows:
     version: str = "000001-abc"
     transform: str = "t1"
     query_digest: str = "q1"
-    options: str = "o1"
 
     @classmethod
     def make(
@@ -91,7 +90,7 @@ class Rows:
         dtype = self.layout.dtype
         return PushedTable(
             self.version, self.transform, self.layout.k, dtype, len(self.table),
-            options=self.options, query_digest=self.query_digest,
+            query_digest=self.query_digest,
             columns=tuple(self.layout.schema.names), metric=self.layout.metric,
         )  # fmt: skip
 

@@ -23,10 +23,10 @@ from tests.vectordb.pushed_rows import (
     assert_no_secret,
     fill,
 )
-from whiten_index.corpus.batches import PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb import milvus_writer
 from whiten_index.vectordb.database_writer import DatabaseWriter
+from whiten_index.vectordb.engine_options import MilvusOptions
 from whiten_index.vectordb.engine_support import EngineAddress
 from whiten_index.vectordb.registry import open_writer
 
@@ -67,20 +67,15 @@ def test_users_query_by_the_alias_and_filter_by_kept_columns(
     assert hits[0][0]["id"] == 4
 
 
-@pytest.mark.parametrize("ids", [pa.array(["a", "a", "b"]), pa.array([-7, -7, 2**62])])
-def test_columns_of_names_that_milvus_keeps_for_itself(
-    writer: DatabaseWriter, ids: pa.Array
-) -> None:
-    names = ["$meta", "_seq", "_partition", "pk", "pk_", "entity", "distance", "count(*)", "a.b"]
-    columns = {name: pa.array([at, None, -at]) for at, name in enumerate(names)}
-    numbers = pa.array([0, 1, 0], pa.int32())
-    rows = Rows.make(3, ids=ids, **columns, **{PASSAGE: numbers})
+@pytest.mark.parametrize("name", ["pk", "$meta"])
+def test_a_column_of_a_name_that_milvus_keeps_for_itself(writer: DatabaseWriter, name: str) -> None:
+    columns = {each: pa.array([1, None, -1]) for each in ("pk_", "entity", "distance", "a.b")}
+    rows = Rows.make(3, **columns)
     fill(writer, rows)
     assert_holds(writer, rows)
-    assert writer.search(rows.vectors[:1], 1)[0, 0] > 0.9999
-    plain = Rows.make(3, ids=pa.array(range(-1, 2)), **columns)
-    fill(writer, plain)
-    assert_holds(writer, plain)
+    reserved = Rows.make(3, **{name: pa.array(range(3))})
+    with pytest.raises(ConfigError, match=r"keeps the name .* rename this column"):
+        writer.begin(reserved.pushed, reserved.layout)
 
 
 def test_long_ids(writer: DatabaseWriter) -> None:
@@ -229,6 +224,6 @@ def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_addresses(address: str, url: str, database: str) -> None:
-    found = EngineAddress.parse(address, port=19530, tls_port=443, forms="")
+    found = EngineAddress.parse(address, MilvusOptions)
     assert (found.url, found.inside) == (url, database)
     assert found.parameters == ({"server_name": "x"} if "?" in address else {})

@@ -335,7 +335,7 @@ def test_users_that_are_not_let_in(
     guarded: Server, root: MilvusClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = f"127.0.0.1:{guarded.port}"
-    told = "give user:password, or the token, in MILVUS_TOKEN"
+    told = "give credentials that may write there, in MILVUS_TOKEN"
     hidden = quote(SECRET, safe="")
     for token in ("", f"root:{SECRET}", f"nobody:{SECRET}"):
         monkeypatch.setenv("MILVUS_TOKEN", token)

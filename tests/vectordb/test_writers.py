@@ -29,7 +29,6 @@ from tests.vectordb.pushed_rows import (
     HERE,
     SWAPPED,
     SWAPPING,
-    K,
     Rows,
     assert_clean,
     assert_finds,
@@ -54,7 +53,6 @@ from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.push_check import differences
-from whiten_index.vectordb.pushed_table import RowsError
 from whiten_index.vectordb.registry import open_writer
 
 ODD_NAME = 'a "quoted" 5% %s na\'me; DROP TABLE docs --'
@@ -240,34 +238,6 @@ def test_passages_have_keys_of_two_columns(writer: DatabaseWriter) -> None:
     assert_holds(writer, now)
 
 
-@pytest.mark.parametrize("bad", ["nan", "infinity", "width", "columns", "twice", "null"])
-def test_rows_that_no_database_is_to_see(writer: DatabaseWriter, bad: str) -> None:
-    """They are refused as a whole, and the push can go on."""
-    rows = Rows.make()
-    first, batch, *rest = rows.batches(100)
-    good = batch
-    if bad in ("nan", "infinity"):
-        spoiled = rows.vectors[100:200].copy()
-        spoiled[3, 4] = np.nan if bad == "nan" else np.inf
-        column = pa.FixedSizeListArray.from_arrays(pa.array(spoiled.ravel()), K)
-        batch = batch.set_column(1, rows.layout.schema.field(1), column)
-    elif bad == "width":
-        batch = Rows.make(100, k=K + 1).batches()[0]
-    elif bad == "columns":
-        batch = Rows.make(100, n=pa.array(range(100))).batches()[0]
-    else:
-        names = [*range(100, 199), 100 if bad == "twice" else None]
-        batch = batch.set_column(0, rows.layout.schema.field(0), pa.array(names, pa.int64()))
-    writer.begin(rows.pushed, rows.layout)
-    writer.append(first)
-    with pytest.raises(RowsError):
-        writer.append(batch)
-    taken([good, *rest], writer)
-    writer.finish()
-    writer.swap()
-    assert_holds(writer, rows)
-
-
 def test_halves(writer: DatabaseWriter, backend: Backend) -> None:
     rows = Rows.make(dtype="float16")
     if not backend.halves:
@@ -321,7 +291,7 @@ def test_users_see_the_old_rows_until_the_swap(writer: DatabaseWriter) -> None:
 def test_metadata_come_back(writer: DatabaseWriter) -> None:
     old, after, put = some_changes()
     fill(writer, old)
-    new = replace(old, transform="t2", options="", query_digest="q2")
+    new = replace(old, transform="t2", query_digest="q2")
     writer.begin(new.pushed, new.layout)
     taken(new.batches(), writer)
     writer.resume(new.layout)
@@ -332,7 +302,7 @@ def test_metadata_come_back(writer: DatabaseWriter) -> None:
     assert_clean(writer, old)
     writer.swap()
     assert_clean(writer, new)
-    after = replace(after, transform="t2", options="o3", query_digest="q3")
+    after = replace(after, transform="t2", query_digest="q3")
     with writer.changing(after.pushed, new.layout) as changing:
         changing.upsert(put)
         changing.delete([7])

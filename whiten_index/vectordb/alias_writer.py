@@ -2,9 +2,7 @@
 
 The name that users query is an alias. It points to the published collection, whose name is the
 alias, two underscores and eight hexadecimal digits; a staged one waits next to it. The metadata of
-each collection, which the engine keeps, say what it holds, which push may write it (its lease), and
-its number: all collections up to the number of the published one are garbage. The number is the
-handle of a ``Stored``.
+each collection, which the engine keeps, say what it holds, and which push may write it (its lease).
 
 Before and after each write the metadata are read again, so a push that was taken over by another
 one ends with an error. No engine reads and writes in one step, so this is not airtight: a push that
@@ -16,17 +14,15 @@ from __future__ import annotations
 import re
 import secrets
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.database_writer import DatabaseWriter, Stored, taken_over
-from whiten_index.vectordb.pushed_table import Layout, PushedTable, new_lease
+from whiten_index.vectordb.engine_options import SUFFIX_BYTES
+from whiten_index.vectordb.pushed_table import Layout, PushedTable
 
-# Bytes by which the name of a collection is longer than the alias.
-SUFFIX_BYTES = 10
 # Key under which an engine keeps the metadata of a push.
 METADATA_KEY = "whiten_index"
 
@@ -52,15 +48,15 @@ class AliasWriter(DatabaseWriter):
         """Return the collection that the alias points to, None if there is no alias."""
 
     @abstractmethod
-    def _metadata(self, collection: str) -> Mapping[str, Any]:
-        """Return the metadata of a collection, {} if it has none."""
+    def _metadata(self, collection: str) -> str | None:
+        """Return the description of a collection, None if it has none."""
 
     @abstractmethod
-    def _write_metadata(self, collection: str, metadata: Mapping[str, Any]) -> None:
-        """Replace the metadata of a collection."""
+    def _write_metadata(self, collection: str, description: str) -> None:
+        """Write the description of a collection."""
 
     @abstractmethod
-    def _make(self, collection: str, layout: Layout, metadata: Mapping[str, Any]) -> None:
+    def _make(self, collection: str, layout: Layout, description: str) -> None:
         """Make an empty collection."""
 
     @abstractmethod
@@ -74,38 +70,26 @@ class AliasWriter(DatabaseWriter):
     # The life of tables.
 
     def _find(self, *, pending: bool) -> Stored | None:
-        if self._name in self._collections():
-            raise DatabaseError(
-                f"{self.target} is a collection that no push made; give --table another name, or "
-                "drop it"
-            )
         target = self._alias_target()
         published = None if target is None else self._read(target)
-        if target is not None and published is None:
+        if published is None and (target is not None or self._name in self._collections()):
+            what = "a collection" if target is None else f"an alias of {target!r}"
             raise DatabaseError(
-                f"{self.target} is an alias of {target!r}, which no push made; give --table "
-                "another name, or drop the alias"
+                f"{self.target} is {what} that no push made; give --table another name, or drop it"
             )
         if not pending:
             return published and replace(published, pending=False)
-        least = 0 if published is None else published.handle
-        newest = max(self._staged(), key=lambda each: each.handle, default=None)
-        return newest if newest is not None and newest.handle > least else None
+        # One that was replaced, by a push that was cut off before it dropped it, is whole too.
+        staged = (each for each in self._staged() if each.table.lease and not each.table.changing)
+        return next(staged, None)
 
     def _create(self, made: PushedTable, layout: Layout) -> Stored:
         self._discard(None)
-        published = self._find(pending=False)
-        named = replace(made, name=f"{self._name}__{secrets.token_hex(SUFFIX_BYTES // 2 - 1)}")
-        number = 1 if published is None else published.handle + 1
-        begun = Stored(named, pending=True, handle=number)
-        self._make(begun.name, layout, self._metadata_of(begun))
-        return begun
-
-    def _take_over(self, found: Stored) -> Stored:
-        return self._write(found.described(lease=new_lease()))
-
-    def _counted(self, held: Stored) -> Stored:
-        return self._write(held)
+        self._find(pending=False)
+        name = f"{self._name}__{secrets.token_hex(SUFFIX_BYTES // 2 - 1)}"
+        named = replace(made, name=name)
+        self._make(name, layout, named.text)
+        return Stored(named, pending=True)
 
     def _publish(self, held: Stored) -> None:
         before = self._find(pending=False)
@@ -122,58 +106,39 @@ class AliasWriter(DatabaseWriter):
                 self._point_back(held, before)
             raise taken_over(self.target)
         with self._reporting("the old table could not be dropped"):
-            # A larger number belongs to a push that began meanwhile.
-            self._drop_all(each for each in self._staged() if each.handle <= held.handle)
+            self._drop_all([] if before is None else [before])
 
     def _discard(self, held: Stored | None) -> None:  # noqa: ARG002
         self._drop_all(self._staged())
-
-    def _begin_changes(self, after: PushedTable, layout: Layout) -> Stored:
-        before = self._require_unchanged(layout)
-        return self._write(
-            replace(before, table=before.table.changing_to(after, lease=new_lease()))
-        )
-
-    def _end_changes(self, now: Stored) -> None:
-        self._require_lease(now)
-        self._write(now)
 
     # Collections and their metadata.
 
     def _staged(self) -> list[Stored]:
         """Return all collections of this name that the alias does not point to."""
         target = self._alias_target()
-        form = re.compile(re.escape(self._name) + r"__[0-9a-f]{8}")
-        names = [each for each in self._collections() if form.fullmatch(each) and each != target]
+        names = [each for each in self._collections() if each != target]
         return [found for each in names if (found := self._read(each)) is not None]
 
     def _read(self, name: str) -> Stored | None:
-        """Return a collection, None if no push made it or it is gone."""
+        """Return a collection of this alias, None if no push made it or it is gone."""
+        if not re.fullmatch(re.escape(self._name) + "__[0-9a-f]{8}", name):
+            return None
         try:
-            metadata = self._metadata(name)
+            found = PushedTable.read(self._metadata(name))
         except Exception:
             if name in self._collections():
                 raise
             return None
-        try:
-            found = Stored(PushedTable.from_json(metadata), True, int(metadata["number"]))
-            return found if (metadata["table"], found.name) == (self._name, name) else None
-        except (KeyError, TypeError, ValueError):
-            return None
+        return None if found is None or found.name != name else Stored(found, pending=True)
 
-    def _write(self, collection: Stored) -> Stored:
-        self._write_metadata(collection.name, self._metadata_of(collection))
-        return collection
-
-    def _metadata_of(self, collection: Stored) -> dict[str, Any]:
-        own = {"table": self._name, "number": collection.handle}
-        return {**collection.table.to_json(), **own}
+    def _describe(self, stored: Stored) -> None:
+        self._write_metadata(stored.name, stored.table.text)
 
     def _drop_all(self, collections: Iterable[Stored]) -> None:
         for each in collections:
             try:
                 # From here on its writer is refused, also by a swap at this moment.
-                self._write(each.described(lease=""))
+                self._describe(each.described(lease=""))
                 if self._alias_target() != each.name:
                     self._drop(each.name)
             except Exception:

@@ -13,10 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.errors import DatabaseError, WhitenIndexError
-from whiten_index.vectordb.pushed_table import Ids, Layout, PushedTable, new_lease, require_rows
-
-# Characters of a list of columns in an error.
-_SHOWN = 300
+from whiten_index.vectordb.pushed_table import Ids, Layout, PushedTable, new_lease
 
 
 @dataclass(frozen=True)
@@ -43,24 +40,6 @@ class Stored:
         return replace(self, table=replace(self.table, **changes))
 
 
-class RowChanges:
-    """Changes of rows of a published table."""
-
-    def __init__(self, writer: DatabaseWriter, stored: Stored, layout: Layout) -> None:
-        self._writer, self._stored, self._layout = writer, stored, layout
-
-    def upsert(self, rows: pa.RecordBatch) -> None:
-        """Insert rows of the layout, replacing those with the same keys."""
-        require_rows(rows, self._layout)
-        with self._writer._writing(self._stored, "rows could not be changed"):
-            self._writer._upsert(self._stored, rows, self._layout)
-
-    def delete(self, ids: Ids) -> None:
-        """Delete all rows with these ids; unknown ids are ignored."""
-        with self._writer._writing(self._stored, "rows could not be deleted"):
-            self._writer._delete(self._stored, ids, self._layout)
-
-
 class DatabaseWriter(ABC):
     """Connection to one table or collection, by the name that users query.
 
@@ -69,20 +48,21 @@ class DatabaseWriter(ABC):
     published before. ``changing`` changes rows of the published table in place. The staged table
     is called pending until it is published.
 
-    Every method raises ``DatabaseError`` if the database cannot be reached or refuses. Its message
-    says what to do and never contains a password.
-
-    An engine implements the methods with an underscore. These raise the errors of its client.
+    Every method raises ``DatabaseError`` if the database cannot be reached or refuses. An engine
+    implements the methods with an underscore, which raise the errors of its client.
 
     Attributes:
         engine: database and release, such as ``PostgreSQL 18.4, pgvector 0.8.5``.
         target: address and name without credentials.
+        adds_and_counts: whether the engine's ``_add`` counts the rows in the same step.
     """
 
     engine: str
     target: str
+    adds_and_counts = False
 
     def __init__(self) -> None:
+        # Table that is filled or changed, and the layout of its rows.
         self._held: tuple[Stored, Layout] | None = None
         # Returned by ``published``: a push decides by it what to change.
         self._seen: PushedTable | None = None
@@ -94,11 +74,7 @@ class DatabaseWriter(ABC):
         self.close()
 
     def published(self) -> PushedTable | None:
-        """Return the published table, None if nothing has the name.
-
-        Raises:
-            DatabaseError: the name belongs to something that no push made.
-        """
+        """Return the published table, None if nothing has the name; refuse what no push made."""
         with self._reporting("it could not be read"):
             found = self._find(pending=False)
         self._seen = None if found is None else found.table
@@ -119,35 +95,30 @@ class DatabaseWriter(ABC):
     def resume(self, layout: Layout) -> None:
         """Continue the pending table, whose rows have this layout.
 
-        The connection that filled it before is refused from now on: its ``append``, ``finish`` and
-        ``swap`` raise DatabaseError and change nothing. The same holds after another connection's
-        ``begin``, ``discard`` or ``swap``. If the engine has locks, ``begin`` and ``resume`` may
-        raise DatabaseError while another push runs.
+        The connection that filled it before is refused from now on, as it is after another
+        connection's ``begin``, ``discard`` or ``swap``. If the engine has locks, ``begin`` and
+        ``resume`` are refused while another push runs.
         """
         with self._reporting("the pending table could not be resumed"):
             found = self._require(pending=True)
-            self._require_layout(found, layout)
             self._held = self._take_over(found), layout
 
     def append(self, rows: pa.RecordBatch) -> None:
         """Add rows of the layout to the pending table and count them as done.
 
-        If it is interrupted, either all rows were added or none, or the next ``append`` of the same
-        rows replaces them.
+        Rows of an interrupted ``append`` are not there, or are replaced by the next one.
         """
         held, layout = self._require_held()
-        require_rows(rows, layout)
+        now = held.described(done=held.table.done + len(rows))
         with self._writing(held, "rows could not be added"):
-            self._add(held, rows, layout)
-        with self._reporting("rows could not be counted"):
-            self._held = self._counted(held.described(done=held.table.done + len(rows))), layout
+            self._add(now, rows, layout)
+        if not self.adds_and_counts:
+            with self._reporting("rows could not be counted"):
+                self._describe(now)
+        self._held = now, layout
 
     def finish(self) -> None:
-        """Build the index of the pending table, and wait until it answers.
-
-        Raises:
-            RowsError: two rows have the same key.
-        """
+        """Build the index of the pending table, and wait until it answers."""
         held, layout = self._require_held()
         with self._writing(held, "the index could not be built"):
             self._build(held, layout)
@@ -169,31 +140,48 @@ class DatabaseWriter(ABC):
         with self._reporting("the pending table could not be dropped"):
             self._discard(None if held is None else held[0])
 
+    def upsert(self, rows: pa.RecordBatch) -> None:
+        """Insert rows within ``changing``, replacing those with the same keys."""
+        held, layout = self._require_held()
+        with self._writing(held, "rows could not be changed"):
+            self._upsert(held, rows, layout)
+
+    def delete(self, ids: Ids) -> None:
+        """Delete all rows with these ids within ``changing``; unknown ids are ignored."""
+        held, layout = self._require_held()
+        with self._writing(held, "rows could not be deleted"):
+            self._delete(held, ids, layout)
+
     @contextmanager
-    def changing(self, after: PushedTable, layout: Layout) -> Iterator[RowChanges]:
+    def changing(self, after: PushedTable, layout: Layout) -> Iterator[Self]:
         """Open the published table for changes, after which it is ``after``.
 
         If the database has transactions, an error within changes nothing. Otherwise the changes
         made so far stay, and ``published`` reports them in ``PushedTable.changing`` until all of
-        them are made again (see ``changing_to``).
-
-        Raises:
-            DatabaseError: nothing is published, or another push changed or replaced it since
-                ``published`` was called, or does so before the end.
+        them are made again. If another push changed the table since ``published`` was called, or
+        does so before the end, this one is refused.
         """
+        stored = None
         try:
             with self._reporting("it could not be changed"):
-                stored = self._begin_changes(after, layout)
-            yield RowChanges(self, stored, layout)
-            now = replace(
-                after, done=after.rows, name=stored.name, changing="", lease=stored.table.lease
-            )
+                self._begin_changes()
+                before = self._require_unchanged()
+                versions = dict.fromkeys([*before.table.changing.split(), after.version])
+                stored = self._take_over(before.described(changing=" ".join(versions)))
+            self._held = stored, layout
+            yield self
+            table, done = stored.table, after.rows
+            now = replace(after, done=done, name=table.name, changing="", lease=table.lease)
             with self._reporting("it could not be changed"):
-                self._end_changes(replace(stored, table=now))
+                self._require_lease(stored)
+                self._describe(replace(stored, table=now))
+                self._end_changes(stored)
             self._seen = now
         except BaseException:
-            self._undo_changes()
+            self._undo_changes(stored)
             raise
+        finally:
+            self._held = None
 
     def count(self, *, pending: bool = False) -> int:
         """Return the number of rows of the published or the pending table."""
@@ -213,20 +201,13 @@ class DatabaseWriter(ABC):
         exact: bool = False,
         pending: bool = False,
     ) -> NDArray[np.float32]:
-        """Return the cosines (q, top_k) of the rows nearest to queries (q, k), best first.
-
-        They are found exactly or by the index; NaN fills up if fewer rows are found.
-        """
+        """Return the cosines (q, top_k) of the rows nearest to queries (q, k), NaN for no row."""
         with self._reporting("it could not be searched"):
             found = self._search(self._require(pending=pending), vectors, top_k, exact=exact)
         scores = np.full((len(vectors), top_k), np.nan, dtype=np.float32)
         for row, some in zip(scores, found, strict=True):
             row[: len(some)] = some
         return scores
-
-    def notes(self) -> Sequence[str]:
-        """Return remarks on the published table for the user, such as a lost index."""
-        return ()
 
     # The engine's part.
 
@@ -247,16 +228,18 @@ class DatabaseWriter(ABC):
         """Create an empty pending table, and name it."""
 
     @abstractmethod
+    def _describe(self, stored: Stored) -> None:
+        """Write the description of a table."""
+
     def _take_over(self, found: Stored) -> Stored:
-        """Shut out the connection that fills a pending table."""
+        """Shut out other connections that fill or change a table."""
+        taken = found.described(lease=new_lease())
+        self._describe(taken)
+        return taken
 
     def _add(self, held: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
-        """Add rows to the pending table."""
+        """Add rows to the pending table, whose description counts them already."""
         self._upsert(held, rows, layout)
-
-    def _counted(self, held: Stored) -> Stored:
-        """Write down the number of rows that are done, if ``_add`` did not."""
-        return held
 
     @abstractmethod
     def _build(self, held: Stored, layout: Layout) -> None:
@@ -270,15 +253,13 @@ class DatabaseWriter(ABC):
     def _discard(self, held: Stored | None) -> None:
         """Drop the pending table, and other remains of interrupted pushes."""
 
-    @abstractmethod
-    def _begin_changes(self, after: PushedTable, layout: Layout) -> Stored:
-        """Return the published table (see ``_require_unchanged``), marked as changing."""
+    def _begin_changes(self) -> None:  # noqa: B027
+        """Begin a transaction, if the engine has any."""
 
-    @abstractmethod
-    def _end_changes(self, now: Stored) -> None:
-        """Write the description of the changed table."""
+    def _end_changes(self, changed: Stored) -> None:  # noqa: B027
+        """End the transaction that was begun, or tidy up the changed table."""
 
-    def _undo_changes(self) -> None:  # noqa: B027
+    def _undo_changes(self, changed: Stored | None) -> None:  # noqa: B027
         """Take back changes after an error, if the engine can; never raises."""
 
     @abstractmethod
@@ -355,22 +336,12 @@ class DatabaseWriter(ABC):
             raise DatabaseError(f"{self.target} is not there; push all rows to it first")
         return found
 
-    def _require_unchanged(self, layout: Layout) -> Stored:
+    def _require_unchanged(self) -> Stored:
         """Return the published table, if it is still the one that ``published`` returned."""
         found = self._require(pending=False)
         if self._seen not in (None, found.table):
             raise taken_over(self.target)
-        self._require_layout(found, layout)
         return found
-
-    def _require_layout(self, stored: Stored, layout: Layout) -> None:
-        made = stored.table
-        mine = tuple(layout.schema.names), layout.k, layout.dtype, layout.metric
-        if (made.columns, made.k, made.dtype, made.metric) != mine:
-            raise DatabaseError(
-                f"{self.target} has rows of another layout (k = {made.k}, {made.dtype}, columns "
-                f"{', '.join(made.columns)[:_SHOWN]}); push all rows with --full"
-            )
 
     def _not_begun(self) -> DatabaseError:
         return DatabaseError(

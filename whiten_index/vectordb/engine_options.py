@@ -1,12 +1,12 @@
 """Options of the engines' indexes, connections and searches, given as ``--option NAME=VALUE``.
 
-They are read without the engine's client. Options in ``shapes_table`` are those that a table is
-made with; the others belong to a connection or to searches.
+They are read without the engine's client.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -18,7 +18,8 @@ from whiten_index.paths import cut
 _MOST = 999_999_999
 Count = Annotated[int, Field(ge=0, le=_MOST)]
 Positive = Annotated[int, Field(ge=1, le=_MOST)]
-STORAGE = "storage."
+# Bytes by which the name of a collection is longer than its alias.
+SUFFIX_BYTES = 10
 
 
 class EngineOptions(BaseModel):
@@ -28,12 +29,12 @@ class EngineOptions(BaseModel):
         engine: its name.
         schemes: of its addresses.
         example: addresses.
+        ports: default of a server, without and with TLS.
         client: module of its client.
         extra: that installs the client.
         writer: module and class of its writer.
+        name: form of the name of a table, its most bytes, and the rule in words.
         parameters: allowed in an address after the question mark; none can be a secret.
-        shapes_table: names of the options that a table is made with.
-        of_index: kind of index -> names of the options that this kind alone has.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -41,25 +42,30 @@ class EngineOptions(BaseModel):
     engine: ClassVar[str]
     schemes: ClassVar[tuple[str, ...]]
     example: ClassVar[str]
+    ports: ClassVar[tuple[int, int]] = (0, 0)
     client: ClassVar[str]
     extra: ClassVar[str]
     writer: ClassVar[str]
+    name: ClassVar[tuple[str, int, str]]
     parameters: ClassVar[frozenset[str]] = frozenset()
-    shapes_table: ClassVar[tuple[str, ...]]
-    of_index: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
         """Return the options given as text."""
         try:
-            options = cls.model_validate(dict(given))
+            return cls.model_validate(dict(given))
         except ValidationError as error:
             raise ConfigError(cls._explain(error, given)) from None
-        if useless := options._of_other_indexes() & options.model_fields_set:
+
+    @classmethod
+    def require_name(cls, name: str) -> None:
+        """Refuse a name that the engine gives no table."""
+        form, longest, rule = cls.name
+        if not re.fullmatch(form, name) or len(name.encode()) > longest:
             raise ConfigError(
-                f"--option {min(useless)} is of no use to index={options._index}; leave it out"
+                f"{cls.engine} cannot give a table the name {cut(name)!r}; use 1 to {longest} "
+                f"bytes, {rule}"
             )
-        return options
 
     @classmethod
     def _explain(cls, error: ValidationError, given: Mapping[str, str]) -> str:
@@ -67,23 +73,8 @@ class EngineOptions(BaseModel):
         name = cut(str(first["loc"][0]), most=60)
         if first["type"] == "extra_forbidden":
             names = (field.alias or name for name, field in cls.model_fields.items())
-            known = ", ".join(names).replace("storage", f"{STORAGE}NAME")
-            return f"--option {name} is unknown to {cls.engine}; use one of {known}"
+            return f"--option {name} is unknown to {cls.engine}; use one of {', '.join(names)}"
         return f"--option {name}: {first['msg']}; {cut(given[name], most=60)!r} was given"
-
-    def shaping(self) -> dict[str, str]:
-        """Return the options that the table is made with, defaults included, as text."""
-        names = set(self.shapes_table) - self._of_other_indexes()
-        values = self.model_dump(include=names, exclude_none=True)
-        return {name: str(value).lower() for name, value in values.items()}
-
-    @property
-    def _index(self) -> str:
-        return str(getattr(self, "index", ""))
-
-    def _of_other_indexes(self) -> set[str]:
-        every = {name for names in self.of_index.values() for name in names}
-        return every - set(self.of_index.get(self._index, ()))
 
 
 class QdrantOptions(EngineOptions):
@@ -92,10 +83,12 @@ class QdrantOptions(EngineOptions):
     engine = "Qdrant"
     schemes = ("qdrant", "qdrant+https")
     example = "qdrant://host:6333 or qdrant:///folder"
+    ports = (6333, 6333)
     client, extra, writer = "qdrant_client", "qdrant", "qdrant_writer:QdrantWriter"
-    shapes_table = (
-        "m", "ef_construct", "indexing_threshold", "quantization", "on_disk", "shard_number",
-        "replication_factor",
+    # A collection is a folder of the server, whose name is longer than the alias.
+    name = (
+        r'(?!\.{1,2}$)[^<>:"/\\|?*\x00-\x1f\x7f]+', 255 - SUFFIX_BYTES,
+        'no control characters and none of < > : " / \\ | ? *',
     )  # fmt: skip
 
     m: Count | None = None
@@ -111,7 +104,6 @@ class QdrantOptions(EngineOptions):
     grpc_port: Annotated[int, Field(ge=1, le=65_535)] = 6334
     timeout: Positive = 60
     index_timeout: Positive = 3600
-    tls_ca: str | None = None
 
 
 class MilvusOptions(EngineOptions):
@@ -120,15 +112,15 @@ class MilvusOptions(EngineOptions):
     engine = "Milvus"
     schemes = ("milvus", "milvus+https")
     example = "milvus://host:19530 or milvus:///file.db"
+    ports = (19530, 443)
     client, extra, writer = "pymilvus", "milvus", "milvus_writer:MilvusWriter"
+    name = (
+        "[A-Za-z_][A-Za-z0-9_]*", 255 - SUFFIX_BYTES,
+        "letters, digits and underscores, no digit first",
+    )  # fmt: skip
     parameters = frozenset(
         ("ca_pem_path", "client_key_path", "client_pem_path", "server_name", "server_pem_path")
     )
-    shapes_table = ("index", "m", "ef_construction", "nlist")
-    of_index: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "hnsw": ("m", "ef_construction", "ef"),
-        "ivf_flat": ("nlist", "nprobe"),
-    }
 
     db: str = ""
     index: Literal["hnsw", "flat", "ivf_flat", "autoindex"] = "hnsw"
@@ -156,6 +148,11 @@ class MilvusOptions(EngineOptions):
 
 
 _PARTITIONS = ("num_partitions", "sample_rate")
+# Kind of index of LanceDB -> its options.
+_OF_INDEX = {
+    "ivf_pq": (*_PARTITIONS, "num_sub_vectors", "num_bits"),
+    "ivf_hnsw_sq": (*_PARTITIONS, "m", "ef_construction"),
+}
 
 
 class LanceOptions(EngineOptions):
@@ -165,16 +162,10 @@ class LanceOptions(EngineOptions):
     schemes = ("lancedb", "lancedb+s3", "lancedb+gs", "lancedb+az")
     example = "lancedb:///folder or lancedb+s3://bucket/prefix"
     client, extra, writer = "lancedb", "lancedb", "lance_writer:LanceWriter"
-    shapes_table = (
-        "index", *_PARTITIONS, "num_sub_vectors", "num_bits", "m", "ef_construction",
+    name = (
+        r"(?!.*__pending$)[A-Za-z0-9_.-]+", 200,
+        "letters and digits of ASCII, _, - and ., and another end than __pending",
     )  # fmt: skip
-    of_index: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "auto": _PARTITIONS,
-        "ivf_flat": _PARTITIONS,
-        "ivf_sq": _PARTITIONS,
-        "ivf_pq": (*_PARTITIONS, "num_sub_vectors", "num_bits"),
-        "ivf_hnsw_sq": (*_PARTITIONS, "m", "ef_construction"),
-    }
 
     index: Literal["auto", "none", "ivf_flat", "ivf_sq", "ivf_pq", "ivf_hnsw_sq"] = "auto"
     num_partitions: Positive | None = None
@@ -187,20 +178,6 @@ class LanceOptions(EngineOptions):
     refine_factor: Positive = 2
     ef: Positive | None = None
     keep_days: Annotated[float, Field(ge=0, le=36_500)] = 7.0
-    storage: dict[str, str] = Field(default={}, repr=False)
-
-    @classmethod
-    def parse(cls, given: Mapping[str, str]) -> Self:
-        """Return the options given as text; see ``EngineOptions.parse``."""
-        storage = {
-            name.removeprefix(STORAGE): value
-            for name, value in given.items()
-            if name.startswith(STORAGE)
-        }
-        others = {name: value for name, value in given.items() if not name.startswith(STORAGE)}
-        if "storage" in others:
-            raise ConfigError("--option storage needs the name of a setting: storage.NAME=VALUE")
-        return super().parse(others).model_copy(update={"storage": storage})
 
     def index_kind(self, rows: int) -> str:
         """Return the kind of index of a table with some rows, ``none`` for no index."""
@@ -213,7 +190,8 @@ class LanceOptions(EngineOptions):
 
     def index_params(self, rows: int) -> dict[str, int]:
         """Return the arguments of the index of a table with some rows."""
-        given = self.model_dump(include=set(self.of_index.get(self.index, ())), exclude_none=True)
+        names = _OF_INDEX.get(self.index, _PARTITIONS)
+        given = self.model_dump(include=set(names), exclude_none=True)
         return {**given, "num_partitions": self._partitions(rows)}
 
     def search_params(self, rows: int) -> dict[str, int]:
@@ -239,6 +217,11 @@ class PostgresOptions(EngineOptions):
     schemes = ("postgresql", "postgres")
     example = "postgresql://user@host/database"
     client, extra, writer = "psycopg", "postgres", "postgres_writer:PostgresWriter"
+    # PostgreSQL's 63 bytes, less the longest ending of the name of an index.
+    name = (
+        r"[^.\x00\s]([^.\x00]*[^.\x00\s])?", 52,
+        "no dot, and no blank at either end; --option schema=NAME names the schema",
+    )  # fmt: skip
     parameters = frozenset((
         "application_name", "channel_binding", "client_encoding", "connect_timeout", "dbname",
         "fallback_application_name", "gssdelegation", "gssencmode", "gsslib", "host", "hostaddr",
@@ -249,11 +232,6 @@ class PostgresOptions(EngineOptions):
         "sslcompression", "sslcrl", "sslcrldir", "sslkey", "sslmode", "sslnegotiation",
         "sslrootcert", "sslsni", "target_session_attrs", "tcp_user_timeout", "user",
     ))  # fmt: skip
-    shapes_table = ("index", "m", "ef_construction", "lists")
-    of_index: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "hnsw": ("m", "ef_construction", "ef_search"),
-        "ivfflat": ("lists", "probes"),
-    }
 
     index: Literal["hnsw", "ivfflat", "none"] = "hnsw"
     m: Annotated[int, Field(ge=2, le=100)] = 16
@@ -265,17 +243,6 @@ class PostgresOptions(EngineOptions):
     max_parallel_maintenance_workers: Annotated[int, Field(ge=0, le=1024)] | None = None
     lock_timeout: Annotated[int, Field(ge=1, le=86_400)] = 10
     schema_name: str | None = Field(None, alias="schema")
-
-    @classmethod
-    def parse(cls, given: Mapping[str, str]) -> Self:
-        """Return the options given as text; see ``EngineOptions.parse``."""
-        options = super().parse(given)
-        if options.ef_construction < 2 * options.m:
-            raise ConfigError(
-                f"--option ef_construction takes twice m or more; m is {options.m} and "
-                f"ef_construction {options.ef_construction}"
-            )
-        return options
 
     def index_params(self, rows: int) -> dict[str, int]:
         """Return the parameters of the index of a table with some rows."""

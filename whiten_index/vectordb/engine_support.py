@@ -12,14 +12,33 @@ from whiten_index.address import hide_secrets
 from whiten_index.artifacts.files import is_folder, list_folder
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.paths import cut
+from whiten_index.vectordb.engine_options import EngineOptions
 
 # The words of C's library, as Python and Rust report them, Rust's numbers, and SQLite's words.
-_NOT_WRITABLE = re.compile(
-    r"permission denied|operation not permitted|read-only file system|readonly database"
-    r"|\(os error (1|13|30)\)",
-    re.IGNORECASE,
+_OF_DISKS = (
+    (
+        r"permission denied|operation not permitted|read-only file system|readonly database"
+        r"|\(os error (1|13|30)\)",
+        "this user may not write there: change the permissions of the folder, or name another",
+    ),
+    (r"no space left|quota exceeded|\(os error (28|122)\)", "make room on that disk; push again"),
+    (
+        "already accessed",
+        "another connection has this folder, and it takes one at a time; close it",
+    ),
 )
-_FULL = re.compile(r"no space left|quota exceeded|\(os error (28|122)\)", re.IGNORECASE)
+_OF_SERVERS = (
+    ("certificate_verify_failed", "name a file of certificates to trust in SSL_CERT_FILE"),
+    ("auth|privilege|permission|^40[13]", "give credentials that may write there, in {}"),
+    (
+        "connect|unavailable|timeout|deadline|timed out|^50[234]",
+        "check that the server runs and answers at this address; push again to resume",
+    ),
+    (
+        "json.*length",
+        "leave the longest column out of --keep, or raise the server's common.JSONMaxLength",
+    ),
+)
 # Names in every folder that are not the user's: systems make them.
 _SYSTEM_NAMES = ("lost+found",)
 # Characters shown of a message of an engine.
@@ -45,32 +64,36 @@ class EngineAddress:
     folder: Path | None = None
 
     @classmethod
-    def parse(cls, address: str, *, port: int, tls_port: int, forms: str) -> EngineAddress:
-        """Return what an address names; ``forms`` is the error of another form."""
+    def parse(cls, address: str, engine: type[EngineOptions]) -> EngineAddress:
+        """Return what an address of an engine names."""
         parts = urlsplit(address)
         tls, path = parts.scheme.endswith("+https"), unquote(parts.path)
         if not parts.netloc and path and not tls:
             return cls(f"{parts.scheme}://{path}", folder=Path(path).absolute())
         try:
-            host, number = parts.hostname or "", parts.port or (tls_port if tls else port)
+            host, number = parts.hostname or "", parts.port or engine.ports[tls]
         except ValueError:
             host = ""
         # A file needs three slashes.
         if not host or host.endswith(".db"):
-            raise ConfigError(forms)
+            raise ConfigError(f"the address of {engine.engine} is one of {engine.example}")
         at = f"{f'[{host}]' if ':' in host else host}:{number}"
         inside, url = path.strip("/"), f"http{'s' if tls else ''}://{at}"
         shown = "/".join(filter(None, (f"{parts.scheme}://{at}", inside)))
         return cls(shown, url, inside, dict(parse_qsl(parts.query)))
 
 
-def disk_advice(reason: str) -> str:
-    """Return what to do if an engine reports a full disk or missing permissions, else nothing."""
-    if _NOT_WRITABLE.search(reason):
-        return (
-            "this user may not write there: change the permissions of the folder, or name another"
-        )
-    return "make room on that disk, and push again to resume" if _FULL.search(reason) else ""
+def advice(reason: str, *, credentials: str = "") -> str:
+    """Return what to do about an error of an engine.
+
+    Args:
+        reason: its text.
+        credentials: environment variable that has them, empty for an engine without a server.
+    """
+    known = _OF_SERVERS if credentials else _OF_DISKS
+    found = (told for form, told in known if re.search(form, reason, re.IGNORECASE))
+    general = "push again to resume when that is mended"
+    return next(found, general).format(credentials)
 
 
 def require_engine_folder(
@@ -90,14 +113,6 @@ def require_engine_folder(
         raise DatabaseError(
             f"{address} is not there, or nothing was pushed to it yet; look at the path in the "
             "address, or push an index to it first"
-        )
-
-
-def require_name(name: str, pattern: str, *, longest: int, engine: str, rule: str) -> None:
-    """Refuse a name that an engine gives no table."""
-    if not re.fullmatch(pattern, name) or len(name.encode()) > longest:
-        raise ConfigError(
-            f"{engine} cannot give a table the name {cut(name)!r}; use 1 to {longest} bytes, {rule}"
         )
 
 

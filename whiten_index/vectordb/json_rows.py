@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from whiten_index.corpus.arrow_types import times_as_numbers
 from whiten_index.errors import DatabaseError
-from whiten_index.vectordb.pushed_table import RowsError
+from whiten_index.vectordb.pushed_table import VECTOR, Layout, RowsError, vectors_array
 
 # The years 1 to 9999, which ISO 8601 writes in four digits.
 _FIRST, _LAST = np.datetime64("0001-01-01", "D"), np.datetime64("9999-12-31", "D")
@@ -70,6 +71,15 @@ def from_objects(objects: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.
                 "all rows with --full"
             ) from error
     return pa.table(columns, schema=schema)
+
+
+def table_of(
+    objects: Sequence[Mapping[str, Any]], vectors: NDArray[np.float32], layout: Layout
+) -> pa.Table:
+    """Return rows of a layout of their other columns as objects and their vectors (n, k)."""
+    at = layout.schema.get_field_index(VECTOR)
+    rows = from_objects(objects, layout.schema.remove(at))
+    return rows.add_column(at, layout.schema.field(at), vectors_array(vectors, layout.k))
 
 
 def _mapped(

@@ -6,11 +6,8 @@ publishes it by one commit that overwrites the table of the name with its rows. 
 keeps its version, for ``keep_days``; who opens it has the old rows or the new ones. An overwrite
 drops indexes, so the index is built on the pending table, which is checked, and again on the
 published one. Until then searches read all vectors. A swap that was cut off there is completed by
-the next push, in ``discard``.
-
-Each batch of changed rows is a commit, and deletions come last, so that no reader misses a row that
-stays; an error restores the version before. The table is marked with the version to come first, so
-after a kill the next push sends what differs from either version.
+the next push, in ``discard``. Each batch of changed rows is a commit, too; an error restores the
+version before.
 
 The engine has no locks, but it makes no commit on top of a ``restore`` or an overwrite that its
 writer has not seen. A push that takes over a table writes its own lease and restores the version
@@ -22,10 +19,9 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -36,29 +32,20 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from whiten_index.corpus.batches import ID, PASSAGE
+from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.database_writer import DatabaseWriter, Stored, taken_over
 from whiten_index.vectordb.engine_options import LanceOptions
-from whiten_index.vectordb.engine_support import (
-    disk_advice,
-    first_line,
-    require_engine_folder,
-    require_name,
+from whiten_index.vectordb.engine_support import advice, first_line, require_engine_folder
+from whiten_index.vectordb.pushed_table import (
+    VECTOR,
+    Ids,
+    Layout,
+    PushedTable,
+    blocks,
+    vectors_array,
+    vectors_of,
 )
-from whiten_index.vectordb.lance_table import (
-    as_stored,
-    from_stored,
-    has_files,
-    read_metadata,
-    read_slices,
-    stored_schema,
-    take_over,
-    with_ids,
-    with_metadata,
-    write_metadata,
-)
-from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, PushedTable
 
 _PENDING = "__pending"
 _DISTANCES = {"cosine": "cosine", "ip": "dot"}
@@ -66,54 +53,38 @@ _INDEXES = {
     "ivf_flat": "IvfFlat", "ivf_sq": "IvfSq", "ivf_pq": "IvfPq", "ivf_hnsw_sq": "HnswSq",
 }  # fmt: skip
 _REFUSED = re.compile(r"incompatible with concurrent transaction|[Cc]ommit conflict")
+_METADATA_KEY = "whiten_index"
+# Ids in one condition: some hundred kilobytes of text to parse.
+_IDS_AT_ONCE = 10_000
+_SLICE_ROWS = 16_384
 _SMALL_FILES = 10
 # The engine warns if no age is given.
 _NO_AGE = timedelta(milliseconds=1)
 
 
-@dataclass
-class _Changes:
-    """Changes of the published table: rows are put at once, ids are deleted later.
-
-    Attributes:
-        stored: table, marked as changing.
-        version: of the table before.
-        deleted: ids to delete.
-        put: id -> number of its rows now, if some were put.
-    """
-
-    stored: Stored
-    version: int
-    deleted: set[str | int] = field(default_factory=set)
-    put: Counter[str | int] = field(default_factory=Counter)
-
-
 class LanceWriter(DatabaseWriter):
     """One table of LanceDB; see ``DatabaseWriter``."""
 
+    adds_and_counts = True
+
     def __init__(
-        self, address: str, name: str, options: Mapping[str, str], *, make: bool = True
+        self, address: str, name: str, options: LanceOptions, *, make: bool = True
     ) -> None:
         super().__init__()
-        self._options = LanceOptions.parse(options)
-        require_name(
-            name, rf"(?!.*{_PENDING}$)[A-Za-z0-9_.-]+", engine="LanceDB", longest=200,
-            rule=f"letters and digits of ASCII, _, - and ., and another end than {_PENDING}",
-        )  # fmt: skip
+        self._options = options
         folder = _folder_of(address)
-        self._local = "://" not in folder
-        shown = f"lancedb://{folder}" if self._local else address.rstrip("/")
+        local = "://" not in folder
+        shown = f"lancedb://{folder}" if local else address.rstrip("/")
         self.engine, self.target = f"LanceDB {lancedb.__version__}", f"{shown}, table {name}"
         self._name, self._pending_name = name, name + _PENDING
-        if self._local:
+        if local:
             require_engine_folder(
                 Path(folder), engine="LanceDB", marks=("*.lance",), address=shown, make=make
             )
         with self._reporting("it could not be opened"):
-            self._database = lancedb.connect(
-                folder, storage_options=dict(self._options.storage) or None
-            )
-        self._changes: _Changes | None = None
+            self._database = lancedb.connect(folder)
+        # Version of the published table before it is changed.
+        self._before = 0
 
     def close(self) -> None:
         """Close the connection, which the engine has none of."""
@@ -123,14 +94,9 @@ class LanceWriter(DatabaseWriter):
             raise taken_over(self.target) from None
         # Without the place in the engine's sources.
         reason = re.sub(r",? ?/\S+\.rs:\d+(:\d+)?.*$", "", first_line(error))
-        advice = disk_advice(reason) if self._local else ""
-        return reason, advice or "push again to resume when that is mended"
+        return reason, advice(reason)
 
     def _find(self, *, pending: bool) -> Stored | None:
-        if self._changes is not None and not pending:
-            # As it will be.
-            self._apply_deletes(self._changes)
-            return self._changes.stored
         found = self._open(self._pending_name if pending else self._name)
         if found is None or not pending:
             return found
@@ -152,9 +118,14 @@ class LanceWriter(DatabaseWriter):
             handle.optimize(cleanup_older_than=_NO_AGE)
         return Stored(made, pending=True, handle=handle)
 
+    def _describe(self, stored: Stored) -> None:
+        write_metadata(stored.handle, stored.table)
+
     def _take_over(self, found: Stored) -> Stored:
-        taken = take_over(found.handle, found.table)
-        return replace(found, table=replace(taken, done=int(found.handle.count_rows())))
+        self._before = found.handle.version
+        taken = super()._take_over(found)
+        taken.handle.restore(taken.handle.version)
+        return taken.described(done=int(taken.handle.count_rows()))
 
     def _add(self, held: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
         # The handle sees its own commits alone, so the engine refuses the next one if another push
@@ -200,56 +171,25 @@ class LanceWriter(DatabaseWriter):
             self._complete_swap(published.table)
         self._drop_pending(None if held is None else held.table.lease)
 
-    def _begin_changes(self, after: PushedTable, layout: Layout) -> Stored:
-        before = self._require_unchanged(layout)
-        version = before.handle.version
-        marked = take_over(before.handle, before.table.changing_to(after))
-        self._changes = _Changes(replace(before, table=marked), version)
-        return self._changes.stored
+    def _end_changes(self, changed: Stored) -> None:
+        if changed.handle.stats()["fragment_stats"]["num_small_fragments"] > _SMALL_FILES:
+            self._tidy(changed.handle)
 
-    def _end_changes(self, now: Stored) -> None:
-        assert self._changes is not None
-        self._apply_deletes(self._changes)
-        write_metadata(now.handle, now.table)
-        self._changes = None
-        if now.handle.stats()["fragment_stats"]["num_small_fragments"] > _SMALL_FILES:
-            self._tidy(now.handle)
-
-    def _undo_changes(self) -> None:
-        changes, self._changes = self._changes, None
+    def _undo_changes(self, changed: Stored | None) -> None:
         with suppress(Exception):
-            found = self._open(self._name)
             # Another push may have changed the table since.
-            if changes is not None and found is not None and found.table == changes.stored.table:
-                changes.stored.handle.restore(changes.version)
+            if changed is not None and self._has_lease(changed):
+                changed.handle.restore(self._before)
 
     def _upsert(self, stored: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
-        assert self._changes is not None
         merge = stored.handle.merge_insert(list(layout.key))
         merge.when_matched_update_all().when_not_matched_insert_all().execute(
             pa.Table.from_batches([as_stored(rows, layout)])
         )
-        numbers = rows[PASSAGE].to_pylist() if PASSAGE in layout.key else [0] * len(rows)
-        put = self._changes.put
-        for name, number in zip(rows[ID].to_pylist(), numbers, strict=True):
-            put[name] = max(put[name], number + 1)
 
     def _delete(self, stored: Stored, ids: Ids, layout: Layout) -> None:  # noqa: ARG002
-        assert self._changes is not None
-        self._changes.deleted.update(ids)
-
-    def _apply_deletes(self, changes: _Changes) -> None:
-        """Delete the rows of deleted ids, except for those that were put."""
-        ids_by_rows = defaultdict[int, list[str | int]](list)
-        for name in changes.deleted:
-            ids_by_rows[changes.put[name]].append(name)
-        changes.deleted.clear()
-        for rows, ids in ids_by_rows.items():
-            if rows and PASSAGE not in changes.stored.table.columns:
-                continue
-            kept = f" AND {PASSAGE} >= {rows}" if rows else ""
-            for condition in with_ids(ids):
-                changes.stored.handle.delete(condition + kept)
+        for condition in with_ids(ids):
+            stored.handle.delete(condition)
 
     def _count(self, stored: Stored) -> int:
         return int(stored.handle.count_rows())
@@ -338,3 +278,99 @@ def _folder_of(address: str) -> str:
             "lancedb+s3://bucket/prefix"
         )
     return f"{scheme}://{parts.netloc}{unquote(parts.path)}" if scheme else unquote(parts.path)
+
+
+def read_metadata(table: Any) -> PushedTable | None:
+    """Return what a table holds, as its handle sees it, None if no push made it.
+
+    This is kept with the field ``id``, so in the same commit as the rows. Its lease is empty once
+    the table is being dropped.
+    """
+    schema = table.schema
+    metadata = schema.field(ID).metadata if ID in schema.names else None
+    return PushedTable.read((metadata or {}).get(_METADATA_KEY.encode()))
+
+
+def write_metadata(table: Any, pushed: PushedTable) -> None:
+    """Write what a table holds, in a separate commit.
+
+    The engine refuses it if another push wrote this since the handle saw it.
+    """
+    table.update_field_metadata({"path": ID, "metadata": {_METADATA_KEY: pushed.text}})
+
+
+def with_metadata(schema: pa.Schema, pushed: PushedTable) -> pa.Schema:
+    """Return a schema that says what a table holds."""
+    number = schema.get_field_index(ID)
+    return schema.set(number, schema.field(ID).with_metadata({_METADATA_KEY: pushed.text}))
+
+
+def has_files(table: Any) -> bool:
+    """Return whether the files of the rows exist.
+
+    A commit that was under way when its table was dropped leaves a table without them.
+    """
+    try:
+        table.head(1)
+    except (RuntimeError, OSError, ValueError) as error:
+        if "not found" in str(error).lower():
+            return False
+        raise
+    return True
+
+
+def stored_schema(layout: Layout) -> pa.Schema:
+    """Return the columns of a table: those of the layout, but for types that LanceDB cannot keep.
+
+    An id that is a ``large_string`` becomes a ``string``, of which the engine has indexes. A list
+    of fixed size of other things than numbers, which crashes the engine, becomes a list.
+    """
+    number = pa.float16() if layout.dtype == "float16" else pa.float32()
+
+    def stored(field: pa.Field) -> pa.DataType:
+        kind = field.type
+        if field.name == VECTOR:
+            return pa.list_(number, layout.k)
+        if field.name == ID:
+            return kind if pa.types.is_integer(kind) else pa.string()
+        if pa.types.is_fixed_size_list(kind) and not pa.types.is_primitive(kind.value_type):
+            return pa.list_(kind.value_type)
+        return kind
+
+    return pa.schema([pa.field(each.name, stored(each)) for each in layout.schema])
+
+
+def as_stored(rows: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
+    """Return rows of the layout as a table takes them; single-precision vectors are not copied."""
+    vectors = vectors_array(vectors_of(rows).astype(layout.dtype, copy=False), layout.k)
+    schema = stored_schema(layout)
+    arrays = [vectors if f.name == VECTOR else rows[f.name].cast(f.type) for f in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def from_stored(table: pa.Table, layout: Layout) -> pa.Table:
+    """Return rows of a table as those of the layout."""
+    flat = table[VECTOR].combine_chunks().flatten().to_numpy()
+    vectors = vectors_array(np.asarray(flat, dtype=np.float32), layout.k)
+    columns = [
+        vectors if field.name == VECTOR else table[field.name].cast(field.type)
+        for field in layout.schema
+    ]
+    return pa.table(columns, schema=layout.schema)
+
+
+def read_slices(table: Any, rows: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield all rows in order; one scan of the whole table reads far ahead, into memory."""
+    for first in range(0, rows, _SLICE_ROWS):
+        for batch in table.search().offset(first).limit(_SLICE_ROWS).to_batches():
+            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+
+def with_ids(ids: Ids) -> Iterator[str]:
+    """Yield conditions, in SQL, that a row has one of some ids."""
+    for some in blocks(ids, _IDS_AT_ONCE):
+        yield f"{ID} IN ({', '.join(map(_literal, some))})"
+
+
+def _literal(value: str | int) -> str:
+    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)

@@ -1,18 +1,17 @@
 """Writer of collections of Milvus.
 
 Ids are the primary keys; rows of passages have ``pk``, which is ``id#number``. Kept columns are
-dynamic fields, by which users can filter (``n > 5``). A column whose name Milvus keeps for itself
-gets underscores at its end.
+dynamic fields, by which users can filter (``n > 5``).
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +24,17 @@ from whiten_index.artifacts.files import is_file, is_folder
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.index.exact import exact_neighbours
-from whiten_index.vectordb.alias_writer import METADATA_KEY, SUFFIX_BYTES, AliasWriter
+from whiten_index.vectordb.alias_writer import METADATA_KEY, AliasWriter
 from whiten_index.vectordb.database_writer import Stored
 from whiten_index.vectordb.engine_options import MilvusOptions
 from whiten_index.vectordb.engine_support import (
     EngineAddress,
-    disk_advice,
+    advice,
     first_line,
     require_engine_folder,
-    require_name,
 )
-from whiten_index.vectordb.json_rows import from_objects, to_objects
-from whiten_index.vectordb.pushed_table import (
-    VECTOR,
-    Ids,
-    Layout,
-    blocks,
-    vectors_array,
-    vectors_of,
-)
+from whiten_index.vectordb.json_rows import table_of, to_objects
+from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, blocks, vectors_of
 
 _PRIMARY = "pk"
 # Names that the client or Milvus Lite keep for themselves.
@@ -57,11 +48,6 @@ _IDS_AT_ONCE, _QUERIES_AT_ONCE, _PAGE_ROWS = 500, 1000, 8192
 _STRONG = {"consistency_level": "Strong"}
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 _TOKEN = "MILVUS_TOKEN"
-_PORT = 19530
-_FORMS = (
-    f"the address of Milvus is one of milvus://host:{_PORT}, milvus+https://host and "
-    f"milvus:///folder/file.db; give the token, or user:password, in {_TOKEN}"
-)
 _CONNECT_SECONDS = 10.0
 
 # What the client and Milvus Lite log as errors, they raise too.
@@ -73,36 +59,27 @@ class MilvusWriter(AliasWriter):
     """One alias of Milvus; see ``DatabaseWriter``."""
 
     def __init__(
-        self, address: str, name: str, options: Mapping[str, str], *, make: bool = True
+        self, address: str, name: str, options: MilvusOptions, *, make: bool = True
     ) -> None:
         super().__init__(name)
-        self._options = MilvusOptions.parse(options)
-        require_name(
-            name, "[A-Za-z_][A-Za-z0-9_]*", engine="Milvus", longest=255 - SUFFIX_BYTES,
-            rule="letters, digits and underscores, no digit first",
-        )  # fmt: skip
-        place = EngineAddress.parse(address, port=_PORT, tls_port=443, forms=_FORMS)
-        database = self._options.db
-        if place.inside and database not in ("", place.inside):
-            raise ConfigError(
-                f"the address names the database {place.inside!r} and --option db {database!r}"
-            )
-        database = database or place.inside
+        self._options = options
+        place = EngineAddress.parse(address, MilvusOptions)
+        database = options.db or place.inside
         self.target = f"{place.shown}, collection {name}"
         self._loaded: set[str] = set()
-        self._lite = None if place.folder is None else _Lite(place.folder, make=make)
-        try:
+        self._local = place.folder is not None
+        with ExitStack() as opened:
+            uri = place.url
+            if place.folder is not None:
+                uri = opened.enter_context(_lite(place.folder, make=make))
             with self._reporting("it could not be reached"):
                 self._milvus: Any = MilvusClient(
-                    uri=place.url if self._lite is None else self._lite.uri,
-                    token=os.environ.get(_TOKEN, ""), db_name=database, dedicated=True,
+                    uri=uri, token=os.environ.get(_TOKEN, ""), db_name=database, dedicated=True,
                     timeout=_CONNECT_SECONDS, **place.parameters,
                 )  # fmt: skip
+                opened.callback(self._milvus.close)
                 release = str(self._milvus.get_server_version())
-        except BaseException:
-            if self._lite is not None:
-                self._lite.stop()
-            raise
+            self._opened = opened.pop_all()
         # A server may be Lite as well.
         self._is_lite = release.startswith("milvus_lite")
         number = release.removeprefix("milvus_lite").lstrip("-")
@@ -119,9 +96,7 @@ class MilvusWriter(AliasWriter):
 
     def close(self) -> None:
         """End the connection, and the server of Milvus Lite if it was started here."""
-        self._milvus.close()
-        if self._lite is not None:
-            self._lite.stop()
+        self._opened.close()
 
     def _explain(self, error: Exception) -> tuple[str, str]:
         # A client that cannot connect has the server's word in the cause alone.
@@ -129,16 +104,7 @@ class MilvusWriter(AliasWriter):
         details = getattr(below, "details", None)
         text = getattr(below, "message", "") or (details() if callable(details) else error)
         reason = first_line(text or error)
-        lower = reason.lower()
-        if "auth" in lower or "privilege" in lower or "permission" in lower:
-            return reason, f"give user:password, or the token, in {_TOKEN}"
-        if "json" in lower and "length" in lower:
-            return reason, (
-                "leave the longest column out of --keep, or raise the server's common.JSONMaxLength"
-            )
-        if "connect" in lower or "unavailable" in lower or "timeout" in lower:
-            return reason, "check that the server runs and that the address is right"
-        return reason, disk_advice(reason) or "push again to resume when that is mended"
+        return reason, advice(reason, credentials="" if self._local else _TOKEN)
 
     def _collections(self) -> Sequence[str]:
         return list(self._milvus.list_collections())
@@ -148,28 +114,30 @@ class MilvusWriter(AliasWriter):
             return None
         return str(self._milvus.describe_alias(self._name)["collection_name"])
 
-    def _metadata(self, collection: str) -> Mapping[str, Any]:
+    def _metadata(self, collection: str) -> str | None:
         properties = self._milvus.describe_collection(collection).get("properties") or {}
-        try:
-            found = json.loads(properties[METADATA_KEY])
-        except (KeyError, TypeError, ValueError):
-            return {}
-        return found if isinstance(found, Mapping) else {}
+        found = properties.get(METADATA_KEY)
+        return found if isinstance(found, str) else None
 
-    def _write_metadata(self, collection: str, metadata: Mapping[str, Any]) -> None:
+    def _write_metadata(self, collection: str, description: str) -> None:
         # A server of 2.3.5 loses what was written last when it is started again.
         for _ in range(2 if self._before_2_4 else 1):
-            self._milvus.alter_collection_properties(collection, _properties(metadata))
+            self._milvus.alter_collection_properties(collection, {METADATA_KEY: description})
 
-    def _make(self, collection: str, layout: Layout, metadata: Mapping[str, Any]) -> None:
+    def _make(self, collection: str, layout: Layout, description: str) -> None:
         if (self._is_lite or self._before_2_4) and layout.dtype == "float16":
             # A server before 2.4 takes such rows, and finds wrong ones.
             raise ConfigError(
                 f"{self.engine} keeps no float16, as a Milvus server from 2.4 does; leave --dtype "
                 "out, or push to a later server"
             )
+        if reserved := set(layout.kept) & set(_RESERVED):
+            raise ConfigError(
+                f"Milvus keeps the name {min(reserved)!r} for itself; rename this column in the "
+                "corpus, or leave it out of --keep"
+            )
         self._milvus.create_collection(
-            collection, schema=collection_schema(layout), properties=_properties(metadata)
+            collection, schema=collection_schema(layout), properties={METADATA_KEY: description}
         )
 
     def _drop(self, collection: str) -> None:
@@ -214,7 +182,7 @@ class MilvusWriter(AliasWriter):
             found += self._milvus.query(
                 stored.name, filter=_among(some), output_fields=["*"], **_STRONG
             )
-        return _as_table(found, layout)
+        return table_of(found, _as_matrix([row[VECTOR] for row in found], layout.k), layout)
 
     def _search(
         self, stored: Stored, vectors: NDArray[np.float32], top_k: int, *, exact: bool
@@ -262,10 +230,6 @@ class MilvusWriter(AliasWriter):
         return str(found.get("index_type", ""))
 
 
-def _properties(metadata: Mapping[str, Any]) -> dict[str, str]:
-    return {METADATA_KEY: json.dumps(dict(metadata))}
-
-
 def collection_schema(layout: Layout) -> Any:
     """Return the schema of a collection: the primary key, the vector, and dynamic fields."""
     schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=True)
@@ -282,45 +246,15 @@ def collection_schema(layout: Layout) -> Any:
     return schema
 
 
-def _field_names(layout: Layout) -> dict[str, str]:
-    """Return kept column -> dynamic field."""
-    taken, found = set(layout.schema.names), dict[str, str]()
-    for name in layout.kept:
-        field = name
-        while field in _RESERVED or (field != name and field in taken):
-            field += "_"
-        taken.add(field)
-        found[name] = field
-    return found
-
-
 def as_objects(rows: pa.RecordBatch, layout: Layout) -> list[dict[str, Any]]:
     """Return rows as the client takes them."""
-    fields, ids = _field_names(layout), rows[ID].to_pylist()
+    objects = to_objects(rows, (ID, *layout.kept))
     vectors = vectors_of(rows).astype(layout.dtype, copy=False)
-    objects = to_objects(rows, layout.kept) if fields else [{}] * len(rows)
-    made = [
-        {ID: name, VECTOR: vector, **{fields[each]: value for each, value in kept.items()}}
-        for name, vector, kept in zip(ids, vectors, objects, strict=True)
-    ]
-    if PASSAGE in layout.key:
-        for row, number in zip(made, rows[PASSAGE].to_pylist(), strict=True):
-            row[_PRIMARY] = f"{row[ID]}#{number}"
-    return made
-
-
-def _as_table(found: Sequence[Mapping[str, Any]], layout: Layout) -> pa.Table:
-    """Return rows that the client returned, with the schema of the layout."""
-    fields = _field_names(layout)
-    objects = [{name: row.get(field) for name, field in fields.items()} for row in found]
-    kept = from_objects(objects, pa.schema([layout.schema.field(name) for name in layout.kept]))
-    vectors = _as_matrix([row[VECTOR] for row in found], layout.k)
-    columns = {
-        ID: pa.array([row[ID] for row in found], layout.schema.field(ID).type),
-        VECTOR: vectors_array(vectors, layout.k),
-    }
-    arrays = [columns[name] if name in columns else kept[name] for name in layout.schema.names]
-    return pa.table(arrays, schema=layout.schema)
+    for row, vector in zip(objects, vectors, strict=True):
+        row[VECTOR] = vector
+        if PASSAGE in layout.key:
+            row[_PRIMARY] = f"{row[ID]}#{row[PASSAGE]}"
+    return objects
 
 
 def _as_matrix(vectors: Sequence[Any], k: int) -> NDArray[np.float32]:
@@ -352,40 +286,38 @@ def _quoted(value: str | int) -> str:
     return f'"{value.translate(_ESCAPES)}"' if isinstance(value, str) else str(value)
 
 
-class _Lite:
-    """Milvus Lite: a server of a file, in threads of this process.
+@contextmanager
+def _lite(file: Path, *, make: bool) -> Iterator[str]:
+    """Run Milvus Lite, a server of a file in threads of this process; yield its address.
 
     A server that another client of this process started is shared and left running.
     """
-
-    def __init__(self, file: Path, *, make: bool) -> None:
-        shown = f"milvus://{file}"
-        try:
-            module = importlib.import_module("milvus_lite.server_manager")
-        except ImportError as error:
-            raise ConfigError(
-                f"a file needs Milvus Lite, which is not installed ({error}); run pip install "
-                "'milvus-lite>=3.2.2'"
-            ) from error
-        if file.suffix != ".db" or is_file(file) or not is_folder(file.parent):
-            raise ConfigError(
-                f"{shown}: Milvus Lite makes a folder of that name inside a folder that exists; "
-                f"name another that ends in .db, or make {file.parent}"
-            )
-        require_engine_folder(
-            file, engine="Milvus Lite", marks=("collections", "LOCK", "databases"), address=shown,
-            make=make,
-        )  # fmt: skip
-        self._file, self._manager = str(file), module.server_manager_instance
-        self._shared = self._file in self._manager._servers
-        self.uri = self._manager.start_and_get_uri(self._file)
-        if self.uri is None:
-            raise DatabaseError(
-                f"Milvus Lite does not open {file}, which it locks for one process at a time and "
-                "must be able to write; close the other process or change the permissions of the "
-                "folder, or use a server"
-            )
-
-    def stop(self) -> None:
-        if not self._shared:
-            self._manager.release_server(self._file)
+    shown = f"milvus://{file}"
+    try:
+        module = importlib.import_module("milvus_lite.server_manager")
+    except ImportError as error:
+        raise ConfigError(
+            f"a file needs Milvus Lite, which is not installed ({error}); run pip install "
+            "'milvus-lite>=3.2.2'"
+        ) from error
+    if file.suffix != ".db" or is_file(file) or not is_folder(file.parent):
+        raise ConfigError(
+            f"{shown}: Milvus Lite makes a folder of that name inside a folder that exists; "
+            f"name another that ends in .db, or make {file.parent}"
+        )
+    marks = ("collections", "LOCK", "databases")
+    require_engine_folder(file, engine="Milvus Lite", marks=marks, address=shown, make=make)
+    manager = module.server_manager_instance
+    shared = str(file) in manager._servers
+    uri = manager.start_and_get_uri(str(file))
+    if uri is None:
+        raise DatabaseError(
+            f"Milvus Lite does not open {file}, which it locks for one process at a time and "
+            "must be able to write; close the other process or change the permissions of the "
+            "folder, or use a server"
+        )
+    try:
+        yield uri
+    finally:
+        if not shared:
+            manager.release_server(str(file))

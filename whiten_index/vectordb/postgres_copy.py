@@ -8,7 +8,7 @@ big-endian (PostgreSQL's documentation of COPY, "Binary Format").
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -33,7 +33,6 @@ from whiten_index.vectordb.pushed_table import (
     Layout,
     RowsError,
     blocks,
-    vectors_array,
     vectors_of,
 )
 
@@ -86,34 +85,33 @@ def column_type(name: str, type_: pa.DataType) -> ColumnType:
 
 
 def _leaf_type(type_: pa.DataType) -> tuple[str, pa.DataType] | None:
+    """Return the type of plain values in SQL, and the one of Arrow that they come back in."""
     is_ = pa.types
-    if is_.is_null(type_):
-        return "text", type_
-    if is_.is_string(type_) or is_.is_large_string(type_):
-        return "text", pa.large_string()
-    if is_.is_boolean(type_):
-        return "boolean", type_
-    if type_ == pa.uint64():
-        return "numeric(20,0)", pa.decimal128(20, 0)
-    if is_.is_integer(type_):
-        width = type_.bit_width * (2 if is_.is_unsigned_integer(type_) else 1)
-        return {64: "bigint", 32: "integer"}.get(width, "smallint"), type_
-    if is_.is_floating(type_):
-        double = type_ == pa.float64()
-        return ("double precision", type_) if double else ("real", pa.float32())
-    if is_.is_decimal(type_):
-        return f"numeric({type_.precision},{type_.scale})", type_
-    if is_.is_binary(type_) or is_.is_large_binary(type_) or is_.is_fixed_size_binary(type_):
-        return "bytea", pa.large_binary()
-    if is_.is_date(type_):
-        return "date", pa.date32()
-    if is_.is_time(type_):
-        return "time", pa.time64("us")
     if is_.is_timestamp(type_):
-        return "timestamp" if type_.tz is None else "timestamptz", pa.timestamp(
-            "us", type_.tz and "UTC"
-        )
-    return ("interval", pa.duration("us")) if is_.is_duration(type_) else None
+        zoned = ("timestamptz", pa.timestamp("us", "UTC"))
+        return zoned if type_.tz else ("timestamp", pa.timestamp("us"))
+    known: list[tuple[str, pa.DataType, tuple[Callable[[pa.DataType], bool], ...]]] = [
+        ("text", type_, (is_.is_null,)),
+        ("text", pa.large_string(), (is_.is_string, is_.is_large_string)),
+        ("boolean", type_, (is_.is_boolean,)),
+        ("numeric(20,0)", pa.decimal128(20, 0), (is_.is_uint64,)),
+        ("bigint", type_, (is_.is_int64, is_.is_uint32)),
+        ("integer", type_, (is_.is_int32, is_.is_uint16)),
+        ("smallint", type_, (is_.is_integer,)),
+        ("double precision", type_, (is_.is_float64,)),
+        ("real", pa.float32(), (is_.is_floating,)),
+        ("numeric({0.precision},{0.scale})", type_, (is_.is_decimal,)),
+        (
+            "bytea",
+            pa.large_binary(),
+            (is_.is_binary, is_.is_large_binary, is_.is_fixed_size_binary),
+        ),
+        ("date", pa.date32(), (is_.is_date,)),
+        ("time", pa.time64("us"), (is_.is_time,)),
+        ("interval", pa.duration("us"), (is_.is_duration,)),
+    ]
+    found = ((name.format(type_), arrow) for name, arrow, of in known if any(f(type_) for f in of))
+    return next(found, None)
 
 
 @dataclass(frozen=True)
@@ -144,26 +142,20 @@ class RowFormat:
             sql.Identifier(self.extension, VECTOR_TYPES[self.layout.dtype]),
             sql.Literal(self.layout.k),
         )
-        columns = []
-        for name in self.layout.schema.names:
-            type_ = vector if name == VECTOR else sql.SQL(self.types[name].sql)
-            required = sql.SQL("")
-            if name in (VECTOR, *self.layout.key):
-                # By default PostgreSQL names the constraint after the pending table.
-                constraint = sql.Identifier(f"{name}_not_null")
-                required = sql.SQL(" CONSTRAINT {} NOT NULL").format(constraint)
-            columns.append(sql.SQL("{} {}{}").format(sql.Identifier(name), type_, required))
-        return sql.SQL(", ").join(columns)
+        types = {VECTOR: vector, **{name: sql.SQL(of.sql) for name, of in self.types.items()}}
+        return sql.SQL(", ").join(
+            sql.SQL("{} {}").format(sql.Identifier(name), types[name])
+            for name in self.layout.schema.names
+        )
 
-    def names(self) -> sql.Composable:
-        """Return the names of the columns, in order."""
-        return sql.SQL(", ").join(map(sql.Identifier, self.layout.schema.names))
-
-    def copy(self, cursor: Any, table: sql.Composable, rows: pa.RecordBatch) -> None:
+    def copy(self, connection: Any, table: sql.Composable, rows: pa.RecordBatch) -> None:
         """Add rows to a table."""
-        order = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(table, self.names())
+        order = sql.SQL("COPY {} FROM STDIN (FORMAT BINARY)").format(table)
         # A thread sends while the next block is built.
-        with cursor.copy(order, writer=QueuedLibpqWriter(cursor)) as copy:
+        with (
+            connection.cursor() as cursor,
+            cursor.copy(order, writer=QueuedLibpqWriter(cursor)) as copy,
+        ):
             copy.write(START)
             for block in self.blocks(rows):
                 copy.write(block)
@@ -176,15 +168,17 @@ class RowFormat:
 
     def fetch(self, connection: Any, table: sql.Composable, ids: Ids) -> pa.Table:
         """Return the rows with some ids."""
+        names = sql.SQL(", ").join(
+            sql.SQL("{}::real[]" if name == VECTOR else "{}").format(sql.Identifier(name))
+            for name in self.layout.schema.names
+        )
         order = sql.SQL("SELECT {} FROM {} WHERE {} = ANY({}::{}[])")
+        id_, type_ = sql.Identifier(ID), sql.SQL(self.types[ID].sql)
         found = list[tuple[Any, ...]]()
         with connection.cursor(binary=True) as cursor:
             for some in blocks(ids, IDS_AT_ONCE):
-                parts = (
-                    self.names(), table, sql.Identifier(ID), sql.Literal(list(some)),
-                    sql.SQL(self.types[ID].sql),
-                )  # fmt: skip
-                found += cursor.execute(order.format(*parts)).fetchall()
+                asked = order.format(names, table, id_, sql.Literal(list(some)), type_)
+                found += cursor.execute(asked).fetchall()
         schema = self.layout.schema
         columns = list(zip(*found, strict=True)) or [()] * len(schema)
         arrays = [self._decoded(*each) for each in zip(schema, columns, strict=True)]
@@ -252,11 +246,7 @@ class RowFormat:
     def _decoded(self, field: pa.Field, values: Sequence[Any]) -> pa.Array:
         try:
             if field.name == VECTOR:
-                code = np.dtype(_VECTOR_CODES[self.layout.dtype])
-                width = 4 + code.itemsize * self.layout.k
-                raw = np.frombuffer(b"".join(values), dtype=np.uint8).reshape(-1, width)
-                vectors = np.ascontiguousarray(raw[:, 4:]).view(code).astype(np.float32)
-                return vectors_array(vectors.reshape(-1, self.layout.k), self.layout.k)
+                return pa.array(values, field.type)
             type_ = self.types[field.name]
             if type_.sql == "jsonb":
                 objects = [{field.name: each} for each in values]

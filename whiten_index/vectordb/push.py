@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import resolved
+from whiten_index.corpus.batches import ID
 from whiten_index.errors import DatabaseError, GateError
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.push_check import check_rows
 from whiten_index.vectordb.push_config import PushConfig
-from whiten_index.vectordb.push_delta import Delta, delta_since
-from whiten_index.vectordb.push_source import PushSource
+from whiten_index.vectordb.push_source import Delta, PushSource, delta_since
 from whiten_index.vectordb.pushed_table import PushedTable, RowsError
 from whiten_index.vectordb.registry import open_writer
 from whiten_index.vectordb.vector_files import (
@@ -53,7 +52,7 @@ class PushReport:
         query_digest: digest of encoder and transform; a ``QueryTransform`` that fits has the same.
         columns: of the rows, in order.
         check: number of rows compared, exact and approximate recall@10; empty if nothing was.
-        notes: requests without effect, and remarks on the table.
+        notes: remarks, such as that queries must be reduced by another transform.
         seconds: stage -> wall seconds.
         stage_rows: stage -> rows handled.
     """
@@ -151,29 +150,21 @@ def pushed_version(
 def _write_file(config: PushConfig, stages: Stages) -> PushReport:
     path = require_file(config.to)
     before, source = written_version(path), PushSource.open(config)
+    after, found = source.pushed(), dict[str, Any]()
     if before is not None:
         _require_rows(config, str(path), source, before, there=before.rows)
+        found = {"was": before.version, "rows_before": before.rows}
     with stages.stage("write", len(source)) as watcher:
-        write_rows(path, source.layout, source.pushed(), source.batches(0, watcher))
-    notes = _new_queries_note(before, source.pushed())
+        write_rows(path, source.layout, after, source.batches(0, watcher))
+    notes = tuple(_new_queries_note(before, after))
     for note in notes:
         stages.watcher.note(note)
-    return _report(
-        source,
-        stages,
-        engine=ending(path),
-        target=" and ".join(map(str, written_files(path))),
-        was=None if before is None else before.version,
-        rows_before=None if before is None else before.rows,
-        mode="all",
-        why="a file is written as a whole",
-        pushed=len(source),
-        notes=tuple(notes),
-    )
+    target, why = " and ".join(map(str, written_files(path))), "a file is written as a whole"
+    names = {"engine": ending(path), "target": target, "mode": "all", "why": why}
+    return _report(after, stages, **names, pushed=len(source), notes=notes, **found)
 
 
-def _report(source: PushSource, stages: Stages, **found: Any) -> PushReport:
-    after = source.pushed()
+def _report(after: PushedTable, stages: Stages, **found: Any) -> PushReport:
     names = ("version", "rows", "k", "dtype", "query_digest", "columns")
     found |= {name: getattr(after, name) for name in names}
     return PushReport(seconds=dict(stages.seconds), stage_rows=dict(stages.rows), **found)
@@ -186,41 +177,40 @@ class _TablePush:
         self, config: PushConfig, source: PushSource, writer: DatabaseWriter, stages: Stages
     ) -> None:
         self.config, self.source, self.writer, self.stages = config, source, writer, stages
+        self.after = source.pushed()
         self.notes = list[str]()
         # Version and rows before, as in the report.
         self.was: dict[str, Any] = {}
 
     def run(self) -> PushReport:
         """Change the rows that changed, fill a new table, or do nothing."""
-        after = replace(self.source.pushed(), options=self.config.shaping)
+        after, target = self.after, self.writer.target
         before, there = self._published()
         if before is None:
-            return self._fill(None, after, "there was nothing of that name")
-        target = self.writer.target
+            return self._fill("there was nothing of that name")
         _require_rows(self.config, target, self.source, before, there=there)
         self.was.update({"was": before.version, "rows_before": there})
+        for note in _new_queries_note(before, after):
+            self._note(note)
         if self.config.full:
-            return self._fill(before, after, "--full")
+            return self._fill("--full")
         if not before.same_vectors(after):
-            _require_form(target, before, after)
-            return self._fill(before, after, _difference(before, after))
+            return self._fill(_difference(target, before, after))
         if not before.changing and there != before.rows:
-            why = f"it counts {there:,} rows and should have {before.rows:,}"
-            return self._fill(before, after, why)
+            return self._fill(f"it counts {there:,} rows and should have {before.rows:,}")
         if before.version == after.version and not before.changing:
             self.writer.discard()
-            self._note_options(before, after)
-            return self._report(before, "nothing", "it has this version already")
+            return self._report("nothing", "it has this version already")
         delta, why = delta_since(self.source, before, after)
         if delta is None:
-            return self._fill(before, after, why)
+            return self._fill(why)
         try:
-            return self._change(before, after, delta, why)
+            return self._change(delta, why)
         except GateError as error:
             if not before.changing:
                 raise
             # Rows of an interrupted change: repeating it would end the same way every night.
-            return self._fill(before, after, str(error))
+            return self._fill(str(error))
 
     def _published(self) -> tuple[PushedTable | None, int]:
         """Return the published table, and its number of rows."""
@@ -231,8 +221,8 @@ class _TablePush:
             if before is None or there == before.rows or self.writer.published() == before:
                 return before, there
 
-    def _fill(self, before: PushedTable | None, after: PushedTable, why: str) -> PushReport:
-        resumed = self._begin(after)
+    def _fill(self, why: str) -> PushReport:
+        resumed = self._begin()
         try:
             with self.stages.stage("push", len(self.source) - resumed) as watcher:
                 for batch in self.source.batches(resumed, watcher):
@@ -246,50 +236,36 @@ class _TablePush:
         check = self._checked(pending=True)
         self.writer.swap()
         pushed = len(self.source) - resumed
-        return self._report(before, "all", why, pushed=pushed, resumed=resumed, check=check)
+        return self._report("all", why, pushed=pushed, resumed=resumed, check=check)
 
-    def _begin(self, after: PushedTable) -> int:
+    def _begin(self) -> int:
         """Begin or resume the pending table; return the number of rows that it has."""
-        pending = self.writer.pending()
-        if (
-            pending is None
-            or (pending.version, pending.rows) != (after.version, after.rows)
-            or not pending.same_vectors(after)
-            or pending.query_digest != after.query_digest
-            or pending.done > after.rows
-        ):
+        pending, after = self.writer.pending(), self.after
+        if pending is None or pending.done > after.rows or not pending.is_part_of(after):
             self.writer.begin(after, self.source.layout)
             return 0
         self.writer.resume(self.source.layout)
         # Until then the connection that filled it may have added rows.
         pending = self.writer.pending() or pending
         self.stages.watcher.note(f"an interrupted push had sent {pending.done:,} rows; resuming")
-        if pending.options != after.options:
-            self._note(
-                f"the table was begun with other options ({pending.options}), and may keep them; "
-                "push with --full after this to rebuild it"
-            )
         return pending.done
 
-    def _change(
-        self, before: PushedTable, after: PushedTable, delta: Delta, why: str
-    ) -> PushReport:
-        self._note_options(before, after)
+    def _change(self, delta: Delta, why: str) -> PushReport:
         self.writer.discard()
-        after = replace(after, options=before.options)
-        integers = pa.types.is_integer(self.source.layout.schema.types[0])
-        with self.writer.changing(after, self.source.layout) as changes:
+        layout = self.source.layout
+        with self.writer.changing(self.after, layout) as changes:
             total = len(delta.rows) + len(delta.gone)
             with self.stages.stage("push changes", total) as watcher:
-                ids = delta.gone.to_pylist()
-                changes.delete([int(each) for each in ids] if integers else ids)
+                # Ids are text in the lists of changes.
+                ids = delta.gone.cast(layout.schema.field(ID).type).to_pylist()
+                changes.delete(ids)
                 watcher.advance(len(ids))
                 for batch in self.source.batches_of(delta.rows):
                     changes.upsert(batch)
                     watcher.advance(batch.num_rows)
             check = self._checked(pending=False, among=delta.rows)
         return self._report(
-            before, "changes", why, pushed=len(delta.rows), deleted=delta.deleted, check=check
+            "changes", why, pushed=len(delta.rows), deleted=delta.deleted, check=check
         )
 
     def _checked(self, *, pending: bool, among: NDArray[np.int64] | None = None) -> dict[str, Any]:
@@ -314,29 +290,14 @@ class _TablePush:
         with suppress(DatabaseError):
             self.writer.discard()
 
-    def _note_options(self, before: PushedTable, after: PushedTable) -> None:
-        if before.options != after.options:
-            self._note(
-                f"the table was made with other options ({before.options}), and keeps them; push "
-                "with --full to rebuild it"
-            )
-
     def _note(self, text: str) -> None:
         self.notes.append(text)
         self.stages.watcher.note(text)
 
-    def _report(self, before: PushedTable | None, mode: str, why: str, **found: Any) -> PushReport:
-        for note in _new_queries_note(before, self.source.pushed()):
-            self._note(note)
-        # The push has succeeded, even if the notes cannot be read.
-        with suppress(DatabaseError):
-            for note in self.writer.notes():
-                self._note(note)
-        writer, notes = self.writer, tuple(self.notes)
-        return _report(
-            self.source, self.stages, engine=writer.engine, target=writer.target, **self.was,
-            mode=mode, why=why, notes=notes, **found,
-        )  # fmt: skip
+    def _report(self, mode: str, why: str, **found: Any) -> PushReport:
+        names = {"engine": self.writer.engine, "target": self.writer.target, "mode": mode}
+        notes = tuple(self.notes)
+        return _report(self.after, self.stages, **names, why=why, notes=notes, **self.was, **found)
 
 
 def _require_rows(
@@ -357,36 +318,29 @@ def _require_rows(
         )
 
 
-def _require_form(target: str, before: PushedTable, after: PushedTable) -> None:
-    """Refuse rows of another width or type, or that lack a column."""
-    broken = list[str]()
-    if before.k != after.k:
-        broken.append(
-            f"vectors of {before.k} numbers would have {after.k} (--k {before.k} keeps them)"
-        )
-    if before.dtype != after.dtype:
-        broken.append(f"{before.dtype} would be {after.dtype} (--dtype {before.dtype} keeps it)")
-    if lost := _only_in(before, after):
-        broken.append(f"{lost} would be gone (build the index with --keep for each)")
+def _difference(target: str, before: PushedTable, after: PushedTable) -> str:
+    """Return why one table cannot be changed into the other; refuse what breaks programs."""
+    pairs = {name: (getattr(before, name), getattr(after, name)) for name in ("k", "dtype")}
+    broken = [
+        f"--{name} is {one} and would be {two} (--{name} {one} keeps it)"
+        for name, (one, two) in pairs.items()
+        if one != two
+    ]
+    broken += [
+        f"column {name} would be gone (build the index with --keep {name})"
+        for name in before.columns
+        if name not in after.columns
+    ]
     if broken:
         raise GateError(
             f"{target} is in use, and programs that query it would break: {'; '.join(broken)}: "
             f"{_IF_SO} --full"
         )
-
-
-def _difference(before: PushedTable, after: PushedTable) -> str:
-    """Return why rows of one table cannot be changed into those of the other."""
-    if new := _only_in(after, before):
-        return f"with {new}"
+    if new := [name for name in after.columns if name not in before.columns]:
+        return f"with column {', '.join(new)}"
     if before.query_digest != after.query_digest:
         return "the transform or the encoder is another one"
     return "the metric, or the type of a column, is another one"
-
-
-def _only_in(one: PushedTable, other: PushedTable) -> str:
-    names = [name for name in one.columns if name not in other.columns]
-    return f"column{'s' * (len(names) > 1)} {', '.join(names)}" if names else ""
 
 
 def _new_queries_note(before: PushedTable | None, after: PushedTable) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
@@ -15,8 +16,6 @@ from whiten_index.paths import require_folder
 from whiten_index.vectordb.registry import require_database
 
 PARQUET, ARROW, NPY = ENDINGS = (".parquet", ".arrow", ".npy")
-# Vectors sent at once: a commit costs about as much as some thousand rows.
-_BATCH_BYTES, _MOST_ROWS = 1 << 26, 1 << 16
 DATABASE, _ROWS = "Database", "Rows"
 
 
@@ -79,15 +78,10 @@ class PushConfig:
     def __post_init__(self) -> None:
         """Check address and options together, without the client of the database."""
         require_folder(self.index, what="a push")
-        options = {name: _text(name, value) for name, value in self.options.items()}
+        options = {name: _text(f"--option {name}", value) for name, value in self.options.items()}
         object.__setattr__(self, "options", options)
-        texts = {"--to": self.to, "--table": self.table or "x"}
-        for what, text in {**texts, **{f"--option {n}": n + v for n, v in options.items()}}.items():
-            # Not shown: it may be a secret.
-            if not text or "\0" in text or not _is_utf8(text):
-                raise ConfigError(
-                    f"{what} is empty, or no text of UTF-8 without NUL; check how it is made"
-                )
+        _text("--to", self.to)
+        _text("--table", self.table or "none")
         if self.to_file:
             self._require_file_options()
             return
@@ -101,19 +95,6 @@ class PushConfig:
     def to_file(self) -> bool:
         """True if rows go to a file rather than a database."""
         return "://" not in self.to and Path(self.to).suffix.lower() in ENDINGS
-
-    @property
-    def shaping(self) -> str:
-        """Options that shape the table, with their defaults, to notice later when others are given.
-
-        None of them can be a secret.
-        """
-        options = require_database(self.to, self.options).shaping()
-        return " ".join(f"{name}={value}" for name, value in sorted(options.items()))
-
-    def rows_at_once(self, k: int) -> int:
-        """Return how many rows of vectors of k numbers are sent at once."""
-        return self.batch_rows or max(1, min(_MOST_ROWS, _BATCH_BYTES // (4 * k)))
 
     def _require_file_options(self) -> None:
         if ":" in self.to.split("/", 1)[0]:
@@ -132,18 +113,13 @@ class PushConfig:
             raise ConfigError(f"{self.to} is a file, which takes no {' and no '.join(useless)}")
 
 
-def _text(name: str, value: object) -> str:
-    """Return an option of a database as text; a job file and Python may give numbers."""
+def _text(what: str, value: object) -> str:
+    """Return a value as text, which is not shown: it may be a secret."""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, str | int | float):
-        return str(value)
-    raise ConfigError(f"--option {name} takes text, a number, true or false")
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    if not isinstance(value, str | int | float):
+        raise ConfigError(f"{what} takes text, a number, true or false")
+    # A lone surrogate has no form in UTF-8.
+    if re.search("[\0\ud800-\udfff]", text := str(value)) or not text:
+        raise ConfigError(f"{what} is empty, or no text of UTF-8 without NUL; check how it is made")
+    return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.files import exists
+from whiten_index.artifacts.files import exists, reading
 from whiten_index.artifacts.prefetch import ahead
 from whiten_index.corpus.arrow_types import without_views
-from whiten_index.corpus.batches import ID
+from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.progress import Progress
@@ -27,20 +28,25 @@ from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.vectordb.push_config import PushConfig
-from whiten_index.vectordb.pushed_table import VECTOR, Layout, PushedTable, vectors_array
+from whiten_index.vectordb.pushed_table import VECTOR, Layout, PushedTable, blocks, vectors_array
 from whiten_index.versions.documents import Documents
 from whiten_index.versions.provenance import corpus_record, open_store
 from whiten_index.versions.published import (
+    CHANGES,
     DOCUMENTS,
+    VERSIONS,
     WHITENING,
     Version,
     mending,
     read_current,
+    read_version,
     with_published,
 )
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
 
+# Vectors sent at once: a commit costs about as much as some thousand rows.
+_BATCH_BYTES, _MOST_ROWS = 1 << 26, 1 << 16
 # Rows whose raw embeddings are in memory in float64.
 _ROWS_AT_ONCE = 8192
 # Ids that are looked up at once.
@@ -97,7 +103,8 @@ class PushSource:
         if config.k is not None:
             whitening = whitening.truncate(config.k)
         layout = _layout(documents.schema, whitening.k, config)
-        at_once = config.rows_at_once(whitening.k)
+        by_bytes = min(_MOST_ROWS, _BATCH_BYTES // (4 * whitening.k))
+        at_once = config.batch_rows or max(1, by_bytes)
         return cls(root, folder, fields, documents, whitening, store, record, layout, at_once)
 
     def __len__(self) -> int:
@@ -122,21 +129,18 @@ class PushSource:
 
     @cached_property
     def transform(self) -> str:
-        """Fingerprint of encoder, transform and layout.
-
-        Rows of two versions with equal fingerprint, id and content are equal in a database.
-        """
+        """Fingerprint of encoder, transform and layout; equal for rows of equal vectors."""
+        columns = [[field.name, str(field.type)] for field in self.layout.schema]
         digest = hashlib.blake2b(digest_size=16)
         digest.update(self.fields["encoder_fingerprint"].encode())
         digest.update(self.whitening.digest.encode())
-        columns = [[field.name, str(field.type)] for field in self.layout.schema]
         digest.update(json.dumps([self.layout.metric, columns]).encode())
         return digest.hexdigest()
 
-    def blocks(self, start: int = 0) -> Iterator[NDArray[np.int64]]:
+    def _blocks(self, start: int = 0) -> Iterator[NDArray[np.int64]]:
         """Yield the numbers of all rows from ``start`` on, in order, in blocks."""
-        for first in range(start, len(self), self.rows_at_once):
-            yield np.arange(first, min(first + self.rows_at_once, len(self)))
+        for some in blocks(range(start, len(self)), self.rows_at_once):
+            yield np.arange(some.start, some.stop)
 
     def at(self, rows: NDArray[np.int64]) -> list[pa.RecordBatch]:
         """Return rows by their numbers, in that order, as few batches as can hold their texts."""
@@ -160,20 +164,20 @@ class PushSource:
 
     def batches(self, start: int, watcher: Progress) -> Iterator[pa.RecordBatch]:
         """Yield all rows from ``start`` on, in order; the next are read while these are used."""
-        for batches in ahead(self.blocks(start), self.at):
+        for batches in ahead(self._blocks(start), self.at):
             for batch in batches:
                 yield batch
                 watcher.advance(batch.num_rows)
 
     def batches_of(self, wanted: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
         """Yield rows by their numbers, in that order, in batches."""
-        for first in range(0, len(wanted), self.rows_at_once):
-            yield from self.at(wanted[first : first + self.rows_at_once])
+        for some in blocks(wanted, self.rows_at_once):
+            yield from self.at(some)
 
     def vectors(self) -> Iterator[NDArray[np.float32]]:
         """Yield the vectors (n, k) of all rows, in order, in blocks."""
-        for block in self.blocks():
-            yield self._vectors(block)
+        for some in self._blocks():
+            yield self._vectors(some)
 
     def rows_of(self, ids: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the rows of documents, in order, and a mask of the ids that have any."""
@@ -203,7 +207,7 @@ class PushSource:
         try:
             raw = self._embeddings.at(rows)
         except ArtifactError as error:
-            if not self._is_pruned():
+            if exists(self.folder) or read_current(self.root).version == self.folder.name:
                 raise
             raise ArtifactError(
                 f"version {self.folder.name} was pruned while it was being pushed, and embeddings "
@@ -215,27 +219,105 @@ class PushSource:
             )
         return unit_rows(self.whitening.apply(raw))
 
-    def _is_pruned(self) -> bool:
-        return not exists(self.folder) and read_current(self.root).version != self.folder.name
-
 
 def _layout(schema: pa.Schema, k: int, config: PushConfig) -> Layout:
-    ids = schema.field(ID).type
-    kept = [pa.field(field.name, _taken(field.type)) for field in schema if field.name != ID]
-    return Layout(
-        pa.schema(
-            [
-                pa.field(ID, pa.int64() if pa.types.is_integer(ids) else pa.large_string()),
-                pa.field(VECTOR, pa.list_(pa.float32(), k)),
-                *kept,
-            ]
-        ),
-        config.dtype,
-        config.metric,
-    )
+    """Return the layout of rows, in plain types that every client of Arrow knows."""
+    kinds = {}
+    for field in schema:
+        kind = (
+            field.type.storage_type if isinstance(field.type, pa.BaseExtensionType) else field.type
+        )
+        plain = without_views(kind)
+        kinds[field.name] = plain.value_type if pa.types.is_dictionary(plain) else plain
+    ids = pa.int64() if pa.types.is_integer(kinds.pop(ID)) else pa.large_string()
+    kinds = {ID: ids, VECTOR: pa.list_(pa.float32(), k), **kinds}
+    return Layout(pa.schema(kinds.items()), config.dtype, config.metric)
 
 
-def _taken(kind: pa.DataType) -> pa.DataType:
-    """Return the plain type of a kept column, which every client of Arrow knows."""
-    plain = without_views(kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind)
-    return plain.value_type if pa.types.is_dictionary(plain) else plain
+# From this share of the rows on, filling a new table is faster than changing the old one, whose
+# index takes each row on its own.
+_MOST_CHANGED = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class Delta:
+    """Changes to make in a database.
+
+    Attributes:
+        rows: (n,) numbers of the rows to upsert.
+        gone: ids, as text, of the documents to delete first. If rows are passages, these are all
+            changed documents, which may have fewer passages than before.
+        deleted: number of documents that are no longer in the corpus.
+    """
+
+    rows: NDArray[np.int64]
+    gone: pa.Array
+    deleted: int
+
+
+def delta_since(
+    source: PushSource, before: PushedTable, after: PushedTable
+) -> tuple[Delta | None, str]:
+    """Return the changes to make, None for all rows, and the reason."""
+    total, most = len(source), int(_MOST_CHANGED * len(source))
+    interrupted = before.changing.split()
+    changes = _changes_between(source.root, before.version, [after.version, *interrupted])
+    if changes is None:
+        return None, f"what changed since version {before.version} is not known"
+    many = f"more than a tenth of the {total:,} rows changed since version {before.version}"
+    # Each list names a document once.
+    if max(map(len, changes), default=0) > most:
+        return None, many
+    lists = [chunk for each in changes for chunk in each.cast(pa.large_string()).chunks]
+    ids = pc.unique(pa.chunked_array(lists, pa.large_string()))
+    if len(ids) > most:
+        return None, many
+    rows, there = source.rows_of(ids)
+    gone = ids if PASSAGE in source.layout.schema.names else ids.filter(pa.array(~there))
+    delta = Delta(rows, gone, int(np.count_nonzero(~there)))
+    touched = len(rows) + delta.deleted
+    if touched > most:
+        return None, many
+    why = f"{touched:,} row{'s' * (touched != 1)} changed since version {before.version}"
+    if interrupted:
+        why += f", including those that a push to {' and '.join(interrupted)} had begun to change"
+    return delta, why
+
+
+def _changes_between(root: Path, was: str, others: Iterable[str]) -> list[pa.ChunkedArray] | None:
+    """Return the lists of ids that changed between a version and some others, earlier or later."""
+    one, lists = _history(root, was), dict[str, pa.ChunkedArray]()
+    for now in others:
+        other = _history(root, now)
+        common = next((name for name in other if name in one), None)
+        if common is None:
+            return None
+        for history in (one, other):
+            names = list(history)
+            lists |= {name: history[name] for name in names[: names.index(common)]}
+    return list(lists.values())
+
+
+def _history(root: Path, version: str) -> dict[str, pa.ChunkedArray | None]:
+    """Return the changes of a version and its predecessors, the latest first, None at the end."""
+    changes = dict[str, pa.ChunkedArray | None]()
+    while version not in changes:
+        changes[version], base = _changes(root / VERSIONS / version)
+        version = base or version
+    return changes
+
+
+def _changes(folder: Path) -> tuple[pa.ChunkedArray | None, str | None]:
+    """Return the ids that an update changed and the version before it, None if that is unknown."""
+    try:
+        # It was pruned, or a build made it.
+        if not exists(folder) or CHANGES not in (version := read_version(folder)):
+            return None, None
+        path = version.file(CHANGES)
+        with reading(path), pa.memory_map(str(path)) as file:
+            table = pa.ipc.open_file(file).read_all()
+        return table[ID], table.schema.metadata[b"base"].decode()
+    except ArtifactError as error:
+        if not exists(folder):
+            return None, None  # it was pruned meanwhile
+        raise ArtifactError(f"{error}; or push all rows with --full") from error

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 import secrets
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
@@ -24,9 +23,7 @@ VectorDtype: TypeAlias = Literal["float32", "float16"]
 Metric: TypeAlias = Literal["cosine", "ip"]
 Ids: TypeAlias = Sequence[str | int]
 
-_Item = TypeVar("_Item")
-# Characters of a value or a list of columns in an error.
-_SHOWN = 300
+_Items = TypeVar("_Items", bound=Sequence[Any] | NDArray[Any])
 
 
 class RowsError(DatabaseError):
@@ -68,7 +65,7 @@ class Layout:
 class PushedTable:
     """Description of a table or collection that a push wrote: a version of an index.
 
-    The database keeps it next to the rows, as a flat JSON object.
+    The database keeps it next to the rows, as a flat JSON object; unknown fields are ignored.
 
     Attributes:
         version: of the index.
@@ -84,7 +81,6 @@ class PushedTable:
             Each row is of ``version`` or of one of these.
         lease: token of the push that writes the table. The writer sets it if the engine has no
             locks: a push that finds another token has been taken over.
-        options: those that shaped the table, such as ``index=hnsw m=16``.
         query_digest: digest of encoder and transform; equals that of each ``QueryTransform``
             whose vectors fit.
         columns: of the rows, in order.
@@ -99,7 +95,6 @@ class PushedTable:
     name: str = ""
     changing: str = ""
     lease: str = ""
-    options: str = ""
     query_digest: str = ""
     columns: tuple[str, ...] = ()
     metric: str = "cosine"
@@ -108,15 +103,23 @@ class PushedTable:
         """Return it as a JSON object."""
         return {**asdict(self), "columns": list(self.columns)}
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> PushedTable:
-        """Return the table that ``to_json`` described; unknown fields are ignored."""
-        return _pushed_tables().validate_python(dict(value))
+    @property
+    def text(self) -> str:
+        """Description as the database keeps it."""
+        return json.dumps(self.to_json())
 
-    def changing_to(self, after: PushedTable, *, lease: str = "") -> PushedTable:
-        """Return the description to write before rows are changed to those of ``after``."""
-        versions = dict.fromkeys([*self.changing.split(), after.version])
-        return replace(self, changing=" ".join(versions), lease=lease)
+    @classmethod
+    def read(cls, text: str | bytes | None) -> PushedTable | None:
+        """Return the table of a description, None if no push wrote this text."""
+        try:
+            return _pushed_tables().validate_json(text or "")
+        except ValueError:
+            return None
+
+    def is_part_of(self, whole: PushedTable) -> bool:
+        """Return whether a pending table can be filled up to this one."""
+        own = ("done", "name", "lease")
+        return self == replace(whole, **{name: getattr(self, name) for name in own})
 
     def same_vectors(self, other: PushedTable) -> bool:
         """Return whether equal rows of the two tables have equal vectors."""
@@ -141,46 +144,12 @@ def vectors_array(matrix: NDArray[Any], k: int) -> pa.FixedSizeListArray:
     return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(matrix).ravel()), k)
 
 
-def blocks(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
+def blocks(items: _Items, size: int) -> Iterator[_Items]:
     """Yield items in order, ``size`` at a time."""
     for first in range(0, len(items), size):
-        yield items[first : first + size]
+        yield cast("_Items", items[first : first + size])
 
 
 def new_lease() -> str:
     """Return a unique token by which a push knows a table that it writes."""
     return secrets.token_hex(8)
-
-
-def require_rows(rows: pa.RecordBatch, layout: Layout) -> None:
-    """Refuse rows that some engines accept but change: they keep NaN, or the last of two rows."""
-    if rows.schema != layout.schema:
-        raise RowsError(
-            f"the rows have columns {_told(rows.schema)} and the table takes {_told(layout.schema)}"
-        )
-    vectors = vectors_of(rows)
-    # The sum is finite only if all numbers are, and takes half the time to test.
-    with np.errstate(invalid="ignore", over="ignore"):
-        total = vectors.sum()
-    if not np.isfinite(total) and not np.isfinite(vectors).all():
-        bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-        raise RowsError(
-            f"the vector of id {rows[ID][int(bad[0])].as_py()!r} holds NaN or infinity "
-            f"({len(bad):,} of {len(rows):,} rows); encode the corpus again"
-        )
-    if rows[ID].null_count:
-        raise RowsError(f"{rows[ID].null_count:,} rows have no id; mend the corpus")
-    if layout.key == (ID,) and pc.count_distinct(rows[ID]).as_py() == len(rows):
-        return
-    keys = Counter(zip(*(rows[name].to_pylist() for name in layout.key), strict=True))
-    twice = [key for key, count in keys.items() if count > 1]
-    if twice:
-        named = " and ".join(layout.key)
-        raise RowsError(
-            f"{len(twice):,} rows come twice, such as {named} {', '.join(map(repr, twice[0]))}; "
-            "give every document its own id"
-        )
-
-
-def _told(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)[:_SHOWN]

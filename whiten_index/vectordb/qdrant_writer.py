@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-import ssl
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,28 +17,19 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from qdrant_client import QdrantClient, models
 
-from whiten_index.artifacts.files import read_bounded
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb.alias_writer import METADATA_KEY, SUFFIX_BYTES, AliasWriter
+from whiten_index.vectordb.alias_writer import METADATA_KEY, AliasWriter
 from whiten_index.vectordb.database_writer import Stored
 from whiten_index.vectordb.engine_options import QdrantOptions
 from whiten_index.vectordb.engine_support import (
     EngineAddress,
-    disk_advice,
+    advice,
     first_line,
     require_engine_folder,
-    require_name,
 )
-from whiten_index.vectordb.json_rows import from_objects, to_objects
-from whiten_index.vectordb.pushed_table import (
-    VECTOR,
-    Ids,
-    Layout,
-    blocks,
-    vectors_array,
-    vectors_of,
-)
+from whiten_index.vectordb.json_rows import table_of, to_objects
+from whiten_index.vectordb.pushed_table import Ids, Layout, blocks, vectors_of
 
 # Namespace of the UUIDs of rows. Never changed: earlier rows are found by it.
 _NAMESPACE = uuid.UUID("9d621fcd-1abb-43aa-ac44-d636e07596b2")
@@ -52,40 +41,36 @@ _IDS_AT_ONCE, _QUERIES_AT_ONCE = 500, 64
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 # Collections keep metadata, in which a push writes what they hold, from this release on.
 _LEAST_RELEASE = (1, 16)
-_PORT = 6333
-_FORMS = (
-    f"the address of Qdrant is one of qdrant://host:{_PORT}, qdrant+https://host:{_PORT} and "
-    "qdrant:///folder"
-)
+_QUANTIZATIONS = {
+    "scalar": models.ScalarQuantization(
+        scalar=models.ScalarQuantizationConfig(
+            type=models.ScalarType.INT8, quantile=0.99, always_ram=True
+        )
+    ),
+    "binary": models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True)),
+}
+_KEY = "QDRANT_API_KEY"
 
 
 class QdrantWriter(AliasWriter):
     """One alias of Qdrant; see ``DatabaseWriter``."""
 
     def __init__(
-        self, address: str, name: str, options: Mapping[str, str], *, make: bool = True
+        self, address: str, name: str, options: QdrantOptions, *, make: bool = True
     ) -> None:
         super().__init__(name)
-        self._options = QdrantOptions.parse(options)
-        place = EngineAddress.parse(address, port=_PORT, tls_port=_PORT, forms=_FORMS)
-        # A collection is a folder of the server.
-        longest = 255 - SUFFIX_BYTES
-        require_name(
-            name, r'(?!\.{1,2}$)[^<>:"/\\|?*\x00-\x1f\x7f]+', engine="Qdrant", longest=longest,
-            rule='no control characters and none of < > : " / \\ | ? *',
-        )  # fmt: skip
+        self._options = options
+        place = EngineAddress.parse(address, QdrantOptions)
         self._local = place.folder is not None
         self.target = f"{place.shown}, collection {name}"
         given = self._connection(place, make=make)
         with self._reporting("it could not be reached"):
             self._client = QdrantClient(**given)
             release = str(self._client.info().version)
-        self.engine = f"Qdrant {release}"
-        if self._local:
-            self.engine = f"Qdrant's local mode {release}, which searches exactly"
-            return
+        mode = "Qdrant's local mode {}, which searches exactly" if self._local else "Qdrant {}"
+        self.engine = mode.format(release)
         numbers = re.match(r"v?(\d+)\.(\d+)", release)
-        if numbers and tuple(map(int, numbers.groups())) < _LEAST_RELEASE:
+        if not self._local and numbers and (int(numbers[1]), int(numbers[2])) < _LEAST_RELEASE:
             raise DatabaseError(
                 f"{place.shown} is Qdrant {release}, whose collections keep no metadata; a push "
                 f"needs {'.'.join(map(str, _LEAST_RELEASE))} or later"
@@ -94,70 +79,38 @@ class QdrantWriter(AliasWriter):
     def _connection(self, place: EngineAddress, *, make: bool) -> dict[str, Any]:
         """Return the arguments of the client."""
         options = self._options
-        if place.folder is not None:
-            if options.model_fields_set:
-                raise ConfigError(
-                    f"{place.shown} is Qdrant's local mode, which searches exactly and has no "
-                    f"options; leave out --option {min(options.model_fields_set)}"
-                )
-            marks = ("meta.json", "collection")
-            require_engine_folder(
-                place.folder, engine="Qdrant", marks=marks, address=place.shown, make=make
-            )
-            return {"path": str(place.folder)}
-        given = {
-            "url": "/".join(filter(None, (place.url, place.inside))),
-            "api_key": os.environ.get("QDRANT_API_KEY") or None,
-            "timeout": options.timeout,
-            "prefer_grpc": options.prefer_grpc,
-            "grpc_port": options.grpc_port,
-            "check_compatibility": False,
-        }
-        path = options.tls_ca
-        if path is None:
-            return given
-        if not place.url.startswith("https:"):
-            raise ConfigError("--option tls_ca is for an address that begins with qdrant+https://")
-        try:
-            certificates = read_bounded(Path(path))
-            context = ssl.create_default_context(cafile=path)
-        except (OSError, ValueError) as error:
+        if place.folder is None:
+            return {
+                "url": "/".join(filter(None, (place.url, place.inside))),
+                "api_key": os.environ.get(_KEY) or None,
+                "timeout": options.timeout,
+                "prefer_grpc": options.prefer_grpc,
+                "grpc_port": options.grpc_port,
+                "check_compatibility": False,
+            }
+        if options.model_fields_set:
             raise ConfigError(
-                f"--option tls_ca: {path} holds no certificates that can be read ({error})"
-            ) from error
-        trusted = {"root_certificates": certificates}
-        return {**given, "verify": context, "grpc_options": trusted}
+                f"{place.shown} is Qdrant's local mode, which searches exactly and has no "
+                f"options; leave out --option {min(options.model_fields_set)}"
+            )
+        marks = ("meta.json", "collection")
+        require_engine_folder(
+            place.folder, engine="Qdrant", marks=marks, address=place.shown, make=make
+        )
+        return {"path": str(place.folder)}
 
     def _explain(self, error: Exception) -> tuple[str, str]:
         # REST and gRPC have their own errors, and wrap those of their transports.
-        cause = getattr(error, "source", error)
+        cause: object = getattr(error, "source", error)
         status, code = getattr(error, "status_code", None), getattr(error, "code", None)
-        why: object = cause
         if status is not None:
-            why = f"{status}: {_answer(error)}"
+            cause = f"{status}: {_answer(error)}"
         elif callable(code):
-            status = code().name
-            why = f"{status}: {getattr(error, 'details', str)()}"
+            cause = f"{code().name}: {getattr(error, 'details', str)()}"
         elif type(cause).__module__.startswith(("httpx", "httpcore")):
-            status = "UNAVAILABLE"
-        reason = first_line(why)
-        return reason, self._advice(status, reason)
-
-    def _advice(self, status: Any, reason: str) -> str:
-        if "CERTIFICATE_VERIFY_FAILED" in reason:
-            return "name a file of the certificates to trust with --option tls_ca=FILE"
-        if status in (401, 403, "UNAUTHENTICATED", "PERMISSION_DENIED"):
-            return "give a key that may write in QDRANT_API_KEY"
-        if status in ("UNAVAILABLE", "DEADLINE_EXCEEDED", 502, 503, 504):
-            return (
-                "check that a Qdrant server answers there, or give it more seconds with "
-                "--option timeout=N; push again to resume"
-            )
-        if "already accessed" in reason:
-            return "another connection has this folder, and it takes one at a time; close that one"
-        if self._local:
-            return disk_advice(reason) or "push again when that is mended"
-        return "see the log of the server, and push again"
+            cause = f"unavailable: {cause}"
+        reason = first_line(cause)
+        return reason, advice(reason, credentials="" if self._local else _KEY)
 
     def close(self) -> None:
         """Close the connection."""
@@ -170,15 +123,14 @@ class QdrantWriter(AliasWriter):
         found = self._client.get_aliases().aliases
         return next((e.collection_name for e in found if e.alias_name == self._name), None)
 
-    def _metadata(self, collection: str) -> Mapping[str, Any]:
-        metadata = self._client.get_collection(collection).config.metadata or {}
-        found = metadata.get(METADATA_KEY)
-        return found if isinstance(found, Mapping) else {}
+    def _metadata(self, collection: str) -> str | None:
+        found = (self._client.get_collection(collection).config.metadata or {}).get(METADATA_KEY)
+        return found if isinstance(found, str) else None
 
-    def _write_metadata(self, collection: str, metadata: Mapping[str, Any]) -> None:
-        self._client.update_collection(collection, metadata={METADATA_KEY: dict(metadata)})
+    def _write_metadata(self, collection: str, description: str) -> None:
+        self._client.update_collection(collection, metadata={METADATA_KEY: description})
 
-    def _make(self, collection: str, layout: Layout, metadata: Mapping[str, Any]) -> None:
+    def _make(self, collection: str, layout: Layout, description: str) -> None:
         chosen = self._options
         self._client.create_collection(
             collection,
@@ -193,7 +145,7 @@ class QdrantWriter(AliasWriter):
             optimizers_config=models.OptimizersConfigDiff(indexing_threshold=0),
             shard_number=chosen.shard_number,
             replication_factor=chosen.replication_factor,
-            metadata={METADATA_KEY: dict(metadata)},
+            metadata={METADATA_KEY: description},
         )
         if PASSAGE in layout.key and not self._local:
             # Passages are found by the id of their document.
@@ -240,13 +192,12 @@ class QdrantWriter(AliasWriter):
         if self._local:
             return
         chosen = self._options
-        quantised = _quantization(chosen.quantization)
         self._client.update_collection(
             held.name,
             optimizers_config=models.OptimizersConfigDiff(
                 indexing_threshold=chosen.indexing_threshold
             ),
-            **({} if quantised is None else {"quantization_config": quantised}),
+            quantization_config=_QUANTIZATIONS.get(chosen.quantization),
         )
         self._wait(held.name)
 
@@ -258,10 +209,7 @@ class QdrantWriter(AliasWriter):
             info = self._client.get_collection(collection)
             wrong = getattr(info.optimizer_status, "error", None)
             if info.status == models.CollectionStatus.RED or wrong:
-                raise DatabaseError(
-                    f"{self.target}: the index failed ({wrong or 'status red'}); see the log of "
-                    "the server"
-                )
+                raise DatabaseError(f"{self.target}: the index failed ({wrong}); see its log")
             if info.status == models.CollectionStatus.GREY and not nudged:
                 # The server waits for a change before it starts.
                 nudged = True
@@ -289,10 +237,8 @@ class QdrantWriter(AliasWriter):
             else:
                 points = [row_uuid(each) for each in some]
                 records += self._client.retrieve(stored.name, points, with_vectors=True)
-        at = layout.schema.get_field_index(VECTOR)
-        rows = from_objects([each.payload for each in records], layout.schema.remove(at))
         vectors = np.array([each.vector for each in records], dtype=np.float32)
-        return rows.add_column(at, layout.schema.field(at), vectors_array(vectors, layout.k))
+        return table_of([each.payload for each in records], vectors, layout)
 
     def _scroll(self, collection: str, condition: models.Filter) -> Iterator[Any]:
         page: Any = None
@@ -307,27 +253,21 @@ class QdrantWriter(AliasWriter):
     def _search(
         self, stored: Stored, vectors: NDArray[np.float32], top_k: int, *, exact: bool
     ) -> Sequence[Sequence[float]]:
-        # Local mode is always exact, and warns of parameters.
-        params = None if self._local else self._search_params(exact=exact)
+        ranked_again = models.QuantizationSearchParams(
+            ignore=exact, rescore=True, oversampling=self._options.oversampling
+        )
+        params = models.SearchParams(
+            exact=exact, hnsw_ef=self._options.hnsw_ef, quantization=ranked_again
+        )
         queries = [
-            models.QueryRequest(query=each, limit=top_k, params=params) for each in vectors.tolist()
+            # Local mode is always exact, and warns of parameters.
+            models.QueryRequest(query=each, limit=top_k, params=None if self._local else params)
+            for each in vectors.tolist()
         ]
         answers = list[Any]()
         for some in blocks(queries, _QUERIES_AT_ONCE):
             answers += self._client.query_batch_points(stored.name, some)
         return [[each.score for each in one.points] for one in answers]
-
-    def _search_params(self, *, exact: bool) -> models.SearchParams:
-        if exact:
-            ignored = models.QuantizationSearchParams(ignore=True)
-            return models.SearchParams(exact=True, quantization=ignored)
-        ranked_again = models.QuantizationSearchParams(
-            rescore=True, oversampling=self._options.oversampling
-        )
-        quantised = self._options.quantization != "none"
-        return models.SearchParams(
-            hnsw_ef=self._options.hnsw_ef, quantization=ranked_again if quantised else None
-        )
 
 
 def row_uuid(name: str | int, passage: int | None = None) -> str:
@@ -348,17 +288,6 @@ def _point_ids(rows: pa.RecordBatch, layout: Layout) -> list[str]:
 def _of_documents(ids: Ids) -> models.Filter:
     match = models.MatchAny(any=list(ids))
     return models.Filter(must=[models.FieldCondition(key=ID, match=match)])
-
-
-def _quantization(kind: str) -> Any:
-    if kind == "none":
-        return None
-    if kind == "binary":
-        return models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True))
-    scalar = models.ScalarQuantizationConfig(
-        type=models.ScalarType.INT8, quantile=0.99, always_ram=True
-    )
-    return models.ScalarQuantization(scalar=scalar)
 
 
 def _answer(error: Any) -> str:

@@ -12,7 +12,6 @@ from whiten_index.address import remedy_for
 from whiten_index.errors import ConfigError
 from whiten_index.paths import cut, require_no_secret
 from whiten_index.vectordb.engine_options import (
-    STORAGE,
     EngineOptions,
     LanceOptions,
     MilvusOptions,
@@ -35,21 +34,6 @@ _FORMS = (
     "in PostgreSQL's address sslmode), or a file that ends in .parquet, .arrow or .npy"
 )
 
-# Settings of object stores that are no secrets, without the prefixes of AWS, Azure and Google.
-_STORE_SETTINGS = frozenset((
-    "account_name", "allow_http", "allow_invalid_certificates", "application_credentials",
-    "bucket", "bucket_name", "client_id", "client_max_retries", "client_retry_timeout",
-    "connect_timeout", "container_name", "copy_if_not_exists", "default_region", "endpoint",
-    "endpoint_url", "federated_token_file", "http1_only", "http2_only", "pool_idle_timeout",
-    "pool_max_idle_per_host", "proxy_excludes", "proxy_url", "region", "request_payer",
-    "retry_timeout", "role_arn", "role_session_name", "s3_express", "server_side_encryption",
-    "service_account", "service_account_path", "skip_signature", "sse_bucket_key_enabled",
-    "sse_kms_key_id", "tenant_id", "timeout", "unsigned_payload", "use_azure_cli", "use_emulator",
-    "user_agent", "virtual_hosted_style_request", "web_identity_token_file",
-))  # fmt: skip
-_PREFIX = re.compile(r"^(aws|azure_storage|azure|google)_")
-# Neither a URL with a user or a query, nor JSON.
-_PLAIN = re.compile(r"[\w./:,+~ \[\]-]*")
 _SETTING = (
     r"(?:search_path|role|statement_timeout|lock_timeout|idle_in_transaction_session_timeout)"
 )
@@ -61,21 +45,13 @@ def open_writer(
 ) -> DatabaseWriter:
     """Connect to a table or collection, which need not exist.
 
-    Args:
-        address: URL of the database, without credentials; its client reads these from the
-            environment.
-        name: of the table or collection that users query.
-        options: of the database's index and load, as ``--option NAME=VALUE`` gives them.
-        make: whether to create what rows need: the folder or file of an engine without a server,
-            the extension ``vector`` of PostgreSQL. If false, nothing is written.
-
-    Raises:
-        ConfigError: the client is not installed, or the name or an option cannot be used.
-        DatabaseError: the database cannot be reached, or refuses; or its folder or file is missing
-            and not to be created.
+    Unless ``make``, nothing is written: neither the folder or file of an engine without a server,
+    nor the extension ``vector`` of PostgreSQL.
     """
-    made = require_client(address)
-    writer: DatabaseWriter = made(address, name, dict(options or {}), make=make)
+    made, given = require_client(address), _engine(address)
+    parsed = given.parse(options or {})
+    given.require_name(name)
+    writer: DatabaseWriter = made(address, name, parsed, make=make)
     return writer
 
 
@@ -83,10 +59,6 @@ def require_database(address: str, options: Mapping[str, str]) -> EngineOptions:
     """Return the options of the database of an address; its client need not be installed."""
     engine = _engine(address)
     _require_plain_address(address, engine.parameters)
-    for name, value in options.items():
-        key = _PREFIX.sub("", name.removeprefix(STORAGE).lower())
-        if name.startswith(STORAGE) and not (key in _STORE_SETTINGS and _PLAIN.fullmatch(value)):
-            raise _secret(f"--option {name}", address)
     return engine.parse(options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -58,31 +59,38 @@ def written_version(path: Path) -> PushedTable | None:
         return None
     require_replaceable(described, _is_ours, _HOLDS)
     try:
-        facts = unsealed(load_json(_schema(described).metadata[_METADATA.encode()]))
-        return PushedTable.from_json({"transform": "", "name": "", "done": facts["rows"], **facts})
-    except (KeyError, TypeError, ValueError) as error:
+        facts = unsealed(load_json(_metadata(described)[_METADATA.encode()]))
+        found = PushedTable.read(json.dumps({"transform": "", "done": facts["rows"], **facts}))
+    except (KeyError, TypeError, ValueError):
+        found = None
+    if found is None:
         raise ConfigError(
-            f"{described} does not say what it holds ({error!r}); a later release wrote it, or it "
-            "was changed: name another file, or move it away"
-        ) from error
+            f"{described} does not say what it holds; a later release wrote it, or it was changed: "
+            "name another file, or move it away"
+        )
+    return found
 
 
 def _is_ours(described: Path) -> bool:
     """Return whether a push wrote a file."""
+    return _METADATA.encode() in _metadata(described)
+
+
+def _metadata(path: Path) -> Mapping[bytes, bytes]:
+    """Return the metadata of a file, empty if it is of no format that a push writes."""
     try:
-        with reading(described):
-            return _METADATA.encode() in (_schema(described).metadata or {})
+        with reading(path):
+            if ending(path) == PARQUET:
+                return pq.read_metadata(path).metadata or {}
+            with pa.memory_map(str(path)) as source:
+                return pa.ipc.open_file(source).schema.metadata or {}
     except (OSError, pa.ArrowException):
-        return False
+        return {}
 
 
 def _digests(described: Path) -> list[str]:
     """Return the digests of the vectors that pushes wrote beside documents, the latest first."""
-    try:
-        with reading(described):
-            found = pq.read_metadata(described).metadata or {}
-    except (OSError, pa.ArrowException):
-        return []
+    found = _metadata(described)
     return b" ".join(found.get(name.encode(), b"") for name in (_DIGEST, _EARLIER)).decode().split()
 
 
@@ -95,13 +103,6 @@ def _digest(vectors: Path) -> str:
             return hashlib.file_digest(file, "blake2b").hexdigest()
     except ValueError:
         return ""
-
-
-def _schema(path: Path) -> pa.Schema:
-    if ending(path) == PARQUET:
-        return pq.read_schema(path)
-    with pa.memory_map(str(path)) as source:
-        return pa.ipc.open_file(source).schema
 
 
 def ending(path: Path) -> str:

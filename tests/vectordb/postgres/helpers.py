@@ -20,9 +20,5 @@ def push_all(address: str, rows: Rows, name: str = "docs", **options: str) -> No
         fill(writer, rows)
 
 
-def sql_name(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
 def as_role(address: str, role: str) -> str:
     return address.replace("postgres:@", f"{role}@")

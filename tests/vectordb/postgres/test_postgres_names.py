@@ -7,9 +7,8 @@ import re
 import pyarrow as pa
 import pytest
 
-from tests.vectordb.postgres.helpers import Run, push_all, sql_name
+from tests.vectordb.postgres.helpers import Run, push_all
 from tests.vectordb.pushed_rows import (
-    K,
     Rows,
     assert_finds,
     assert_holds,
@@ -116,29 +115,6 @@ def test_indexes(address: str, run: Run, options: dict[str, str], index: str | N
     found = run("SELECT indexdef FROM pg_indexes WHERE indexname = 'docs_vector_idx'")
     assert len(found) == (index is not None)
     assert index is None or re.search(index, found[0][0])
-
-
-@pytest.mark.parametrize("options", [{}, {"index": "ivfflat"}])
-def test_a_lost_index_is_told(address: str, run: Run, options: dict[str, str]) -> None:
-    with open_writer(address, "docs", options=options) as writer:
-        assert writer.notes() == []
-        fill(writer, Rows.make())
-        assert writer.notes() == []
-        run("CREATE INDEX ON docs (id)")
-        run("DROP INDEX docs_vector_idx")
-        (note,) = writer.notes()
-        assert note.startswith("the table has no index of its vectors")
-    with open_writer(address, "docs", options={"index": "none"}) as writer:
-        assert writer.notes() == []
-    run(f"CREATE INDEX ON docs USING hnsw ((vector::halfvec({K})) halfvec_cosine_ops)")
-    with open_writer(address, "docs") as writer:
-        assert writer.notes() == []
-
-
-@pytest.mark.parametrize("name", ["Docs", "user", 'a"b'])
-def test_a_name_that_needs_quotes_is_told(address: str, name: str) -> None:
-    with open_writer(address, name, options={"index": "none"}) as writer:
-        assert writer.notes() == [f"in SQL this name needs its quotes: {sql_name(name)}"]
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_many_lists_and_nulls_over_several_blocks(address: str) -> None:
     [
         (pa.array(["ok", "a\0b", None]), "invalid byte .*0x00.*column c.*; mend the corpus"),
         (pa.array([["ok"], ["a\0b"], []]), "invalid byte .*0x00.*column c.*; mend the corpus"),
-        (pa.array([{"a": "a\0b"}, None, None]), "u0000.*; a text has a NUL character"),
+        (pa.array([{"a": "a\0b"}, None, None]), "u0000.*; mend the corpus"),
         (pa.array([1, 1001, 2000], pa.timestamp("ns")), "'c' .*lose data.*round it to micros"),
         (pa.array([1, 1001, 2000], pa.duration("ns")), "'c' .*lose data.*round it to micros"),
         (pa.array([2**62, 0, 0], pa.timestamp("s")), "'c' .*round it to micros"),

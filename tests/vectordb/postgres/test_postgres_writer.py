@@ -172,7 +172,7 @@ def test_half_a_batch_leaves_nothing(address: str, monkeypatch: pytest.MonkeyPat
         assert_holds(writer, rows)
 
 
-def test_a_layout_that_the_pending_rows_do_not_have(address: str) -> None:
+def test_a_table_that_is_not_there(address: str) -> None:
     rows = Rows.make()
     with open_writer(address, "docs") as writer:
         with pytest.raises(DatabaseError, match=r"no push to .* was begun"):
@@ -181,10 +181,6 @@ def test_a_layout_that_the_pending_rows_do_not_have(address: str) -> None:
             writer.append(rows.batches()[0])
         with pytest.raises(DatabaseError, match="is not there; push"):
             writer.count()
-        writer.begin(rows.pushed, rows.layout)
-        for other in (Rows.make(k=5), Rows.make(dtype="float16")):
-            with pytest.raises(DatabaseError, match="rows of another layout"):
-                writer.resume(other.layout)
 
 
 def test_a_pending_table_that_was_dropped(address: str, run: Run) -> None:

@@ -1,0 +1,307 @@
+"""Connection to PostgreSQL, its errors without secrets, and the tables that pushes wrote."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import conninfo, sql
+
+from whiten_index.address import hide_secrets
+from whiten_index.errors import ConfigError, DatabaseError
+from whiten_index.vectordb.database_writer import Stored
+from whiten_index.vectordb.engine_options import PostgresOptions
+from whiten_index.vectordb.engine_support import first_line
+from whiten_index.vectordb.postgres_copy import VECTOR_TYPES
+from whiten_index.vectordb.pushed_table import VECTOR, PushedTable
+
+# A server has those of its release. Loads and index builds take long.
+_TIMEOUTS = (
+    "statement_timeout", "transaction_timeout", "idle_session_timeout",
+    "idle_in_transaction_session_timeout",
+)  # fmt: skip
+_ENCODE = "write @ : / ? # % of a user as %40 %3A %2F %3F %23 %25, and set PGPASSWORD"
+
+# SQLSTATE, or its class, of rows that are refused.
+OF_ROWS = ("23502", "23505", "22", "54000")
+# SQLSTATE, or its class of two letters -> remedy.
+_REMEDIES = {
+    "22": "mend the corpus, or leave the column out of --keep",
+    "23505": "two rows have the same key; give every document its own id",
+    "23502": "users set a column NOT NULL that has no value in some row; drop NOT NULL, or mend "
+    "the corpus",
+    "42703": "users changed the columns of the table; change them back, or drop it and push again",
+    "42501": "connect as a role that may do this, such as the owner, or have the right granted",
+    "42P07": "choose another --table, or rename what has this name",
+    "53": "make room on the server's disk or in its memory, or give --option "
+    "max_parallel_maintenance_workers=0 and a smaller maintenance_work_mem; push again to resume",
+    "54000": "shorten the ids, which an index takes up to some 2,700 bytes of",
+    "55P03": "others hold a lock on the table, such as a long query; nothing was changed: push "
+    "again when they are done, or try longer with --option lock_timeout=SECONDS",
+}
+
+
+def connect(address: str, options: PostgresOptions, *, make: bool) -> Any:
+    """Return a connection without transactions, read-only unless ``make``."""
+    try:
+        conninfo.conninfo_to_dict(address)
+    except psycopg.Error as error:
+        known = re.match(r"invalid URI query parameter: \"(\w+)\"", str(error))
+        why = f" (libpq knows no parameter {known[1]!r})" if known else ""
+        raise ConfigError(
+            f"the address of the database cannot be parsed{why}; it is "
+            f"postgresql://user@host:port/database?name=value, and in it {_ENCODE}"
+        ) from None
+    try:
+        connection = psycopg.connect(
+            address,
+            autocommit=True,
+            prepare_threshold=None,
+            client_encoding="UTF8",
+            fallback_application_name="whiten-index",
+        )
+    except psycopg.Error as error:
+        raise DatabaseError(_not_connected(error, address)) from None
+    given = {**dict.fromkeys(_TIMEOUTS, "0"), "lock_timeout": f"{options.lock_timeout}s"}
+    if not make:
+        given["default_transaction_read_only"] = "on"
+    connection.execute(
+        "SELECT set_config(name, %s::jsonb->>name, false) FROM pg_settings WHERE %s::jsonb ? name",
+        [psycopg.types.json.Jsonb(given)] * 2,
+    )
+    return connection
+
+
+def explain_error(error: Exception) -> tuple[str, str]:
+    """Return the server's sentence, and a remedy."""
+    resume = "push again when that is mended: it goes on where it was"
+    if not isinstance(error, psycopg.Error):
+        return first_line(error), resume
+    diagnosis, state = error.diag, error.sqlstate or ""
+    first = (diagnosis.message_primary or str(error) or type(error).__name__).strip()
+    parts = [" ".join(first.split())]
+    # It names the key of a row that comes twice, or the dependents of a table.
+    if diagnosis.message_detail:
+        parts.append(" ".join(diagnosis.message_detail.split())[:500])
+    if (diagnosis.context or "").startswith("COPY "):
+        parts.append(str(diagnosis.context).splitlines()[0][:200])
+    return "; ".join(parts), _REMEDIES.get(state) or _REMEDIES.get(state[:2], resume)
+
+
+def shown_address(connection: Any) -> str:
+    """Return the address of a server without credentials."""
+    info = connection.info
+    if info.host.startswith(("/", "@")):
+        return f"postgresql://{info.user}@/{info.dbname}?host={info.host}"
+    host = f"[{info.host}]" if ":" in info.host else info.host
+    return f"postgresql://{info.user}@{host}:{info.port}/{info.dbname}"
+
+
+def _not_connected(error: psycopg.Error, address: str) -> str:
+    """Return the reason and a remedy.
+
+    The role is never named: a password may have been written in its place.
+    """
+    roles = {conninfo.conninfo_to_dict(address).get("user"), os.environ.get("PGUSER")} - {None, ""}
+    cause = hide_secrets(" ".join(str(error).split()))
+    for role in map(str, roles):
+        cause = re.sub(rf"(?<!\w){re.escape(role)}(?!\w)", "…", cause)
+    cause = re.sub(r'((?:role|user) ")[^"]*(")', r"\1…\2", cause)
+    cause = re.sub(r'(invalid \w+ (?:value|number)): ".*"', r"\1", cause)
+    if re.search("FATAL|password|[aA]uthentication", cause):
+        return (
+            f"PostgreSQL refuses the connection: {cause}; check user and database in the address, "
+            "the password in PGPASSWORD or ~/.pgpass, and the server's pg_hba.conf"
+        )
+    return (
+        f"PostgreSQL cannot be reached: {cause}; check that the server runs, and check host, port "
+        "and parameters in the address and the PG* variables"
+    )
+
+
+def find_schema(connection: Any, name: str | None) -> str:
+    """Return the schema of a name, by default the first of the search path."""
+    query = "SELECT nspname FROM pg_namespace WHERE nspname = coalesce(%s, current_schema())"
+    found = connection.execute(query, [name]).fetchone()
+    if found is None:
+        raise DatabaseError(
+            f"{shown_address(connection)}: no schema {name or 'of the search path'!r}; create it, "
+            "or give --option schema=NAME"
+        )
+    return str(found[0])
+
+
+def find_extension(connection: Any, *, make: bool) -> tuple[str, str]:
+    """Return the schema and the release of pgvector, empty if it is missing and not to be made."""
+    query = (
+        "SELECT n.nspname, e.extversion FROM pg_extension e "
+        "JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'vector'"
+    )
+    found = connection.execute(query).fetchone()
+    if found is None and make:
+        try:
+            connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+        except psycopg.Error as error:
+            # Another session may have created it at the same moment.
+            found = connection.execute(query).fetchone()
+            if found is None:
+                raise DatabaseError(
+                    f"{shown_address(connection)}: the extension vector could not be made "
+                    f"({explain_error(error)[0]}); install pgvector on the server, and have one "
+                    "who may run CREATE EXTENSION vector in this database"
+                ) from None
+        found = connection.execute(query).fetchone()
+    return found or ("", "")
+
+
+_TABLES = """
+    SELECT c.relname, c.relkind, t.typname, a.atttypmod, k.conname,
+        obj_description(k.oid, 'pg_constraint'), col_description(c.oid, a.attnum)
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = %(vector)s AND NOT a.attisdropped
+    LEFT JOIN pg_type t ON t.oid = a.atttypid
+    LEFT JOIN pg_constraint k ON k.conrelid = c.oid AND k.contype = 'p'
+    WHERE n.nspname = %(schema)s
+        AND (c.relname = %(name)s OR starts_with(c.relname, %(name)s || '__'))
+"""
+_ADDITIONS = """
+    SELECT 'column ' || quote_ident(attname) FROM pg_attribute WHERE attrelid = %(old)s::regclass
+        AND attnum > 0 AND NOT attisdropped AND attname <> ALL(%(columns)s::text[])
+    UNION SELECT 'row level security' FROM pg_class WHERE oid = %(old)s::regclass
+        AND (relrowsecurity OR relforcerowsecurity)
+    UNION SELECT 'inheritance of ' || inhparent::regclass FROM pg_inherits
+        WHERE inhrelid = %(old)s::regclass
+    UNION SELECT pg_describe_object(d.classid, d.objid, d.objsubid)
+        FROM pg_class c LEFT JOIN pg_type t ON t.oid = c.reltype
+        JOIN pg_depend d ON d.deptype IN ('n', 'a') AND (
+            (d.refclassid, d.refobjid) = ('pg_class'::regclass, c.oid)
+            OR d.refclassid = 'pg_type'::regclass AND d.refobjid IN (t.oid, t.typarray))
+        LEFT JOIN pg_constraint k ON d.classid = 'pg_constraint'::regclass AND k.oid = d.objid
+        LEFT JOIN pg_class i ON d.classid = 'pg_class'::regclass AND i.oid = d.objid
+        WHERE c.oid = %(old)s::regclass AND i.relname IS DISTINCT FROM %(index)s
+            AND (k.conrelid IS DISTINCT FROM c.oid OR k.contype NOT IN ('p', 'n'))
+    ORDER BY 1
+"""
+# Statements that give the table ``new`` what ``old`` has. ``new`` has some rights by ALTER DEFAULT
+# PRIVILEGES, which ``old`` may not have any more.
+_CARRY = """
+    WITH acls AS (
+        SELECT oid, relowner, NULL AS attname, relacl AS acl FROM pg_class
+        UNION ALL SELECT attrelid, relowner, attname, attacl FROM pg_attribute
+            JOIN pg_class c ON c.oid = attrelid WHERE attnum > 0 AND NOT attisdropped),
+    grants AS (
+        SELECT oid, attname, privilege_type, is_grantable,
+            CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END AS role
+        FROM acls, LATERAL aclexplode(acl)
+        WHERE grantee <> relowner AND oid IN (%(old)s::regclass, %(new)s::regclass)),
+    kept AS (SELECT attname FROM pg_attribute WHERE attrelid = %(new)s::regclass AND attnum > 0)
+    SELECT 1, format('ALTER TABLE %%s OWNER TO %%I', %(place)s::text, pg_get_userbyid(relowner))
+        FROM pg_class WHERE oid = %(old)s::regclass
+    UNION ALL SELECT 2, format('REVOKE ALL ON %%s FROM %%s', %(place)s::text, role)
+        FROM grants WHERE oid = %(new)s::regclass AND attname IS NULL
+    UNION ALL SELECT 3, format('GRANT %%s%%s ON %%s TO %%s%%s', privilege_type,
+            '(' || quote_ident(attname) || ')', %(place)s::text, role,
+            CASE WHEN is_grantable THEN ' WITH GRANT OPTION' END)
+        FROM grants WHERE oid = %(old)s::regclass AND (attname IS NULL OR attname IN (TABLE kept))
+    UNION ALL SELECT 4, format('COMMENT ON %%s %%s%%s IS %%L',
+            CASE WHEN attname IS NULL THEN 'TABLE' ELSE 'COLUMN' END, %(place)s::text,
+            '.' || quote_ident(attname), description)
+        FROM pg_description LEFT JOIN pg_attribute
+            ON attrelid = objoid AND attnum = objsubid AND objsubid > 0
+        WHERE objoid = %(old)s::regclass AND classoid = 'pg_class'::regclass
+            AND (objsubid = 0 OR attname IN (TABLE kept))
+    ORDER BY 1
+"""
+
+
+class Catalog:
+    """The published and the pending table of one name, in a schema of a server.
+
+    Attributes:
+        connection: of psycopg.
+        schema: of the tables.
+        extension: schema that pgvector is installed in, "" if it is not.
+        pgvector: its release.
+        target: address and name, for errors.
+    """
+
+    def __init__(self, connection: Any, name: str, schema: str | None, *, make: bool) -> None:
+        self.connection, self._name = connection, name
+        self.schema = find_schema(connection, schema)
+        self.extension, self.pgvector = find_extension(connection, make=make)
+        qualified = sql.Identifier(self.schema, name).as_string(connection)
+        self.target = f"{shown_address(connection)}, table {qualified}"
+
+    def place(self, table: str) -> sql.Identifier:
+        """Return the qualified name of a table or an index."""
+        return sql.Identifier(self.schema, table)
+
+    def execute(self, order: str, *parts: str | Iterable[str] | sql.Composable) -> Any:
+        """Execute a statement in which each ``{}`` is a part: a name, names, or other SQL."""
+        return self.connection.execute(sql.SQL(order).format(*map(_part, parts)))
+
+    def find(self, *, pending: bool) -> Stored | None:
+        """Return the published or the pending table; refuse one of the name that no push made."""
+        given = {"schema": self.schema, "name": self._name, "vector": VECTOR}
+        form = re.escape(self._name) + "__[0-9a-f]{8}" * pending
+        rows = self.connection.execute(_TABLES, given).fetchall()
+        there = [self._stored(row, pending=pending) for row in rows if re.fullmatch(form, row[0])]
+        found = next(filter(None, there), None)
+        if there and found is None and not pending:
+            raise DatabaseError(
+                f"{self.target} is there, and no push made it as it is; choose another --table, "
+                "or drop it"
+            )
+        return found
+
+    def describe(self, stored: Stored) -> None:
+        """Write the description of a table: to its primary key, or before that to its vectors."""
+        place, text = self.place(stored.name), sql.Literal(stored.table.text)
+        if stored.handle is None:
+            self.execute("COMMENT ON COLUMN {}.{} IS {}", place, VECTOR, text)
+        else:
+            self.execute("COMMENT ON CONSTRAINT {} ON {} IS {}", stored.handle, place, text)
+
+    def require_replaceable(self) -> Stored | None:
+        """Return the published table; refuse to replace it, before any row is sent."""
+        old = self.find(pending=False)
+        if old is None:
+            return None
+        # This, too, is for its owner alone.
+        self.describe(old)
+        columns, index = list(old.table.columns), f"{self._name}_vector_idx"
+        given = {"old": self._text(old), "columns": columns, "index": index}
+        if added := [name for (name,) in self.connection.execute(_ADDITIONS, given).fetchall()]:
+            raise DatabaseError(
+                f"{self.target} has what its users added, or what depends on it, and a new table "
+                f"would lack: {', '.join(added)[:400]}; drop that, push, and create it again"
+            )
+        return old
+
+    def carry_over(self, old: Stored, new: Stored) -> None:
+        """Give the new table the owner, the grants and the comments of the old one."""
+        given = {"old": self._text(old), "new": self._text(new), "place": self._text(new)}
+        for _, order in self.connection.execute(_CARRY, given).fetchall():
+            self.connection.execute(order)
+
+    def _text(self, stored: Stored) -> str:
+        return str(self.place(stored.name).as_string(self.connection))
+
+    def _stored(self, row: Sequence[Any], *, pending: bool) -> Stored | None:
+        """Return a table, None if no push wrote it as it is."""
+        name, kind, type_, width, key, of_key, of_vectors = row
+        # A copy by CREATE TABLE … LIKE has the comments of columns, not that of the key.
+        pushed = PushedTable.read(of_key or (of_vectors if pending else None))
+        if pushed is None or (kind, pushed.name) != ("r", name):
+            return None
+        made = VECTOR_TYPES.get(pushed.dtype), pushed.k
+        return Stored(pushed, pending, key) if made == (type_, width) else None
+
+
+def _part(part: str | Iterable[str] | sql.Composable) -> sql.Composable:
+    if isinstance(part, sql.Composable):
+        return part
+    return sql.SQL(", ").join(map(sql.Identifier, [part] if isinstance(part, str) else part))
