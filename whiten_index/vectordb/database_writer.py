@@ -13,7 +13,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.errors import DatabaseError, WhitenIndexError
-from whiten_index.vectordb.pushed_table import Ids, Layout, PushedTable, new_lease
+from whiten_index.vectordb.pushed_table import Ids, Layout, PushedTable, blocks, new_lease
+
+_QUERIES_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,13 @@ class DatabaseWriter(ABC):
         engine: database and release, such as ``PostgreSQL 18.4, pgvector 0.8.5``.
         target: address and name without credentials.
         adds_and_counts: whether the engine's ``_add`` counts the rows in the same step.
+        ids_at_once: ids of one request.
     """
 
     engine: str
     target: str
     adds_and_counts = False
+    ids_at_once = 500
 
     def __init__(self) -> None:
         # Table that is filled or changed, and the layout of its rows.
@@ -150,7 +154,8 @@ class DatabaseWriter(ABC):
         """Delete all rows with these ids within ``changing``; unknown ids are ignored."""
         held, layout = self._require_held()
         with self._writing(held, "rows could not be deleted"):
-            self._delete(held, ids, layout)
+            for some in blocks(ids, self.ids_at_once):
+                self._delete(held, some, layout)
 
     @contextmanager
     def changing(self, after: PushedTable, layout: Layout) -> Iterator[Self]:
@@ -191,7 +196,9 @@ class DatabaseWriter(ABC):
     def fetch(self, ids: Ids, layout: Layout, *, pending: bool = False) -> pa.Table:
         """Return the rows with these ids, in any order, with the schema of the layout."""
         with self._reporting("rows could not be read"):
-            return self._fetch(self._require(pending=pending), ids, layout)
+            stored = self._require(pending=pending)
+            found = [self._fetch(stored, some, layout) for some in blocks(ids, self.ids_at_once)]
+        return pa.concat_tables([layout.schema.empty_table(), *found])
 
     def search(
         self,
@@ -202,11 +209,14 @@ class DatabaseWriter(ABC):
         pending: bool = False,
     ) -> NDArray[np.float32]:
         """Return the cosines (q, top_k) of the rows nearest to queries (q, k), NaN for no row."""
+        found = list[Sequence[float]]()
         with self._reporting("it could not be searched"):
-            found = self._search(self._require(pending=pending), vectors, top_k, exact=exact)
+            stored = self._require(pending=pending)
+            for some in blocks(vectors, _QUERIES_AT_ONCE):
+                found += self._search(stored, some, top_k, exact=exact)
         scores = np.full((len(vectors), top_k), np.nan, dtype=np.float32)
-        for row, some in zip(scores, found, strict=True):
-            row[: len(some)] = some
+        for row, best in zip(scores, found, strict=True):
+            row[: len(best)] = best
         return scores
 
     # The engine's part.

@@ -42,7 +42,6 @@ from whiten_index.vectordb.pushed_table import (
     Ids,
     Layout,
     PushedTable,
-    blocks,
     vectors_array,
     vectors_of,
 )
@@ -54,8 +53,6 @@ _INDEXES = {
 }  # fmt: skip
 _REFUSED = re.compile(r"incompatible with concurrent transaction|[Cc]ommit conflict")
 _METADATA_KEY = "whiten_index"
-# Ids in one condition: some hundred kilobytes of text to parse.
-_IDS_AT_ONCE = 10_000
 _SLICE_ROWS = 16_384
 _SMALL_FILES = 10
 # The engine warns if no age is given.
@@ -66,6 +63,8 @@ class LanceWriter(DatabaseWriter):
     """One table of LanceDB; see ``DatabaseWriter``."""
 
     adds_and_counts = True
+    # In one condition: some hundred kilobytes of text to parse.
+    ids_at_once = 10_000
 
     def __init__(
         self, address: str, name: str, options: LanceOptions, *, make: bool = True
@@ -188,17 +187,14 @@ class LanceWriter(DatabaseWriter):
         )
 
     def _delete(self, stored: Stored, ids: Ids, layout: Layout) -> None:  # noqa: ARG002
-        for condition in with_ids(ids):
-            stored.handle.delete(condition)
+        stored.handle.delete(with_ids(ids))
 
     def _count(self, stored: Stored) -> int:
         return int(stored.handle.count_rows())
 
     def _fetch(self, stored: Stored, ids: Ids, layout: Layout) -> pa.Table:
-        table = stored.handle
-        found = [table.search().where(some).limit(None).to_arrow() for some in with_ids(ids)]
-        return pa.concat_tables(
-            [layout.schema.empty_table(), *(from_stored(each, layout) for each in found)]
+        return from_stored(
+            stored.handle.search().where(with_ids(ids)).limit(None).to_arrow(), layout
         )
 
     def _search(
@@ -366,10 +362,9 @@ def read_slices(table: Any, rows: int, schema: pa.Schema) -> Iterator[pa.RecordB
             yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 
-def with_ids(ids: Ids) -> Iterator[str]:
-    """Yield conditions, in SQL, that a row has one of some ids."""
-    for some in blocks(ids, _IDS_AT_ONCE):
-        yield f"{ID} IN ({', '.join(map(_literal, some))})"
+def with_ids(ids: Ids) -> str:
+    """Return the condition, in SQL, that a row has one of some ids."""
+    return f"{ID} IN ({', '.join(map(_literal, ids))})"
 
 
 def _literal(value: str | int) -> str:

@@ -34,7 +34,7 @@ from whiten_index.vectordb.engine_support import (
     require_engine_folder,
 )
 from whiten_index.vectordb.json_rows import table_of, to_objects
-from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, blocks, vectors_of
+from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, vectors_of
 
 _PRIMARY = "pk"
 # Names that the client or Milvus Lite keep for themselves.
@@ -43,7 +43,7 @@ _LONGEST_TEXT = 65_535
 _EXACT_INDEXES = ("FLAT", "BRUTE_FORCE")
 # A server takes 64 MB at once; JSON and base64 are longer than the columns of Arrow.
 _SENT_BYTES = 16 << 20
-_IDS_AT_ONCE, _QUERIES_AT_ONCE, _PAGE_ROWS = 500, 1000, 8192
+_PAGE_ROWS = 8192
 # What was written is read.
 _STRONG = {"consistency_level": "Strong"}
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"})
@@ -153,8 +153,7 @@ class MilvusWriter(AliasWriter):
             self._milvus.upsert(stored.name, as_objects(part, layout))
 
     def _delete(self, stored: Stored, ids: Ids, layout: Layout) -> None:  # noqa: ARG002
-        for some in blocks(ids, _IDS_AT_ONCE):
-            self._milvus.delete(stored.name, filter=_among(some))
+        self._milvus.delete(stored.name, filter=_among(ids))
 
     def _build(self, held: Stored, layout: Layout) -> None:
         self._milvus.flush(held.name)
@@ -177,11 +176,7 @@ class MilvusWriter(AliasWriter):
 
     def _fetch(self, stored: Stored, ids: Ids, layout: Layout) -> pa.Table:
         self._load(stored.name)
-        found = list[dict[str, Any]]()
-        for some in blocks(ids, _IDS_AT_ONCE):
-            found += self._milvus.query(
-                stored.name, filter=_among(some), output_fields=["*"], **_STRONG
-            )
+        found = self._milvus.query(stored.name, filter=_among(ids), output_fields=["*"], **_STRONG)
         return table_of(found, _as_matrix([row[VECTOR] for row in found], layout.k), layout)
 
     def _search(
@@ -195,12 +190,10 @@ class MilvusWriter(AliasWriter):
             scores, _ = exact_neighbours(rows, vectors, top_k)
             return [row[np.isfinite(row)].tolist() for row in scores]
         params = self._options.search_params(index_type, top_k)
-        answers = list[Any]()
-        for some in blocks(list(vectors.astype(stored.table.dtype)), _QUERIES_AT_ONCE):
-            answers += self._milvus.search(
-                stored.name, data=some, limit=top_k, anns_field=VECTOR,
-                search_params={"params": params}, **_STRONG,
-            )  # fmt: skip
+        answers = self._milvus.search(
+            stored.name, data=list(vectors.astype(stored.table.dtype)), limit=top_k,
+            anns_field=VECTOR, search_params={"params": params}, **_STRONG,
+        )  # fmt: skip
         return [[hit["distance"] for hit in hits] for hits in answers]
 
     def _pages(self, stored: Stored) -> Iterator[NDArray[np.float32]]:

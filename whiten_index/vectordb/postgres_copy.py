@@ -32,13 +32,10 @@ from whiten_index.vectordb.pushed_table import (
     Ids,
     Layout,
     RowsError,
-    blocks,
     vectors_of,
 )
 
 VECTOR_TYPES = {"float32": "vector", "float16": "halfvec"}
-# Ids handed over in one statement.
-IDS_AT_ONCE = 10_000
 _VECTOR_CODES = {"float32": ">f4", "float16": ">f2"}
 # Built and sent at once: the server takes one block while the next one is built.
 _BLOCK_ROWS = 2048
@@ -173,12 +170,9 @@ class RowFormat:
             for name in self.layout.schema.names
         )
         order = sql.SQL("SELECT {} FROM {} WHERE {} = ANY({}::{}[])")
-        id_, type_ = sql.Identifier(ID), sql.SQL(self.types[ID].sql)
-        found = list[tuple[Any, ...]]()
+        parts = sql.Identifier(ID), sql.Literal(list(ids)), sql.SQL(self.types[ID].sql)
         with connection.cursor(binary=True) as cursor:
-            for some in blocks(ids, IDS_AT_ONCE):
-                asked = order.format(names, table, id_, sql.Literal(list(some)), type_)
-                found += cursor.execute(asked).fetchall()
+            found = cursor.execute(order.format(names, table, *parts)).fetchall()
         schema = self.layout.schema
         columns = list(zip(*found, strict=True)) or [()] * len(schema)
         arrays = [self._decoded(*each) for each in zip(schema, columns, strict=True)]

@@ -47,15 +47,6 @@ _REMEDIES = {
 def connect(address: str, options: PostgresOptions, *, make: bool) -> Any:
     """Return a connection without transactions, read-only unless ``make``."""
     try:
-        conninfo.conninfo_to_dict(address)
-    except psycopg.Error as error:
-        known = re.match(r"invalid URI query parameter: \"(\w+)\"", str(error))
-        why = f" (libpq knows no parameter {known[1]!r})" if known else ""
-        raise ConfigError(
-            f"the address of the database cannot be parsed{why}; it is "
-            f"postgresql://user@host:port/database?name=value, and in it {_ENCODE}"
-        ) from None
-    try:
         connection = psycopg.connect(
             address,
             autocommit=True,
@@ -63,6 +54,12 @@ def connect(address: str, options: PostgresOptions, *, make: bool) -> Any:
             client_encoding="UTF8",
             fallback_application_name="whiten-index",
         )
+    except psycopg.ProgrammingError:
+        # It may show a password.
+        raise ConfigError(
+            "the address of the database cannot be parsed; it is "
+            f"postgresql://user@host:port/database?name=value, and in it {_ENCODE}"
+        ) from None
     except psycopg.Error as error:
         raise DatabaseError(_not_connected(error, address)) from None
     given = {**dict.fromkeys(_TIMEOUTS, "0"), "lock_timeout": f"{options.lock_timeout}s"}

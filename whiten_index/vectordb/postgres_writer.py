@@ -30,7 +30,7 @@ from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.database_writer import DatabaseWriter, Stored
 from whiten_index.vectordb.engine_options import PostgresOptions
-from whiten_index.vectordb.postgres_copy import IDS_AT_ONCE, VECTOR_TYPES, RowFormat
+from whiten_index.vectordb.postgres_copy import VECTOR_TYPES, RowFormat
 from whiten_index.vectordb.postgres_server import (
     OF_ROWS,
     Catalog,
@@ -38,7 +38,7 @@ from whiten_index.vectordb.postgres_server import (
     explain_error,
     shown_address,
 )
-from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, PushedTable, RowsError, blocks
+from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, PushedTable, RowsError
 
 # The widest vectors that an index of pgvector takes.
 _MOST_INDEXED = {"float32": 2000, "float16": 4000}
@@ -59,6 +59,7 @@ class PostgresWriter(DatabaseWriter):
     """One table, by the name that users query; see ``DatabaseWriter``."""
 
     adds_and_counts = True
+    ids_at_once = 10_000
 
     def __init__(
         self, address: str, name: str, options: PostgresOptions, *, make: bool = True
@@ -217,8 +218,7 @@ class PostgresWriter(DatabaseWriter):
     def _delete(self, stored: Stored, ids: Ids, layout: Layout) -> None:
         order = "DELETE FROM {} AS t USING unnest({}::{}[]) AS gone(id) WHERE t.{} = gone.id"
         place, type_ = self._place(stored.name), sql.SQL(self._format(layout).types[ID].sql)
-        for some in blocks(ids, IDS_AT_ONCE):
-            self._execute(order, place, sql.Literal(list(some)), type_, ID)
+        self._execute(order, place, sql.Literal(list(ids)), type_, ID)
 
     def _count(self, stored: Stored) -> int:
         place = self._place(stored.name)

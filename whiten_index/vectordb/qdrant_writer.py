@@ -29,14 +29,13 @@ from whiten_index.vectordb.engine_support import (
     require_engine_folder,
 )
 from whiten_index.vectordb.json_rows import table_of, to_objects
-from whiten_index.vectordb.pushed_table import Ids, Layout, blocks, vectors_of
+from whiten_index.vectordb.pushed_table import Ids, Layout, vectors_of
 
 # Namespace of the UUIDs of rows. Never changed: earlier rows are found by it.
 _NAMESPACE = uuid.UUID("9d621fcd-1abb-43aa-ac44-d636e07596b2")
 _DISTANCES = {"cosine": "Cosine", "ip": "Dot"}
 # A server takes 32 MB at once by REST; in JSON a number of a vector takes some 21 bytes.
 _REQUEST_BYTES, _JSON_NUMBER = 1 << 20, 21
-_IDS_AT_ONCE, _QUERIES_AT_ONCE = 500, 64
 # Seconds between two looks at the state of an index.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 # Collections keep metadata, in which a push writes what they hold, from this release on.
@@ -181,12 +180,11 @@ class QdrantWriter(AliasWriter):
         )
 
     def _delete(self, stored: Stored, ids: Ids, layout: Layout) -> None:
-        for some in blocks(ids, _IDS_AT_ONCE):
-            if PASSAGE in layout.key:
-                selector: Any = models.FilterSelector(filter=_of_documents(some))
-            else:
-                selector = models.PointIdsList(points=[row_uuid(each) for each in some])
-            self._client.delete(stored.name, selector, wait=True)
+        if PASSAGE in layout.key:
+            selector: Any = models.FilterSelector(filter=_of_documents(ids))
+        else:
+            selector = models.PointIdsList(points=[row_uuid(each) for each in ids])
+        self._client.delete(stored.name, selector, wait=True)
 
     def _build(self, held: Stored, layout: Layout) -> None:  # noqa: ARG002
         if self._local:
@@ -230,13 +228,11 @@ class QdrantWriter(AliasWriter):
         return int(self._client.count(stored.name, exact=True).count)
 
     def _fetch(self, stored: Stored, ids: Ids, layout: Layout) -> pa.Table:
-        records = list[Any]()
-        for some in blocks(ids, _IDS_AT_ONCE):
-            if PASSAGE in layout.key:
-                records += self._scroll(stored.name, _of_documents(some))
-            else:
-                points = [row_uuid(each) for each in some]
-                records += self._client.retrieve(stored.name, points, with_vectors=True)
+        if PASSAGE in layout.key:
+            records = list(self._scroll(stored.name, _of_documents(ids)))
+        else:
+            points = [row_uuid(each) for each in ids]
+            records = self._client.retrieve(stored.name, points, with_vectors=True)
         vectors = np.array([each.vector for each in records], dtype=np.float32)
         return table_of([each.payload for each in records], vectors, layout)
 
@@ -244,7 +240,7 @@ class QdrantWriter(AliasWriter):
         page: Any = None
         while True:
             points, page = self._client.scroll(
-                collection, condition, limit=_IDS_AT_ONCE, offset=page, with_vectors=True
+                collection, condition, limit=self.ids_at_once, offset=page, with_vectors=True
             )
             yield from points
             if page is None:
@@ -264,9 +260,7 @@ class QdrantWriter(AliasWriter):
             models.QueryRequest(query=each, limit=top_k, params=None if self._local else params)
             for each in vectors.tolist()
         ]
-        answers = list[Any]()
-        for some in blocks(queries, _QUERIES_AT_ONCE):
-            answers += self._client.query_batch_points(stored.name, some)
+        answers = self._client.query_batch_points(stored.name, queries)
         return [[each.score for each in one.points] for one in answers]
 
 

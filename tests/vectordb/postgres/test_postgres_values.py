@@ -183,7 +183,7 @@ def test_many_ids_are_fetched_in_several_statements(
 ) -> None:
     rows = Rows.make(100)
     push_all(address, rows)
-    monkeypatch.setattr("whiten_index.vectordb.postgres_copy.IDS_AT_ONCE", 7)
+    monkeypatch.setattr("whiten_index.vectordb.postgres_writer.PostgresWriter.ids_at_once", 7)
     with open_writer(address, "docs") as writer:
         assert_holds(writer, rows)
 
