@@ -24,7 +24,7 @@ _OF_DISKS = (
     (r"no space left|quota exceeded|\(os error (28|122)\)", "make room on that disk; push again"),
     (
         "already accessed",
-        "another connection has this folder, and it takes one at a time; close it",
+        "another connection has this folder, which takes one at a time; close it",
     ),
 )
 _OF_SERVERS = (

@@ -257,10 +257,10 @@ class PostgresWriter(DatabaseWriter):
         """Refuse vectors that are too wide to index, before any is sent."""
         k, dtype, most = layout.k, layout.dtype, _MOST_INDEXED[layout.dtype]
         if self._options.index != "none" and k > most:
+            narrow = "--dtype float16 or " if dtype == "float32" and k <= 4000 else ""
             raise ConfigError(
-                f"an index of pgvector takes {most:,} numbers of {dtype} (float16: 4,000) and "
-                f"these vectors have {k:,}; push fewer with --k, or give --dtype float16 or "
-                "--option index=none"
+                f"an index of pgvector takes {most:,} numbers of {dtype} and these vectors have "
+                f"{k:,}; push fewer with --k, or give {narrow}--option index=none"
             )
 
     @contextmanager
