@@ -1,10 +1,10 @@
-"""Connection to PostgreSQL, its errors without secrets, and the tables that pushes wrote."""
+"""Connection to PostgreSQL, its errors without secrets, and questions to its catalog."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import psycopg
@@ -12,11 +12,8 @@ from psycopg import conninfo, sql
 
 from whiten_index.address import hide_secrets
 from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb.database_writer import Stored
 from whiten_index.vectordb.engine_options import PostgresOptions
 from whiten_index.vectordb.engine_support import first_line
-from whiten_index.vectordb.postgres_copy import VECTOR_TYPES
-from whiten_index.vectordb.pushed_table import VECTOR, PushedTable
 
 # A server has those of its release. Loads and index builds take long.
 _TIMEOUTS = (
@@ -154,7 +151,7 @@ def find_extension(connection: Any, *, make: bool) -> tuple[str, str]:
     return found or ("", "")
 
 
-_TABLES = """
+TABLES = """
     SELECT c.relname, c.relkind, t.typname, a.atttypmod, k.conname,
         obj_description(k.oid, 'pg_constraint'), col_description(c.oid, a.attnum)
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -164,7 +161,7 @@ _TABLES = """
     WHERE n.nspname = %(schema)s
         AND (c.relname = %(name)s OR starts_with(c.relname, %(name)s || '__'))
 """
-_ADDITIONS = """
+ADDITIONS = """
     SELECT 'column ' || quote_ident(attname) FROM pg_attribute WHERE attrelid = %(old)s::regclass
         AND attnum > 0 AND NOT attisdropped AND attname <> ALL(%(columns)s::text[])
     UNION SELECT 'row level security' FROM pg_class WHERE oid = %(old)s::regclass
@@ -184,7 +181,7 @@ _ADDITIONS = """
 """
 # Statements that give the table ``new`` what ``old`` has. ``new`` has some rights by ALTER DEFAULT
 # PRIVILEGES, which ``old`` may not have any more.
-_CARRY = """
+CARRY = """
     WITH acls AS (
         SELECT oid, relowner, NULL AS attname, relacl AS acl FROM pg_class
         UNION ALL SELECT attrelid, relowner, attname, attacl FROM pg_attribute
@@ -214,88 +211,9 @@ _CARRY = """
 """
 
 
-class Catalog:
-    """The published and the pending table of one name, in a schema of a server.
-
-    Attributes:
-        connection: of psycopg.
-        schema: of the tables.
-        extension: schema that pgvector is installed in, "" if it is not.
-        pgvector: its release.
-        target: address and name, for errors.
-    """
-
-    def __init__(self, connection: Any, name: str, schema: str | None, *, make: bool) -> None:
-        self.connection, self._name = connection, name
-        self.schema = find_schema(connection, schema)
-        self.extension, self.pgvector = find_extension(connection, make=make)
-        qualified = sql.Identifier(self.schema, name).as_string(connection)
-        self.target = f"{shown_address(connection)}, table {qualified}"
-
-    def place(self, table: str) -> sql.Identifier:
-        """Return the qualified name of a table or an index."""
-        return sql.Identifier(self.schema, table)
-
-    def execute(self, order: str, *parts: str | Iterable[str] | sql.Composable) -> Any:
-        """Execute a statement in which each ``{}`` is a part: a name, names, or other SQL."""
-        return self.connection.execute(sql.SQL(order).format(*map(_part, parts)))
-
-    def find(self, *, pending: bool) -> Stored | None:
-        """Return the published or the pending table; refuse one of the name that no push made."""
-        given = {"schema": self.schema, "name": self._name, "vector": VECTOR}
-        form = re.escape(self._name) + "__[0-9a-f]{8}" * pending
-        rows = self.connection.execute(_TABLES, given).fetchall()
-        there = [self._stored(row, pending=pending) for row in rows if re.fullmatch(form, row[0])]
-        found = next(filter(None, there), None)
-        if there and found is None and not pending:
-            raise DatabaseError(
-                f"{self.target} is there, and no push made it as it is; choose another --table, "
-                "or drop it"
-            )
-        return found
-
-    def describe(self, stored: Stored) -> None:
-        """Write the description of a table: to its primary key, or before that to its vectors."""
-        place, text = self.place(stored.name), sql.Literal(stored.table.text)
-        if stored.handle is None:
-            self.execute("COMMENT ON COLUMN {}.{} IS {}", place, VECTOR, text)
-        else:
-            self.execute("COMMENT ON CONSTRAINT {} ON {} IS {}", stored.handle, place, text)
-
-    def require_replaceable(self) -> Stored | None:
-        """Return the published table; refuse to replace it, before any row is sent."""
-        old = self.find(pending=False)
-        if old is None:
-            return None
-        # This, too, is for its owner alone.
-        self.describe(old)
-        columns, index = list(old.table.columns), f"{self._name}_vector_idx"
-        given = {"old": self._text(old), "columns": columns, "index": index}
-        if added := [name for (name,) in self.connection.execute(_ADDITIONS, given).fetchall()]:
-            raise DatabaseError(
-                f"{self.target} has what its users added, or what depends on it, and a new table "
-                f"would lack: {', '.join(added)[:400]}; drop that, push, and create it again"
-            )
-        return old
-
-    def carry_over(self, old: Stored, new: Stored) -> None:
-        """Give the new table the owner, the grants and the comments of the old one."""
-        given = {"old": self._text(old), "new": self._text(new), "place": self._text(new)}
-        for _, order in self.connection.execute(_CARRY, given).fetchall():
-            self.connection.execute(order)
-
-    def _text(self, stored: Stored) -> str:
-        return str(self.place(stored.name).as_string(self.connection))
-
-    def _stored(self, row: Sequence[Any], *, pending: bool) -> Stored | None:
-        """Return a table, None if no push wrote it as it is."""
-        name, kind, type_, width, key, of_key, of_vectors = row
-        # A copy by CREATE TABLE … LIKE has the comments of columns, not that of the key.
-        pushed = PushedTable.read(of_key or (of_vectors if pending else None))
-        if pushed is None or (kind, pushed.name) != ("r", name):
-            return None
-        made = VECTOR_TYPES.get(pushed.dtype), pushed.k
-        return Stored(pushed, pending, key) if made == (type_, width) else None
+def composed(order: str, *parts: str | Iterable[str] | sql.Composable) -> sql.Composed:
+    """Return a statement in which each ``{}`` is a part: a name, names, or other SQL."""
+    return sql.SQL(order).format(*map(_part, parts))
 
 
 def _part(part: str | Iterable[str] | sql.Composable) -> sql.Composable:

@@ -13,9 +13,10 @@ then no row is sent, and the error names it.
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -32,10 +33,15 @@ from whiten_index.vectordb.database_writer import DatabaseWriter, Stored
 from whiten_index.vectordb.engine_options import PostgresOptions
 from whiten_index.vectordb.postgres_copy import VECTOR_TYPES, RowFormat
 from whiten_index.vectordb.postgres_server import (
+    ADDITIONS,
+    CARRY,
     OF_ROWS,
-    Catalog,
+    TABLES,
+    composed,
     connect,
     explain_error,
+    find_extension,
+    find_schema,
     shown_address,
 )
 from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, PushedTable, RowsError
@@ -70,16 +76,16 @@ class PostgresWriter(DatabaseWriter):
         self.target = shown_address(self._connection)
         try:
             with self._reporting("it could not be opened"):
-                self._catalog = Catalog(self._connection, name, options.schema_name, make=make)
+                self._schema = find_schema(self._connection, options.schema_name)
+                self._extension, pgvector = find_extension(self._connection, make=make)
         except BaseException:
             self.close()
             raise
         release = str(self._connection.info.parameter_status("server_version")).split()[0]
-        pgvector = self._catalog.pgvector
         extension = f", pgvector {pgvector}" if pgvector else " without pgvector"
-        self.engine, self.target = f"PostgreSQL {release}{extension}", self._catalog.target
-        self._place, self._execute = self._catalog.place, self._catalog.execute
-        self._lock_name = [f"whiten-index {self._catalog.schema} {name}"]
+        self.engine = f"PostgreSQL {release}{extension}"
+        self.target += f", table {self._text(name)}"
+        self._lock_name = [f"whiten-index {self._schema} {name}"]
 
     def close(self) -> None:
         """Close the connection, which also ends the lock."""
@@ -92,18 +98,32 @@ class PostgresWriter(DatabaseWriter):
         return reason, remedy
 
     def _find(self, *, pending: bool) -> Stored | None:
-        found = self._catalog.find(pending=pending)
+        found = self._look(pending=pending)
         if pending and found is not None:
             # Keep other pushes from it. The last commit of an interrupted one may come yet.
             self._lock()
-            return self._catalog.find(pending=True)
+            return self._look(pending=True)
+        return found
+
+    def _look(self, *, pending: bool) -> Stored | None:
+        """Return the published or the pending table; refuse one of the name that no push made."""
+        given = {"schema": self._schema, "name": self._name, "vector": VECTOR}
+        form = re.escape(self._name) + "__[0-9a-f]{8}" * pending
+        rows = self._connection.execute(TABLES, given).fetchall()
+        there = [_stored(row, pending=pending) for row in rows if re.fullmatch(form, row[0])]
+        found = next(filter(None, there), None)
+        if there and found is None and not pending:
+            raise DatabaseError(
+                f"{self.target} is there, and no push made it as it is; choose another --table, "
+                "or drop it"
+            )
         return found
 
     def _create(self, made: PushedTable, layout: Layout) -> Stored:
         self._require_width(layout)
         columns = self._format(layout).definition()
         self._lock()
-        self._catalog.require_replaceable()
+        self._require_replaceable()
         name = f"{self._name}__{secrets.token_hex(4)}"
         stored = Stored(replace(made, name=name), pending=True)
         with self._connection.transaction():
@@ -115,13 +135,34 @@ class PostgresWriter(DatabaseWriter):
         return stored
 
     def _describe(self, stored: Stored) -> None:
-        self._catalog.describe(stored)
+        """Write the description of a table: to its primary key, or before that to its vectors."""
+        place, text = self._place(stored.name), sql.Literal(stored.table.text)
+        if stored.handle is None:
+            self._execute("COMMENT ON COLUMN {}.{} IS {}", place, VECTOR, text)
+        else:
+            self._execute("COMMENT ON CONSTRAINT {} ON {} IS {}", stored.handle, place, text)
 
     def _take_over(self, found: Stored) -> Stored:
         if found.pending:
             # Users may have added something since it was begun.
-            self._catalog.require_replaceable()
+            self._require_replaceable()
         return super()._take_over(found)
+
+    def _require_replaceable(self) -> Stored | None:
+        """Return the published table; refuse to replace it, before any row is sent."""
+        old = self._look(pending=False)
+        if old is None:
+            return None
+        # This, too, is for its owner alone.
+        self._describe(old)
+        columns, index = list(old.table.columns), f"{self._name}_vector_idx"
+        given = {"old": self._text(old.name), "columns": columns, "index": index}
+        if added := [name for (name,) in self._connection.execute(ADDITIONS, given).fetchall()]:
+            raise DatabaseError(
+                f"{self.target} has what its users added, or what depends on it, and a new table "
+                f"would lack: {', '.join(added)[:400]}; drop that, push, and create it again"
+            )
+        return old
 
     def _add(self, held: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
         with self._connection.transaction():
@@ -152,7 +193,7 @@ class PostgresWriter(DatabaseWriter):
                 self._execute(
                     "CREATE INDEX IF NOT EXISTS {} ON {} USING {} ({} {}) WITH ({})",
                     f"{table.name}v", place, self._options.index, VECTOR,
-                    sql.Identifier(self._catalog.extension, operators),
+                    sql.Identifier(self._extension, operators),
                     sql.SQL(", ").join(settings),
                 )  # fmt: skip
         self._execute("ALTER TABLE {} RESET (autovacuum_enabled)", place)
@@ -162,10 +203,13 @@ class PostgresWriter(DatabaseWriter):
         """Publish the pending table in one transaction; wait ``lock_timeout`` for readers."""
         new = self._require(pending=True)
         with self._connection.transaction():
-            if self._catalog.find(pending=False) is not None:
+            if self._look(pending=False) is not None:
                 self._lock_alone()
-            if (old := self._catalog.require_replaceable()) is not None:
-                self._catalog.carry_over(old, new)
+            if (old := self._require_replaceable()) is not None:
+                place = self._text(new.name)
+                given = {"old": self._text(old.name), "new": place, "place": place}
+                for _, order in self._connection.execute(CARRY, given).fetchall():
+                    self._connection.execute(order)
                 self._execute("DROP TABLE {}", self._place(self._name))
             for order, ending, name in (
                 ("ALTER TABLE {} RENAME TO {}", "", ""),
@@ -179,7 +223,7 @@ class PostgresWriter(DatabaseWriter):
 
     def _discard(self, held: Stored | None) -> None:  # noqa: ARG002
         """Drop the pending table, unless another push is filling it."""
-        if self._catalog.find(pending=True) is None:
+        if self._look(pending=True) is None:
             return
         try:
             # The session of an interrupted push may still be ending.
@@ -236,7 +280,7 @@ class PostgresWriter(DatabaseWriter):
             params = self._options.search_params(table.rows, top_k)
             settings = {} if self._options.index == "none" else {"enable_seqscan": "off", **params}
         _, operator, most = _OPERATORS[table.metric]
-        extension, order = self._catalog.extension, "SELECT {} FROM {} ORDER BY {} LIMIT {}"
+        extension, order = self._extension, "SELECT {} FROM {} ORDER BY {} LIMIT {}"
         parts = sql.Identifier(VECTOR), sql.Identifier(extension), sql.SQL(operator)
         type_ = sql.Identifier(extension, VECTOR_TYPES[table.dtype])
         scores = list[list[float]]()
@@ -250,8 +294,17 @@ class PostgresWriter(DatabaseWriter):
                 scores.append([most - one for (one,) in found.fetchall() if one == one])
         return scores
 
+    def _place(self, table: str) -> sql.Identifier:
+        return sql.Identifier(self._schema, table)
+
+    def _text(self, table: str) -> str:
+        return str(self._place(table).as_string(self._connection))
+
+    def _execute(self, order: str, *parts: str | Iterable[str] | sql.Composable) -> Any:
+        return self._connection.execute(composed(order, *parts))
+
     def _format(self, layout: Layout) -> RowFormat:
-        return RowFormat(layout, self._catalog.extension)
+        return RowFormat(layout, self._extension)
 
     def _require_width(self, layout: Layout) -> None:
         """Refuse vectors that are too wide to index, before any is sent."""
@@ -322,5 +375,16 @@ class PostgresWriter(DatabaseWriter):
             self._locked = False
 
     def _drop_pending(self) -> None:
-        while (table := self._catalog.find(pending=True)) is not None:
+        while (table := self._look(pending=True)) is not None:
             self._execute("DROP TABLE {}", self._place(table.name))
+
+
+def _stored(row: Sequence[Any], *, pending: bool) -> Stored | None:
+    """Return a table, whose handle is the name of its key, None if no push wrote it as it is."""
+    name, kind, type_, width, key, of_key, of_vectors = row
+    # A copy by CREATE TABLE … LIKE has the comments of columns, not that of the key.
+    pushed = PushedTable.read(of_key or (of_vectors if pending else None))
+    if pushed is None or (kind, pushed.name) != ("r", name):
+        return None
+    made = VECTOR_TYPES.get(pushed.dtype), pushed.k
+    return Stored(pushed, pending, key) if made == (type_, width) else None
