@@ -20,13 +20,7 @@ _QUERIES_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Stored:
-    """A table that a push wrote, as a writer works with it.
-
-    Attributes:
-        table: description.
-        pending: whether it is staged, not published.
-        handle: of the engine.
-    """
+    """A table that a push wrote: its description, and the engine's handle."""
 
     table: PushedTable
     pending: bool

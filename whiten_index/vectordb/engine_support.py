@@ -47,14 +47,9 @@ _SHOWN = 500
 
 @dataclass(frozen=True)
 class EngineAddress:
-    """A server of Qdrant or Milvus, or the folder of its engine without a server.
+    """A server of Qdrant or Milvus and a path ``inside`` it, or the folder of its local engine.
 
-    Attributes:
-        shown: address without parameters.
-        url: of the server, with http or https.
-        inside: path at the server, without slashes at its ends.
-        parameters: of the address.
-        folder: of an engine without a server.
+    ``shown`` is the address without its parameters.
     """
 
     shown: str
@@ -84,12 +79,7 @@ class EngineAddress:
 
 
 def advice(reason: str, *, credentials: str = "") -> str:
-    """Return what to do about an error of an engine.
-
-    Args:
-        reason: its text.
-        credentials: environment variable that has them, empty for an engine without a server.
-    """
+    """Return what to do about an error; an engine without a server has no ``credentials``."""
     known = _OF_SERVERS if credentials else _OF_DISKS
     found = (told for form, told in known if re.search(form, reason, re.IGNORECASE))
     general = "push again to resume when that is mended"

@@ -277,21 +277,15 @@ def _folder_of(address: str) -> str:
 
 
 def read_metadata(table: Any) -> PushedTable | None:
-    """Return what a table holds, as its handle sees it, None if no push made it.
-
-    This is kept with the field ``id``, so in the same commit as the rows. Its lease is empty once
-    the table is being dropped.
-    """
+    """Return what a table holds, as its handle sees it, None if no push made it."""
+    # Kept with the field ``id``, so in the same commit as the rows.
     schema = table.schema
     metadata = schema.field(ID).metadata if ID in schema.names else None
     return PushedTable.read((metadata or {}).get(_METADATA_KEY.encode()))
 
 
 def write_metadata(table: Any, pushed: PushedTable) -> None:
-    """Write what a table holds, in a separate commit.
-
-    The engine refuses it if another push wrote this since the handle saw it.
-    """
+    """Write what a table holds, unless another push wrote this since the handle saw it."""
     table.update_field_metadata({"path": ID, "metadata": {_METADATA_KEY: pushed.text}})
 
 

@@ -37,15 +37,7 @@ def check_rows(
 ) -> tuple[dict[str, Any], list[str]]:
     """Compare a sample of rows, and search a pending table against brute force.
 
-    Args:
-        source: rows that the table should have.
-        writer: of the table.
-        config: with the number of rows to compare.
-        pending: whether to read the pending table.
-        among: rows to sample from, all by default.
-
-    Returns:
-        Counts and recalls for the report, and the faults, one sentence each.
+    Return counts and recalls for the report, and the faults, one sentence each.
     """
     found: dict[str, Any] = {"rows": writer.count(pending=pending)}
     faults = []

@@ -241,13 +241,10 @@ _MOST_CHANGED = 0.1
 
 @dataclass(frozen=True, eq=False)
 class Delta:
-    """Changes to make in a database.
+    """Changes to make in a database: rows to upsert, and ids of documents to delete first.
 
-    Attributes:
-        rows: (n,) numbers of the rows to upsert.
-        gone: ids, as text, of the documents to delete first. If rows are passages, these are all
-            changed documents, which may have fewer passages than before.
-        deleted: number of documents that are no longer in the corpus.
+    If rows are passages, ``gone`` are all changed documents, which may have fewer passages than
+    before; ``deleted`` counts those that are no longer in the corpus.
     """
 
     rows: NDArray[np.int64]

@@ -29,7 +29,7 @@ from whiten_index.vectordb.pushed_table import (
 
 # Metadata of the documents of an .npy file: BLAKE2b of the bytes of its vectors, in hexadecimal,
 # and those of earlier pushes. Two files are not put in place in one step, so that a push that was
-# killed may leave new documents beside old vectors.
+# killed may leave new documents with old vectors.
 _DIGEST, _EARLIER = "vectors_blake2b", "vectors_blake2b_before"
 _MOST_EARLIER = 8
 
@@ -89,7 +89,7 @@ def _metadata(path: Path) -> Mapping[bytes, bytes]:
 
 
 def _digests(described: Path) -> list[str]:
-    """Return the digests of the vectors that pushes wrote beside documents, the latest first."""
+    """Return the digests of the vectors that pushes wrote with documents, the latest first."""
     found = _metadata(described)
     return b" ".join(found.get(name.encode(), b"") for name in (_DIGEST, _EARLIER)).decode().split()
 
