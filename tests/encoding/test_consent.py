@@ -145,7 +145,7 @@ OPENERS: dict[str, Callable[[Place, dict[str, Any]], Any]] = {
 
 @pytest.mark.parametrize("name", OPENERS)
 def test_python_runs_the_models_code_only_with_consent(name, place):
-    for how in ({}, {"model": str(place.model)}):
+    for how in ({}, {"model": str(place.model)}, {"trust_remote_code": "False"}):
         with pytest.raises(EncoderError, match="trust_remote_code=True") as caught:
             OPENERS[name](place, how)
         assert str(place.model) in str(caught.value)

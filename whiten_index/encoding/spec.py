@@ -208,7 +208,8 @@ def recorded_config(
 ) -> EncoderConfig:
     """Return the configuration that loads a recorded encoder."""
     called = f"{spec.model!r}" + (f" at revision {spec.revision!r}" if spec.revision else "")
-    if spec.needs_code and not trust_remote_code:
+    # "False" of an environment is true in Python.
+    if spec.needs_code and trust_remote_code is not True:
         raise EncoderError(
             f"the encoder {called} runs Python code that comes with the model; if you trust that "
             "code, allow it with --trust-remote-code (in Python trust_remote_code=True, in a job "
