@@ -7,7 +7,9 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
+from whiten_index.artifacts.limits import load_json
 from whiten_index.errors import CorpusError
+from whiten_index.evaluation import beir
 from whiten_index.evaluation.beir import parquet_corpus
 
 
@@ -41,3 +43,17 @@ def test_a_document_of_json_lines_that_is_none_names_its_line(tmp_path, line, me
     message = f"corpus.jsonl, line 3, is not a document of BEIR.*{message}.*; mend it or take"
     with pytest.raises(CorpusError, match=message):
         parquet_corpus(path, tmp_path / "bad")
+
+
+def test_a_corpus_of_json_lines_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
+    path, lines = tmp_path / "corpus.jsonl", '{"_id": "a", "text": "old"}\n'
+    path.write_text(lines)
+
+    def late(*given):
+        path.write_text(lines.replace("old", "new"))
+        return load_json(*given)
+
+    monkeypatch.setattr(beir, "load_json", late)
+    with pytest.raises(CorpusError, match="changed while it was read"):
+        beir.parquet_corpus(path, tmp_path / "work")
+    assert not any((tmp_path / "work").iterdir())

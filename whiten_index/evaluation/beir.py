@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from whiten_index.artifacts.atomic import replacing
 from whiten_index.artifacts.files import is_file, writing
 from whiten_index.artifacts.limits import load_json
+from whiten_index.corpus.sources import SourceFile
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.judgements import to_id, to_utf8
 from whiten_index.evaluation.label_table import first_line, read_lines, reading_parquet, shown
@@ -67,11 +69,13 @@ def parquet_corpus(corpus: Path, work: Path) -> Path:
     if corpus.suffix != ".jsonl":
         return corpus
     target = work / "corpus.parquet"
+    source = SourceFile(corpus.name, str(corpus), pafs.LocalFileSystem()).identified()
     with writing(target):
         work.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary, pq.ParquetWriter(temporary, _SCHEMA) as writer:
             for batch in _batches(corpus):
                 writer.write_table(pa.Table.from_pylist(batch, _SCHEMA))
+            source.require_unchanged()
     return target
 
 
