@@ -28,7 +28,7 @@ from whiten_index.cli import cli
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.measure import sweep_report
 from whiten_index.measure.recommend import Recommendation, front, recommend
-from whiten_index.measure.results import Measured, read_sweeps
+from whiten_index.measure.results import AGREEMENT, NDCG, PER_ROW, Measured, read_sweeps
 from whiten_index.measure.sweep_report import check_report, write_report
 
 pytest.importorskip("matplotlib")
@@ -74,7 +74,7 @@ def test_of_equal_keys_the_last_record_counts(tmp_path):
     skipped = {"type": "skipped", "run": "r1", "key": "a", "why": "because"}
     again = {**RAW, "quality": {"ndcg@10": 0.7}}
     (sweep,) = read(tmp_path, header(), RAW, again, skipped, {**point(), "key": "a"})
-    assert [found.ndcg for found in sweep.points if found.is_raw] == [0.7]
+    assert [found.number(NDCG) for found in sweep.points if found.is_raw] == [0.7]
     assert (len(sweep.points), len(sweep.skipped)) == (2, 0)
 
 
@@ -98,10 +98,12 @@ def test_missing_empty_and_headless_results_say_what_to_do(tmp_path):
 
 def test_the_fewest_bytes_within_the_tolerance_are_recommended(tmp_path):
     (sweep,) = read(tmp_path, *sweep_records())
-    near = [p for p in sweep.points if not p.is_raw and p.ndcg >= sweep.raw.ndcg - 0.006]
+    least = sweep.raw.number(NDCG) - 0.006
+    near = [p for p in sweep.points if not p.is_raw and p.number(NDCG) >= least]
     found = recommend(sweep)
-    assert found.point.per_row == min(p.per_row for p in near if not p.candidates)
-    for figure in (f"{100 * found.point.ndcg:.2f}", f"{100 * sweep.raw.ndcg:.2f}", "raw 1,536"):
+    sizes = [p.number(PER_ROW) for p in near if not p.candidates]
+    assert found.point.number(PER_ROW) == min(sizes)
+    for figure in (*(f"{100 * p.number(NDCG):.2f}" for p in (found.point, sweep.raw)), "raw 1,536"):
         assert figure in found.reason
 
 
@@ -135,7 +137,7 @@ def test_without_judgements_agreement_decides_and_the_reason_says_so(tmp_path):
             point(k=64, codec="sq8", judged=False, agreement=0.91),
             point(k=32, codec="pq", judged=False, agreement=0.70)]  # fmt: skip
     found = advice(tmp_path, raw, *some)
-    assert (found.point.k, found.measure.name) == (128, "agreement@10")
+    assert (found.point.k, found.measure) == (128, AGREEMENT)
     assert "at 95% or more of the raw embeddings' ten nearest neighbours: 96.0%" in found.reason
     assert "quality is unknown" in found.reason
     assert advice(tmp_path, raw, *some[1:]).point.k == 64
@@ -170,7 +172,7 @@ def test_any_mixture_of_points_and_figures_gets_a_report(seed, tmp_path, monkeyp
     (sweep,) = read(tmp_path, header(), *some)
     found = recommend(sweep)
     assert found.reason.endswith(".")
-    assert (found.measure.name == "nDCG@10") is any(p.ndcg is not None for p in sweep.points)
+    assert (found.measure == NDCG) is any(p.number(NDCG) is not None for p in sweep.points)
     assert found.point is None or not found.point.is_raw
     page = write_report(tmp_path / "results.jsonl", tmp_path).read_text()
     assert not re.search(r"\bNone\b|\bnan\b|\binf\b", page)
@@ -195,7 +197,7 @@ def test_the_front_is_what_no_point_beats(pairs):
     def beaten(x, y):
         return any(a <= x and b >= y and (a, b) != (x, y) for a, b in known)
 
-    found = [(p.per_row, p.ndcg) for p in front(points, lambda p: p.per_row, lambda p: p.ndcg)]
+    found = [(p.number(PER_ROW), p.number(NDCG)) for p in front(points, PER_ROW, NDCG)]
     assert found == sorted({pair for pair in known if not beaten(*pair)})
 
 

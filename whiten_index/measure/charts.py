@@ -12,8 +12,8 @@ from typing import Any
 from whiten_index.artifacts.atomic import replacing
 from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError
-from whiten_index.measure.recommend import NDCG, Figure, Recommendation, front
-from whiten_index.measure.results import Measured, Sweep
+from whiten_index.measure.recommend import COLUMNS, Recommendation, front
+from whiten_index.measure.results import LATENCY, NDCG, PER_ROW, Measured, Sweep
 
 # Colours that colour-blind readers can distinguish.
 BLUE, RED, GREEN = "#0072B2", "#D55E00", "#00835F"
@@ -83,32 +83,31 @@ class Chart:
 def charts_of(sweep: Sweep, advice: Recommendation) -> list[Chart]:
     """Return quality against bytes and latency, and the spectrum if nothing was judged."""
     drawn = [
-        _against(sweep, advice, lambda p: p.per_row, "bytes", "bytes per row"),
-        _against(sweep, advice, lambda p: p.p50, "latency", "ms per query (median)"),
+        _against(sweep, advice, PER_ROW, "bytes", "bytes per row"),
+        _against(sweep, advice, LATENCY, "latency", "ms per query (median)"),
     ]
-    if advice.measure is not NDCG:
+    if advice.measure != NDCG:
         drawn.append(_spectrum(sweep))
     return [chart for chart in drawn if chart is not None]
 
 
-def _against(
-    sweep: Sweep, advice: Recommendation, cost: Figure, name: str, unit: str
-) -> Chart | None:
-    measure, best = advice.measure, advice.point
-    points = [p for p in sweep.points if (cost(p) or 0) > 0 and measure.of(p) is not None]
+def _against(sweep: Sweep, advice: Recommendation, cost: str, name: str, unit: str) -> Chart | None:
+    gain, best = advice.measure, advice.point
+    slug, named = "quality" if gain == NDCG else "agreement", COLUMNS[gain][0]
+    points = [p for p in sweep.points if p.number(cost) and p.number(gain) is not None]
     # Re-ranking reads bytes outside the index, so it is no rival in bytes per row.
-    rivals = [p for p in points if not p.candidates] if name == "bytes" else points
-    leading = front(rivals, cost, measure.of)
+    rivals = [p for p in points if not p.candidates] if cost == PER_ROW else points
+    leading = front(rivals, cost, gain)
     if not leading:
         return None
 
     def draw(axes: Any) -> None:
         def plot(some: Iterable[Measured], *form: str, **style: Any) -> None:
-            found = [(cost(p), 100 * (measure.of(p) or 0.0)) for p in some]
+            found = [(p.number(cost), 100 * (p.number(gain) or 0.0)) for p in some]
             if found:
                 axes.plot(*zip(*found, strict=True), *form, **style)
 
-        dress(axes, "", f"{unit}, log", f"{measure.name} × 100")
+        dress(axes, "", f"{unit}, log", f"{named} × 100")
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
         for family, (label, colour, marker) in _FAMILIES.items():
@@ -118,14 +117,14 @@ def _against(
             again = [p for p in own if p.candidates]
             plot(again, marker, label=f"{label}, re-ranked", mfc="none", **style)
         plot(leading, color=INK, lw=1.3, zorder=2)
-        if best is not None and cost(best):
+        if best is not None and best.number(cost):
             plot([best], "*", ls="none", ms=17, color="gold", mec=INK, zorder=5,
                  label=f"recommended: {best.name}")  # fmt: skip
 
     return Chart(
-        slug=f"{measure.slug}-{name}",
-        title=f"{measure.slug.capitalize()} against {unit.partition(' (')[0]}",
-        caption=f"{measure.name} of {len(points)} points. Up and to the left is better; the line "
+        slug=f"{slug}-{name}",
+        title=f"{slug.capitalize()} against {unit.partition(' (')[0]}",
+        caption=f"{named} of {len(points)} points. Up and to the left is better; the line "
         "joins the points that no other beats in both.",
         draw=draw,
     )

@@ -17,6 +17,9 @@ from whiten_index.errors import ArtifactError
 from whiten_index.index.choice import TARGET_RECALL
 
 RESULTS = "results.jsonl"
+# Figures by which points are compared, as ``Measured.number`` reads them.
+PER_ROW, LATENCY = "bytes.per_row", "latency_ms.p50"
+NDCG, AGREEMENT = "quality.ndcg@10", "agreement@10"
 Record = dict[str, Any]
 _TRANSFORMS = {
     "pca": "PCA", "truncate": "truncation", "none": "raw", "faiss-pca": "FAISS PCA",
@@ -33,10 +36,6 @@ class Measured:
         self.record = record
         self.k = round(self.number("k") or 0)
         self.candidates = round(self.number("rerank.candidates") or 0)
-        self.per_row = self.number("bytes.per_row")
-        self.p50 = self.number("latency_ms.p50")
-        self.ndcg = self.number("quality.ndcg@10")
-        self.agreement = self.number("agreement@10")
         setting = [self.text(name) for name in ("family", "codec", "index")]
         self.is_raw = setting == ["raw", "fp32", "flat"] and not self.candidates
 

@@ -6,7 +6,6 @@ import base64
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,53 +15,12 @@ from whiten_index.artifacts.atomic import replace_file
 from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError
 from whiten_index.measure.charts import Chart, charts_of
-from whiten_index.measure.recommend import (
-    front,
-    hundredths,
-    notes,
-    number,
-    recommend,
-    share,
-)
-from whiten_index.measure.results import Sweep, by_reason, read_sweeps
+from whiten_index.measure.recommend import COLUMNS, front, notes, recommend
+from whiten_index.measure.results import PER_ROW, Measured, Sweep, by_reason, read_sweeps
 from whiten_index.paths import plain_json, without_controls
 
 ABSENT = "–"
 REPORT = "report.html"
-
-
-def _decimal(value: float) -> str:
-    return f"{value:.3g}"
-
-
-def _milliseconds(value: float) -> str:
-    """Return a time with three significant digits."""
-    decimals = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
-    return f"{value:,.{decimals}f}\u00a0ms"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:,.0f}\u00a0s" if value >= 100 else f"{value:.2g}\u00a0s"
-
-
-# Column of a figure, its place in the record, and its format.
-_COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("bytes per row", "bytes.per_row", number),
-    ("fixed bytes", "bytes.fixed", number),
-    ("re-rank bytes per row", "rerank.bytes_per_row", number),
-    ("nDCG@10", "quality.ndcg@10", hundredths),
-    ("recall@100", "quality.recall@100", hundredths),
-    ("MRR@10", "quality.mrr@10", hundredths),
-    ("agreement@10", "agreement@10", share),
-    ("index recall@10", "index_recall@10", share),
-    ("query p50", "latency_ms.p50", _milliseconds),
-    ("p95", "latency_ms.p95", _milliseconds),
-    ("p99", "latency_ms.p99", _milliseconds),
-    ("spread", "latency_ms.spread", _decimal),
-    ("queries/s in batches", "throughput.queries_per_second", number),
-    ("build", "seconds.total", _seconds),
-    ("γ", "exponent", _decimal),
-)
 
 
 class _Section:
@@ -71,12 +29,15 @@ class _Section:
     def __init__(self, sweep: Sweep, title: str) -> None:
         """Sort the points by bytes per row, and leave out columns that no point fills."""
         self.sweep, self.title, self.advice = sweep, title, recommend(sweep)
-        gain = self.advice.measure.of
-        self.points = points = sorted(
-            sweep.points, key=lambda p: (p.per_row is None, p.per_row, -(gain(p) or 0.0))
-        )
+        gain = self.advice.measure
+
+        def place(point: Measured) -> tuple[float, float]:
+            size = point.number(PER_ROW)
+            return float("inf") if size is None else size, -(point.number(gain) or 0.0)
+
+        self.points = points = sorted(sweep.points, key=place)
         columns = {"setting": [point.name for point in points]}
-        for name, path, text in _COLUMNS:
+        for path, (name, text) in COLUMNS.items():
             values = [point.number(path) for point in points]
             columns[name] = [ABSENT if value is None else text(value) for value in values]
         tuned = [(p.record.get("parameters") or {}).items() for p in points]
@@ -85,7 +46,7 @@ class _Section:
         columns["factory"] = [p.text("factory") or ABSENT for p in points]
         columns = {name: cells for name, cells in columns.items() if {ABSENT} != set(cells)}
         plain = [point for point in points if not point.candidates]
-        best = front(plain, lambda point: point.per_row, gain)
+        best = front(plain, PER_ROW, gain)
         self.columns, self.rows = list(columns), list(zip(*columns.values(), strict=True))
         self.kinds = [
             "recommended"
@@ -95,6 +56,11 @@ class _Section:
             else "front" * (p in best)
             for p in points
         ]
+
+    @property
+    def measure(self) -> str:
+        """Name of the figure by which points are compared."""
+        return COLUMNS[self.advice.measure][0]
 
     @property
     def command(self) -> str:
@@ -127,7 +93,7 @@ class _Section:
         return {
             "run": self.sweep.run,
             "dataset": dict(self.sweep.dataset),
-            "measure": self.advice.measure.name,
+            "measure": self.measure,
             "recommended": None if point is None else point.record.get("key"),
             "reason": self.advice.reason,
             "build_options": self.command or None,
