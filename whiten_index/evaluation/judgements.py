@@ -42,21 +42,19 @@ class Pairs:
         return len(self.first)
 
 
-def read_qrels(path: str | Path, *, split: str | None = None) -> dict[str, dict[str, int]]:
+def read_qrels(
+    path: str | Path, *, split: str | None = None
+) -> tuple[dict[str, dict[str, int]], tuple[str, ...]]:
     """Read judgements as query id -> document id -> grade; integer ids become strings.
 
     The file is ``.parquet`` with query_id, doc_id, relevance or BEIR's query-id, corpus-id, score;
     ``.tsv`` with these as header, or TREC's four columns without one; ``.qrels``, ``.txt`` or
     ``.trec``: TREC's ``query iteration document grade``. With a ``split`` only the rows count whose
     column ``split`` says so.
+
+    Returns:
+        The judgements, and the splits of the file that are used together.
     """
-    return read_qrels_of_splits(path, split=split)[0]
-
-
-def read_qrels_of_splits(
-    path: str | Path, *, split: str | None = None
-) -> tuple[dict[str, dict[str, int]], tuple[str, ...]]:
-    """Read judgements, and the splits of the file that are used together; see ``read_qrels``."""
     known = {*_QUERY, *_DOCUMENT, *_GRADE, _SPLIT}
     table = LabelTable.read(Path(path), (PARQUET, TSV, *TREC), known, bare=_TREC_COLUMNS)
     query_name, document_name, grade_name = map(table.need, (_QUERY, _DOCUMENT, _GRADE))
@@ -254,7 +252,7 @@ def read_judged(
 ) -> JudgedQueries:
     """Read queries and judgements; queries without a relevant document or a text are left out."""
     every = read_queries(queries)
-    judged, splits = read_qrels_of_splits(qrels, split=split)
+    judged, splits = read_qrels(qrels, split=split)
     relevant = with_answers(judged)
     texts = {query: every[query] for query in relevant if query in every}
     if not texts:

@@ -26,7 +26,7 @@ from whiten_index.evaluation.beir import (
 from whiten_index.evaluation.judgements import (
     JudgedQueries,
     read_judged,
-    read_qrels_of_splits,
+    read_qrels,
     some,
     with_answers,
 )
@@ -236,7 +236,7 @@ def _space(opened: SearchIndex, each: _Set, transform: WhiteningConfig | None) -
 def _judge_file(config: RetrievalConfig, source: str, stages: Stages) -> dict[str, Any]:
     """Judge a run that was read from a file."""
     path, split = _judgements(config, 0)
-    qrels, splits = read_qrels_of_splits(path, split=split)
+    qrels, splits = read_qrels(path, split=split)
     _note_splits(splits, stages)
     run, relevant = read_run(source), with_answers(qrels)
     deepest = max(map(len, run.values()), default=0)
