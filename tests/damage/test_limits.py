@@ -127,9 +127,12 @@ def test_runs_and_judgements(run, sound, tmp_path, how, option, name):  # type: 
 
 @pytest.mark.parametrize("how", [endless, deep])
 def test_judged_queries(run, sound, tmp_path, tiny_model, how):  # type: ignore[no-untyped-def]
-    arguments = ["eval", "retrieval", "--corpus", str(sound / "corpus.parquet")]
-    arguments += ["--queries", str(how(tmp_path / "q.jsonl")), "--qrels", str(sound / "qrels.tsv")]
-    found = run([*arguments, "--model", str(tiny_model), "--store", str(tmp_path / "store")])
+    (tmp_path / "set" / "qrels").mkdir(parents=True)
+    how(tmp_path / "set" / "queries.jsonl")
+    for name, place in (("corpus.parquet", "corpus.parquet"), ("qrels.tsv", "qrels/test.tsv")):
+        (tmp_path / "set" / place).write_bytes((sound / name).read_bytes())
+    arguments = ["eval", "retrieval", str(tmp_path / "set"), "--model", str(tiny_model)]
+    found = run([*arguments, "--store", str(tmp_path / "store")])
     assert_says(found, 3, LIMITS[how])
 
 

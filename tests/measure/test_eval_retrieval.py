@@ -158,8 +158,8 @@ def test_a_query_that_is_a_document_does_not_find_itself(tiny_model, tmp_path, d
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "no set is named, and no --corpus and no --queries and no --qrels: name the folder"),
-        ({"index": "i", "queries": "q.jsonl"}, "no set is named, and no --qrels: name"),
+        ({}, "no set is named: name its folder"),
+        ({"index": "i", "queries": "q.jsonl"}, "no set is named: .* judge an --index by --queries"),
         ({"sets": ["a", "b/a"]}, "the sets a, a are named; each needs another name"),
         (
             {"sets": ["a", "b"], "index": "i"},

@@ -32,7 +32,6 @@ OF_TASKS = (TARGET, DISTINCT, SCORED)
 # Options of an encoder that say how that of an index is opened.
 OF_OPENING = ("model", "trust_remote_code", "device", "threads")
 VARIABLE = "WHITEN_INDEX_DATA"
-_OF_BUILDS = ("text_columns", "id_column", "row_filter", "factory")
 
 
 @schema
@@ -142,7 +141,7 @@ class RetrievalConfig(RetrievalOptions, EvalConfig):
     Transforms are fitted on the corpus of each set.
 
     Attributes:
-        sets: folders in BEIR form, in the place of the files of one set.
+        sets: folders in BEIR form.
     """
 
     sets: tuple[str, ...] = ()
@@ -160,7 +159,9 @@ class RetrievalConfig(RetrievalOptions, EvalConfig):
         self._require_place()
         for transform in self.transforms or (None,):
             # What a build would refuse is refused before the first of them.
-            self.build_config(transform, corpus=("corpus",), out="index", store="store")
+            self.build_config(
+                transform, corpus=("corpus",), text_columns=("text",), out="index", store="store"
+            )
 
     @property
     def depth(self) -> int:
@@ -191,44 +192,31 @@ class RetrievalConfig(RetrievalOptions, EvalConfig):
             kind = transform.kind.value + ("" if transform.k is None else f"-k{transform.k}")
         return Path(self.run_out) / f"{name}.{kind}.trec"
 
-    def build_config(
-        self, transform: WhiteningConfig | None, *, corpus: tuple[str, ...], out: str, store: str
-    ) -> BuildConfig:
+    def build_config(self, transform: WhiteningConfig | None, **place: Any) -> BuildConfig:
         """Return the build of an index of one corpus under one transform, None for none."""
         shape: dict[str, Any] = {"whiten": "none", "seed": self.seed}
         if transform is not None:
             shape = asdict(transform)
             shape["whiten"] = shape.pop("kind").value
-        return BuildConfig(
-            corpus=corpus,
-            out=out,
-            store=store,
-            text_columns=self.text_columns or ("text",),
-            id_column=self.id_column or "id",
-            row_filter=self.row_filter,
-            factory=self.factory,
-            **vars(self.encoder),
-            **shape,
-        )
+        return BuildConfig(factory=self.factory, **place, **vars(self.encoder), **shape)
 
     def _require_source(self) -> None:
         """Refuse what does not say one thing to search and one thing to judge it by."""
-        if len(several := changed(self, only=("run", "index", "corpus"))) > 1:
+        if len(several := changed(self, only=("run", "index"))) > 1:
             raise ConfigError(
                 f"{' and '.join(several)} each say what is searched; give one of them"
             )
-        given = changed(self, only=("corpus", "queries", "qrels"))
-        needed = {"--corpus": self.builds, "--queries": self.run is None, "--qrels": True}
-        missing = [name for name, needs in needed.items() if needs and name not in given]
-        if missing and not self.sets:
-            raise ConfigError(
-                f"no set is named, and no {' and no '.join(missing)}: name the folder of a set "
-                "(corpus, queries and qrels), or its files"
-            )
+        given = changed(self, only=("queries", "qrels"))
         if self.sets and given:
             raise ConfigError(
                 f"{' and '.join(given)} names the files of a set, and a folder of one is named "
                 "too; give one of the two"
+            )
+        needed = {"--qrels"} if self.run is not None else {"--queries", "--qrels"}
+        if not self.sets and (self.builds or not needed <= set(given)):
+            raise ConfigError(
+                "no set is named: name its folder (corpus, queries and qrels), or judge an --index "
+                "by --queries and --qrels, or a --run by --qrels"
             )
         if len(set(self.names)) < len(self.names) or (not self.builds and len(self.names) > 1):
             raise ConfigError(
@@ -241,7 +229,7 @@ class RetrievalConfig(RetrievalOptions, EvalConfig):
         if self.builds:
             return
         unused = ["--whiten or --k"] if self.transforms else []
-        unused += changed(self, only=("store", "seed", *_OF_BUILDS))
+        unused += changed(self, only=("store", "seed", "factory"))
         if self.run is not None:
             unused += changed(self, only=("queries", "run_out")) + changed(self.encoder)
         if unused:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import remove_path, scratch_folder
-from whiten_index.artifacts.files import is_file, writing
+from whiten_index.artifacts.files import writing
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.spec import recorded_spec, resolve_encoder
 from whiten_index.errors import CorpusError
@@ -37,6 +37,7 @@ from whiten_index.measure.eval_config import RetrievalConfig
 from whiten_index.measure.spaces import Scores, Space, name_of, report_of, runs_of
 from whiten_index.measure.text_embedder import encoder_facts
 from whiten_index.pipeline.build import build_index
+from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.search.query_encoder import query_embeddings
 from whiten_index.search.search_index import SearchIndex, open_index
@@ -54,7 +55,18 @@ class _Set:
     judged: JudgedQueries
     config: RetrievalConfig
     drops_self: bool
-    corpus: tuple[str, ...] = ()
+    corpus: Path = Path("corpus.parquet")
+
+    def build(self, transform: WhiteningConfig | None, out: str, store: str) -> BuildConfig:
+        """Return the build of an index under one transform, None for none."""
+        return self.config.build_config(
+            transform,
+            corpus=(str(self.corpus),),
+            text_columns=tuple(text_columns(self.corpus)) or ("text",),
+            id_column=id_column(self.corpus),
+            out=out,
+            store=store,
+        )
 
 
 def evaluate_retrieval(
@@ -120,27 +132,12 @@ def _read_set(config: RetrievalConfig, number: int, work: Path, stages: Stages) 
     judged = read_judged(queries, qrels, split=split)
     _note_splits(judged.splits, stages)
     drops = drops_self(config.drop_self, judged.qrels)
-    if not config.builds:
+    if not config.builds or folder is None:
         return _Set(name, judged, config, drops)
-    named = (str(corpus_file(folder)),) if folder else config.corpus
-    # Each in another folder: files of one name must not replace each other.
-    corpus = tuple(
-        str(parquet_corpus(Path(each), work / str(place))) if is_file(each) else each
-        for place, each in enumerate(named)
-    )
-    # Folders, globs and URIs are a build's to open; their columns are named, or the usual ones.
-    if is_file(corpus[0]):
-        first = Path(corpus[0])
-        # A file made of BEIR's JSON lines calls its ids id.
-        asked = None if corpus[0] != named[0] and config.id_column == "_id" else config.id_column
-        config = replace(
-            config,
-            text_columns=config.text_columns or tuple(text_columns(first)),
-            id_column=asked or id_column(first),
-        )
-    build = config.build_config(None, corpus=corpus, out="index", store="store")
-    judged.require_any(map(str, ParquetCorpus.open(build.corpus_config()).ids()))
-    return _Set(name, judged, config, drops, corpus)
+    found = _Set(name, judged, config, drops, parquet_corpus(corpus_file(folder), work))
+    corpus = ParquetCorpus.open(found.build(None, "index", "store").corpus_config())
+    judged.require_any(map(str, corpus.ids()))
+    return found
 
 
 def _note_splits(splits: tuple[str, ...], stages: Stages) -> None:
@@ -172,8 +169,7 @@ def _open(
     config, out = each.config, work / "index"
     if config.index is not None:
         return open_index(config.index, **config.opening), None
-    store = config.store or str(work / "store")
-    build = config.build_config(transform, corpus=each.corpus, out=str(out), store=store)
+    build = each.build(transform, str(out), config.store or str(work / "store"))
     report = build_index(build, progress=stages.watcher)
     for name, seconds in report.encoded.stages.seconds.items():
         stages.seconds[name] = stages.seconds.get(name, 0.0) + seconds

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from whiten_index.options import CORPUS, INDEX, MODEL, OUTPUT, RESOURCES, TRANSFORM, Option, schema
+from whiten_index.options import INDEX, MODEL, OUTPUT, RESOURCES, TRANSFORM, Option, schema
 
 JUDGEMENTS, GRID = "Judgements", "Grid"
 METRICS = ("ndcg@10", "recall@100", "mrr@10", "map@100")
@@ -53,31 +53,20 @@ class EvalOptions:
 class RetrievalOptions:
     """Options of an evaluation of retrieval."""
 
-    corpus: Annotated[
-        tuple[str, ...], Option("Or the files of one set: documents as Parquet,", CORPUS)
-    ] = ()
     queries: Annotated[
-        str | None, Option("its queries (.parquet or .jsonl: id and text),", JUDGEMENTS)
+        str | None,
+        Option("Queries of an --index: .parquet or .jsonl, id and text.", JUDGEMENTS),
     ] = None
     qrels: Annotated[
-        str | None, Option("and judgements (.parquet, .tsv, or TREC's .qrels, .txt).", JUDGEMENTS)
+        str | None,
+        Option(
+            "Judgements of an --index or a --run: .parquet, .tsv, or TREC's .qrels, .txt.",
+            JUDGEMENTS,
+        ),
     ] = None
     qrels_split: Annotated[
         str | None,
         Option("Which judgements.", JUDGEMENTS, default="test in folders, all of a file named"),
-    ] = None
-    text_columns: Annotated[
-        tuple[str, ...],
-        Option(
-            "Text of the documents; may be repeated.",
-            CORPUS,
-            flag="--text-column",
-            default="title and text",
-        ),
-    ] = ()
-    id_column: Annotated[str | None, Option("Their ids.", CORPUS, default="id, or _id")] = None
-    row_filter: Annotated[
-        str | None, Option("Only documents where this holds.", CORPUS, flag="--filter")
     ] = None
     factory: Annotated[str, Option("FAISS factory string.", INDEX)] = "Flat"
     run: Annotated[
