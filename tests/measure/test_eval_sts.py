@@ -154,7 +154,6 @@ def test_pairs_of_other_splits_are_encoded_only_to_fit_on(
         (("--fit", "target-scored"), 2, "add --whiten whitening"),
         (("--fit", "no.parquet", "--k", "3"), 3, "no.parquet cannot be fitted on"),
         (("--fit", "targets", "--k", "3"), 3, "--fit takes target, target-distinct"),
-        (("--k", "3", "--fit-column", "x"), 2, "add --fit FILE"),
         (("--set", "STS12"), 2, "there is no set STS12; the sets are mine"),
         (("--split", "mine"), 2, "takes NAME=VALUE"),
         (("--index", "nowhere", "--dtype", "bfloat16"), 2, "each say what to evaluate"),

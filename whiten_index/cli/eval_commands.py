@@ -285,7 +285,7 @@ def _accuracy(figures: Mapping[str, Any]) -> dict[str, Any]:
 @_DATA
 @schema_options(RetrievalOptions)
 # A search encodes its corpus, and fits on it.
-@_setting_options("fit", "fit_columns")
+@_setting_options("fit")
 def retrieval(data: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Search judged queries exactly and judge what is found: nDCG, recall, MRR, MAP.
 

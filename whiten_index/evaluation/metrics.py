@@ -15,7 +15,7 @@ Qrels = Mapping[str, Mapping[str, int]]
 Run = Mapping[str, Mapping[str, float]]
 _MEASURES = {"ndcg": "ndcg_cut", "recall": "recall", "map": "map_cut", "mrr": "recip_rank"}
 # Seven ASCII digits at most: trec_eval's counters cannot hold more.
-_CUT = re.compile(r"0*([0-9]{1,7})")
+_METRIC = re.compile(r"([a-z]+)@0*([1-9][0-9]{0,6})")
 _DEEPEST = 1_000_000
 
 
@@ -111,18 +111,14 @@ def _centred_ranks(name: str, scores: NDArray[np.float64]) -> NDArray[np.float64
 
 def parse_metric(metric: str) -> tuple[str, int]:
     """Return name and cut of a metric, such as ndcg and 10."""
-    name, _, digits = metric.partition("@")
-    cut = int(found[1]) if (found := _CUT.fullmatch(digits)) else 0
-    deep = digits.isascii() and digits.isdigit() and (not found or cut > _DEEPEST)
-    if name in _MEASURES and deep:
-        raise ConfigError(
-            f"metric {metric[:60]!r} looks at more than {_DEEPEST:,} hits a query; use fewer, "
-            f"such as {name}@10"
-        )
-    if name not in _MEASURES or cut < 1:
+    found = _METRIC.fullmatch(metric)
+    if not found or found[1] not in _MEASURES or int(found[2]) > _DEEPEST:
         known = ", ".join(f"{known}@10" for known in _MEASURES)
-        raise ConfigError(f"metric {metric!r} is unknown; use one such as {known}")
-    return name, cut
+        raise ConfigError(
+            f"metric {metric[:60]!r} is unknown; use one such as {known}, of {_DEEPEST:,} hits at "
+            "most"
+        )
+    return found[1], int(found[2])
 
 
 def _require_c_strings(ids: Iterable[str]) -> None:

@@ -68,8 +68,6 @@ class EvalConfig(EvalOptions):
             raise ConfigError(
                 f"--fit {self.fit} fits a transform, and none is asked for; add --whiten whitening"
             )
-        if self.fit_columns and self.fit in OF_TASKS:
-            raise ConfigError("--fit-column names columns of a file to fit on; add --fit FILE")
 
     @cached_property
     def published(self) -> Version | None:

@@ -33,19 +33,11 @@ class EvalOptions:
         Option(
             "What transforms are fitted on: target (all texts of the task, as often as they "
             "occur), target-distinct (each once), target-scored (those of the pairs that are "
-            "scored), or a Parquet file of sentences.",
+            "scored), or a Parquet file of sentences: premise and hypothesis, sentence1 and "
+            "sentence2, sentence, or text.",
             TRANSFORM,
         ),
     ] = TARGET
-    fit_columns: Annotated[
-        tuple[str, ...],
-        Option(
-            "Its column of sentences; may be repeated.",
-            TRANSFORM,
-            flag="--fit-column",
-            default="those known by name",
-        ),
-    ] = ()
     seed: Annotated[int, Option("Seed of every random draw.", TRANSFORM, default="0")] = 0
 
 

@@ -64,7 +64,7 @@ class Spaces:
         self._moments: dict[bool, Moments] = {}
         # Refused before anything is encoded.
         source = config.fit_source
-        self._columns = () if source is None else _sentence_columns(source, config.fit_columns)
+        self._columns = () if source is None else _sentence_columns(source)
         version = config.published
         self._published = None if version is None else Whitening.load(version.file(WHITENING))
 
@@ -195,8 +195,8 @@ def report_of(
     return {"encoder": dict(encoder), **runs[0], "runs": runs, "seconds": dict(stages.seconds)}
 
 
-def _sentence_columns(source: str, asked: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the columns of sentences of a Parquet corpus: those named, or those known."""
+def _sentence_columns(source: str) -> tuple[str, ...]:
+    """Return the columns of sentences of a Parquet corpus, by their names."""
     try:
         file = find_files([source])[0]
         with reading(file.path):
@@ -206,10 +206,10 @@ def _sentence_columns(source: str, asked: tuple[str, ...]) -> tuple[str, ...]:
             f"{source} cannot be fitted on ({str(error).splitlines()[0][:160]}); --fit takes "
             f"{', '.join(OF_TASKS)}, or a Parquet corpus of sentences"
         ) from error
-    for columns in (asked,) if asked else _KNOWN_COLUMNS:
+    for columns in _KNOWN_COLUMNS:
         if set(columns) <= set(names):
             return columns
     raise ConfigError(
-        f"{source} has the columns {', '.join(names)}, none of them known or named as "
-        "sentences; name some of them with --fit-column"
+        f"{source} has the columns {', '.join(names)}, and none is called as sentences are: "
+        f"{' or '.join(map(' and '.join, _KNOWN_COLUMNS))}; rename one"
     )
