@@ -182,7 +182,7 @@ def test_a_query_that_is_a_document_does_not_find_itself(tiny_model, tmp_path, d
         ({"sets": ["a"], "metrics": ["spam@10"]}, "metric 'spam@10' is unknown; use one such as"),
         (
             {"sets": ["a"], "metrics": ["map@" + "9" * 23]},
-            "is unknown; .* of 1,000,000 hits at most",
+            "of 1,000,000 hits at most",
         ),
         (
             {"sets": ["a"], "whiten": "pca", "fit": "target-distinct"},
