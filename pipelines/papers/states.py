@@ -219,10 +219,10 @@ def score_combinations(
         first, second = embedder.embed(pairs.first), embedder.embed(pairs.second)
         for space in spaces.with_raw(each):
             cosines = pair_cosines(space.apply(first), space.apply(second))
-            found = correlate(
+            found, _ = correlate(
                 pairs.scores, cosines, pairs.subsets, averaged=each.averaged, name=each.name
             )
-            yield space, {"spearman": found.to_json()}
+            yield space, {"spearman": found}
 
     def runs_with(layers: tuple[int, ...]) -> list[dict[str, Any]]:
         embedder = states.embedder(layers)

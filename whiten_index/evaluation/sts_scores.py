@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,27 +18,6 @@ MEASURES: dict[str, Callable[[ArrayLike, ArrayLike], float]] = {
 }
 # What rounding makes of equal cosines.
 _SPREAD = 1e-12
-
-
-@dataclass(frozen=True)
-class Correlation:
-    """Correlations of predictions with gold scores over the subsets of a set, in −1 … 1.
-
-    Attributes:
-        all: of all pairs together (SimCSE, MTEB).
-        mean: mean over the subsets (WhiteningBERT).
-        wmean: mean over the subsets, weighted by their pairs (BERT-whitening).
-        subsets: name -> of its pairs alone; None where these cannot be ranked.
-    """
-
-    all: float
-    mean: float
-    wmean: float
-    subsets: dict[str, float | None]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the figures times 100."""
-        return {name: 100 * getattr(self, name) for name in AGGREGATIONS}
 
 
 def pair_cosines(first: ArrayLike, second: ArrayLike) -> NDArray[np.float64]:
@@ -59,32 +37,34 @@ def correlate(
     measure: str = "spearman",
     averaged: bool = True,
     name: str = "the pairs",
-) -> Correlation:
-    """Correlate (n,) predictions with (n,) gold scores of the subset of each pair.
+) -> tuple[dict[str, float], dict[str, float | None]]:
+    """Correlate (n,) predictions with (n,) gold scores of the subset of each pair, times 100.
 
-    Where subsets are not ``averaged``, the three figures are one, and a subset that cannot be
-    ranked has None. ``name`` is the set's in errors.
+    ``name`` is the set's in errors.
+
+    Returns:
+        The figures of ``AGGREGATIONS``: of all pairs together (SimCSE, MTEB), their mean over the
+        subsets (WhiteningBERT), and that mean weighted by pairs (BERT-whitening); the three are one
+        if subsets are not ``averaged``. And the figure of each subset, None for one that cannot be
+        ranked and is not averaged.
     """
     truth, found = np.asarray(gold, np.float64), np.asarray(predicted, np.float64)
     groups = np.asarray(subsets, dtype=object)
     together = _measured(measure, truth, found, name)
     parts: dict[str, float | None] = {}
-    sizes: list[int] = []
     for subset in dict.fromkeys(groups.tolist()):
-        inside = groups == subset
-        sizes.append(int(inside.sum()))
+        inside, part = groups == subset, f"{name}, subset {subset}"
         try:
-            parts[str(subset)] = _measured(
-                measure, truth[inside], found[inside], f"{name}, subset {subset}"
-            )
+            parts[str(subset)] = _measured(measure, truth[inside], found[inside], part)
         except ConfigError:
             if averaged:
                 raise
             parts[str(subset)] = None
     if not averaged:
-        return Correlation(together, together, together, parts)
-    each = np.array([value for value in parts.values() if value is not None])
-    return Correlation(together, float(each.mean()), float(np.average(each, weights=sizes)), parts)
+        return dict.fromkeys(AGGREGATIONS, together), parts
+    each, sizes = list(parts.values()), Counter(groups.tolist()).values()
+    mean, weighted = (float(np.average(each, weights=w)) for w in (None, list(sizes)))
+    return {"all": together, "mean": mean, "wmean": weighted}, parts
 
 
 def _measured(
@@ -96,6 +76,6 @@ def _measured(
             "rank nothing and have no correlation; check the model, the layers and the transform"
         )
     try:
-        return MEASURES[measure](gold, predicted)
+        return 100 * MEASURES[measure](gold, predicted)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error

@@ -90,26 +90,22 @@ def scores_of(each: StsSet, cosines: NDArray[np.float64]) -> dict[str, Any]:
         measure: correlate(gold, found, subsets, measure=measure, averaged=averaged, name=name)
         for measure in MEASURES
     }
-    splits = correlate(each.scores, cosines, each.splits, averaged=False, name=name).subsets
+    splits = correlate(each.scores, cosines, each.splits, averaged=False, name=name)[1]
     sizes = Counter(subsets.tolist())
     return {
-        **{measure: found.to_json() for measure, found in measures.items()},
+        **{measure: figures for measure, (figures, _) in measures.items()},
         "pairs": int(use.sum()),
         "dropped": each.dropped,
         "subsets": {
             subset: {
-                **{name: _percent(found.subsets[subset]) for name, found in measures.items()},
+                **{name: parts[subset] for name, (_, parts) in measures.items()},
                 "pairs": size,
             }
             for subset, size in sizes.items()
             if len(sizes) > 1
         },
-        "splits": {split: _percent(v) for split, v in splits.items() if len(splits) > 1},
+        "splits": splits if len(splits) > 1 else {},
     }
-
-
-def _percent(value: float | None) -> float | None:
-    return None if value is None else 100 * value
 
 
 def average(datasets: Mapping[str, Any]) -> dict[str, Any]:

@@ -343,10 +343,10 @@ def _scorer(config: TrainingConfig, collator: Any, dev: StsSet) -> Score:
     def score(model: ContrastiveModel) -> dict[str, float]:
         found = embed(model, texts, collator, with_head=config.keep_head)
         a, b = found[rows], found[others]
-        spearman = correlate(
+        spearman, _ = correlate(
             gold, pair_cosines(a, b), ["dev"] * len(gold), averaged=False, name=_STSB
         )
-        scores = {BEST: 100 * spearman.all, "uniformity": uniformity(found)}
+        scores = {BEST: spearman["all"], "uniformity": uniformity(found)}
         return scores | ({"alignment": alignment(a[close], b[close])} if close.any() else {})
 
     return score
