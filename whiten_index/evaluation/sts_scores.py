@@ -62,9 +62,9 @@ def correlate(
             parts[str(subset)] = None
     if not averaged:
         return dict.fromkeys(AGGREGATIONS, together), parts
-    each, sizes = list(parts.values()), Counter(groups.tolist()).values()
-    mean, weighted = (float(np.average(each, weights=w)) for w in (None, list(sizes)))
-    return {"all": together, "mean": mean, "wmean": weighted}, parts
+    each = np.array(list(parts.values()), np.float64)
+    weighted = np.average(each, weights=list(Counter(groups.tolist()).values()))
+    return {"all": together, "mean": float(each.mean()), "wmean": float(weighted)}, parts
 
 
 def _measured(
