@@ -56,8 +56,8 @@ units: .venv/tools $(SYSTEMD) $(PROMTOOL)
 # Real engines, each started by its tests; the suites of langchain-tests want asyncio's mode auto.
 # Each start of pytest closes the default folder to other users, such as that of PostgreSQL.
 services: .venv/service
-	$(BIN)/python -m pytest -m "service and not slow" -o asyncio_mode=auto \
-	    --basetemp=$$(mktemp -d)/services
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(BIN)/python -m pytest \
+	    -m "service and not slow" -o asyncio_mode=auto --basetemp="$$folder/services"
 
 # Debian's packages: a C compiler, and strace to see what the compiled library might miss.
 STRACE := /usr/bin/strace
