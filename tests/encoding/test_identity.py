@@ -211,8 +211,10 @@ def test_weights_that_a_file_names_are_part_of_the_identity(named, tmp_path):
     assert not unnoticed(first, after)
 
 
-def test_choices_without_effect_leave_the_identity_as_it_is(tmp_path):
+def test_choices_without_effect_leave_the_identity_as_it_is(tmp_path, monkeypatch):
     model = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"), prompts={})
+    monkeypatch.chdir(tmp_path)
+    assert resolve_encoder(EncoderConfig(model="model"))[0].model == str(model)
     plain = halves(model)
     assert plain["documents"][0] == plain["queries"][0]
     prompted = halves(model, query_prompt="cold ")
@@ -294,6 +296,10 @@ def test_code_of_a_model_is_part_of_the_identity(elsewhere, tmp_path):
     second = halves(folder, trust_remote_code=True)
     assert changed(first, second) == ["documents", "queries"]
     assert not unnoticed(first, second)
+    (folder / "inside").mkdir()
+    (folder / "inside" / "words.txt").write_text("the code may read it")
+    third = halves(folder, trust_remote_code=True)
+    assert third["documents"][0] != second["documents"][0]
 
 
 def test_code_of_another_repository_is_pinned(hub, tmp_path):
