@@ -244,6 +244,7 @@ def test_a_client_needs_neither_torch_nor_faiss(columns: Path, tmp_path: Path) -
         (np.zeros((2, 5)), r"takes \(n, 12\) raw embeddings, .* these have shape \(2, 5\)"),
         (np.zeros(12), r"one a row .* shape \(12,\)"),
         (np.r_[np.ones((3, 12)), np.full((1, 12), np.nan)], "embeddings hold NaN or infinity"),
+        (np.full((1, 12), -1e160), r"embeddings hold .* a number above 1e\+150"),
         ([["a"] * 12], r"embeddings are \(n, 12\) numbers"),
         ([["1.5"] * 12], r"embeddings are \(n, 12\) numbers, and these are of type <U3"),
         (np.ones((1, 12), dtype=np.complex64), "are of type complex64; convert them to float32"),

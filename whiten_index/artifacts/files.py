@@ -43,11 +43,13 @@ _REASONS = {
     errno.EMFILE: "this process has too many files open",
     errno.ENFILE: "the system has too many files open",
     errno.ENOMEM: "the system is out of memory",
+    errno.EAGAIN: "the system starts no more threads or processes",
     errno.ELOOP: "it is a link that leads back to itself",
     errno.ESTALE: "the file server no longer knows it",
 }
 # Libraries in C++ and Rust report the system's errors by these words, without the number.
 _WORDS = {os.strerror(number): number for number in _REASONS if number != errno.ENOENT}
+_WORDS["can't start new thread"] = errno.EAGAIN
 # A missing path; ENOTDIR is the answer below a file, ELOOP of a link to itself.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 

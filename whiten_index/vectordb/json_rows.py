@@ -40,7 +40,7 @@ def to_objects(rows: pa.RecordBatch, names: Sequence[str]) -> list[dict[str, Any
             values = times_as_numbers(column).to_pylist()
             if not _is_plain(kind):
                 values = [_mapped(each, kind, _to_json, list) for each in values]
-        except (pa.ArrowException, ValueError) as error:
+        except (pa.ArrowNotImplementedError, TypeError, ValueError) as error:
             raise RowsError(
                 f"column {name!r} ({kind}) holds {str(error).splitlines()[0]}, which this database "
                 "cannot keep; leave it out of --keep, or mend the corpus"
@@ -63,8 +63,8 @@ def from_objects(objects: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.
                 values = [_mapped(each, kind, _from_json, tuple) for each in values]
             numbers = times_as_numbers(pa.nulls(0, kind)).type
             columns.append(pa.array(values, numbers).view(kind))
-        except (pa.ArrowException, ArithmeticError, AttributeError, LookupError, TypeError,
-                ValueError) as error:  # fmt: skip
+        except (pa.ArrowNotImplementedError, ArithmeticError, AttributeError, LookupError,
+                TypeError, ValueError) as error:  # fmt: skip
             why = (str(error).splitlines() or [type(error).__name__])[0]
             raise DatabaseError(
                 f"column {field.name!r} of the database holds what no push wrote ({why}); push "

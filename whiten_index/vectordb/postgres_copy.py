@@ -230,7 +230,9 @@ class RowFormat:
             return pa.array([each and bytes(each) for each in dumped], pa.large_binary())
         except pa.ArrowInvalid as error:
             why, remedy = first_line(error), "round it to microseconds in the corpus"
-        except (pa.ArrowException, OverflowError, ValueError, psycopg.Error) as error:
+        except (
+            pa.ArrowNotImplementedError, OverflowError, TypeError, ValueError, psycopg.Error
+        ) as error:  # fmt: skip
             why, remedy = first_line(error), "mend the corpus"
         raise RowsError(
             f"column {name!r} ({column.type}) holds what PostgreSQL cannot keep as it is: {why}; "
@@ -246,7 +248,7 @@ class RowFormat:
                 objects = [{field.name: each} for each in values]
                 return from_objects(objects, pa.schema([field]))[field.name].combine_chunks()
             return pa.array(values, type_.arrow).cast(field.type)
-        except (pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
+        except (pa.ArrowNotImplementedError, ArithmeticError, TypeError, ValueError) as error:
             raise DatabaseError(
                 f"column {field.name!r} of the table has values or a type that no push put there "
                 f"({first_line(error)}); change it back, or push all rows with --full"

@@ -41,6 +41,8 @@ from whiten_index.whitening.whitening_config import (
 
 _FILE_KIND, _FORMAT_VERSION = "whitening", 1
 _FLOAT32_UNIT = float(np.finfo(np.float32).eps) / 2
+# Lengths take squares, which float64 holds up to here.
+_LARGEST = 1e150
 _FLAGS = ("center", "normalize_input", "shuffle")
 _NUMBERS = ("exponent", "count", "shrinkage", "floor")
 _INTEGERS = ("remove_top", "groups", "seed")
@@ -211,8 +213,12 @@ class Whitening:
             ConfigError: rows of another width, or with NaN or infinity.
         """
         x = real_rows(embeddings, self.dim, taker="this transform").astype(np.float64)
-        if not np.isfinite(x).all():
-            raise ConfigError("the embeddings hold NaN or infinity; drop or mend those rows first")
+        # NaN is within no bounds.
+        if not (x.min(initial=0.0) >= -_LARGEST and x.max(initial=0.0) <= _LARGEST):
+            raise ConfigError(
+                f"the embeddings hold NaN or infinity, or a number above {_LARGEST:g}, whose "
+                "square is beyond float64; drop or mend those rows first"
+            )
         if self.normalize_input:
             x = unit_rows(x)
         if self.center:
