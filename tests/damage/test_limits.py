@@ -247,11 +247,16 @@ def test_a_row_filter_within_the_limits_is_computed(run, tmp_path, filtered):  #
         assert run(["encode", corpus, *named, "--filter", text])[0] == 0
 
 
-@pytest.mark.parametrize("name", ["qrels", "run"])
-def test_one_long_text_in_thousands_of_rows(run, sound, tmp_path, name):  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("name", ["qrels", "run", "lists"])
+def test_one_long_value_in_thousands_of_rows(run, sound, tmp_path, name):  # type: ignore[no-untyped-def]
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * 4000), pa.array(["a" * (1 << 20)]))
     numbers, path = [1] * 4000, tmp_path / "f.parquet"
+    part = pa.array([[0.0] * (1 << 16)] * 64, pa.list_(pa.float32()))
     table, arguments = {
+        "lists": (
+            {"query_id": pa.chunked_array([part] * 33)},
+            ["eval", "retrieval", "--run", str(path), "--qrels", str(sound / "qrels.tsv")],
+        ),
         "qrels": (
             {"query_id": ["q"] * 4000, "doc_id": texts, "relevance": numbers},
             ["eval", "retrieval", "--run", str(sound / "run.trec"), "--qrels", str(path)],

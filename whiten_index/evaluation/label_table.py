@@ -156,7 +156,7 @@ def _read_parquet(path: Path, known: Collection[str]) -> LabelTable:
     with reading_parquet(path):
         names = pq.read_schema(path).names
         wanted = [name for name in names if name in known]
-        with _open_bounded(path, columns=len(wanted)) as file:
+        with _open_bounded(path, wanted) as file:
             table = file.read(wanted)
         # Damage that decodes all the same shows as text that is not UTF-8.
         table.validate(full=True)
@@ -165,7 +165,7 @@ def _read_parquet(path: Path, known: Collection[str]) -> LabelTable:
     return LabelTable(path, columns, names, range(table.num_rows))
 
 
-def _open_bounded(path: Path, *, columns: int) -> pq.ParquetFile:
+def _open_bounded(path: Path, wanted: Collection[str]) -> pq.ParquetFile:
     """Open a Parquet file whose texts stay in dictionaries until ``_check_texts`` has seen them.
 
     A file may hold a text once and name it in a billion rows.
@@ -176,9 +176,11 @@ def _open_bounded(path: Path, *, columns: int) -> pq.ParquetFile:
         field.name for field in schema if _is_text(field.type) and field.type != pa.string_view()
     ]
     file = pq.ParquetFile(path, page_checksum_verification=True, read_dictionary=texts)
-    groups = map(file.metadata.row_group, range(file.num_row_groups))
+    groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
     check_expanded(sum(group.total_byte_size for group in groups), packed)
-    check_expanded(file.metadata.num_rows * columns * _VALUE_BYTES, packed)
+    chunks = (group.column(number) for group in groups for number in range(group.num_columns))
+    read = (chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in wanted)
+    check_expanded(sum(chunk.num_values for chunk in read) * _VALUE_BYTES, packed)
     return file
 
 
