@@ -83,8 +83,7 @@ class Case:
     def moments(self) -> Moments:
         """Moments of the whole corpus."""
         store, record = self.encoded.store, self.encoded.record
-        shards = [part.shard for part in record.parts if part.rows]
-        return store.total_moments(shards, int(store.encoder["dim"]))
+        return store.total_moments(part for part in record.parts if part.rows)
 
     @cached_property
     def documents(self) -> NDArray[np.float64]:

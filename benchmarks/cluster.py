@@ -83,7 +83,7 @@ def _column(work: Path) -> Path:
     report = encode_corpus(config)
     with pq.ParquetWriter(path, pa.schema([("embedding", pa.list_(pa.float16(), 384))])) as writer:
         for part in report.record.parts:
-            rows = report.store.embeddings(part.shard).astype(np.float16)
+            rows = report.store.embeddings(part)[:].astype(np.float16)
             array = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
             writer.write_table(pa.table({"embedding": array}))
     return path
@@ -98,7 +98,7 @@ def _compared(here: BuildReport, there: BuildReport) -> dict[str, Any]:
     return {
         "rows": here.encoded.record.rows,
         "factory": here.manifest["factory"]["built"],
-        "same_shards": here.encoded.record.shards == there.encoded.record.shards,
+        "same_shards": here.encoded.record.fingerprint == there.encoded.record.fingerprint,
         "same_ids": documents[0] == documents[1],
         "same_index": index[0] == index[1],
         **_index_apart(*(folder / "index.faiss" for folder in folders)),
@@ -138,9 +138,9 @@ def _index_apart(here: Path, there: Path) -> dict[str, float]:
 def _least_cosine(store: EmbeddingStore, there: BuildReport) -> float:
     """Return the least cosine of an embedding with the same row's of the other build."""
     least = 1.0
-    for shard in set(there.encoded.record.shards):
+    for part in there.encoded.record.distinct_parts:
         mine, theirs = (
-            each.embeddings(shard).astype(np.float64) for each in (store, there.encoded.store)
+            each.embeddings(part)[:].astype(np.float64) for each in (store, there.encoded.store)
         )
         lengths = np.linalg.norm(mine, axis=1) * np.linalg.norm(theirs, axis=1)
         least = min(least, float(((mine * theirs).sum(axis=1) / lengths).min()))

@@ -23,6 +23,7 @@ from benchmarks.results_file import data_folder, write
 from whiten_index import BuildConfig, Moments, Whitening
 from whiten_index.index.exact import exact_neighbours
 from whiten_index.pipeline.encode import encode_corpus
+from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.whitening.drift import Drift, decide
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.whitening_config import WhiteningConfig
@@ -48,8 +49,9 @@ def embeddings(name: str, work: Path, *, limit: int | None) -> NDArray[np.float1
         store=os.environ.get("WHITEN_INDEX_STORE", str(work / "store")),
     )
     report = encode_corpus(config)
-    parts = (part.shard for part in report.record.parts if part.rows)
-    return np.concatenate([report.store.embeddings(shard) for shard in parts]).astype(np.float16)
+    return np.concatenate(list(CorpusEmbeddings(report.store, report.record).blocks())).astype(
+        np.float16
+    )
 
 
 def neighbours(

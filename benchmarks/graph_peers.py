@@ -171,8 +171,7 @@ def measure(folder: str) -> Iterator[dict[str, Any]]:
     """Yield one line for each contender."""
     store = EmbeddingStore.open(folder)
     record = store.corpus()
-    shards = [part.shard for part in record.parts if part.rows]
-    moments = store.total_moments(shards, int(store.encoder["dim"]))
+    moments = store.total_moments(part for part in record.parts if part.rows)
     whitening = Whitening.fit(moments, WhiteningConfig(k=K, exponent=0.0))
     raw = np.concatenate(list(CorpusEmbeddings(store, record).blocks())).astype(np.float32)
     held_out = np.random.default_rng(_SEED).permutation(len(raw))[:_HELD_OUT]

@@ -21,8 +21,7 @@ def encode_and_fit(corpus: str, column: str, store: str, rows: int) -> dict[str,
     """Encode ``rows`` rows into a new store, fit a whitening, return peak RSS and rates."""
     config = BuildConfig(corpus=(corpus,), text_columns=(column,), store=store, limit=rows)
     report = encode_corpus(config)
-    shards = [part.shard for part in report.record.parts if part.rows]
-    Whitening.fit(report.store.total_moments(shards, report.store.encoder["dim"]))
+    Whitening.fit(report.store.total_moments(report.record.distinct_parts))
     return {
         "benchmark": "memory",
         "corpus": Path(corpus).name,

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from benchmarks.results_file import data_folder, write
 from whiten_index import BuildConfig, Moments, open_index
 from whiten_index.pipeline.encode import encode_corpus
+from whiten_index.store.sampling import CorpusEmbeddings
 
 ROWS, NIGHTS = 50_000, 30
 CHANGED, NEW, DELETED = 0.01, 0.005, 0.005
@@ -35,6 +36,7 @@ MODEL, K = "all-MiniLM-L6-v2", 128
 ENCODER = ("--model", MODEL, "--pooling", "mean", "--max-length", "128")
 TRANSFORM = ("--whiten", "whitening", "--exponent", "0.25", "--k", str(K))
 _BLOCK = 8192
+_STORED = ("segments", "digests", "rows")
 _COMMAND = "from whiten_index.cli import main; main()"
 
 
@@ -85,7 +87,9 @@ def nights(work: Path) -> list[dict[str, Any]]:
     built = _timed(*fresh, "--out", work / "fresh")
     found.append({"figure": "nights", "night": NIGHTS, "what": "fresh build", **built})
     found.append({"figure": "equal after nights", **compare(work / "index", work / "fresh")})
-    sizes = {name: _bytes(work / "index" / "store", name) for name in ("shards", "packs", "rows")}
+    sizes = {
+        name: _bytes(work / "index" / "store", name) for name in ("segments", "digests", "rows")
+    }
     found.append({"figure": "store", "when": "after nights", **sizes})
     gc = ("gc", work / "index/store", "--keep-days", "0")
     for command in (("prune", work / "index", "--keep", "1"), gc):
@@ -94,7 +98,9 @@ def nights(work: Path) -> list[dict[str, Any]]:
     done = _timed("compact", work / "index/store")
     found.append({"figure": "upkeep", "what": "compact", **done})
     _timed(*gc)
-    sizes = {name: _bytes(work / "index" / "store", name) for name in ("shards", "packs", "rows")}
+    sizes = {
+        name: _bytes(work / "index" / "store", name) for name in ("segments", "digests", "rows")
+    }
     found.append({"figure": "store", "when": "after upkeep", **sizes})
     found.append({"figure": "equal after upkeep", **compare(work / "index", work / "fresh")})
     return found
@@ -176,8 +182,9 @@ def _wikinews_embeddings(work: Path) -> NDArray[np.float16]:
         store=os.environ.get("WHITEN_INDEX_STORE", str(work / "wikinews")),
     )
     report = encode_corpus(config)
-    parts = (part.shard for part in report.record.parts if part.rows)
-    return np.concatenate([report.store.embeddings(shard) for shard in parts]).astype(np.float16)
+    return np.concatenate(list(CorpusEmbeddings(report.store, report.record).blocks())).astype(
+        np.float16
+    )
 
 
 def _texts() -> tuple[str, ...]:

@@ -63,8 +63,7 @@ def nights() -> str:
     (equal,) = (row for row in found if row["figure"] == "equal after nights")
     before, after = (row for row in found if row["figure"] == "store")
     sizes = [
-        f"{row['shards']['bytes'] / 1e6:,.0f} MB in {row['shards']['entries']} shards and "
-        f"{row['packs']['bytes'] / 1e6:,.0f} MB in {row['packs']['entries']} packs"
+        f"{row['segments']['bytes'] / 1e6:,.0f} MB in {row['segments']['entries']} segments"
         for row in (before, after)
     ]
     kept = f"The store: {sizes[0]} after the nights, {sizes[1]} after `prune`, `gc` and `compact`."

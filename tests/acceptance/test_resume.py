@@ -56,7 +56,7 @@ def finished_shards(store: Path) -> set[Path]:
 
     A temporary folder begins with a dot.
     """
-    found = store.glob("*/shards/*")
+    found = store.glob("*/segments/*")
     return {path for path in found if not path.name.startswith(".")}
 
 

@@ -159,7 +159,7 @@ def read_all(world: World) -> None:
     store = EmbeddingStore.open(world.store)
     record = store.corpus()
     for part in record.parts:
-        store.require(part.shard)
+        store.require_segment(part.digests)
     for which in ("verify", "verify store"):
         status, stdout, stderr = run(*command(world, which))
         if status:

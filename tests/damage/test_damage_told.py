@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from tests.helpers.updates import Place, some_rows, version_of
 from whiten_index import open_index
 from whiten_index.errors import ArtifactError
 from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusPart
 from whiten_index.versions.compaction import compact_store
 
 ARTIFACT = 5
@@ -56,53 +56,33 @@ def test_a_damaged_version_is_sent_to_verify_which_knows_the_cheaper_way(
     assert run("update", "--index", place.out)[0] == 0
 
 
-def derived_shard(place: Place) -> tuple[EmbeddingStore, str, str]:
-    """Return a shard that picks rows from another, and that other."""
+def shared_segment(place: Place) -> tuple[CorpusPart, Path]:
+    """Return a part of the corpus and the segment of another name that most of its rows are in."""
     rows = dict(place.files["a.parquet"])
     place.files = {**place.files, "a.parquet": {**rows, 3: some_rows([3], seed=5)[3]}}
     place.write()
     place.update()
     store = EmbeddingStore.open(place.out / "store")
-    for name in store.corpus().shards:
-        others = [each for each, _ in store.row_refs(name).sources if each != name]
-        if others:
-            (source,) = others
-            return EmbeddingStore.open(store.root), name, source
-    raise AssertionError("no shard is derived")
-
-
-@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
-def test_a_shard_that_lost_what_it_picks_from_names_that(place: Place, damage: object) -> None:
-    store, name, source = derived_shard(place)
-    path = store.shards_folder / source / "embeddings.safetensors"
-    damage(path)  # type: ignore[operator]
-    with pytest.raises(ArtifactError, match=f"shard {name} .*: {path} is missing or damaged"):
-        store.require(name)
-    if damage is not flip:
-        with pytest.raises(ArtifactError, match=f"{path} is missing or damaged"):
-            store.embeddings(name)
-    with pytest.raises(ArtifactError, match=f"{path} is missing or damaged"):
-        open_index(place.out, rerank=200).search_embeddings(np.ones((1, 8), dtype=np.float32))
+    part = next(p for p in store.corpus().parts if store.segment(p.digests) is None)
+    places = store.index(verify=False).find(store.digests(part))
+    name = places.names[np.argmax(np.bincount(places.segment))]
+    return part, store.segments_folder / name
 
 
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
 @pytest.mark.parametrize("file", ["embeddings.safetensors", "manifest.json"])
-def test_a_shard_whose_pack_is_damaged_names_the_pack(
-    place: Place, damage: object, file: str
+@pytest.mark.parametrize("joined", [False, True])
+def test_rows_of_a_damaged_segment_name_it(
+    place: Place, damage: object, file: str, *, joined: bool
 ) -> None:
-    root = place.out / "store"
-    compact_store(root)
-    store = EmbeddingStore.open(root)
-    (pack,) = store.packs.folder.iterdir()
-    name = next(shard for shard in store.corpus().shards if store.packs.find(
-        shard, verify=False
-    ))  # fmt: skip
-    shutil.rmtree(store.shards_folder / name, ignore_errors=True)
-    damage(pack / file)  # type: ignore[operator]
-    again = EmbeddingStore.open(root)
-    for use in (again.require, again.embeddings, again.moments):
-        if damage is flip and file != "manifest.json" and use != again.require:
-            # It is only read, and not checked.
-            continue
-        with pytest.raises(ArtifactError, match=f"{pack / file} is missing or damaged; run the"):
-            use(name)
+    if joined:
+        compact_store(place.out / "store")
+    part, segment = shared_segment(place)
+    damage(segment / file)  # type: ignore[operator]
+    store, why = EmbeddingStore.open(place.out / "store"), f"{segment / file} is missing or damaged"
+    for use in (store.embeddings, store.moments):
+        with pytest.raises(ArtifactError, match=f"rows cannot be read: {why}; run the same"):
+            use(part)
+    assert not store.has(part)
+    with pytest.raises(ArtifactError, match=why):
+        open_index(place.out, rerank=200).search_embeddings(np.ones((1, 8), dtype=np.float32))

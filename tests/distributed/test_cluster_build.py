@@ -59,7 +59,7 @@ def build(corpus, out, address=None, **options):
 
 
 def shards_of(store):
-    return {path.parent.name for path in Path(store).glob("*/shards/[!.]*/manifest.json")}
+    return {path.parent.name for path in Path(store).glob("*/segments/[!.]*/manifest.json")}
 
 
 def version_of(report):
@@ -152,7 +152,7 @@ class Killer(threading.Thread):
 
 
 def stamp(store, name):
-    ((manifest),) = Path(store).glob(f"*/shards/{name}/manifest.json")
+    ((manifest),) = Path(store).glob(f"*/segments/{name}/manifest.json")
     return manifest.stat().st_mtime_ns, manifest.stat().st_ino
 
 

@@ -167,13 +167,13 @@ def test_two_processes_make_the_same_store_and_resume_each_other(
     encode_corpus(half)
     two = build_index(options(corpus, tiny_model, tmp_path / "two", device="cpu,cpu"))
     assert (two.encoded.counts.reused, two.encoded.counts.encoded) == (100, 170)
-    assert [p.shard for p in one.encoded.record.parts] == [
-        p.shard for p in two.encoded.record.parts
+    assert [p.digests for p in one.encoded.record.parts] == [
+        p.digests for p in two.encoded.record.parts
     ]
     for part in one.encoded.record.parts:
         np.testing.assert_allclose(
-            two.encoded.store.embeddings(part.shard),
-            one.encoded.store.embeddings(part.shard),
+            two.encoded.store.embeddings(part)[:],
+            one.encoded.store.embeddings(part)[:],
             atol=1e-3,
         )
     ids = [[hit.id for hit in open_index(r.out).search(["the old king"])[0]] for r in (one, two)]

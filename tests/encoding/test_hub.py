@@ -83,7 +83,7 @@ def encoding(corpus: Path, store: Path, model: str, *more: Any) -> tuple[Any, ..
 
 def stored(store: Path) -> np.ndarray:
     opened = EmbeddingStore.open(store)
-    return np.concatenate([opened.embeddings(part.shard) for part in opened.corpus().parts])
+    return np.concatenate([opened.embeddings(part)[:] for part in opened.corpus().parts])
 
 
 def recorded(store: Path) -> dict[str, Any]:

@@ -218,7 +218,7 @@ def facts_of(out: Path) -> Facts:
 
 
 def store_damages(out: Path) -> list[str]:
-    """Return what is wrong with the index and with the shards of its published version."""
+    """Return what is wrong with the index and with the rows of its published version."""
     from whiten_index.store.embedding_store import EmbeddingStore
     from whiten_index.store.records import CorpusRecord
     from whiten_index.versions.published import RECORD, read_published
@@ -242,10 +242,8 @@ def garbage(place: Place, wanted: set[str]) -> list[str]:
 
 def names_of(disk: Path) -> set[str]:
     """Return the paths on a disk, without what chance or the number of tries decides in them."""
-    return {
-        re.sub(r"(?<=/packs/)[^/]+|(?<=s/)\d{6}(?=-)", "*", str(path.relative_to(disk)))
-        for path in disk.rglob("*")
-    }
+    changing = r"(?<=/segments/)[0-9a-f]{32}|(?<=s/)\d{6}(?=-)"
+    return {re.sub(changing, "*", str(path.relative_to(disk))) for path in disk.rglob("*")}
 
 
 def in_fork(place: Place, work: Callable[[], Any]) -> tuple[int, Any]:

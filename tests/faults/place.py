@@ -24,11 +24,9 @@ import numpy as np
 ROWS, DIM, ROWS_A_SHARD = 160, 8, 40
 COLUMNS = ["--embedding-column", "embedding", "--id-column", "id"]
 _SECONDS = 120
-# A version's number and a pack's name depend on how often a command was run, and the name of a
-# registered index on its id, which is drawn.
-_CHANGING = re.compile(
-    r"(?<=/packs/)[^/]+|(?<=/indexes/)[^/]+|(?<=/registered/)[^/]+|(?<=s/)\d{6}(?=-)"
-)
+# A version's number depends on how often a command was run, and the name of a registered index on
+# its id, which is drawn.
+_CHANGING = re.compile(r"(?<=/indexes/)[^/]+|(?<=/registered/)[^/]+|(?<=s/)\d{6}(?=-)")
 
 Tree = dict[str, bytes | None]  # path -> content, None for a folder
 

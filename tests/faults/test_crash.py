@@ -173,7 +173,7 @@ def phase_of(lines: list[dict[str, Any]]) -> str:
 def finished_shards(out: Path) -> dict[str, list[int]]:
     """Return shard -> [rows, modification time, inode] of those that have their manifest."""
     found = {}
-    for path in sorted(out.glob("store/*/shards/*/manifest.json")):
+    for path in sorted(out.glob("store/*/segments/*/manifest.json")):
         if not path.parent.name.startswith(".tmp-"):
             rows = json.loads(path.read_text())["shard"]["rows"]
             status = path.stat()

@@ -23,7 +23,16 @@ from whiten_index.cli import cli
 
 STRACE = shutil.which("strace")
 needs_strace = pytest.mark.skipif(STRACE is None, reason="strace is not installed")
-LISTED = ("versions", "candidates", "store", "corpora", "shards", "packs", "indexes", "registered")
+LISTED = (
+    "versions",
+    "candidates",
+    "store",
+    "corpora",
+    "segments",
+    "digests",
+    "indexes",
+    "registered",
+)
 
 
 @dataclass(frozen=True)
@@ -80,8 +89,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for k in (2, 3, 4):
         build(root / "out", corpus, k=k)
     (root / "out" / "candidates").mkdir()
-    (encoder,) = (path for path in (root / "out" / "store").iterdir() if path.is_dir())
-    (encoder / "packs").mkdir()
     return root
 
 
@@ -182,16 +189,11 @@ def test_gc_stops_where_a_registered_index_is_an_empty_mount_point(
     assert files_of(store) == needed
 
 
-@pytest.mark.parametrize("name", ["shards", "rows"])
+@pytest.mark.parametrize("name", ["segments", "digests"])
 def test_gc_stops_where_what_is_needed_is_not_there(place: Place, name: str) -> None:
-    """The shards that a missing one picks rows from are not known."""
     folder = place.folder(name)
-    if name == "rows":
-        (shard,) = place.folder("shards").iterdir()
-        shutil.rmtree(shard)
-    else:
-        folder.rename(place.out.parent / "away")
-        folder.mkdir()
+    folder.rename(place.out.parent / "away")
+    folder.mkdir()
     before = files_of(place.out)
     status, _, stderr = run(*place.command("gc"))
     assert status == ARTIFACT
@@ -287,7 +289,7 @@ def test_verify_tells_what_it_could_not_read_from_damage(place: Place, file: str
         ("newfstatat", "versions/*/manifest.json"),
         ("openat", "versions/*/documents.arrow"),
         ("openat", "store/*/corpora/*.json"),
-        ("openat", "store/*/shards/*/embeddings.safetensors"),
+        ("openat", "store/*/segments/*/embeddings.safetensors"),
     ],
 )
 def test_verify_reports_what_could_not_be_read_once(place: Place, call: str, path: str) -> None:
@@ -348,8 +350,9 @@ def test_what_a_version_needs_stays_where_it_cannot_be_read(
     [
         ("corpora", "*.json"),
         ("indexes", "*.json"),
-        ("shards", "*/manifest.json"),
-        ("shards", "*/embeddings.safetensors"),
+        ("segments", "*/manifest.json"),
+        ("segments", "*/embeddings.safetensors"),
+        ("digests", "*.bin"),
         ("rows", "*.zst"),
     ],
 )
@@ -360,8 +363,8 @@ def test_a_store_that_cannot_be_read_is_not_damaged(
     (path,) = place.folder(folder).glob(file)
     status, stdout, stderr = failing("openat", path, "EIO", *place.command(command))
     place.assert_all_there()
-    if command == "gc" and not file.endswith(".json"):
-        # It reads no content of what is needed in one place alone.
+    if command == "gc" and file.endswith(".zst"):
+        # It does not read ids and kept columns.
         assert status == 0, stderr
         return
     assert (status, "Traceback" in stderr, "damaged" in stdout) == (DISK, False, False), stderr

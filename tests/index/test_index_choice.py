@@ -136,11 +136,11 @@ def test_too_few_rows_to_train_are_told_before_encoding(
     told = rf"cannot train '{factory}' on 1200 rows: it learns {least} centroids .*fewer lists"
     with pytest.raises(ConfigError, match=told):
         build(corpus, tmp_path / "out", factory=factory, store=str(store))
-    assert not list(store.glob("*/shards/*"))
+    assert not list(store.glob("*/segments/*"))
 
 
 def shards_of(store: Path) -> list[Path]:
-    return list(store.glob("*/shards/*"))
+    return list(store.glob("*/segments/*"))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ if __name__ == "__main__":
     real, pushed = BucketStorage.push, []
 
     def push(self: BucketStorage, path: Path) -> None:
-        if path.parent.name == "shards":
+        if path.parent.name == "segments":
             if len(pushed) == int(shards):
                 Path(signal).touch()
                 time.sleep(600)

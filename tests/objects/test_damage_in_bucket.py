@@ -93,7 +93,7 @@ def test_damaged_shards_of_the_store_are_put_there_again(
     """And each command that does it says so in a line on standard error."""
     corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
     build(corpus, out=out)
-    files = [key for key in keys(s3, bucket, "index/store/") if "/shards/" in key]
+    files = [key for key in keys(s3, bucket, "index/store/") if "/segments/" in key]
     # A shard whose manifest is gone counts as none, which hides the rest.
     shards = [key for key in files if not key.endswith("/manifest.json")]
     assert len(shards) >= SHARDS

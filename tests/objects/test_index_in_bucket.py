@@ -154,7 +154,7 @@ def test_back_to_an_earlier_version(
     cache = machine("second")
     rolled = rollback(out)
     assert (rolled.left, rolled.to, rolled.note) == (second.version, first.version, "")
-    assert not list(cache.glob("objects/*/*/shards/*"))
+    assert not list(cache.glob("objects/*/*/segments/*"))
     for name in ("first", "third"):
         machine(name)
         assert open_index(out).bundle.version == first.version

@@ -34,7 +34,7 @@ def encode(corpus: str, store: str) -> EncodeReport:
 
 def rows_of(store: str, report: EncodeReport) -> np.ndarray[Any, Any]:
     opened = EmbeddingStore.open(store)
-    return np.concatenate([opened.embeddings(part.shard) for part in report.record.parts])
+    return np.concatenate([opened.embeddings(part)[:] for part in report.record.parts])
 
 
 def test_rows_that_others_hold_are_picked_from_the_bucket(
@@ -67,7 +67,9 @@ def test_killed_and_resumed_elsewhere(
         time.sleep(0.05)
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
-    done = [key for key in keys(s3, bucket) if "/shards/" in key and key.endswith("manifest.json")]
+    done = [
+        key for key in keys(s3, bucket) if "/segments/" in key and key.endswith("manifest.json")
+    ]
     assert len(done) == finished
     machine("second")
     report = build(corpus, out=out)
@@ -81,11 +83,11 @@ def test_killed_and_resumed_elsewhere(
 
 def require_all(store: EmbeddingStore, report: EncodeReport) -> None:
     for part in report.record.parts:
-        store.require(part.shard)
+        assert store.has(part)
 
 
-def shard_keys(s3: Any, bucket: str, name: str) -> list[str]:
-    return [key for key in keys(s3, bucket) if "/shards/" in key and key.endswith(f"/{name}")]
+def segment_keys(s3: Any, bucket: str, name: str) -> list[str]:
+    return [key for key in keys(s3, bucket) if "/segments/" in key and key.endswith(f"/{name}")]
 
 
 def test_a_damaged_object_is_encoded_again_and_mended(
@@ -93,7 +95,7 @@ def test_a_damaged_object_is_encoded_again_and_mended(
 ) -> None:
     corpus = corpus_file(tmp_path / "c.parquet")
     report = encode(corpus, store)
-    key = shard_keys(s3, bucket, "embeddings.safetensors")[0]
+    key = segment_keys(s3, bucket, "embeddings.safetensors")[0]
     body = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
     s3.put_object(Bucket=bucket, Key=key, Body=body[:-1] + bytes([body[-1] ^ 1]))
     machine("second")
@@ -114,7 +116,7 @@ def test_objects_that_are_cut_or_gone(
 ) -> None:
     corpus = corpus_file(tmp_path / "c.parquet")
     encode(corpus, store)
-    key = shard_keys(s3, bucket, name)[1]
+    key = segment_keys(s3, bucket, name)[1]
     if how == "gone":
         s3.delete_object(Bucket=bucket, Key=key)
     else:

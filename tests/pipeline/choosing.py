@@ -155,7 +155,7 @@ def assert_refused(status: int, match: str, *arguments: Any) -> None:
 
 
 def shards(folder: Path) -> list[Path]:
-    return list(folder.rglob("shards/*/*"))
+    return list(folder.rglob("segments/*/*"))
 
 
 def names_of(report: BuildReport) -> list[str]:
@@ -167,8 +167,8 @@ def names_of(report: BuildReport) -> list[str]:
 
 def raw_embeddings(report: BuildReport) -> Array:
     store = report.encoded.store
-    parts = [part.shard for part in report.encoded.record.parts if part.rows]
-    return np.concatenate([store.embeddings(shard) for shard in parts]).astype(np.float64)
+    parts = [part for part in report.encoded.record.parts if part.rows]
+    return np.concatenate([store.embeddings(part)[:] for part in parts]).astype(np.float64)
 
 
 def vectors_of(fitted_on: Moments, row: dict[str, Any], *matrices: Array, **options: Any) -> Any:

@@ -304,7 +304,7 @@ def test_a_kept_column_may_be_of_any_type(name: str) -> None:
 
 
 def part(name: str, rows: int = 1, documents: str | None = None) -> CorpusPart:
-    return CorpusPart(name, documents or f"d{name}", rows, rows, 0)
+    return CorpusPart(name, documents or f"d{name}", rows, rows, 0, 0)
 
 
 def test_changes_are_an_arrow_file(tmp_path: Path) -> None:

@@ -267,7 +267,7 @@ class TestCanaries:
 
     def test_a_store_that_lost_a_shard_fails_the_gate_and_raises_nothing(self, version):
         made = version()
-        for shard in made.store.folder.glob("shards/*"):
+        for shard in made.store.folder.glob("segments/*"):
             shutil.rmtree(shard)
         assert "could not be tried" in made.failing()["canaries"]
 

@@ -32,8 +32,7 @@ def child(config_json: str) -> None:
     from whiten_index import BuildConfig, Whitening, encode_corpus
 
     report = encode_corpus(BuildConfig(**json.loads(config_json)))
-    shards = [part.shard for part in report.record.parts if part.rows]
-    Whitening.fit(report.store.total_moments(shards, report.store.encoder["dim"]))
+    Whitening.fit(report.store.total_moments(report.record.distinct_parts))
     print(json.dumps({"rows": report.record.rows, "peak_mb": own_peak_mb()}))
 
 

@@ -77,7 +77,7 @@ class Night:
         shutil.rmtree(fresh, ignore_errors=True)
         build(fresh, str(self.corpus), shard_rows=50)
         stored, wanted = (
-            [part.shard for part in report_store(out).parts] for out in (self.out, fresh)
+            [part.digests for part in report_store(out).parts] for out in (self.out, fresh)
         )
         assert stored == wanted
 

@@ -48,7 +48,7 @@ def test_another_store_is_refused_before_anything_is_written_there(
     other.build()
     there = other.out / "store"
     before = tree(there)
-    match = r"named with --store, lacks \d+ of the \d+ shards"
+    match = r"named with --store, lacks \d+ of the \d+ rows"
     for changed in (False, True):
         if changed:
             place.change()

@@ -47,7 +47,7 @@ def test_float16_in_the_store_keeps_the_vectors(scifact_work: Path) -> None:
     config = scifact.corpus_config(Path(os.environ["WHITEN_INDEX_DATA"]), scifact_work)
     corpus = ParquetCorpus.open(config.corpus_config())
     store = EmbeddingStore.open(scifact_work / "store")
-    kept = store.embeddings(store.corpus().parts[0].shard)
+    kept = store.embeddings(store.corpus().parts[0])[:]
     texts = next(corpus.batches()).texts[:200]
     exact = Encoder.load(max_length=256).encode(texts)
     whitening = Whitening.fit(Moments.of(kept), WhiteningConfig(k="full"))

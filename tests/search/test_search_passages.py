@@ -61,10 +61,10 @@ def build(folder: Path, **options: Any) -> Path:
         listed = [row for d in range(first, first + 20) for row in rows_of(d, counts[d])]
         some = rows[start : start + len(listed)]
         digests = row_digests(row.tobytes() for row in some)
-        shard = store.shard_fingerprint(digests, StoreDtype.FLOAT32)
-        store.write(shard, digests, some, dtype=StoreDtype.FLOAT32)
+        store.write(digests, some, dtype=StoreDtype.FLOAT32)
+        name = store.write_digests(digests)
         documents = store.write_documents(pa.Table.from_pylist(listed))
-        parts.append(CorpusPart(shard, documents, len(listed), 20, 0))
+        parts.append(CorpusPart(name, documents, len(listed), 20, 0, 4 * DIM * len(listed)))
         start += len(listed)
     store.save_corpus(CorpusRecord(corpus_source(passages=[16, 2]), tuple(parts), {}))
     options = {"whiten": "none", "store": str(folder / "store"), **options}

@@ -33,40 +33,39 @@ def store(tmp_path):
 
 def write(store, embeddings, *, dtype=StoreDtype.FLOAT16, seed=0, truncated=0):
     digests = make_digests(seed, len(embeddings))
-    fingerprint = store.shard_fingerprint(digests, dtype)
     cut = np.arange(len(embeddings)) < truncated
-    return store.write(fingerprint, digests, embeddings, dtype=dtype, truncated=cut)
+    return store.write(digests, embeddings, dtype=dtype, truncated=cut)
 
 
-def shard_files(store, shard):
-    """Name -> file of a shard, found without knowing the layout."""
-    (folder,) = (p for p in store.folder.rglob(shard.fingerprint) if p.is_dir())
+def segment_files(store, segment):
+    """Name -> file of a segment, found without knowing the layout."""
+    (folder,) = (p for p in store.folder.rglob(segment.name) if p.is_dir())
     return {path.stem: path for path in folder.iterdir() if path.is_file()}
 
 
-def test_a_shard_comes_back_as_it_was_kept(store):
+def test_a_segment_comes_back_as_it_was_kept(store):
     embeddings = make_embeddings(n=70)
     written = write(store, embeddings, truncated=3)
-    found = store.find(written.fingerprint)
+    found = store.segment(written.name)
     assert found == written
     assert (found.rows, found.truncated, found.dtype) == (70, 3, "float16")
-    kept = store.embeddings(written.fingerprint)
+    kept = store.tensor(written.name, "embeddings")
     np.testing.assert_array_equal(kept, embeddings.astype(np.float16))
     assert found.bytes == kept.nbytes
 
 
 @pytest.mark.parametrize("dtype", StoreDtype)
 def test_moments_are_those_of_the_rows_as_kept(store, dtype):
-    shard = write(store, make_embeddings(ratio=10).astype(np.float64), dtype=dtype)
-    kept = Moments.of(store.embeddings(shard.fingerprint))
-    found = store.moments(shard.fingerprint)
+    segment = write(store, make_embeddings(ratio=10).astype(np.float64), dtype=dtype)
+    kept = Moments.of(store.tensor(segment.name, "embeddings"))
+    found = store.segment_moments(segment.name)
     assert found.count == kept.count
     np.testing.assert_array_equal(found.mean, kept.mean)
     np.testing.assert_array_equal(found.scatter, kept.scatter)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_embeddings_that_are_not_finite_leave_no_shard(store, bad):
+def test_embeddings_that_are_not_finite_leave_no_segment(store, bad):
     embeddings = make_embeddings()
     embeddings[3, 3] = bad
     with pytest.raises(ConfigError, match="NaN or infinity"):
@@ -108,32 +107,32 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("file", "damage"), DAMAGES)
-def test_a_damaged_shard_is_not_found_and_writing_it_again_mends_it(store, file, damage):
+def test_a_damaged_segment_is_not_found_and_writing_it_again_mends_it(store, file, damage):
     embeddings = make_embeddings()
-    shard = write(store, embeddings)
-    damage(shard_files(store, shard)[file])
-    assert store.find(shard.fingerprint) is None
-    assert store.holds(shard.fingerprint)
+    segment = write(store, embeddings)
+    damage(segment_files(store, segment)[file])
+    assert store.segment(segment.name) is None
+    assert store.mirror.holds(store.segments_folder / segment.name)
     with pytest.raises(ArtifactError, match=r"is missing or damaged; run the same encode"):
-        store.require(shard.fingerprint)
-    assert write(store, embeddings) == shard
-    assert store.find(shard.fingerprint) == shard
+        store.require_segment(segment.name)
+    assert write(store, embeddings) == segment
+    assert store.segment(segment.name) == segment
     np.testing.assert_array_equal(
-        store.embeddings(shard.fingerprint), embeddings.astype(np.float16)
+        store.tensor(segment.name, "embeddings"), embeddings.astype(np.float16)
     )
 
 
 @pytest.mark.parametrize(("file", "step"), [("embeddings", 3), ("moments", 3), ("manifest", 1)])
 def test_no_flipped_bit_goes_unseen(store, file, step):
-    shard = write(store, make_embeddings(n=6, d=4), truncated=3)
-    path = shard_files(store, shard)[file]
+    segment = write(store, make_embeddings(n=6, d=4), truncated=3)
+    path = segment_files(store, segment)[file]
     # White space and the like in a manifest may change, as long as what it says does not.
-    harmless = (None, shard) if file == "manifest" else (None,)
+    harmless = (None, segment) if file == "manifest" else (None,)
     for at in range(0, path.stat().st_size, step):
         flip(path, at)
-        assert store.find(shard.fingerprint) in harmless, f"byte {at}"
+        assert store.segment(segment.name) in harmless, f"byte {at}"
         flip(path, at)
-    assert store.find(shard.fingerprint) == shard
+    assert store.segment(segment.name) == segment
 
 
 @contextlib.contextmanager
@@ -153,8 +152,8 @@ def test_a_disk_that_takes_no_more_is_an_output_error_and_leaves_nothing(store, 
     with files_limited_to(60_000), pytest.raises(StorageError, match=r"cannot write .*limit"):
         write(store, embeddings)
     assert not list(store.folder.rglob("*.safetensors"))
-    shard = write(store, embeddings)  # nothing is in the way when there is room again
-    assert store.find(shard.fingerprint) == shard
+    segment = write(store, embeddings)  # nothing is in the way when there is room again
+    assert store.segment(segment.name) == segment
 
 
 COLUMNS = {
@@ -170,7 +169,7 @@ COLUMNS = {
 
 
 def as_part(name, rows):
-    return CorpusPart("0" * 32, name, rows, rows, 0)
+    return CorpusPart("0" * 32, name, rows, rows, 0, 0)
 
 
 @pytest.mark.parametrize("column", COLUMNS)
@@ -191,7 +190,7 @@ def make_record(source="a.parquet", parts=3, **skipped):
             "row_filter": None,
             "limit": None,
         },
-        tuple(CorpusPart(f"{i:032x}", f"{i + 7:032x}", 10 * i, 11 * i, i) for i in range(parts)),
+        tuple(CorpusPart(f"{i:032x}", f"{i + 7:032x}", 10 * i, 11 * i, i, 0) for i in range(parts)),
         skipped,
     )
 
@@ -227,12 +226,12 @@ def test_a_damaged_record_is_an_error(store, record_file, text, message):
 
 @pytest.mark.parametrize("damage", [empty, cut_half, flip])
 def test_a_damaged_store_manifest_is_an_error_and_encoding_again_mends_it(store, damage):
-    shard = write(store, make_embeddings())
+    segment = write(store, make_embeddings())
     damage(store.folder / manifest.MANIFEST)
     with pytest.raises(ArtifactError, match=r"manifest\.json.*(cannot be read|damaged).*; restore"):
         EmbeddingStore.open(store.root)
     EmbeddingStore.create(store.root, ENCODER, NAME)
-    assert EmbeddingStore.open(store.root).find(shard.fingerprint) == shard
+    assert EmbeddingStore.open(store.root).segment(segment.name) == segment
 
 
 def test_a_store_of_a_later_release_is_refused_and_left_alone(store):

@@ -430,7 +430,7 @@ def test_damaged_embeddings_are_not_pushed(world: World, changed: bool) -> None:
         world.push()
         world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
         world.update()
-    shards = sorted(world.root.glob("index/store/*/shards/*/embeddings.safetensors"))
+    shards = sorted(world.root.glob("index/store/*/segments/*/embeddings.safetensors"))
     for path in shards:
         data = bytearray(path.read_bytes())
         data[-4:] = np.float32(10).tobytes()

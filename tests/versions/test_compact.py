@@ -1,23 +1,22 @@
-"""Compaction: fewer folders, and to whoever reads nothing has changed, to the bit."""
+"""Compaction: fewer segments, and nothing that is read has changed, to the bit."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import shutil
 
 import numpy as np
 import pytest
 
 from tests.versions.upkeep import (
-    PACK,
+    SHARD,
     Crash,
     World,
     add_version,
     dying_at,
     new_world,
-    shard_folders,
+    segment_folders,
 )
 from whiten_index.artifacts import tensors
 from whiten_index.artifacts.atomic import remove_folder
@@ -29,25 +28,24 @@ from whiten_index.versions.verify_store import verify_store
 
 def compact(world: World, **options):
     """Compact, and then once more, which must do nothing."""
-    report = compact_store(world.place, pack_rows=PACK, **options)
-    again = compact_store(world.place, pack_rows=PACK, **options)
-    assert (again.packs, again.packed, again.removed) == (0, 0, 0)
+    report = compact_store(world.place, segment_rows=SHARD, **options)
+    again = compact_store(world.place, segment_rows=SHARD, **options)
+    assert (again.written, again.rows, again.removed) == (0, 0, 0)
     assert again.before == again.after == report.after
     return report
 
 
 def reads(world: World):
-    """Return all that can be read of each shard that the last record names."""
+    """Return all that can be read of each part that the last record names."""
     store, (record, _) = world.store, world.records[-1]
     return {
-        name: (
-            store.require(name),
-            store.embeddings(name).tobytes(),
-            store.digests(name).tobytes(),
-            store.truncated(name).tolist(),
-            store.moments(name),
+        part.digests: (
+            part,
+            store.embeddings(part)[:].tobytes(),
+            store.digests(part).tobytes(),
+            store.moments(part),
         )
-        for name in record.shards
+        for part in record.distinct_parts
     }
 
 
@@ -61,20 +59,12 @@ def assert_reads_the_same(before, after):
         np.testing.assert_allclose(found.scatter, moments.scatter, rtol=1e-12, atol=1e-11)
 
 
-@pytest.fixture
-def large_rows(monkeypatch):
-    """Let folders count for nothing beside the rows, as if these were thousands of bytes each."""
-    monkeypatch.setattr("whiten_index.store.shard_packing.WORTH_WRITING", math.inf)
-
-
 @pytest.mark.parametrize("spread", [True, False])
-def test_what_is_written_night_by_night_is_in_proportion_to_what_changed(
-    tmp_path, spread, large_rows
-):
+def test_what_is_written_night_by_night_is_in_proportion_to_what_changed(tmp_path, spread):
     """One row of 144 a night, the versions of three nights kept."""
     nights, rows, index, kept = 20, 144, tmp_path / "index", []
     world = new_world(tmp_path, *[rows // 4] * 4)
-    compact_store(world.place, pack_rows=10 * PACK)
+    compact_store(world.place, segment_rows=10 * SHARD)
     written, sizes = 0, []
     for night in range(nights):
         file = world.corpora["news"][night % 4 if spread else 0]
@@ -83,8 +73,8 @@ def test_what_is_written_night_by_night_is_in_proportion_to_what_changed(
         kept.append(add_version(world, index, world.records[-1][0], night + 1))
         if len(kept) > 3:
             remove_folder(kept.pop(0))
-        report = compact_store(world.place, pack_rows=10 * PACK)
-        assert compact_store(world.place, pack_rows=10 * PACK).packs == 0
+        report = compact_store(world.place, segment_rows=10 * SHARD)
+        assert compact_store(world.place, segment_rows=10 * SHARD).written == 0
         written += report.rows
         gc_store(world.place, keep_days=0)
         sizes.append(stored_rows(world))
@@ -135,7 +125,7 @@ def test_it_may_die_anywhere(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             dying_at(patch, step)
             with contextlib.suppress(Crash):
-                done = compact_store(other.place, pack_rows=PACK).packs > 0
+                done = compact_store(other.place, segment_rows=SHARD).written > 0
         assert_reads_the_same(before, reads(other))
         compact(other)
         assert not list(other.place.rglob(".tmp-*"))
@@ -157,23 +147,24 @@ def test_a_full_disk_leaves_everything_as_it_was(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(tensors.Path, "write_bytes", full)
         with pytest.raises(StorageError, match="the disk is full"):
-            compact_store(world.place, pack_rows=PACK)
+            compact_store(world.place, segment_rows=SHARD)
     assert_reads_the_same(before, reads(world))
-    assert len(shard_folders(world)) == 5
+    assert len(segment_folders(world)) == 5
     with monkeypatch.context() as patch:
         patch.setattr("whiten_index.artifacts.atomic.free_bytes", lambda _: 10)
         with pytest.raises(StorageError, match=r"compaction needs about .* bytes"):
-            compact_store(world.place, pack_rows=PACK)
-    assert compact(world).packs == 1
+            compact_store(world.place, segment_rows=SHARD)
+    assert compact(world).written == 1
 
 
 def test_what_is_damaged_is_left_alone(tmp_path):
     world = new_world(tmp_path, *[8] * 5)
-    name = sorted(shard_folders(world))[0]
-    path = world.store.shards_folder / name / "embeddings.safetensors"
+    name = sorted(segment_folders(world))[0]
+    path = world.store.segments_folder / name / "embeddings.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     report = compact(world)
-    assert (report.packed, report.damaged) == (4, 1)
-    assert shard_folders(world) == {name}
+    assert (report.rows, report.damaged) == (32, 1)
+    assert len(segment_folders(world)) == 2
+    assert name in segment_folders(world)
     assert world.encode().counts.encoded == 8
     world.assert_intact()

@@ -15,7 +15,7 @@ from tests.versions.upkeep import (
     assert_reads,
     dying_at,
     new_world,
-    shard_folders,
+    segment_folders,
 )
 from whiten_index.artifacts.atomic import remove_folder
 from whiten_index.errors import (
@@ -51,7 +51,7 @@ def test_versions_that_are_kept_read_as_when_they_were_made(tmp_path, seed):
             del kept[gone]
             remove_folder(gone)
         if rng.random() < 0.4:
-            compact_store(world.place, pack_rows=int(rng.choice([20, 40, 100])))
+            compact_store(world.place, segment_rows=int(rng.choice([20, 40, 100])))
         if rng.random() < 0.6:
             gc_store(world.place, keep_days=0)
         world.assert_intact()
@@ -68,20 +68,23 @@ def test_what_a_damaged_version_needs_is_kept(tmp_path):
     world.encode()
     add_version(world, index, world.records[-1][0], 2)
     (folder / "manifest.json").write_text("{}")
-    assert gc_store(world.place, keep_days=0).shards == 0
+    assert gc_store(world.place, keep_days=0).segments == 0
     (folder / "corpus.json").write_text("{}")
-    with pytest.raises(ArtifactError, match="is damaged and does not say which shards"):
+    with pytest.raises(ArtifactError, match="is damaged and does not say which rows"):
         gc_store(world.place, keep_days=0)
 
 
-def test_a_needed_shard_whose_sources_cannot_be_told_stops_it(tmp_path):
+def test_needed_rows_in_a_damaged_segment_stop_it(tmp_path):
     world = new_world(tmp_path, 40)
+    (before,) = segment_folders(world)
     world.corpora["news"][0][3] = world.numbers(1)[0]
-    shard = world.encode().record.parts[0].shard
-    (world.store.shards_folder / shard / "manifest.json").write_text("{}")
-    with pytest.raises(ArtifactError, match=f"{shard} is damaged.*whiten-index verify"):
+    world.encode()
+    path = world.store.segments_folder / before / "manifest.json"
+    path.write_text("{}")
+    why = f"{path} is damaged or missing: 39 of 40 needed rows.*whiten-index verify"
+    with pytest.raises(ArtifactError, match=why):
         gc_store(world.place, keep_days=0)
-    assert len(shard_folders(world)) == 2
+    assert len(segment_folders(world)) == 2
 
 
 def test_what_it_does_not_know_stays(tmp_path):
@@ -102,10 +105,11 @@ def test_what_it_does_not_know_stays(tmp_path):
 def test_it_may_die_anywhere(tmp_path, monkeypatch):
     world = new_world(tmp_path / "a", 60, 30)
     nights(world, 3)
-    compact_store(world.place, pack_rows=60)
+    compact_store(world.place, segment_rows=60)
     nights(world, 2, seed=1)
     wanted = gc_store(world.place, keep_days=0, dry_run=True)
-    assert wanted.shards > 3
+    assert wanted.segments
+    assert wanted.parts > 3
     step, done, ends = 0, False, set()
     while not done:
         other = World(tmp_path / str(step), dict(world.corpora), list(world.records))
@@ -120,12 +124,12 @@ def test_it_may_die_anywhere(tmp_path, monkeypatch):
         other.assert_intact()
         # Whatever is left reads, or is not found at all.
         store = other.store
-        for name in shard_folders(other):
+        for name in segment_folders(other):
             if not name.startswith("."):
-                assert store.find(name) is not None
+                assert store.segment(name) is not None
         gc_store(other.place, keep_days=0)
         assert not list(other.place.rglob(".tmp-*"))
-        ends.add(frozenset(shard_folders(other)))
+        ends.add(frozenset(segment_folders(other)))
         other.assert_intact()
         shutil.rmtree(other.root)
         step += 1
@@ -140,7 +144,7 @@ def test_a_record_that_is_damaged_stops_it(tmp_path):
     path.write_text("{}")
     with pytest.raises(ArtifactError):
         gc_store(world.place, keep_days=0)
-    assert len(shard_folders(world)) == 3
+    assert len(segment_folders(world)) == 3
 
 
 def registered(world):
@@ -167,46 +171,46 @@ def test_another_index_at_the_place_of_one_that_is_not_mounted_stops_it(tmp_path
     add_version(world, index, world.records[-1][0], 1)
     if copied_id:
         (index / "index.json").unlink()
-    before = shard_folders(world)
+    before = segment_folders(world)
     why = "index.json" if copied_id else f"{index}, an index .*another index is, built later"
     for dry_run in (False, True):
         with pytest.raises(ArtifactError, match=why):
             gc_store(world.place, keep_days=0, dry_run=dry_run)
     with pytest.raises(ArtifactError, match=why):
         compact_store(world.place)
-    assert shard_folders(world) == before
+    assert segment_folders(world) == before
     if copied_id:
         return
     named = {"indexes": [tmp_path / "unmounted"], "forget": [index]}
-    assert gc_store(world.place, keep_days=0, **named).shards == 0
+    assert gc_store(world.place, keep_days=0, **named).segments == 0
     assert sorted(registered(world)) == [index, tmp_path / "unmounted"]
     with pytest.raises(ConfigError, match=f"index {index} is there"):
         gc_store(world.place, forget=[index])
-    assert shard_folders(world) == before
+    assert segment_folders(world) == before
 
 
 def test_a_store_without_its_registry_is_not_collected(tmp_path):
     world, _ = two_states(tmp_path)
-    before = shard_folders(world)
+    before = segment_folders(world)
     world.store.indexes.folder.rename(tmp_path / "away")
     for upkeep in (gc_store, compact_store):
         with pytest.raises(ArtifactError, match="indexes is missing, so that it is not known"):
             upkeep(world.place)
-    assert shard_folders(world) == before
+    assert segment_folders(world) == before
 
 
 @pytest.mark.parametrize("emptied", ["indexes", "registered"])
 def test_an_index_is_known_by_either_of_its_files(tmp_path, emptied):
     world, index = two_states(tmp_path)
-    before = shard_folders(world)
+    before = segment_folders(world)
     for path in (world.store.folder / emptied).glob("*.json"):
         path.unlink()
-    assert gc_store(world.place, keep_days=0).shards == 0
-    assert (shard_folders(world), registered(world)) == (before, [index])
+    assert gc_store(world.place, keep_days=0).segments == 0
+    assert (segment_folders(world), registered(world)) == (before, [index])
     index.rename(tmp_path / "away")
     with pytest.raises(ArtifactError, match=f"{index}, an index .* is not there"):
         gc_store(world.place, keep_days=0)
-    assert gc_store(world.place, keep_days=0, forget=[index]).shards
+    assert gc_store(world.place, keep_days=0, forget=[index]).segments
     assert registered(world) == []
 
 
@@ -215,7 +219,7 @@ def test_a_version_behind_a_link_stops_it_and_so_does_a_link_to_nothing(tmp_path
     versions = index / "versions"
     (versions / "000005-cccccccccccc").symlink_to(".")
     (versions / "000008-cccccccccccc").symlink_to("000001-0123456789ab")
-    assert gc_store(world.place, keep_days=0).shards == 0
+    assert gc_store(world.place, keep_days=0).segments == 0
     for target in ("000006-cccccccccccc", "/nonexistent"):
         (versions / "000006-cccccccccccc").symlink_to(target)
         with pytest.raises(StorageError, match="000006-cccccccccccc is a link to"):
@@ -226,7 +230,7 @@ def test_a_version_behind_a_link_stops_it_and_so_does_a_link_to_nothing(tmp_path
     first.symlink_to(tmp_path / "away")
     with pytest.raises(ArtifactError, match=f"{first} is a link to a version"):
         gc_store(world.place, keep_days=0)
-    assert len(shard_folders(world)) == 6
+    assert len(segment_folders(world)) == 6
 
 
 def test_an_index_of_another_store_is_not_registered(tmp_path):
@@ -234,7 +238,7 @@ def test_an_index_of_another_store_is_not_registered(tmp_path):
         corpus = write_rows(tmp_path / f"{number}.parquet", random_rows(number, rows=80))
         build(tmp_path / str(number), corpus)
     store, other = tmp_path / "0" / "store", tmp_path / "1"
-    with pytest.raises(ArtifactError, match=r"1 is not registered: .* lacks 1 of the 1 shards"):
+    with pytest.raises(ArtifactError, match=r"1 is not registered: .* lacks 80 rows"):
         gc_store(store, indexes=[other], keep_days=0)
     assert gc_store(store, keep_days=0).indexes == (str(tmp_path / "0"),)
     assert verify_store(store).damages == ()

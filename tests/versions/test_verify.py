@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers.builds import build, random_rows, write_rows
 from tests.helpers.corpora import overwrite
-from tests.versions.upkeep import PACK, World, add_version, new_world, pack_folders, shard_folders
+from tests.versions.upkeep import SHARD, World, add_version, new_world, segment_folders
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import sha256_file
 from whiten_index.store.embedding_store import EmbeddingStore
@@ -25,11 +25,11 @@ from whiten_index.versions.verify_store import verify_store
 
 @pytest.fixture
 def world(tmp_path):
-    """A world with one of everything: whole, derived and packed shards, notes, an index."""
+    """A world with one of everything: segments, joined and shared ones, notes, an index."""
     world = new_world(tmp_path, *[8] * 5)
     world.corpora["other"] = [world.numbers(40)]
     world.encode("other")
-    compact_store(world.place, pack_rows=PACK)
+    compact_store(world.place, segment_rows=SHARD)
     world.corpora["other"][0][3] = world.numbers(1)[0]
     other = world.encode("other").record
     world.corpora["news"].append(world.numbers(25))
@@ -38,7 +38,7 @@ def world(tmp_path):
     store.results.save_choice({"a": 1}, {"k": 6})
     store.results.save_sample({"a": 1}, {"x": np.ones((2, 3), dtype=np.float32)})
     add_version(world, world.root / "index", other, 1)
-    assert (len(shard_folders(world)), len(pack_folders(world))) == (3, 1)
+    assert len(segment_folders(world)) == 4
     assert verify_store(world.place).damages == ()
     return world
 
@@ -50,19 +50,13 @@ def mend(world: World) -> None:
     gc_store(world.place, keep_days=0)
 
 
-def the_shard(world: World, kind: str) -> Path:
-    """Return the folder of a shard: derived, the one it picks from, or a whole one of its own."""
-    folder, (other, news) = world.store.shards_folder, [each for each, _ in world.records[-2:]]
-    derived = other.parts[0].shard
-    if kind == "source":
-        sources = json.loads((folder / derived / "manifest.json").read_text())["sources"]
-        (source,) = [name for name, _ in sources if name]
-        return folder / source
-    return folder / (derived if kind == "derived" else news.parts[-1].shard)
+def last_segment(world: World) -> Path:
+    """Return the folder of the segment with the last part of the news."""
+    return world.store.segments_folder / world.records[-1][0].parts[-1].digests
 
 
 def test_what_only_a_version_needs_and_what_nothing_needs(world):
-    folder, record = the_shard(world, "whole"), world.records[-1][0]
+    folder, record = last_segment(world), world.records[-1][0]
     world.corpora["news"].pop()
     world.encode()
     overwrite(folder / "embeddings.safetensors", 500, 501)
@@ -83,7 +77,7 @@ def test_nothing_is_written_and_no_lock_taken(world):
     def state():
         return {path: path.stat().st_mtime_ns for path in world.root.rglob("*")}
 
-    overwrite(the_shard(world, "whole") / "embeddings.safetensors", 500, 501)
+    overwrite(last_segment(world) / "embeddings.safetensors", 500, 501)
     before = state()
     assert not verify_store(world.place).sound
     verify_index(world.root / "index")
@@ -96,13 +90,13 @@ def test_what_a_job_removes_meanwhile_is_no_damage(world, monkeypatch):
     real, done = manifest.check_files, []
 
     def check_files(folder, fields, *, content, **options):
-        if content and not done and folder.parent.name == "shards":
+        if content and not done and folder.parent.name == "segments":
             done.append(gc_store(world.place, keep_days=0))
         return real(folder, fields, content=content, **options)
 
     monkeypatch.setattr("whiten_index.versions.verify_store.check_files", check_files)
     assert verify_store(world.place).damages == ()
-    assert done[0].shards > 0
+    assert done[0].segments > 0
 
 
 @pytest.fixture(scope="module")
@@ -143,17 +137,17 @@ def test_files_that_are_sound_and_do_not_belong_together(out):
     assert "corpus.json of 99 rows, and the index has 100" in damage.why
 
 
-def lose_shards(out: Path, version: Path) -> None:
+def lose_rows(out: Path, version: Path) -> None:
     store = EmbeddingStore.open(out / "store")
-    for shard in CorpusRecord.load(version / "corpus.json").shards:
-        shutil.rmtree(store.shards_folder / shard)
+    for part in CorpusRecord.load(version / "corpus.json").distinct_parts:
+        shutil.rmtree(store.segments_folder / part.digests)
 
 
-def test_the_published_version_lacks_shards_and_encoding_mends_it(out):
+def test_the_published_version_lacks_rows_and_encoding_mends_it(out):
     *_, before, last = versions_of(out)
-    lose_shards(out, last)
+    lose_rows(out, last)
     (damage,) = verify_index(out).damages
-    assert (damage.path, "lacks 1" in damage.why) == (str(last), True)
+    assert (damage.path, "lacks 100" in damage.why) == (str(last), True)
     assert f"rollback {out} --to {before.name}" in damage.remedy
     assert verify_store(out / "store").damages
     report = build(out, str(out.parent / "c.parquet"))

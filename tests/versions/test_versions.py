@@ -218,16 +218,16 @@ def test_a_rollback_refuses_a_version_whose_searches_need_what_the_store_lacks(
     assert (find_rerank(out, first) is not None) == reranked
     needed = json.loads((out / "versions" / first / "corpus.json").read_text())["parts"]
     for part in needed:
-        for folder in out.glob(f"store/*/shards/{part['shard']}"):
+        for folder in out.glob(f"store/*/segments/{part['digests']}"):
             shutil.rmtree(folder)
     if reranked:
-        with pytest.raises(ArtifactError, match=r"lacks 1 of its shards .* its searches fail"):
+        with pytest.raises(ArtifactError, match=r"lacks 2,000 of its rows, .* its searches fail"):
             rollback(out, to=first)
         with pytest.raises(ArtifactError, match=r"no sound version.* its searches fail"):
             rollback(out)
         assert read_current(out).version == last
     else:
-        assert "lacks 1 of the shards" in rollback(out).note
+        assert "lacks 2,000 of the rows" in rollback(out).note
         assert open_index(out).search_embeddings(random_rows(0, rows=1), top_k=1)[0]
 
 

@@ -1,7 +1,7 @@
 """What the tests of upkeep share: corpora that change from night to night, and their truth.
 
 A corpus is files of rows with given embeddings. Each embedding is given by its number alone, so
-that what any shard must hold is known without the store.
+that what any part must hold is known without the store.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from whiten_index.store.records import CorpusRecord
 from whiten_index.versions import published
 
 DIM, SHARD = 6, 40
-# A pack is as large as a shard that is full.
-PACK = SHARD
 
 
 def vectors(numbers: Sequence[int]) -> np.ndarray[Any, Any]:
@@ -116,13 +114,13 @@ def assert_reads(store: EmbeddingStore, record: CorpusRecord, truth: np.ndarray[
         if not part.rows:
             continue
         assert store.has(part)
-        found = store.require(part.shard)
-        assert (found.rows, found.dtype) == (part.rows, "float32")
-        np.testing.assert_array_equal(store.embeddings(part.shard), expected)
-        mapped = store.mapped_embeddings(part.shard)
-        np.testing.assert_array_equal(mapped[np.arange(part.rows)[::-1]], expected[::-1])
-        assert len(store.digests(part.shard)) == part.rows
-        moments, exact = store.moments(part.shard), expected.astype(np.float64)
+        assert part.bytes == 4 * DIM * part.rows
+        found = store.embeddings(part)
+        assert (len(found), found.dtype) == (part.rows, np.float32)
+        np.testing.assert_array_equal(found[:], expected)
+        np.testing.assert_array_equal(found[np.arange(part.rows)[::-1]], expected[::-1])
+        assert len(store.digests(part)) == part.rows
+        moments, exact = store.moments(part), expected.astype(np.float64)
         centred = exact - exact.mean(axis=0)
         assert moments.count == part.rows
         np.testing.assert_allclose(moments.mean, exact.mean(axis=0), atol=1e-12)
@@ -138,12 +136,8 @@ def new_world(root: Path, *files: int, name: str = "news") -> World:
     return world
 
 
-def shard_folders(world: World) -> set[str]:
-    return {path.name for path in world.place.glob("*/shards/*")}
-
-
-def pack_folders(world: World) -> set[str]:
-    return {path.name for path in world.place.glob("*/packs/*")}
+def segment_folders(world: World) -> set[str]:
+    return {path.name for path in world.place.glob("*/segments/*")}
 
 
 @functools.cache

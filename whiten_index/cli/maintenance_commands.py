@@ -162,11 +162,11 @@ def gc(
 @store_argument
 @json_option
 def compact(store: str, as_json: bool) -> None:
-    """Join the small and the scattered shards of STORE, without changing what is in them."""
+    """Join the small and the mostly unused segments of STORE; no row of a corpus changes."""
     from whiten_index.versions.compaction import compact_store
 
     report = compact_store(store).to_json()
-    more = f"damaged or missing shards: {report['damaged']}; whiten-index verify {store} says more"
+    more = f"damaged segments: {report['damaged']}; whiten-index verify {store} says more"
     notes = [more] * bool(report["damaged"])
     terminal.show(report, as_json=as_json, notes=notes)
 

@@ -97,8 +97,8 @@ def prepare_dataset(
             f"{record.rows} rows are too few to compare indexes on; sweep a corpus of "
             f"{_LEAST_ROWS} or more"
         )
-    dim, parts = int(store.encoder["dim"]), [part for part in record.parts if part.rows]
-    moments = store.total_moments([part.shard for part in parts], dim)
+    dim, parts = store.dim, [part for part in record.parts if part.rows]
+    moments = store.total_moments(parts)
     documents = subset = None
     missing = 0
     if judged is None:
@@ -110,7 +110,6 @@ def prepare_dataset(
         missing = judged.missing(names)
         documents = np.array(names, dtype=object)
         queries = _encode_queries(encoded, judged, stages)
-    stored = (np.dtype(store.require(p.shard, verify=False).dtype).itemsize for p in parts)
     facts = {
         "name": config.dataset_name,
         "rows": record.rows if subset is None else len(subset),
@@ -119,7 +118,7 @@ def prepare_dataset(
         "queries": len(queries),
         "judged": judged is not None,
         "raw_bytes_per_row": 4 * dim,
-        "stored_bytes_per_row": max(stored) * dim,
+        "stored_bytes_per_row": max(-(-part.bytes // part.rows) for part in parts),
         "held_out": 0 if subset is None else record.rows - len(subset),
         "relevant_documents_missing": missing,
         "judged_queries_without_text": 0 if judged is None else judged.left_out,

@@ -37,13 +37,11 @@ from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.versions.provenance import corpus_record, open_store
 from whiten_index.versions.published import (
-    CANDIDATES,
     MOMENTS,
     VERSIONS,
     WHITENING,
     Version,
     read_version,
-    version_names,
     with_published,
     withdrawn_facts,
 )
@@ -79,11 +77,12 @@ class BaseVersion:
         remedy = "name it with --store DIR, or build the index again"
         store = open_store(root, fields, given=config.store, reader="an update", remedy=remedy)
         record = corpus_record(source)
-        lacking = sum(store.find(shard, verify=False) is None for shard in record.shards)
-        if config.store is not None and lacking:
+        if config.store is not None and (
+            lacking := sum(map(store.missing_rows, record.distinct_parts))
+        ):
             raise ArtifactError(
-                f"the store {store.root}, named with --store, lacks {lacking} of the "
-                f"{len(record.shards)} shards that version {source.name} was made of; name the "
+                f"the store {store.root}, named with --store, lacks {lacking:,} of the "
+                f"{record.rows:,} rows that version {source.name} was made of; name the "
                 "store that the index was built from, or leave --store out; if it is that one, "
                 "whiten-index build mends it"
             )
@@ -123,15 +122,6 @@ class BaseVersion:
         except ArtifactError:
             return self.record
         return latest if latest.fingerprint == self.record.fingerprint else self.record
-
-    def known_records(self) -> list[CorpusRecord]:
-        """Return its record and those of candidates, whose rows were encoded before a gate."""
-        found = [self.record]
-        for name in version_names(self.root, inside=CANDIDATES):
-            # The rows of a damaged one are encoded again.
-            with contextlib.suppress(ArtifactError):
-                found.append(corpus_record(read_version(self.root / CANDIDATES / name)))
-        return found
 
 
 def _build_config(

@@ -79,10 +79,10 @@ def _split(
     parts: Iterable[CorpusPart], others: Iterable[CorpusPart]
 ) -> tuple[list[CorpusPart], list[CorpusPart]]:
     """Return the parts that are not among the others, as often as they are not, and the rest."""
-    times = Counter((part.shard, part.documents) for part in others)
+    times = Counter((part.digests, part.documents) for part in others)
     own, same = list[CorpusPart](), list[CorpusPart]()
     for part in parts:
-        key = part.shard, part.documents
+        key = part.digests, part.documents
         (same if times[key] > 0 else own).append(part)
         times[key] -= 1
     return own, same
@@ -146,21 +146,21 @@ def stored_rows(store: EmbeddingStore, parts: Iterable[CorpusPart]) -> StoredRow
 def part_digests(
     store: EmbeddingStore, parts: Iterable[CorpusPart]
 ) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-    """Yield shard and digests (n, 16) of the texts of each part that has any.
+    """Yield the name and the digests (n, 16) of the texts of each part that has any.
 
-    Those of a damaged shard are random, and equal no others: each of its documents counts as
+    Damaged ones are random, and equal no others: each of its documents counts as
     changed.
     """
     for part in parts:
         if part.rows:
             try:
-                yield part.shard, store.digests(part.shard)
+                yield part.digests, store.digests(part)
             except FormatError:
-                # A later release wrote the shard.
+                # A later release wrote them.
                 raise
             except ArtifactError:
                 size, rng = (part.rows, DIGEST_BYTES), np.random.default_rng()
-                yield part.shard, rng.integers(0, 256, size, dtype=np.uint8)
+                yield part.digests, rng.integers(0, 256, size, dtype=np.uint8)
 
 
 def count_documents(store: EmbeddingStore, parts: Iterable[CorpusPart], *, passages: bool) -> int:

@@ -1,4 +1,4 @@
-"""Corpus to store: encode every shard that is not there yet, and remember the corpus."""
+"""Corpus to store: encode every row that is not there yet, and remember the corpus."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class EncodeReport:
 
     Attributes:
         store: the embeddings.
-        record: the corpus as shards of the store.
+        record: the corpus, in parts.
         counts: rows read, encoded, reused and skipped.
         stages: seconds and rows by stage.
         work: reads and encodes shards of the corpus, None if a store alone was opened.
@@ -90,9 +90,7 @@ class EncodeReport:
     @property
     def raw_bytes(self) -> int:
         """Bytes of the corpus's raw embeddings in the store."""
-        shards = {part.shard for part in self.record.parts if part.rows}
-        found = (self.store.find(shard, verify=False) for shard in shards)
-        return sum(shard.bytes for shard in found if shard is not None)
+        return sum(part.bytes for part in self.record.distinct_parts)
 
     def elsewhere(self) -> EncodeReport:
         """Return the report as another machine can take it."""
@@ -100,7 +98,7 @@ class EncodeReport:
 
 
 def encode_corpus(config: BuildConfig, *, progress: Progress | None = None) -> EncodeReport:
-    """Encode a corpus into a store, shard by shard, without the shards that are there.
+    """Encode a corpus into a store, shard by shard, without the rows that are there.
 
     Args:
         config: ``corpus`` and ``store`` (or ``out``) must be given.
@@ -155,19 +153,17 @@ def encode_shards(
     *,
     executor: Executor,
     before: CorpusRecord | None = None,
-    known: Sequence[CorpusRecord] = (),
     remember: bool = True,
 ) -> EncodeReport:
     """Encode the rows that the store does not have, and remember the corpus in it.
 
-    Files that are as they were in ``before`` are not read. Rows of the ``known`` records are in
-    the store too. Unless ``remember``, the caller saves the record in the store.
+    Files that are as they were in ``before`` are not read. Unless ``remember``, the caller saves
+    the record in the store.
     """
     work = shard_work(config, corpus)
     with only_writer(work.store.folder, what="store"):
         work.store.tidy()
         work.store.fetch_corpus(corpus.config.source_identity())
-        work = work.reusing(known)
         kept = kept_parts(work, before)
         runner, factor = _encoding_executor(config, work, executor)
         rows, size = corpus.config.shard_rows * factor, SHARD_BYTES * factor
@@ -184,8 +180,8 @@ def encode_shards(
                 results.update(zip(window, result.parts, strict=True))
                 _add_seconds(stages, result)
         corpus.require_unchanged()
-        # Other processes and machines may have kept shards.
-        work.store.mirror.look_again()
+        # This run, and other processes and machines, wrote segments.
+        work.store.look_again()
         record = _record(corpus, kept, results, counts)
         report = EncodeReport(work.store, record, counts, stages, work, executor)
         _note_runtimes(report)
@@ -335,7 +331,7 @@ def _record(
 
 
 def _open_store(config: BuildConfig, stages: Stages, executor: Executor) -> EncodeReport:
-    """Return the store as it is, once its shards are checked."""
+    """Return the store as it is, once its embeddings are checked."""
     given = [option for name, option in _READING.items() if getattr(config, name)]
     if given:
         raise ConfigError(
@@ -351,7 +347,7 @@ def _open_store(config: BuildConfig, stages: Stages, executor: Executor) -> Enco
     with stages.stage("verify store", record.rows) as watcher:
         for part in record.parts:
             if part.rows:
-                store.require(part.shard)
+                store.embeddings(part)
             watcher.advance(part.rows)
     passages = bool(record.source.get("passages"))
     counts = _stored_counts(record.parts, record.skipped, passages=passages)

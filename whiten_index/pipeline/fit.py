@@ -15,7 +15,6 @@ from whiten_index.pipeline.choose_transform import choose_setting
 from whiten_index.pipeline.labels import Labels
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart
-from whiten_index.store.sampling import mapped_part
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import Choice
 from whiten_index.whitening.spectrum import unit_rows
@@ -85,13 +84,13 @@ def fit_moments(config: BuildConfig, encoded: EncodeReport) -> Moments:
 
 
 def _stored_moments(store: EmbeddingStore, group: Group) -> Moments:
-    return store.total_moments([part.shard for part in group], int(store.encoder["dim"]))
+    return store.total_moments(group)
 
 
 def _read_moments(store: EmbeddingStore, normalize: bool, group: Group) -> Moments:
     moments = Moments.empty(int(store.encoder["dim"]))
     for part in group:
-        shard = mapped_part(store, part)
+        shard = store.embeddings(part)
         for start in range(0, len(shard), _BLOCK_ROWS):
             block = np.array(shard[start : start + _BLOCK_ROWS])
             moments = moments.update(unit_rows(block.astype(np.float64)) if normalize else block)
@@ -100,8 +99,8 @@ def _read_moments(store: EmbeddingStore, normalize: bool, group: Group) -> Momen
 
 def _note_rounding(encoded: EncodeReport, whitening: Whitening) -> None:
     """Note directions so narrow that float16 shows in them."""
-    shards = (encoded.store.find(p.shard, verify=False) for p in encoded.record.parts if p.rows)
-    if not any(shard is not None and shard.dtype == "float16" for shard in shards):
+    parts, in_float16 = encoded.record.distinct_parts, 2 * encoded.store.dim
+    if all(part.bytes > part.rows * in_float16 for part in parts):
         return
     cosine = (1 + whitening.rounding_error(relative_error=_FLOAT16_RMS_ERROR) ** 2) ** -0.5
     if cosine < _EQUAL_COSINE:

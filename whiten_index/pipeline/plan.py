@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from whiten_index.artifacts.atomic import free_bytes
+from whiten_index.artifacts.files import exists
 from whiten_index.corpus.batches import EmbeddingBatch, TextBatch
 from whiten_index.corpus.sharding import Shard
 from whiten_index.encoding.encoder_config import chosen_devices
@@ -35,8 +36,7 @@ from whiten_index.pipeline.labels import read_labels
 from whiten_index.pipeline.shard_encoding import ReadShard, ShardWork, shard_work
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.store.dedup import BY_REFERENCE
-from whiten_index.store.dtypes import StoreDtype, folder_bytes
+from whiten_index.store.dtypes import StoreDtype, segment_bytes
 from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.whitening.selection import widths
 
@@ -67,8 +67,8 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> dict
     corpus = open_corpus(config, stages)
     check_early(config, corpus)
     read_labels(config)
-    work = shard_work(config, corpus, write=False).reusing()
-    dim, missing = int(work.store.encoder["dim"]), list[Shard]()
+    work = shard_work(config, corpus, write=False)
+    dim, missing = work.store.dim, list[Shard]()
     rows = to_encode = raw_bytes = 0
     with stages.stage("look up shards", corpus.rows) as watcher:
         for shard in corpus.shards:
@@ -121,7 +121,7 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> di
     """
     stages = Stages(progress or Silent())
     base, corpus, _ = open_base(config, stages)
-    work = shard_work(base.config, corpus, write=False).reusing(base.known_records())
+    work = shard_work(base.config, corpus, write=False)
     kept = kept_parts(work, None if config.read_all else base.read_before(corpus))
     to_encode = stored = 0
     parts, missing = list[CorpusPart](), list[Shard]()
@@ -136,11 +136,11 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> di
                 found = work.look(shard)
                 documents = work.store.name_documents(found.batch.documents)
                 size = len(found.batch), found.batch.read
-                parts.append(CorpusPart(found.fingerprint, documents, *size, 0))
+                parts.append(CorpusPart(found.name, documents, *size, 0, 0))
                 read[id(parts[-1])] = shard
                 to_encode += found.rows_to_encode
                 missing += [shard] if found.missing.any() else []
-                stored += 0 if found.there else _bytes(work, found)
+                stored += _bytes(work, found, parts[-1])
                 watcher.advance(shard.rows)
     record = CorpusRecord(corpus.config.source_identity(), tuple(parts), {})
     up_to_date = nothing_to_do(config, base, record)
@@ -151,7 +151,7 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> di
     again = (work.batch_of(read[id(part)]) for part in came if part.rows)
     changes = compare(
         stored_rows(base.store, gone),
-        (document_rows(batch.documents, batch.digests()) for batch in again),
+        (document_rows(batch.documents, work.digests_of(batch)) for batch in again),
         same=count_documents(work.store, same, passages=base.passages),
         by_content=base.config.id_column is None,
     )
@@ -194,14 +194,15 @@ def _itemsize(work: ShardWork, found: ReadShard) -> int:
     return int(batch.embeddings.itemsize) if isinstance(batch, EmbeddingBatch) else _FLOAT32_BYTES
 
 
-def _bytes(work: ShardWork, found: ReadShard) -> int:
-    """Return about what a shard that is not there will take in the store, its documents too."""
-    rows, dim = len(found.batch), int(work.store.encoder["dim"])
-    size, own = int(found.batch.documents.nbytes), int(np.count_nonzero(found.missing))
-    if found.found is None or rows - own < BY_REFERENCE * rows:
-        return size + folder_bytes(rows, dim, _itemsize(work, found))
-    sources = len(np.unique(found.found.shard[found.found.known]))
-    return size + folder_bytes(rows, dim, _itemsize(work, found), own=own, sources=sources)
+def _bytes(work: ShardWork, found: ReadShard, part: CorpusPart) -> int:
+    """Return about what a shard will take in the store: new rows, and files that are not there."""
+    files = zip(
+        work.store.part_files(part),
+        (found.digests.nbytes, int(found.batch.documents.nbytes)),
+        strict=True,
+    )
+    size = sum(size for path, size in files if not exists(path))
+    return size + segment_bytes(len(found.to_encode), work.store.dim, _itemsize(work, found))
 
 
 def _rows_per_second(

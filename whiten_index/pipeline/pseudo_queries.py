@@ -20,6 +20,7 @@ from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import CorpusError, StorageError
 from whiten_index.store.dtypes import StoreDtype, as_kept
 from whiten_index.store.sampling import drawn_parts, drawn_rows, ids_of, row_starts
+from whiten_index.store.segments import digests_name
 from whiten_index.whitening.selection import LEAST_SAMPLE
 
 if TYPE_CHECKING:
@@ -153,8 +154,7 @@ def _drawn_texts(
     texts: list[tuple[int, object, str]] = []
     for position in drawn_parts(record, rng):
         batch = work.batch_of(work.corpus.shards[position])
-        fingerprint = work.store.shard_fingerprint(batch.digests(), work.dtype)
-        if fingerprint != record.parts[position].shard:
+        if digests_name(work.digests_of(batch)) != record.parts[position].digests:
             raise CorpusError("the corpus changed after it was encoded; run the same command again")
         assert isinstance(batch, TextBatch)
         rows = range(starts[position], starts[position + 1])

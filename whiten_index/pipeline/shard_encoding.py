@@ -7,7 +7,7 @@ import functools
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +31,11 @@ from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.passages import PassageSplitter
 from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.errors import ConfigError, CorpusError, EncoderError
-from whiten_index.store.dedup import RowFinder
 from whiten_index.store.digest_index import Lookup
-from whiten_index.store.dtypes import StoreDtype, type_of
+from whiten_index.store.dtypes import StoreDtype
 from whiten_index.store.embedding_store import EmbeddingStore
-from whiten_index.store.packs import StoredShard
-from whiten_index.store.records import CorpusPart, CorpusRecord
+from whiten_index.store.records import CorpusPart
+from whiten_index.store.segments import Segment, digests_name, keyed
 
 if TYPE_CHECKING:
     from whiten_index.encoding.batching import PreparedWindow
@@ -61,7 +60,7 @@ class Counts:
         padded_tokens: likewise, padding counted.
         out_of_memory: batches that did not fit into the memory and were tried again by halves.
         skipped: reason -> rows left out.
-        remade_shards: shards found damaged and encoded again.
+        remade_shards: shards whose rows were found damaged and encoded again.
         float32_shards: shards kept in float32 because float16 could not hold them.
         kept_files: unchanged files, which were not read.
     """
@@ -92,33 +91,39 @@ class Counts:
 
 @dataclass(frozen=True)
 class ReadShard:
-    """A shard that was read and looked up in the store, where others may hold some of its rows.
+    """A shard that was read and looked up in the store.
 
-    The fingerprint is its name in the store, empty without rows. ``there`` holds if the store has
-    it, or will by the time it is needed. ``missing`` (n,) are the rows that no shard holds.
+    Its digests (n, 16) have a name. ``found`` are the places of its rows, None if one segment has
+    all of them in order. ``missing`` (n,) are the rows that no segment has, and ``under_way``
+    holds if an earlier shard of this run has just these.
     """
 
     batch: TextBatch | EmbeddingBatch
     digests: NDArray[np.uint8]
-    fingerprint: str
-    there: bool
+    name: str
     missing: NDArray[np.bool_]
     found: Lookup | None = None
+    under_way: bool = False
+
+    @property
+    def to_encode(self) -> NDArray[np.int64]:
+        """Rows (m,) to encode."""
+        return np.flatnonzero(self.missing & ~self.under_way)
 
     @functools.cached_property
     def texts(self) -> list[str]:
         """Texts to encode."""
         if isinstance(self.batch, EmbeddingBatch):
             return []
-        return [self.batch.texts[row] for row in np.flatnonzero(self.missing)]
+        return [self.batch.texts[row] for row in self.to_encode]
 
     @property
     def rows_to_encode(self) -> int:
         """Rows of the corpus with a text, or a passage, that is missing."""
         if PASSAGE not in self.batch.documents.column_names:
-            return int(np.count_nonzero(self.missing))
+            return len(self.to_encode)
         begins = self.batch.documents[PASSAGE].to_numpy() == 0
-        return len(np.unique(np.cumsum(begins)[self.missing]))
+        return len(np.unique(np.cumsum(begins)[self.to_encode]))
 
 
 @dataclass
@@ -180,9 +185,9 @@ class LazyEncoder:
 
 @dataclass(frozen=True)
 class ShardWork(Work):
-    """Work of an executor on windows of shards, each shard stored whole or not at all.
+    """Work of an executor on windows of shards, whose new rows are stored whole or not at all.
 
-    ``encoder`` is only called if something is missing. ``rows`` finds rows in other shards.
+    ``encoder`` is only called if something is missing.
     """
 
     corpus: ParquetCorpus
@@ -190,14 +195,7 @@ class ShardWork(Work):
     encoder: Callable[[], Encoder]
     dtype: StoreDtype
     splitter: PassageSplitter | None = None
-    rows: RowFinder | None = None
     _under_way: set[str] | None = field(default_factory=set, repr=False, compare=False)
-
-    def reusing(self, records: Sequence[CorpusRecord] = ()) -> ShardWork:
-        """Return the same work, which finds rows of these corpora and of those in the store."""
-        named = (shard for record in records for shard in record.shards)
-        shards = dict.fromkeys((*named, *self.store.corpus_shards()))
-        return replace(self, rows=RowFinder(self.store, tuple(shards)))
 
     def on_device(self, device: str, threads: int) -> ShardWork:
         """Return the same work for a worker, which keeps neither the plan nor what others do."""
@@ -264,83 +262,91 @@ class ShardWork(Work):
             return batch
         return _split(batch, self.splitter)
 
+    def digests_of(self, batch: TextBatch | EmbeddingBatch) -> NDArray[np.uint8]:
+        """Return the digests (n, 16) by which the store knows the rows of a batch."""
+        return keyed(batch.digests(), self.dtype)
+
     def look(self, shard: Shard, *, verify: bool = True) -> ReadShard:
         """Read a shard and look up its rows; ``verify`` checks embeddings that are there."""
         batch = self.batch_of(shard)
-        digests = batch.digests()
-        if not len(batch):
-            return ReadShard(batch, digests, "", True, np.zeros(0, dtype=np.bool_))
-        name = self.store.shard_fingerprint(digests, self.dtype)
-        # A shard that occurs twice is kept once: by the time of the second the first is there.
-        there = name in (self._under_way or ())
-        there = there or self.store.find(name, verify=verify) is not None
-        if self._under_way is not None:
-            self._under_way.add(name)
-        if there or self.rows is None:
-            return ReadShard(batch, digests, name, there, np.full(len(batch), not there))
-        found = self.rows.known(self.dtype, batch).find(digests)
-        return ReadShard(
-            batch, digests, name, there, ~found.known, found if found.known.any() else None
-        )
+        digests = self.digests_of(batch)
+        name, none = digests_name(digests), np.zeros(len(batch), dtype=np.bool_)
+        if not len(batch) or self.store.segment(name, verify=verify) is not None:
+            return ReadShard(batch, digests, name if len(batch) else "", none)
+        found = self.store.index(verify=verify).find(digests)
+        under_way = False
+        if self._under_way is not None and not found.known.all():
+            # The same rows in the same order are encoded once.
+            new = digests_name(digests[~found.known])
+            under_way = new in self._under_way
+            self._under_way.add(new)
+        return ReadShard(batch, digests, name, ~found.known, found, under_way)
 
     def _keep(
         self, shard: ReadShard, encoded: Encoded | None, rows: slice, counts: Counts
     ) -> CorpusPart:
-        """Store a shard, whose texts are ``rows`` of what was encoded, and count its rows."""
+        """Store the new rows of a shard, which are ``rows`` of what was encoded, and count all."""
         batch = shard.batch
         counts.read += batch.read
         counts.skipped.update(batch.skipped)
         if not len(batch):
-            return CorpusPart("", "", 0, batch.read, 0)
-        if shard.there:
-            stored = self.store.require(shard.fingerprint, verify=False)
-        else:
-            # Damaged embeddings are replaced.
-            counts.remade_shards += self.store.holds(shard.fingerprint)
-            stored = self._write(shard, encoded, rows)
+            return CorpusPart("", "", 0, batch.read, 0, 0)
+        truncated, size = self._write(shard, encoded, rows, counts)
+        digests = self.store.write_digests(shard.digests)
         documents = self.store.write_documents(batch.documents)
         counts.encoded += shard.rows_to_encode
         counts.reused += batch.read - sum(batch.skipped.values()) - shard.rows_to_encode
-        counts.truncated += stored.truncated
+        counts.truncated += truncated
+        in_float16 = len(batch) * self.store.dim * 2
+        counts.float32_shards += self.dtype is StoreDtype.FLOAT16 and size > in_float16
         counts.passages += 0 if self.splitter is None else len(batch)
-        counts.float32_shards += self.dtype is StoreDtype.FLOAT16 and stored.dtype == "float32"
-        return CorpusPart(shard.fingerprint, documents, len(batch), batch.read, stored.truncated)
+        return CorpusPart(digests, documents, len(batch), batch.read, truncated, size)
 
-    def _write(self, shard: ReadShard, encoded: Encoded | None, rows: slice) -> StoredShard:
-        """Write a shard whole, or by reference if others hold most of its rows."""
-        batch, name, digests = shard.batch, shard.fingerprint, shard.digests
-        moments_of, truncated = None, np.zeros(len(batch), dtype=np.bool_)
-        new: NDArray[np.floating]
-        if isinstance(batch, EmbeddingBatch):
-            new = batch.embeddings if shard.found is None else batch.embeddings[shard.missing]
-        elif encoded is None:
-            new = np.empty((0, int(self.store.encoder["dim"])), dtype=np.float32)
+    def _write(
+        self, shard: ReadShard, encoded: Encoded | None, rows: slice, counts: Counts
+    ) -> tuple[int, int]:
+        """Store the new rows; return the texts cut to the limit and the bytes of all rows."""
+        store, new = self.store, shard.digests[shard.missing]
+        whole = store.segment(shard.name, verify=False) if shard.found is None else None
+        if whole is not None:
+            return whole.truncated, whole.bytes
+        assert shard.found is not None
+        truncated, size = store.truncated_and_bytes(shard.found)
+        if len(new):
+            name = digests_name(new)
+            if shard.under_way:
+                segment = store.require_segment(name)
+            else:
+                # Damaged embeddings are replaced.
+                counts.remade_shards += store.mirror.holds(store.segments_folder / name)
+                segment = self._write_segment(shard, new, encoded, rows)
+            truncated, size = truncated + segment.truncated, size + segment.bytes
+        return truncated, size
+
+    def _write_segment(
+        self, shard: ReadShard, new: NDArray[np.uint8], encoded: Encoded | None, rows: slice
+    ) -> Segment:
+        found, missing, moments_of, truncated = shard.found, shard.missing, None, None
+        if isinstance(shard.batch, EmbeddingBatch):
+            embeddings = shard.batch.embeddings
+            embeddings = embeddings if missing.all() else embeddings[missing]
         else:
-            new, truncated[shard.missing] = encoded.embeddings[rows], encoded.truncated[rows]
+            assert encoded is not None
+            embeddings, truncated = encoded.embeddings[rows], encoded.truncated[rows]
             moments_of = encoded.moments_of(rows)
-        if shard.found is None:
-            return self.store.write(
-                name, digests, new, dtype=self.dtype, truncated=truncated, moments_of=moments_of
-            )
-        assert self.rows is not None
-        known = self.rows.known(self.dtype, batch)
-        for number in np.unique(shard.found.shard[shard.found.known]):
-            inside = shard.found.shard == number
-            flags = self.store.truncated(known.shards[number])
-            truncated[inside] = flags[shard.found.row[inside]]
-        refers = self.rows.refer(self.dtype, batch, shard.found, new)
-        if refers.whole is not None:
-            return self.store.write(
-                name, digests, refers.whole, dtype=self.dtype, truncated=truncated
-            )
-        return self.store.derive(
-            name,
-            digests,
-            refers.picks,
-            refers.own,
+        variances = None
+        if self.dtype is StoreDtype.FLOAT16 and found is not None and found.known.any():
+            # Few rows do not show how widely the numbers spread.
+            nearest = found.names[np.argmax(np.bincount(found.segment[found.known]))]
+            before = self.store.segment_moments(nearest)
+            variances = np.diag(before.scatter) / before.count if before.count > 1 else None
+        return self.store.write(
+            new,
+            embeddings,
+            dtype=self.dtype,
             truncated=truncated,
-            moments=self.rows.moments(refers),
-            dtype=type_of(refers.gathered.dtype),
+            moments_of=moments_of,
+            variances=variances,
         )
 
 

@@ -169,7 +169,6 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
             stages,
             executor=SerialExecutor(),
             before=None if config.read_all else base.read_before(corpus),
-            known=base.known_records(),
             remember=False,
         )
         register(encoded.store, out, stages)
@@ -351,16 +350,16 @@ def _carried_rows(
     # A part that is in both states has its rows in their order.
     places: dict[tuple[str, str], list[int]] = {}
     for part, start in zip(before.parts, starts, strict=False):
-        places.setdefault((part.shard, part.documents), []).append(int(start))
+        places.setdefault((part.digests, part.documents), []).append(int(start))
     found = list[NDArray[np.int64]]()
     for part in now.parts:
         if id(part) not in new:
-            start = places[part.shard, part.documents].pop(0)
+            start = places[part.digests, part.documents].pop(0)
             found.append(np.arange(start, start + part.rows, dtype=np.int64))
         elif part.rows:
-            at = known.find(store.digests(part.shard))
+            at = known.find(store.digests(part))
             rows = np.full(part.rows, -1, dtype=np.int64)
-            rows[at.known] = begins[at.shard[at.known]] + at.row[at.known]
+            rows[at.known] = begins[at.segment[at.known]] + at.row[at.known]
             found.append(rows)
     return np.concatenate(found)
 

@@ -14,8 +14,8 @@ from whiten_index.artifacts.storage import Place
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
-from whiten_index.store.row_refs import EmbeddingRows
-from whiten_index.store.sampling import mapped_part, row_starts
+from whiten_index.store.sampling import row_starts
+from whiten_index.store.segments import EmbeddingRows
 from whiten_index.versions.bundle import Bundle
 from whiten_index.versions.provenance import corpus_record, open_store
 from whiten_index.whitening.spectrum import unit_rows
@@ -23,7 +23,7 @@ from whiten_index.whitening.transform import Whitening
 
 Rows = NDArray[np.int64]
 
-# Embeddings scored at once, and shards kept mapped: each is a file that the process holds open.
+# Embeddings scored at once, and parts kept mapped: each is a file that the process holds open.
 _HELD_ROWS, _MAPPED = 1 << 14, 1 << 8
 VECTORS, EMBEDDINGS = "vectors", "embeddings"
 _REMEDY = "name the store it was built from with --store DIR, or search with --rerank 0"
@@ -94,7 +94,7 @@ def _mapped(
 ) -> EmbeddingRows:
     """Return the embeddings (n, d) of a part of the corpus."""
     try:
-        return mapped_part(store, record.parts[position])
+        return store.embeddings(record.parts[position])
     except ArtifactError as error:
         if version is None or exists(version):
             raise
@@ -138,7 +138,7 @@ def open_reranker(
     reason = None
     try:
         record = corpus_record(bundle.source)
-        if all(map(found.holds, record.shards)):
+        if not any(map(found.missing_rows, record.distinct_parts)):
             return Reranker(
                 found,
                 record,
@@ -151,7 +151,7 @@ def open_reranker(
         reason = error
     raise ArtifactError(
         f"the store {found.place} does not hold the corpus of the index, whose rows re-ranking "
-        f"reads; {_REMEDY}"
+        f"reads ({found.damaged()} is missing or damaged); {_REMEDY}"
     ) from reason
 
 

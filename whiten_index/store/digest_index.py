@@ -15,30 +15,32 @@ class Lookup:
     """Places of rows (n,).
 
     Attributes:
-        shard: (n,) int32, number of the shard, −1 where a row is not known.
-        row: (n,) int32, its row in that shard.
+        names: of the segments.
+        segment: (n,) int32, number of the segment, −1 where a row is not known.
+        row: (n,) int32, its row in that segment.
     """
 
-    shard: NDArray[np.int32]
+    names: tuple[str, ...]
+    segment: NDArray[np.int32]
     row: NDArray[np.int32]
 
     @property
     def known(self) -> NDArray[np.bool_]:
         """(n,) whether a row is known."""
-        return self.shard >= 0
+        return self.segment >= 0
 
 
 class DigestIndex:
     """Looks rows up by digest; it takes 24 bytes a row."""
 
-    def __init__(self, shards: Iterable[tuple[str, NDArray[np.uint8]]]) -> None:
-        """Take the shards, and the digests (m, 16) of the rows of each."""
+    def __init__(self, segments: Iterable[tuple[str, NDArray[np.uint8]]]) -> None:
+        """Take the names of segments, and the digests (m, 16) of the rows of each."""
         names, keys, sizes = list[str](), list[Keys](), [0]
-        for name, digests in shards:
+        for name, digests in segments:
             names.append(name)
             keys.append(digest_keys(digests))
             sizes.append(len(digests))
-        self.shards = tuple(names)
+        self.names = tuple(names)
         self._starts = np.cumsum(sizes)
         self._table = HashTable(keys)
 
@@ -49,10 +51,10 @@ class DigestIndex:
         """Return the places of rows with these digests (n, 16), the first of several."""
         place = self._table.find(digest_keys(digests))
         known = place >= 0
-        # Shards without rows start where the next does: the last to start there has the row.
-        shard = np.where(known, np.searchsorted(self._starts, place, side="right") - 1, -1)
-        row = np.where(known, place - self._starts[shard], 0)
-        return Lookup(shard.astype(np.int32), row.astype(np.int32))
+        # Segments without rows start where the next does: the last to start there has the row.
+        segment = np.where(known, np.searchsorted(self._starts, place, side="right") - 1, -1)
+        row = np.where(known, place - self._starts[segment], 0)
+        return Lookup(self.names, segment.astype(np.int32), row.astype(np.int32))
 
 
 # (2, n) uint64: two halves of n keys.

@@ -80,41 +80,22 @@ def fits_float16(
     return bool((noise[matters] <= _FLOAT16_ERROR**2 * spread[matters]).all())
 
 
-# The digest of a row's text, and the flag for a text that was cut.
-_FACTS = 16 + 1
-# The source of a derived shard's row and its place there, int32 each.
-_PICK = 4 + 4
-# Header of a safetensors file, and manifest of a shard's folder, about.
-_HEADER, _MANIFEST = 400, 900
-# Bytes of one source in a manifest, about.
-_SOURCE = 150
-
-
 def keeps_moments(rows: int, dim: int) -> bool:
-    """Return whether a shard of so many rows keeps its moments in a file.
+    """Return whether a segment of so many rows keeps its moments in a file.
 
     The moments of fewer rows than d are larger than the rows, and slower to read than to compute.
     """
     return rows >= dim
 
 
-def moments_bytes(rows: int, dim: int) -> int:
-    """Return the size of the file of a shard's moments, 0 where it keeps none."""
+# Bytes of the digest of a row's text and of the flag for a text that was cut, and, about, of the
+# header of a safetensors file and a manifest.
+_FACTS, _HEADERS = 16 + 1, 400 + 900
+
+
+def segment_bytes(rows: int, dim: int, itemsize: int) -> int:
+    """Return about the bytes of the folder of a segment."""
     # The upper triangle of the scatter, mean and cubic moment, count and quartic moment; float64.
     numbers = dim * (dim + 1) // 2 + 2 * dim + 2
-    return _HEADER + 8 * numbers if keeps_moments(rows, dim) else 0
-
-
-def rows_bytes(rows: int, dim: int, itemsize: int) -> int:
-    """Return the bytes of the rows of a whole shard, without moments."""
-    return rows * (dim * itemsize + _FACTS)
-
-
-def folder_bytes(
-    rows: int, dim: int, itemsize: int, *, own: int | None = None, sources: int = 0
-) -> int:
-    """Return about the bytes of the folder of a shard."""
-    files = _HEADER + _MANIFEST + moments_bytes(rows, dim)
-    if own is None:
-        return files + rows_bytes(rows, dim, itemsize)
-    return files + own * dim * itemsize + rows * (_FACTS + _PICK) + sources * _SOURCE
+    moments = 8 * numbers if keeps_moments(rows, dim) else 0
+    return _HEADERS + rows * (dim * itemsize + _FACTS) + moments if rows else 0

@@ -1,4 +1,4 @@
-"""Raw embeddings on disk, shard by shard: encoded once, whitened and indexed many times.
+"""Raw embeddings by content: each text is encoded once, whitened and indexed many times.
 
 Layout below the root, one folder an encoder::
 
@@ -7,22 +7,22 @@ Layout below the root, one folder an encoder::
         samples/<fingerprint>.safetensors pieces of documents that a transform is chosen on
         choices/<fingerprint>.json        transforms chosen
         runtimes/<fingerprint>.json       versions of the libraries that computed embeddings
-        shards/<shard-fingerprint>/       embeddings, text digests, moments of d rows or more,
-                                          manifest (last)
-        packs/<name>/                     small shards joined, likewise
-        rows/<digest>.arrow.zst           ids and kept columns of a shard in one corpus
-        corpora/<source-fingerprint>.json the shards of a corpus, in order
+        segments/<name>/                  embeddings with the digests of their texts, moments of d
+                                          rows or more, manifest (last)
+        digests/<name>.bin                digests of the texts of a part of a corpus, in order
+        rows/<name>.arrow.zst             its ids and kept columns
+        corpora/<source-fingerprint>.json the parts of a corpus, in order
         indexes/<fingerprint>.json        place of an index built from here
         registered/<fingerprint>.json     the same again
 
-A shard's fingerprint comes from its texts: it is found again under any file name, id or metadata
-column.
+A row is known by the digest of its text and of the type that it is kept in, so that it is found
+again under any file name, id or metadata column, and in whichever segment it is.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -47,18 +47,27 @@ from whiten_index.artifacts.files import (
 from whiten_index.artifacts.limits import canonical_json
 from whiten_index.artifacts.manifest import Digest, Schema, Sealed
 from whiten_index.artifacts.storage import Place
+from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError, FormatError
-from whiten_index.store.dtypes import StoreDtype
+from whiten_index.store.dtypes import keeps_moments
 from whiten_index.store.index_registry import FOLDER, IndexRegistry, owner_of
-from whiten_index.store.packs import REMEDY
 from whiten_index.store.records import CorpusPart, CorpusRecord, EncoderFacts
 from whiten_index.store.result_cache import ResultCache
-from whiten_index.store.shards import Shards
+from whiten_index.store.segments import (
+    REMEDY,
+    EmbeddingRows,
+    Segments,
+    digests_name,
+    finite,
+)
+from whiten_index.whitening.moments import Moments
 
 FORMAT_VERSION = 1
 KIND = "store"
-# Files of ids and kept columns.
-_DOCUMENTS = ".arrow.zst"
+# Files of ids and kept columns, and of digests.
+_DOCUMENTS, _DIGESTS = ".arrow.zst", ".bin"
+# Rows of small parts whose moments are taken together.
+_ROWS_TOGETHER = 1024
 
 
 class StoreManifest(Sealed):
@@ -71,7 +80,7 @@ class StoreManifest(Sealed):
 SCHEMA = Schema(KIND, FORMAT_VERSION, StoreManifest)
 
 
-class EmbeddingStore(Shards):
+class EmbeddingStore(Segments):
     """The embeddings of one encoder below a root folder.
 
     Attributes:
@@ -82,7 +91,7 @@ class EmbeddingStore(Shards):
         folder: this encoder's folder.
         results: choices, samples and runtimes that are remembered.
         indexes: registry of the indexes built from here.
-        verify: whether a shard's content is compared with its checksums before its first row is
+        verify: whether a segment's content is compared with its checksums before its first row is
             read, once for each opened store; else only sizes are compared.
 
     Example:
@@ -117,6 +126,11 @@ class EmbeddingStore(Shards):
         """Fingerprint of the encoder."""
         return self.folder.name
 
+    @property
+    def dim(self) -> int:
+        """Dimensions of the embeddings."""
+        return int(self.encoder["dim"])
+
     @classmethod
     def create(
         cls, root: Path | str, encoder: Mapping[str, Any], fingerprint: str
@@ -134,7 +148,7 @@ class EmbeddingStore(Shards):
             "fingerprint": fingerprint,
         }
         with writing(store.folder):
-            for name in ("shards", "rows", "corpora", FOLDER):
+            for name in ("segments", "digests", "rows", "corpora", FOLDER):
                 make_folder(store.folder / name)
             if store._recorded_encoder() != store.encoder:
                 manifest.write_manifest(store.folder / manifest.MANIFEST, fields)
@@ -176,51 +190,97 @@ class EmbeddingStore(Shards):
         folders = (self.folder, *filter(is_folder, list_folder(self.folder)))
         return sum(map(remove_leftovers, folders))
 
-    def shard_fingerprint(self, digests: NDArray[np.uint8], dtype: StoreDtype) -> str:
-        """Return the fingerprint of rows with these digests (n, 16), kept as ``dtype``."""
-        rows = hashlib.blake2b(np.ascontiguousarray(digests).data, digest_size=32).hexdigest()
-        return manifest.fingerprint({"rows": rows, "dtype": dtype.value})
+    def write_digests(self, digests: NDArray[np.uint8]) -> str:
+        """Keep the digests (n, 16) of the texts of a part; return the name of the file."""
+        name = digests_name(digests)
+        path = self._digests_path(name)
+        if self._checked_bytes(path, _content) is None:
+            self._put(path, digests.tobytes())
+        self.mirror.keep(path)
+        return name
 
-    def corpus_shards(self) -> tuple[str, ...]:
-        """Return the shards of all corpora that were encoded to the end, each once.
+    def digests(self, part: CorpusPart) -> NDArray[np.uint8]:
+        """Return the digests (n, 16) of the texts of a part.
 
-        Damaged records are skipped: a corpus that is encoded again gets a new one.
+        Raises:
+            ArtifactError: they are missing or damaged.
         """
-        found = dict[str, None]()
-        for name in self._corpus_names():
-            try:
-                found |= dict.fromkeys(self.record(name).shards)
-            except FormatError:
-                raise
-            except ArtifactError:
+        data = self._required_bytes(self._digests_path(part.digests), _content)
+        return np.frombuffer(data, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+
+    def embeddings(self, part: CorpusPart) -> EmbeddingRows:
+        """Return the embeddings (n, d) of a part, of which only rows that are touched are read.
+
+        Raises:
+            ArtifactError: some are in no segment, or in a damaged one.
+        """
+        rows, shape = self.rows(part.digests, lambda: self.digests(part)), (part.rows, self.dim)
+        if rows.shape != shape:
+            raise ArtifactError(
+                f"{self.place} holds {rows.shape} numbers for a part of the corpus, and {shape} "
+                "are needed; encode the corpus again"
+            )
+        return rows
+
+    def moments(self, part: CorpusPart) -> Moments:
+        """Return the moments of the embeddings of a part as kept."""
+        return self.moments_of(part.digests, lambda: self.digests(part))
+
+    def total_moments(self, parts: Iterable[CorpusPart]) -> Moments:
+        """Return the sum of the moments of parts."""
+        return Moments.total(chain([Moments.empty(self.dim)], self._moments_of_all(parts)))
+
+    def _moments_of_all(self, parts: Iterable[CorpusPart]) -> Iterator[Moments]:
+        """Yield moments that add up; many small parts share one d × d matrix."""
+        together: list[NDArray[np.floating]] = []
+        for part in parts:
+            if keeps_moments(part.rows, self.dim):
+                yield self.moments(part)
                 continue
-        return tuple(found)
+            together.append(self.embeddings(part)[np.arange(part.rows)])
+            if sum(map(len, together)) >= _ROWS_TOGETHER:
+                yield Moments.of(finite(np.concatenate(together), self.folder))
+                together.clear()
+        if together:
+            yield Moments.of(finite(np.concatenate(together), self.folder))
+
+    def missing_rows(self, part: CorpusPart, *, verify: bool = False) -> int:
+        """Return how many rows of a part are in no segment, by the sizes of files.
+
+        ``verify`` compares their content. In a bucket, a segment's name suffices.
+        """
+        whole = self.segments_folder / part.digests
+        if not part.rows or (self.mirror.uri and not verify and self.mirror.holds(whole)):
+            return 0
+        if self.segment(part.digests, verify=verify) is not None:
+            return 0
+        try:
+            digests = self.digests(part)
+        except FormatError:
+            raise
+        except ArtifactError:
+            return part.rows
+        return int(np.count_nonzero(~self.index(verify=verify).find(digests).known))
 
     def write_documents(self, documents: pa.Table) -> str:
-        """Keep the ids and kept columns of a shard; return the digest that names them.
+        """Keep the ids and kept columns of a part; return the name of the file.
 
         Equal rows get equal names, however the table is chunked or sliced. The name is of the rows,
         as the bytes of the compressed file change with zstd's release.
         """
         data = _as_bytes(documents)
         name = _digest(data)
-        path = self.documents_path(name)
-        if self._document_bytes(name) == data:
-            self.mirror.keep(path)
-            return name
-        sink = pa.BufferOutputStream()
-        with pa.CompressedOutputStream(sink, "zstd") as stream:
-            stream.write(data)
-        with writing(path):
-            if not exists(path.parent):
-                # On another machine than that which made the store in its bucket.
-                make_folder(path.parent)
-            replace_file(path, sink.getvalue().to_pybytes())
-        self.mirror.push(path)
+        path = self._documents_path(name)
+        if self._checked_bytes(path, _unpacked) is None:
+            sink = pa.BufferOutputStream()
+            with pa.CompressedOutputStream(sink, "zstd") as stream:
+                stream.write(data)
+            self._put(path, sink.getvalue().to_pybytes())
+        self.mirror.keep(path)
         return name
 
     def name_documents(self, documents: pa.Table) -> str:
-        """Return the digest that ``write_documents`` would return."""
+        """Return the name that ``write_documents`` would return."""
         return _digest(_as_bytes(documents))
 
     def documents(self, part: CorpusPart) -> pa.Table:
@@ -229,52 +289,81 @@ class EmbeddingStore(Shards):
         Raises:
             ArtifactError: they are missing or damaged.
         """
-        data = self._document_bytes(part.documents)
-        if data is None and self.mirror.look_again():
-            data = self._document_bytes(part.documents)
-        if data is None:
-            path = self.documents_path(part.documents)
-            raise ArtifactError(f"{path} is missing or damaged; {REMEDY}")
+        data = self._required_bytes(self._documents_path(part.documents), _unpacked)
         return pa.ipc.open_stream(data).read_all()
 
-    def documents_path(self, name: str) -> Path:
-        """Return the path of the ids and kept columns with that digest."""
+    def part_files(self, part: CorpusPart) -> tuple[Path, Path]:
+        """Return the files of a part's digests, and of its ids and kept columns."""
+        return self._digests_path(part.digests), self._documents_path(part.documents)
+
+    def all_part_files(self) -> list[Path]:
+        """Return the files of digests, and of ids and kept columns, of all parts."""
+        digests = list_folder(self.folder / "digests", f"[!.]*{_DIGESTS}")
+        return digests + list_folder(self.folder / "rows", f"[!.]*{_DOCUMENTS}")
+
+    def check_part_file(self, path: Path, parts: Iterable[CorpusPart]) -> None:
+        """Check a file of ``all_part_files``, and its length where it is one of these parts.
+
+        Raises:
+            ArtifactError: it is missing or damaged.
+        """
+        of_digests = path.name.endswith(_DIGESTS)
+        data = self._required_bytes(path, _content if of_digests else _unpacked)
+        rows = len(data) // DIGEST_BYTES
+        if not of_digests:
+            rows = pa.ipc.open_stream(data).read_all().num_rows
+        for part in parts:
+            if path in self.part_files(part) and part.rows != rows:
+                raise ArtifactError(f"{path} has {rows} rows, and its part has {part.rows}")
+
+    def _digests_path(self, name: str) -> Path:
+        return self.folder / "digests" / f"{name}{_DIGESTS}"
+
+    def _documents_path(self, name: str) -> Path:
         return self.folder / "rows" / f"{name}{_DOCUMENTS}"
 
-    def documents_paths(self) -> dict[str, Path]:
-        """Return digest -> file of ids and kept columns."""
-        files = list_folder(self.folder / "rows", f"[!.]*{_DOCUMENTS}")
-        return {file.name.removesuffix(_DOCUMENTS): file for file in files}
+    def _put(self, path: Path, data: bytes) -> None:
+        with writing(path):
+            if not exists(path.parent):
+                # On another machine than that which made the store in its bucket.
+                make_folder(path.parent)
+            replace_file(path, data)
+        self.mirror.push(path)
 
-    def _document_bytes(self, name: str) -> bytes | None:
-        """Return the content of a file of rows, None where it is missing or damaged."""
-        path = self.documents_path(name)
+    def _required_bytes(self, path: Path, read: Callable[[Path], bytes | None]) -> bytes:
+        data = self._checked_bytes(path, read)
+        if data is None and self.mirror.look_again():
+            data = self._checked_bytes(path, read)
+        if data is None:
+            raise ArtifactError(f"{path} is missing or damaged; {REMEDY}")
+        return data
+
+    def _checked_bytes(self, path: Path, read: Callable[[Path], bytes | None]) -> bytes | None:
+        """Return the content that a file is named by, None where it is missing or damaged."""
         self.mirror.fetch(path)
-        data = _unpacked(path)
-        if data is not None and _digest(data) == name:
+        data = read(path)
+        if data is not None and _digest(data) == path.name.partition(".")[0]:
             return data
-        return self._document_bytes(name) if self.mirror.fetch_again(path) else None
+        return self._checked_bytes(path, read) if self.mirror.fetch_again(path) else None
 
     def has(self, part: CorpusPart) -> bool:
-        """Return whether a part's shard, checked against its checksums, and its rows are there."""
+        """Return whether the rows of a part are there, checked against their checksums."""
         if not part.rows:
             return True
-        sound = self._document_bytes(part.documents) is not None
-        return sound and self.find(part.shard) is not None
+        readers = zip(self.part_files(part), (_content, _unpacked), strict=True)
+        sound = all(self._checked_bytes(path, read) is not None for path, read in readers)
+        return sound and not self.missing_rows(part, verify=True)
 
     def fetch_corpus(self, source: Mapping[str, Any] | None = None) -> None:
-        """Download the parts of a corpus, or of all, many shards at a time."""
+        """Download the parts of a corpus, or of all, many files at a time."""
         only = None if source is None else f"{manifest.fingerprint(dict(source))}.json"
         for name in self.mirror.names(self._corpora):
             with suppress(ArtifactError):
                 parts = self.record(name).parts if only in (None, name) else ()
-                shards = (self.shards_folder / part.shard for part in parts if part.rows)
-                rows = (self.documents_path(p.documents) for p in parts if p.rows)
-                self.mirror.fetch_all(chain(shards, rows))
-
-    def fetch_shards(self, fingerprints: Iterable[str]) -> None:
-        """Download shards, many at a time, from the bucket of the store, if it is in one."""
-        self.mirror.fetch_all(self.shards_folder / name for name in fingerprints)
+                there = [part for part in parts if part.rows]
+                segments = (self.segments_folder / part.digests for part in there)
+                files = (path for part in there for path in self.part_files(part))
+                self.mirror.fetch_all(chain(segments, files))
 
     def save_corpus(self, record: CorpusRecord, *, index: Place | None = None) -> None:
         """Write the record of a corpus, replacing an earlier one."""
@@ -377,11 +466,15 @@ def _as_bytes(documents: pa.Table) -> bytes:
 
 def _unpacked(path: Path) -> bytes | None:
     """Return the content of a compressed file, None if it is missing or damaged."""
+    return _content(path, compression="zstd")
+
+
+def _content(path: Path, compression: str | None = None) -> bytes | None:
     try:
         with (
             reading(path),
             open_regular(path) as file,
-            pa.input_stream(file, compression="zstd") as stream,
+            pa.input_stream(file, compression=compression) as stream,
         ):
             data: bytes = stream.read()
     except (ArtifactError, OSError, pa.ArrowException):
@@ -396,3 +489,28 @@ def _digest(data: bytes) -> str:
 def _encoder_name(folder: Path) -> str:
     found = read_encoder(folder)
     return f"{found.get('model', found.get('column'))} {folder.name[:8]}"
+
+
+def encoder_folders(root: Path) -> Iterator[Path]:
+    """Yield the folders of encoders below a root folder, damaged ones among them."""
+    for folder in list_folder(root, "[!.]*") if is_folder(root) else ():
+        if is_folder(folder) and (
+            exists(folder / manifest.MANIFEST) or is_folder(folder / "segments")
+        ):
+            yield folder
+
+
+def require_encoder_folders(root: Path) -> list[Path]:
+    """Return the folders of encoders below a root folder, or raise ``ArtifactError``."""
+    if found := list(encoder_folders(root)):
+        return found
+    raise ArtifactError(
+        f"{root} holds no store of embeddings; check the path: it is the folder that was named "
+        "to --store, or the folder store of an index"
+    )
+
+
+def open_stores(root: Path) -> list[EmbeddingStore]:
+    """Open the stores of all the encoders below a root folder."""
+    folders = require_encoder_folders(root)
+    return [EmbeddingStore.open(root, fingerprint=folder.name) for folder in folders]

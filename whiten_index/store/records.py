@@ -1,4 +1,4 @@
-"""Records of corpora in a store: parts in order, the files they come from, and their rows."""
+"""Records of corpora in a store: parts in order, and the files they come from."""
 
 from __future__ import annotations
 
@@ -31,21 +31,23 @@ class CorpusSource(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class CorpusPart:
-    """One shard of a corpus: the names of its embeddings and of its rows.
+    """A stretch of rows of a corpus, as they were read together.
 
     Attributes:
-        shard: fingerprint of the stored shard; empty where every row was skipped.
-        documents: digest of its ids and kept columns.
+        digests: name of the digests of its texts; empty where every row was skipped.
+        documents: name of its ids and kept columns.
         rows: n.
         read: rows read from the corpus.
         truncated: texts cut to the encoder's limit.
+        bytes: size of its embeddings in the store.
     """
 
-    shard: Annotated[str, StringConstraints(pattern="^([0-9a-f]{32})?$")]
+    digests: Annotated[str, StringConstraints(pattern="^([0-9a-f]{32})?$")]
     documents: Annotated[str, StringConstraints(pattern="^[0-9a-f]*$")]
     rows: Count
     read: Count
     truncated: Count
+    bytes: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +82,11 @@ SCHEMA = Schema(KIND, FORMAT_VERSION, _Fields)
 
 @dataclass(frozen=True)
 class CorpusRecord:
-    """The shards of one corpus in order, enough to index it without reading it again.
+    """The parts of one corpus in order, enough to index it without reading it again.
 
     Attributes:
         source: identity of the corpus.
-        parts: its shards.
+        parts: its rows.
         skipped: reason -> rows left out.
         files: files that the parts come from, in their order.
         index: the one index that it is kept for; empty if there are several, or the user made it.
@@ -99,7 +101,7 @@ class CorpusRecord:
     @property
     def fingerprint(self) -> str:
         """Identity of the rows and their order."""
-        return manifest.fingerprint({"parts": [[p.shard, p.documents] for p in self.parts]})
+        return manifest.fingerprint({"parts": [[p.digests, p.documents] for p in self.parts]})
 
     @property
     def rows(self) -> int:
@@ -107,9 +109,13 @@ class CorpusRecord:
         return sum(part.rows for part in self.parts)
 
     @property
-    def shards(self) -> tuple[str, ...]:
-        """Fingerprints of the stored shards, each once, in the order they are first used."""
-        return tuple(dict.fromkeys(part.shard for part in self.parts if part.rows))
+    def distinct_parts(self) -> tuple[CorpusPart, ...]:
+        """Parts with rows, those with the same texts once, in the order they are first used."""
+        found = dict[str, CorpusPart]()
+        for part in self.parts:
+            if part.rows:
+                found.setdefault(part.digests, part)
+        return tuple(found.values())
 
     def parts_by_file(self) -> dict[str, tuple[CorpusFile, tuple[CorpusPart, ...]]]:
         """Return file name -> the file and its parts."""

@@ -1,4 +1,4 @@
-"""Embeddings of a corpus by row number, and rows drawn at random from a few of its shards."""
+"""Embeddings of a corpus by row number, and rows drawn at random from a few of its parts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.corpus.batches import ID
-from whiten_index.errors import ArtifactError
 from whiten_index.store.records import CorpusPart, CorpusRecord
-from whiten_index.store.row_refs import EmbeddingRows
+from whiten_index.store.segments import EmbeddingRows
 
 if TYPE_CHECKING:
     from whiten_index.store.embedding_store import EmbeddingStore
@@ -46,7 +45,7 @@ def row_starts(record: CorpusRecord) -> NDArray[np.int64]:
 
 
 class CorpusEmbeddings:
-    """The raw embeddings of a corpus by row number; the shard read last stays open."""
+    """The raw embeddings of a corpus by row number; the part read last stays open."""
 
     def __init__(
         self,
@@ -54,7 +53,7 @@ class CorpusEmbeddings:
         record: CorpusRecord,
         subset: NDArray[np.int64] | None = None,
     ) -> None:
-        """Take the corpus and the store of its shards, and a subset (n,) of rising row numbers."""
+        """Take the corpus and the store of its parts, and a subset (n,) of rising row numbers."""
         self._store, self._record, self._subset = store, record, subset
         self.rows: int = record.rows if subset is None else len(subset)
         self._open: tuple[CorpusPart, EmbeddingRows] | None = None
@@ -67,7 +66,7 @@ class CorpusEmbeddings:
             return
         for part in self._record.parts:
             if part.rows:
-                shard = mapped_part(self._store, part)
+                shard = self._store.embeddings(part)
                 for start in range(0, len(shard), rows):
                     yield np.array(shard[start : start + rows])
 
@@ -91,13 +90,13 @@ class CorpusEmbeddings:
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the embeddings (n, d) of some rows, in the order given, in float64.
 
-        Of a shard only those rows are read.
+        Of a part only those rows are read.
         """
         rows = rows if self._subset is None else self._subset[rows]
-        found = np.empty((len(rows), int(self._store.encoder["dim"])))
+        found = np.empty((len(rows), self._store.dim))
         for part, inside, places in _by_part(self._record, rows):
             if self._open is None or self._open[0] is not part:
-                self._open = part, mapped_part(self._store, part)
+                self._open = part, self._store.embeddings(part)
             found[inside] = self._open[1][places]
         return found
 
@@ -107,17 +106,6 @@ def embeddings_of(
 ) -> NDArray[np.float64]:
     """Return the raw embeddings (n, d) of rows of a corpus; see ``CorpusEmbeddings.at``."""
     return CorpusEmbeddings(store, record).at(rows)
-
-
-def mapped_part(store: EmbeddingStore, part: CorpusPart) -> EmbeddingRows:
-    """Return the embeddings (n, d) of a part, of which only rows that are touched are read."""
-    rows, shape = store.mapped_embeddings(part.shard), (part.rows, int(store.encoder["dim"]))
-    if rows.shape != shape:
-        raise ArtifactError(
-            f"shard {part.shard} of {store.place} holds {rows.shape} numbers and {shape} are "
-            "needed; encode the corpus again"
-        )
-    return rows
 
 
 def ids_of(store: EmbeddingStore, record: CorpusRecord, rows: NDArray[np.int64]) -> list[str]:

@@ -1,31 +1,36 @@
-"""Compaction of a store: small and scattered shards are joined in packs."""
+"""Compaction of a store: small and mostly unused segments are joined."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.atomic import require_path
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.artifacts.atomic import remove_folder, require_path, require_space
+from whiten_index.artifacts.files import size_of
 from whiten_index.artifacts.lock import only_writer
+from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.corpus.sharding import SHARD_ROWS
 from whiten_index.errors import ConfigError
-from whiten_index.store.live_set import Inventory, open_stores
-from whiten_index.store.shard_packing import remove_replaced, write_packs
-from whiten_index.versions.references import (
-    corpus_references,
-    index_references,
-    indexes_of,
-)
+from whiten_index.store.dtypes import StoreDtype, segment_bytes
+from whiten_index.store.embedding_store import EmbeddingStore, open_stores
+from whiten_index.store.segments import Segment
+from whiten_index.versions.references import corpus_references, index_references, indexes_of
+
+# A segment of fewer rows than this share of a full one is joined with others.
+_SMALL = 1 / 4
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSize:
-    """Size of a store: folders of shards and of packs, and bytes, those of rows included."""
+    """Size of a store: segments, and bytes of these and of the rows of corpora."""
 
-    shards: int
-    packs: int
+    segments: int
     bytes: int
 
 
@@ -35,19 +40,17 @@ class CompactReport:
 
     Attributes:
         store: the root folder.
-        packed: shards written into packs.
-        rows: of these.
-        packs: written.
-        removed: folders of shards and packs that these replace.
-        damaged: shards of corpora that are missing or damaged, and were left alone.
+        rows: written into new segments.
+        written: new segments.
+        removed: segments that these replace, and those whose rows are all in others.
+        damaged: segments that were left alone.
         before: size of the store before.
         after: size of the store now.
     """
 
     store: str
-    packed: int
     rows: int
-    packs: int
+    written: int
     removed: int
     damaged: int
     before: StoreSize
@@ -58,26 +61,19 @@ class CompactReport:
         return asdict(self)
 
 
-def compact_store(root: Path | str, *, pack_rows: int = SHARD_ROWS) -> CompactReport:
-    """Pack the small and scattered shards of the corpora of a store, for every encoder in it.
+def compact_store(root: Path | str, *, segment_rows: int = SHARD_ROWS) -> CompactReport:
+    """Join the small and mostly unused segments of a store, for every encoder in it.
 
-    Into packs of about ``pack_rows`` rows go
+    Into segments of up to ``segment_rows`` rows go the needed rows of segments that need less than
+    half of theirs, and those of segments with less than a quarter of that many, of as many rows as
+    are joined with them: a row is written once for each doubling. Rows stay the same to the bit.
 
-    - whole shards of less than a quarter of that;
-    - derived ones of as few rows whose folder takes a quarter of what these would, or more;
-    - derived shards that pick from more than 8 others, or whose others hold as many rows that
-      nothing needs as the shard has;
-    - the needed rows of packs at least half of which nothing needs, and of packs less than half
-      full that as many rows join.
-
-    A shard is needed by a corpus, or by a version of an index built from the store. Every shard
-    stays the same to the bit, and shards that pick rows from it still find them.
-
-    Readers are not disturbed. A second run does nothing.
+    A row is needed by a corpus, or by a version of an index built from the store. Readers are not
+    disturbed. A second run does nothing.
 
     Args:
         root: of the store.
-        pack_rows: rows of a full pack.
+        segment_rows: rows of a full segment.
 
     Raises:
         ArtifactError: there is no store, the record of a corpus is damaged, or an index built from
@@ -85,33 +81,122 @@ def compact_store(root: Path | str, *, pack_rows: int = SHARD_ROWS) -> CompactRe
         BusyError: another process is writing the store.
         StorageError: the disk is full or cannot be written.
     """
-    if pack_rows < 1:
-        raise ConfigError(f"packs have 1 row or more; pack_rows {pack_rows} was given")
+    if segment_rows < 1:
+        raise ConfigError(f"segments have 1 row or more; segment_rows {segment_rows} was given")
     place = require_path(root)
     counts, before, after = Counter[str](), Counter[str](), Counter[str]()
     for store in open_stores(place):
         with only_writer(store.folder, what="store"):
             store.tidy()
-            inventory = Inventory.take(store)
-            before.update(inventory.sizes())
-            counts.update(_pack_needed(inventory, pack_rows))
-            if counts["packs"]:
-                inventory = Inventory.take(store)
-            removed = remove_replaced(inventory)
-            counts["removed"] += removed
-            after.update(Inventory.take(store).sizes() if removed else inventory.sizes())
+            before.update(_size(store))
+            # What was removed may leave others mostly unused.
+            while (done := _compact(store, segment_rows))["removed"]:
+                counts.update(done)
+            sound = store.index(verify=True).names
+            counts.update(damaged=len(set(store.segment_names()) - set(sound)), **done)
+            after.update(_size(store))
     return CompactReport(
         store=str(place), before=StoreSize(**before), after=StoreSize(**after), **counts
     )
 
 
-def _pack_needed(inventory: Inventory, pack_rows: int) -> Counter[str]:
-    store = inventory.store
-    shards = [name for each in corpus_references(store) for name in each.record.shards]
-    others = frozenset(
-        shard
-        for index in indexes_of(store.root, [store])
-        for reference in index_references(index, store.root, [store])
-        for shard in reference.record.shards
+def _size(store: EmbeddingStore) -> Counter[str]:
+    paths = [store.segments_folder / name for name in store.segment_names()]
+    size = sum(map(size_of, (*paths, *store.all_part_files())))
+    return Counter(segments=len(paths), bytes=size)
+
+
+def _compact(store: EmbeddingStore, segment_rows: int) -> Counter[str]:
+    """Join segments once; return what was done."""
+    index = store.index(verify=True)
+    found = [store.require_segment(name) for name in index.names]
+    places = index.find(_needed_digests(store))
+    pairs = (places.segment.astype(np.int64) << 32) + places.row
+    _, first = np.unique(pairs[places.known], return_index=True)
+    first.sort()
+    numbers, rows = (each[places.known][first] for each in (places.segment, places.row))
+    used = np.bincount(numbers, minlength=len(found))
+    joined = _to_join(found, used, segment_rows)
+    wanted = np.isin(numbers, joined)
+    numbers, rows = numbers[wanted], rows[wanted]
+    dtypes = {int(number): found[number].dtype for number in joined}
+    require_space({store.folder: _bytes(found, dtypes, used)}, "compaction")
+    counts, kept = Counter[str](rows=0, written=0, removed=0), set[str]()
+    for dtype in sorted(set(dtypes.values())):
+        mine = np.isin(numbers, [number for number, own in dtypes.items() if own == dtype])
+        places_of = np.stack([numbers[mine], rows[mine]])
+        for start in range(0, places_of.shape[1], segment_rows):
+            block = places_of[:, start : start + segment_rows]
+            name = _write_joined(store, index.names, block)
+            # A segment that is alone in its type comes out as it was.
+            if name not in index.names:
+                counts.update(rows=block.shape[1], written=1)
+            kept.add(name)
+    redundant = [n for n in np.flatnonzero(used == 0) if _is_redundant(store, found[n], int(n))]
+    for number in sorted({*map(int, joined), *map(int, redundant)}):
+        if (name := found[number].name) not in kept:
+            remove_folder(store.segments_folder / name)
+            counts["removed"] += 1
+    store.look_again()
+    return counts
+
+
+def _needed_digests(store: EmbeddingStore) -> NDArray[np.uint8]:
+    """Return the digests (n, 16) of the rows of corpora and versions."""
+    references = [*corpus_references(store)]
+    for index in indexes_of(store.root, [store]):
+        references += index_references(index, store.root, [store])
+    records = [each.record for each in references if each.is_of(store)]
+    parts = {part.digests: part for record in records for part in record.distinct_parts}
+    return np.concatenate(
+        [np.empty((0, DIGEST_BYTES), dtype=np.uint8), *map(store.digests, parts.values())]
     )
-    return write_packs(inventory, list(dict.fromkeys(shards)), others, pack_rows)
+
+
+def _to_join(found: list[Segment], used: NDArray[np.int64], segment_rows: int) -> NDArray[np.int64]:
+    """Return the numbers of segments to join, ``used`` being their needed rows."""
+    sizes = np.array([each.rows for each in found], dtype=np.int64)
+    mostly_unused = np.flatnonzero((used > 0) & (2 * used < sizes))
+    small = np.flatnonzero((used > 0) & (sizes < _SMALL * segment_rows))
+    small = np.setdiff1d(small, mostly_unused)
+    small = small[np.argsort(sizes[small], kind="stable")]
+    # The smaller ones together, and what is joined anyway, have as many rows as the next.
+    before = int(used[mostly_unused].sum()) + np.cumsum(sizes[small]) - sizes[small]
+    fits = np.flatnonzero((before >= sizes[small]) & (before > 0))
+    joined = small[: fits[-1] + 1] if len(fits) else small[:0]
+    return np.concatenate([mostly_unused, joined])
+
+
+def _bytes(found: list[Segment], dtypes: Mapping[int, str], used: NDArray[np.int64]) -> int:
+    """Return about what the joined segments take."""
+    total = 0
+    for number, dtype in dtypes.items():
+        itemsize = np.dtype(dtype).itemsize
+        dim = found[number].bytes // (found[number].rows * itemsize)
+        total += segment_bytes(int(used[number]), dim, itemsize)
+    return total
+
+
+def _write_joined(store: EmbeddingStore, names: tuple[str, ...], places: NDArray[np.int32]) -> str:
+    """Write rows, given by the number of a segment and the row there; return the segment."""
+    tensors = dict[str, NDArray[Any]]()
+    for what in ("embeddings", "digests", "truncated"):
+        for number in np.unique(places[0]):
+            inside = places[0] == number
+            own = store.tensor(names[number], what)[places[1, inside]]
+            if what not in tensors:
+                tensors[what] = np.empty((places.shape[1], *own.shape[1:]), dtype=own.dtype)
+            tensors[what][inside] = own
+    written = store.write(
+        tensors["digests"],
+        tensors["embeddings"],
+        dtype=StoreDtype.OWN,
+        truncated=tensors["truncated"].astype(np.bool_),
+    )
+    return written.name
+
+
+def _is_redundant(store: EmbeddingStore, segment: Segment, number: int) -> bool:
+    """Return whether other segments have all rows of one."""
+    places = store.index(verify=True).find(store.tensor(segment.name, "digests"))
+    return not (places.segment == number).any()

@@ -1,4 +1,4 @@
-"""Garbage collection: removes shards that no corpus and no version of an index needs."""
+"""Garbage collection: removes segments that no corpus and no version of an index needs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,29 @@ import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.atomic import require_path
-from whiten_index.artifacts.files import is_folder, reading, resolved, writing
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.artifacts.atomic import remove_folder, require_path
+from whiten_index.artifacts.files import (
+    fsync_path,
+    is_folder,
+    reading,
+    resolved,
+    size_of,
+    writing,
+)
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import MANIFEST
+from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.paths import is_uri, shown
-from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.digest_index import HashTable, digest_keys
+from whiten_index.store.embedding_store import EmbeddingStore, open_stores
 from whiten_index.store.index_registry import forget as forget_index
-from whiten_index.store.live_set import Inventory, LiveSet, open_stores
 from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.published import read_index_id
 from whiten_index.versions.references import (
@@ -44,9 +54,8 @@ class GcReport:
     Attributes:
         store: the root folder.
         dry_run: whether nothing was removed.
-        shards: folders of shards removed.
-        packs: folders of packs removed.
-        rows: files of ids and kept columns removed.
+        segments: removed.
+        parts: files of digests, and of ids and kept columns, removed.
         leftovers: unfinished files of writers that died, removed.
         bytes: freed, those of leftovers not counted.
         kept: kind -> how many of it stay; ``recent`` of them stay for their age alone.
@@ -58,9 +67,8 @@ class GcReport:
 
     store: str
     dry_run: bool
-    shards: int
-    packs: int
-    rows: int
+    segments: int
+    parts: int
     leftovers: int
     bytes: int
     kept: dict[str, int]
@@ -82,10 +90,10 @@ def gc_store(
     indexes: Collection[Path | str] = (),
     keep_days: float = KEEP_DAYS,
 ) -> GcReport:
-    """Remove the shards, packs and rows that nothing needs, of every encoder in a store.
+    """Remove the segments of which nothing needs a row, of every encoder in a store.
 
-    A shard is needed by a corpus of the store, or by a version or candidate of an index that was
-    built from it. Shards younger than ``keep_days`` stay too: they may be of an encode that was
+    A row is needed by a corpus of the store, or by a version or candidate of an index that was
+    built from it. Segments younger than ``keep_days`` stay too: they may be of an encode that was
     interrupted.
 
     Args:
@@ -98,7 +106,7 @@ def gc_store(
 
     Raises:
         ArtifactError: there is no store; an index that was built from it, its published version or
-            a needed shard is missing; or a version is damaged so that its shards are not known.
+            a needed row is missing; or a version is damaged so that its rows are not known.
         BusyError: another process is writing the store or an index built from it.
         ConfigError: an index built from it is in a bucket, an index to forget is not known or is
             there, a named one was not built from this store, or ``keep_days`` is no number of days.
@@ -150,19 +158,17 @@ def gc_store(
 
 
 def _register(index: Path, root: Path, stores: Sequence[EmbeddingStore]) -> None:
-    """Register an index, unless the store lacks its shards: it may be of another store."""
-    shards = {
-        shard: store
+    """Register an index, unless the store lacks its rows: it may be of another store."""
+    lacking = sum(
+        sum(map(store.missing_rows, each.record.distinct_parts))
         for each in index_references(index, root, stores)
         for store in stores
         if each.is_of(store)
-        for shard in each.record.shards
-    }
-    lacking = [shard for shard, store in shards.items() if not store.seems_there(shard)]
+    )
     if lacking:
         raise ArtifactError(
-            f"{index} is not registered: {root} lacks {len(lacking)} of the {len(shards)} shards "
-            f"that it needs (first {lacking[0]}); name the store that it was built from"
+            f"{index} is not registered: {root} lacks {lacking:,} rows that its versions need; "
+            "name the store that it was built from"
         )
     for store in stores:
         store.indexes.register(index, read_index_id(index))
@@ -172,38 +178,68 @@ def _collect(
     store: EmbeddingStore, records: Sequence[CorpusRecord], dry_run: bool, keep_days: float
 ) -> tuple[Counter[str], Counter[str]]:
     """Remove what these corpora do not need; count what was removed, and what stays."""
-    inventory = Inventory.take(store)
-    live = LiveSet(inventory)
-    live.keep(dict.fromkeys(shard for record in records for shard in record.shards))
-    if unknown := live.missing:
+    since = _now(store, dry_run=dry_run) - keep_days * _DAY if keep_days else math.inf
+    names = store.segment_names()
+    needed = _needed_segments(store, names, records)
+    files = {path for record in records for part in record.parts if part.rows
+             for path in store.part_files(part)}  # fmt: skip
+    paths = [store.segments_folder / name for name in names]
+    recent = {path for path in paths if _is_recent(path, since=since)}
+    kept = {path for path in paths if path.name in needed} | recent
+    there = store.all_part_files()
+    kept_files = {path for path in there if path in files or _is_recent(path, since=since)}
+    gone, gone_files = set(paths) - kept, set(there) - kept_files
+    size = sum(map(size_of, (*gone, *gone_files)))
+    if not dry_run:
+        for path in sorted(gone):
+            remove_folder(path)
+        for path in sorted(gone_files):
+            with writing(path, kept=""):
+                path.unlink(missing_ok=True)
+        for folder in {path.parent for path in gone_files}:
+            fsync_path(folder)
+    removed = Counter(segments=len(gone), parts=len(gone_files), bytes=size)
+    ages = len(kept) - len(needed)
+    return removed, Counter(segments=len(kept), parts=len(kept_files), recent=ages)
+
+
+def _needed_segments(
+    store: EmbeddingStore, names: Sequence[str], records: Sequence[CorpusRecord]
+) -> set[str]:
+    """Return the segments that have a row of these corpora.
+
+    Raises:
+        ArtifactError: a row is in none, so that a damaged segment may have it.
+    """
+    parts = {part.digests: part for record in records for part in record.distinct_parts}
+    try:
+        digests = [store.digests(part) for part in parts.values()]
+    except ArtifactError as error:
         raise ArtifactError(
-            f"{inventory.shard_path(min(unknown))} is damaged or missing, so that it is not known "
-            f"which others it needs ({len(unknown)} such); mount its disk, or see how to mend it "
+            f"{error}; or mount its disk: without the digests it is not known which rows are needed"
+        ) from error
+    wanted = np.concatenate([np.empty((0, DIGEST_BYTES), dtype=np.uint8), *digests])
+    keys = digest_keys(wanted)
+    table = HashTable([keys])
+    times, rows_of = np.zeros(len(wanted), dtype=np.int64), dict[str, NDArray[np.int64]]()
+    for name in names:
+        if store.segment(name, verify=False) is not None:
+            rows = np.unique(table.find(digest_keys(store.tensor(name, "digests"))))
+            if len(rows := rows[rows >= 0]):
+                rows_of[name] = rows
+                times[rows] += 1
+    if lacking := len(wanted) - int(np.count_nonzero(times[table.find(keys)])):
+        raise ArtifactError(
+            f"{store.damaged()} is damaged or missing: {lacking:,} of {len(wanted):,} needed rows "
+            "are in no segment, so that nothing is removed; mount its disk, or see how to mend it "
             f"with whiten-index verify {store.root}"
         )
-    needed = len(live.folders) + len(live.packs)
-    documents = {part.documents for record in records for part in record.parts if part.rows}
-    since = _now(store, dry_run=dry_run) - keep_days * _DAY if keep_days else math.inf
-    is_recent = partial(_is_recent, since=since)
-    recent = {name for name in inventory.folders if is_recent(inventory.shard_path(name))}
-    for name, members in inventory.packs.items():
-        if is_recent(inventory.pack_path(name)):
-            recent |= {member.shard.fingerprint for member in members}
-    live.keep(recent)
-    documents |= {name for name, path in inventory.documents.items() if is_recent(path)}
-    kept = Counter(
-        shards=len(inventory.all_folders & live.folders),
-        packs=len(inventory.all_packs & live.packs),
-        rows=len(set(inventory.documents) & documents),
-        recent=len(live.folders) + len(live.packs) - needed,
-    )
-    removed = inventory.remove(
-        folders=inventory.all_folders - live.folders,
-        packs=inventory.all_packs - live.packs,
-        documents=set(inventory.documents) - documents,
-        dry_run=dry_run,
-    )
-    return removed, kept
+    for name, rows in list(rows_of.items()):
+        # Of a row that is there twice, a damaged one goes.
+        if (times[rows] > 1).all() and store.segment(name) is None:
+            times[rows] -= 1
+            del rows_of[name]
+    return set(rows_of)
 
 
 def _now(store: EmbeddingStore, *, dry_run: bool) -> float:

@@ -55,12 +55,12 @@ def open_store(
 
 
 def corpus_record(version: Version) -> CorpusRecord:
-    """Return which shards have the rows of a version, in its order."""
+    """Return the parts of the store that a version was made of, in its order."""
     return CorpusRecord.load(version.file(RECORD))
 
 
-def missing_shards(root: Place, version: Version) -> tuple[Place | None, list[str]]:
-    """Return the store of a version, None where it cannot be reached, and what it lacks of it."""
+def missing_rows(root: Place, version: Version) -> tuple[Place | None, int]:
+    """Return the store of a version, None where it cannot be reached, and rows that it lacks."""
     for place in dict.fromkeys(store_places(root, version.fields)):
         try:
             store = EmbeddingStore.open(place, fingerprint=version.fields["encoder_fingerprint"])
@@ -68,6 +68,5 @@ def missing_shards(root: Place, version: Version) -> tuple[Place | None, list[st
             raise
         except ArtifactError:
             continue
-        shards = corpus_record(version).shards
-        return place, [name for name in shards if not store.seems_there(name)]
-    return None, []
+        return place, sum(map(store.missing_rows, corpus_record(version).distinct_parts))
+    return None, 0

@@ -1,4 +1,4 @@
-"""References to the shards of a store: its corpora, and the versions of indexes built from it."""
+"""References to the rows of a store: its corpora, and the versions of indexes built from it."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from whiten_index.versions.version_manifest import VersionManifest
 
 @dataclass(frozen=True)
 class Reference:
-    """A list of shards that something is made of."""
+    """A list of rows that something is made of."""
 
     by: str
     encoder: str | None
     record: CorpusRecord
 
     def is_of(self, store: EmbeddingStore) -> bool:
-        """Return whether these may be shards of a store."""
+        """Return whether these may be rows of a store."""
         return self.encoder in (None, store.fingerprint)
 
 
@@ -88,7 +88,7 @@ def require_at_its_place(index: RegisteredIndex, root: Path) -> None:
     other = " (another index is, built later)" if exists(place / INDEX_ID) else ""
     raise ArtifactError(
         f"{place}, an index built from {root}, is not there{other}, and its versions may need "
-        "shards; mount its disk; or, if it was moved, register its new place: whiten-index gc "
+        "rows; mount its disk; or, if it was moved, register its new place: whiten-index gc "
         f"{root} --index NEW_PLACE --forget {place}; or, if it is gone for good: whiten-index gc "
         f"{root} --forget {place}"
     )
@@ -134,7 +134,7 @@ def _spellings(index: Path | str) -> set[Path]:
 
 
 def stores_of(index: Path, root: Path, stores: Collection[EmbeddingStore]) -> list[EmbeddingStore]:
-    """Return the stores with shards of an index's versions."""
+    """Return the stores with rows of an index's versions."""
     if not is_index(index):
         raise ConfigError(f"--index {index} is no index: it has no {CURRENT}; check the path")
     references = list(index_references(index, root, stores))
@@ -199,7 +199,7 @@ def _require_no_strangers(index: Path, root: Path) -> None:
         if target not in here and any(is_file(target / name) for name in (MANIFEST, RECORD)):
             raise ArtifactError(
                 f"{path} is a link to a version or has the name of none, and is not read, so that "
-                f"the shards of {root} that it needs are not known; put the folder {target} there "
+                f"the rows of {root} that it needs are not known; put the folder {target} there "
                 f"under its own name, or move it out of {index}"
             )
 
@@ -230,10 +230,10 @@ def version_reference(
         if fields is not None and _is_elsewhere(fields, root):
             return None
     raise ArtifactError(
-        f"{by} is damaged and does not say which shards of {root} it needs; remove it with "
+        f"{by} is damaged and does not say which rows of {root} it needs; remove it with "
         f"whiten-index prune {folder.parent.parent} --keep N, or restore it from a copy"
         if folder.parent.name == VERSIONS
-        else f"candidate {folder} is damaged and does not say which shards of {root} it needs; "
+        else f"candidate {folder} is damaged and does not say which rows of {root} it needs; "
         "remove that folder: the next update makes another"
     )
 

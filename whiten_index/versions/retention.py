@@ -19,7 +19,7 @@ from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import as_manifest
 from whiten_index.artifacts.storage import LOCAL, Storage
 from whiten_index.errors import ArtifactError, ConfigError, FormatError, StorageError
-from whiten_index.versions.provenance import missing_shards
+from whiten_index.versions.provenance import missing_rows
 from whiten_index.versions.published import (
     CANDIDATES,
     CURRENT,
@@ -281,7 +281,7 @@ def _checked(root: Path, name: str, mirror: Storage) -> tuple[Version, str]:
     reranks = version.fields["factory"]["rerank"]
     note = ""
     try:
-        store, missing = missing_shards(mirror.uri or root, version)
+        store, missing = missing_rows(mirror.uri or root, version)
     except (FormatError, StorageError) as error:
         if reranks:
             raise
@@ -290,14 +290,13 @@ def _checked(root: Path, name: str, mirror: Storage) -> tuple[Version, str]:
         if missing and reranks:
             raise ArtifactError(
                 f"{name} ranks candidates again from the store {store}, which lacks "
-                f"{len(missing):,} of its shards (first {missing[0]}), so that its searches fail; "
+                f"{missing:,} of its rows, so that its searches fail; "
                 "restore them from a copy, or name another version with --to"
             )
         if missing:
             note = (
-                f"the store {store} lacks {len(missing):,} of the shards of {name} (first "
-                f"{missing[0]}), which can be searched, but neither ranked again nor updated; "
-                "restore them from a copy"
+                f"the store {store} lacks {missing:,} of the rows of {name}, which can be "
+                "searched, but neither ranked again nor updated; restore them from a copy"
             )
         elif store is None:
             note = (

@@ -12,9 +12,9 @@ from whiten_index.artifacts.files import is_folder, resolved
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ArtifactError
 from whiten_index.paths import absolute, is_uri
-from whiten_index.store.live_set import encoder_folders
+from whiten_index.store.embedding_store import encoder_folders
 from whiten_index.versions.documents import Documents
-from whiten_index.versions.provenance import corpus_record, missing_shards, store_places
+from whiten_index.versions.provenance import corpus_record, missing_rows, store_places
 from whiten_index.versions.published import (
     CANDIDATES,
     CURRENT,
@@ -51,7 +51,7 @@ def verify_index(root: Path | str, *, with_store: bool = True) -> VerifyReport:
 
     Args:
         root: the index folder.
-        with_store: also look whether the store has the shards of each, by names and sizes.
+        with_store: also look whether the store has the rows of each, by the sizes of files.
 
     Raises:
         ArtifactError: there is no index.
@@ -105,11 +105,11 @@ class _IndexCheck(Check):
                 f"{folder} is damaged: {' and '.join(wrong)} rows, and the index has "
                 f"{fields['rows']}"
             )
-        if self._has_shards(version) and in_versions:
+        if self._has_rows(version) and in_versions:
             self.sound.append(folder.name)
 
-    def _has_shards(self, version: Version) -> bool:
-        store, missing = missing_shards(self.root, version) if self.with_store else ("", [])
+    def _has_rows(self, version: Version) -> bool:
+        store, missing = missing_rows(self.root, version) if self.with_store else ("", 0)
         if store is None:
             self.notes.append(
                 f"the store of {_named(version.folder)} is not there, and was not looked at; "
@@ -117,11 +117,10 @@ class _IndexCheck(Check):
             )
         if missing:
             why = ArtifactError(
-                f"the store {store} lacks {len(missing):,} of the shards of "
-                f"{_named(version.folder)}, first {missing[0]}: it can be searched, but neither "
-                "ranked again nor updated"
+                f"the store {store} lacks {missing:,} of the rows of {_named(version.folder)}: it "
+                "can be searched, but neither ranked again nor updated"
             )
-            self.add("shards", version.folder, why)
+            self.add("rows", version.folder, why)
         return not missing
 
     def _publishes(self, folder: Path) -> bool:
@@ -149,7 +148,7 @@ class _IndexCheck(Check):
         touches = (_named(path),)
         if path.parent.name == CANDIDATES:
             return touches, f"remove {path}: it is not published, and the next update makes another"
-        if kind == "shards":
+        if kind == "rows":
             advice = (
                 "where its corpus still has these rows, run whiten-index build (or encode) with it "
                 "again, which encodes just them; or restore the store from a copy"

@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.atomic import require_path
-from whiten_index.artifacts.files import exists, list_folder, resolved, size_of
+from whiten_index.artifacts.files import list_folder, resolved, size_of
 from whiten_index.artifacts.manifest import MANIFEST, check_files, fingerprint
 from whiten_index.errors import ArtifactError, ConfigError, FormatError, StorageError
-from whiten_index.store.embedding_store import EmbeddingStore, read_encoder
-from whiten_index.store.live_set import encoder_folders, require_encoder_folders, shard_names
-from whiten_index.store.packs import ShardPlace, read_pack, read_shard
+from whiten_index.store.embedding_store import (
+    EmbeddingStore,
+    encoder_folders,
+    read_encoder,
+    require_encoder_folders,
+)
 from whiten_index.store.records import CorpusPart
-from whiten_index.store.row_refs import other_sources
+from whiten_index.store.segments import MOMENTS, read_segment
 from whiten_index.versions.published import CURRENT, require_published
 from whiten_index.versions.references import (
     Reference,
@@ -28,6 +31,7 @@ from whiten_index.versions.references import (
     version_folders,
     version_reference,
 )
+from whiten_index.whitening.moments import Moments
 
 
 @dataclass(frozen=True)
@@ -199,16 +203,14 @@ class _StoreCheck(Check):
         self.root, self.folder = root, folder
         self.store = EmbeddingStore(root, {}, folder.name)
         self._references = list[Reference]()
-        # Shard -> shards that pick rows from it, and folder of a pack -> its shards.
-        self._pickers = dict[str, set[str]]()
-        self._packs = dict[Path, tuple[str, ...]]()
+        # Reference -> its rows that no sound segment has.
+        self._lacking = list[tuple[Reference, int]]()
         with self.counting("manifests", folder / MANIFEST):
             read_encoder(folder)
         self._read_corpora()
         self._read_versions()
-        self._check_shards()
-        self._check_packs()
-        self._check_documents()
+        self._check_part_files()
+        self._check_segments()
         for kind in ("choices", "samples", "runtimes"):
             for path in self.asked(list_folder(folder / kind, "[!.]*")):
                 with self.counting(kind, path):
@@ -248,70 +250,48 @@ class _StoreCheck(Check):
 
     # Checks
 
-    def _check_shards(self) -> None:
-        paths = [self.store.shards_folder / name for name in shard_names(self.store)]
-        for path in paths:
-            # The error is reported where the shard is checked.
-            with contextlib.suppress(ArtifactError, StorageError):
-                for source, _ in other_sources(read_shard(path)):
-                    self._pickers.setdefault(source, set()).add(path.name)
-        for path in self.asked(paths):
-            with self.counting("shards", path):
-                self._check_shard(path)
-
-    def _check_shard(self, folder: Path) -> None:
-        fields = read_shard(folder)
-        check_files(folder, fields, content=True)
-        place = ShardPlace.in_folder(folder, fields)
-        lengths, picks = {"digests": len(place.tensor("digests"))}, place.picks()
-        if picks is None:
-            lengths["embeddings"] = len(place.tensor("embeddings"))
-        else:
-            lengths |= {"source": len(picks.source), "row": len(picks.row)}
-        _require_rows(folder, place, lengths)
-        if self.store.packs.find(folder.name, verify=True):
-            # It is read from there; the folder stays for the rows that it holds itself.
-            return
-        for source, held_as in other_sources(fields):
-            if self.store.locate(source, verify=False, held_as=held_as) is None:
-                raise ArtifactError(
-                    f"{folder} picks rows from shard {source}, which is missing or another"
-                )
-
-    def _check_packs(self) -> None:
-        """Check the packs, and that each shard that something needs is in a folder or a pack."""
+    def _check_segments(self) -> None:
+        """Check the segments, and that each row that something needs is in a sound one."""
         unread: StorageError | None = None
-        for name in self.store.packs.names():
-            path, members = self.store.packs.folder / name, tuple[str, ...]()
-            try:
-                members = tuple(each.shard.fingerprint for each in read_pack(path)["members"])
-            except StorageError as error:
-                unread = error
-            except ArtifactError:
-                # It is reported where the pack is checked.
-                pass
-            self._packs[path] = members
-        for path in self.asked(self._packs):
-            with self.counting("packs", path):
-                _check_pack(path)
-        packed = {shard for members in self._packs.values() for shard in members}
-        needed = dict.fromkeys(shard for each in self._references for shard in each.record.shards)
-        for path in self.asked(self.store.shards_folder / shard for shard in needed):
-            if path.name not in packed and not exists(path):
-                self.add("shards", path, unread or ArtifactError(f"shard {path} is missing"))
+        for path in self.asked(self.store.segments_folder / n for n in self.store.segment_names()):
+            with self.counting("segments", path):
+                try:
+                    self._check_segment(path)
+                except StorageError as error:
+                    unread = error
+                    raise
+        if unread is not None:
+            return
+        for each in self._references:
+            lacking = sum(
+                self.store.missing_rows(p, verify=True) for p in each.record.distinct_parts
+            )
+            self._lacking += [(each, lacking)] if lacking else []
+        if self._lacking and not self.damaged():
+            rows = max(lacking for _, lacking in self._lacking)
+            folder = self.store.segments_folder
+            self.add("segments", folder, ArtifactError(f"{folder} lacks {rows:,} needed rows"))
 
-    def _check_documents(self) -> None:
-        """Check the files of rows, those that are needed and missing among them."""
-        parts = [part for each in self._references for part in each.record.parts if part.rows]
-        rows = {self.store.documents_path(part.documents): part for part in parts}
-        for path in self.asked(dict.fromkeys([*self.store.documents_paths().values(), *rows])):
-            with self.counting("row_files", path):
-                name = path.name.partition(".")[0]
-                found = self.store.documents(CorpusPart("", name, 0, 0, 0)).num_rows
-                if path in rows and rows[path].rows != found:
-                    raise ArtifactError(
-                        f"{path} has {found} rows, and its embeddings are {rows[path].rows}"
-                    )
+    def _check_segment(self, folder: Path) -> None:
+        fields = read_segment(folder)
+        check_files(folder, fields, content=True)
+        rows, tensor = fields["segment"].rows, self.store.tensor
+        lengths = {name: len(tensor(folder.name, name)) for name in ("embeddings", "digests")}
+        if wrong := [f"{n} {name}" for name, n in lengths.items() if n != rows]:
+            raise ArtifactError(f"{folder} is damaged: it has {', '.join(wrong)} for {rows} rows")
+        if MOMENTS in fields["files"] and Moments.load(folder / MOMENTS).count != rows:
+            raise ArtifactError(f"{folder} is damaged: its moments are of other rows")
+
+    def _check_part_files(self) -> None:
+        """Check the files of parts, those that are needed and missing among them."""
+        parts = dict[Path, list[CorpusPart]]()
+        for each in self._references:
+            for part in each.record.parts:
+                for path in self.store.part_files(part) if part.rows else ():
+                    parts.setdefault(path, []).append(part)
+        for path in self.asked(dict.fromkeys([*self.store.all_part_files(), *parts])):
+            with self.counting("part_files", path):
+                self.store.check_part_file(path, parts.get(path, ())[:1])
 
     # Remedies
 
@@ -331,21 +311,17 @@ class _StoreCheck(Check):
             return (), f"verify {path.parent}, which says more"
         if kind == "corpora":
             return self._remedy_of_record(path)
-        if kind == "row_files":
-            name = path.name.partition(".")[0]
-            documents = [{part.documents for part in r.record.parts} for r in self._references]
-            named = zip(self._references, documents, strict=True)
-            return self._remedy_of_rows([each for each, names in named if name in names], rows=0)
-        if kind in ("shards", "packs"):
-            return self._remedy_of_shards(self._packs.get(path, (path.name,)))
+        if kind == "part_files":
+            touched = [each for each in self._references if self._names(each, path)]
+            return self._remedy_of_rows(touched, rows=0)
+        if kind == "segments":
+            rows = sum(lacking for _, lacking in self._lacking)
+            return self._remedy_of_rows([each for each, _ in self._lacking], rows=rows)
         return (), f"remove {path}: it is made again when it is next needed"
 
-    def _remedy_of_shards(self, damaged: Sequence[str]) -> Remedy:
-        affected = set(damaged).union(*(self._pickers.get(shard, ()) for shard in damaged))
-        touched = [each for each in self._references if affected & set(each.record.shards)]
-        parts = [part for each in touched for part in each.record.parts]
-        rows = {part.shard: part.rows for part in parts if part.shard in affected}
-        return self._remedy_of_rows(touched, rows=sum(rows.values()))
+    def _names(self, reference: Reference, path: Path) -> bool:
+        parts = reference.record.parts
+        return any(path in self.store.part_files(part) for part in parts if part.rows)
 
     def _remedy_of_rows(self, touched: Sequence[Reference], *, rows: int) -> Remedy:
         names = tuple(dict.fromkeys(reference.by for reference in touched))
@@ -380,20 +356,3 @@ class _StoreCheck(Check):
             f"run whiten-index encode (or update, or build) with {which} again: nothing is "
             f"encoded; if that corpus is gone, remove {path}"
         )
-
-
-def _check_pack(folder: Path) -> None:
-    fields = read_pack(folder)
-    check_files(folder, fields, content=True)
-    for member in fields["members"]:
-        place = ShardPlace.in_pack(folder, member)
-        names = ("embeddings", "digests")
-        _require_rows(folder, place, {name: len(place.tensor(name)) for name in names})
-
-
-def _require_rows(folder: Path, place: ShardPlace, lengths: Mapping[str, int]) -> None:
-    rows, moments = place.shard.rows, place.moments()
-    if wrong := [f"{n} {name}" for name, n in lengths.items() if n != rows]:
-        raise ArtifactError(f"{folder} is damaged: it has {', '.join(wrong)} for {rows} rows")
-    if moments is not None and moments.count != rows:
-        raise ArtifactError(f"{folder} is damaged: its moments are of other rows")

@@ -1,0 +1,359 @@
+"""Segments of a store: immutable folders of embeddings, found by the digests of their texts."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.artifacts import manifest
+from whiten_index.artifacts.files import exists, is_folder, list_folder
+from whiten_index.artifacts.manifest import Count, Described, Digest, Positive, Schema
+from whiten_index.artifacts.storage import Storage
+from whiten_index.artifacts.tensors import map_tensor, write_tensors
+from whiten_index.errors import ArtifactError, FormatError
+from whiten_index.store.digest_index import DigestIndex, Lookup
+from whiten_index.store.dtypes import EmbeddingsType, StoreDtype, as_kept, keeps_moments, type_of
+from whiten_index.whitening.moments import Moments
+
+KIND, FORMAT_VERSION = "segment", 1
+EMBEDDINGS, MOMENTS = "embeddings.safetensors", "moments.safetensors"
+REMEDY = "run the same encode or build with the corpus again, which makes just what is missing"
+_NAME = re.compile(r"[0-9a-f]{32}")
+# Three of the sixteen digits of float64.
+_DIGITS_TO_LOSE = 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A finished segment.
+
+    Attributes:
+        name: the name of its digests; see ``digests_name``.
+        rows: n.
+        dtype: numpy name of the embeddings' type.
+        truncated: texts that were longer than the encoder's limit.
+        bytes: size of the embeddings.
+    """
+
+    name: Digest
+    rows: Positive
+    dtype: EmbeddingsType
+    truncated: Count
+    bytes: Count
+
+
+class SegmentManifest(Described):
+    """Manifest of a segment."""
+
+    segment: Segment
+
+
+SCHEMA = Schema(KIND, FORMAT_VERSION, SegmentManifest)
+
+
+def read_segment(folder: Path) -> SegmentManifest:
+    """Read the manifest of a segment."""
+    fields = manifest.read_manifest(folder, SCHEMA)
+    if fields["segment"].name != folder.name or EMBEDDINGS not in fields["files"]:
+        raise ArtifactError(
+            f"{folder / manifest.MANIFEST} is damaged: it is of another segment; {REMEDY}"
+        )
+    return fields
+
+
+def digests_name(digests: NDArray[np.uint8]) -> str:
+    """Return the name of rows with these digests (n, 16), in this order."""
+    return hashlib.blake2b(np.ascontiguousarray(digests).data, digest_size=16).hexdigest()
+
+
+def keyed(digests: NDArray[np.uint8], dtype: StoreDtype) -> NDArray[np.uint8]:
+    """Return the digests (n, 16) of texts as those of rows that are kept in a type."""
+    key = hashlib.blake2b(dtype.value.encode(), digest_size=digests.shape[1]).digest()
+    return digests ^ np.frombuffer(key, dtype=np.uint8)
+
+
+class EmbeddingRows(Protocol):
+    """Embeddings (n, d), read row by row: an array, or an object like one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(n, d)."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type they are kept in."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any, /) -> NDArray[np.floating]: ...
+
+
+class RowView:
+    """Rows (n, d) of several arrays, in any order."""
+
+    def __init__(self, arrays: Sequence[NDArray[np.floating]], places: Lookup) -> None:
+        """Take the arrays (m_i, d), and the array and the row there of each row (n,)."""
+        self._arrays, self._places = arrays, places
+        self.shape = (len(places.row), int(arrays[0].shape[1]))
+        self.dtype: np.dtype[Any] = np.result_type(*(array.dtype for array in arrays))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, wanted: slice | NDArray[np.integer]) -> NDArray[np.floating]:
+        """Return rows (m, d) by a slice or by their numbers."""
+        segments, rows = self._places.segment[wanted], self._places.row[wanted]
+        found = np.empty((len(rows), self.shape[1]), dtype=self.dtype)
+        for segment in np.unique(segments):
+            inside = segments == segment
+            found[inside] = self._arrays[segment][rows[inside]]
+        return found
+
+
+class _GoneError(ArtifactError):
+    """A segment that an index names is missing or damaged by now."""
+
+
+class Segments:
+    """The segments of one encoder.
+
+    Two segments may hold the same row: the larger one counts.
+    """
+
+    def __init__(self, folder: Path, mirror: Storage, *, verify: bool) -> None:
+        self.folder, self.mirror, self.verify = folder, mirror, verify
+        self.segments_folder = folder / "segments"
+        # Manifests of segments whose files were hashed.
+        self._hashed: dict[str, SegmentManifest] = {}
+        # Indexes of the segments whose content was checked, and of all.
+        self._indexes: dict[bool, DigestIndex] = {}
+        self._sound = set[str]()
+
+    def segment_names(self) -> list[str]:
+        """Return the names of the segments, sound or damaged."""
+        found = self.mirror.names(self.segments_folder)
+        if exists(self.segments_folder):
+            found |= {path.name for path in list_folder(self.segments_folder) if is_folder(path)}
+        return sorted(filter(_NAME.fullmatch, found))
+
+    def segment(self, name: str, *, verify: bool = True) -> Segment | None:
+        """Return a segment, None where it is missing, unfinished or damaged.
+
+        Args:
+            name: of its digests.
+            verify: check the content against its checksums, not only the sizes.
+
+        Raises:
+            FormatError: a later release wrote it.
+        """
+        folder = self.segments_folder / name
+        self.mirror.fetch(folder)
+        try:
+            fields = read_segment(folder)
+            hash_it = verify and self._hashed.get(name) != fields
+            manifest.check_files(folder, fields, content=hash_it)
+        except FormatError:
+            raise
+        except ArtifactError:
+            again = self.mirror.fetch_again(folder)
+            return self.segment(name, verify=verify) if again else None
+        if hash_it:
+            self._hashed[name] = fields
+            # An upload may have been cut off.
+            self.mirror.keep(folder)
+        return fields["segment"]
+
+    def require_segment(self, name: str) -> Segment:
+        """Return a segment; raise ``ArtifactError`` where it is missing or damaged."""
+        found = self.segment(name)
+        if found is None and self.mirror.look_again():
+            found = self.segment(name)
+        if found is None:
+            folder = self.segments_folder / name
+            culprit = manifest.first_damaged(folder, SCHEMA) or folder
+            raise ArtifactError(f"{culprit} is missing or damaged; {REMEDY}")
+        return found
+
+    def look_again(self) -> None:
+        """Take note of segments that others wrote or removed since."""
+        self.mirror.look_again()
+        self._indexes.clear()
+        self._sound.clear()
+
+    def index(self, *, verify: bool) -> DigestIndex:
+        """Return where each row is; ``verify`` leaves out segments with damaged content."""
+        if verify not in self._indexes:
+            names = self.segment_names()
+            self.mirror.fetch_all(self.segments_folder / name for name in names)
+            found = (self.segment(name, verify=verify) for name in names)
+            sound = [each for each in found if each is not None]
+            sound.sort(key=lambda each: (-each.rows, each.name))
+            self._indexes[verify] = DigestIndex(
+                (each.name, self.tensor(each.name, "digests")) for each in sound
+            )
+        return self._indexes[verify]
+
+    def tensor(self, name: str, what: str) -> NDArray[Any]:
+        """Return ``embeddings`` (n, d), ``digests`` (n, 16) or ``truncated`` (n,), mapped."""
+        return map_tensor(self.segments_folder / name / EMBEDDINGS, what, remedy=REMEDY)
+
+    def truncated_and_bytes(self, places: Lookup) -> tuple[int, int]:
+        """Return how many known rows were cut to the encoder's limit, and the bytes of all."""
+        truncated = size = 0
+        for number in np.unique(places.segment[places.known]):
+            rows, name = places.row[places.segment == number], places.names[number]
+            embeddings = self.tensor(name, "embeddings")
+            truncated += int(self.tensor(name, "truncated")[rows].sum())
+            size += len(rows) * int(embeddings.shape[1]) * embeddings.itemsize
+        return truncated, size
+
+    def write(
+        self,
+        digests: NDArray[np.uint8],
+        embeddings: NDArray[np.floating],
+        *,
+        dtype: StoreDtype,
+        truncated: NDArray[np.bool_] | None = None,
+        moments_of: Callable[[str], Moments] | None = None,
+        variances: NDArray[np.float64] | None = None,
+    ) -> Segment:
+        """Keep a segment, whole or not at all; its moments are those of the rows as kept.
+
+        Args:
+            digests: (n, 16) uint8, of the rows it was made from.
+            embeddings: (n, d).
+            dtype: how to keep them; float16 gives way to float32 where it cannot hold them.
+            truncated: (n,) whether a text was cut to the encoder's limit; by default none was.
+            moments_of: returns the moments of the rows as kept in a type, for an encoder that
+                takes them on its device.
+            variances: (d,) of many rows like these, which say what float16 may lose.
+
+        Raises:
+            StorageError: the disk is full or cannot be written.
+        """
+        kept = as_kept(embeddings, dtype, variances=variances)
+        cut = np.zeros(len(kept), dtype=np.bool_) if truncated is None else truncated
+        name, kept_as = digests_name(digests), type_of(kept.dtype)
+        segment = Segment(name, len(kept), kept_as, int(cut.sum()), kept.nbytes)
+        # Taken also where they are not kept: they refuse what is not finite, or too large.
+        moments = moments_of(kept_as) if moments_of else Moments.of(kept)
+        self._hashed.pop(name, None)
+        # Two processes may find the same damaged segment.
+        if (found := self.segment(name)) is not None:
+            return found
+        folder = self.segments_folder / name
+        self.mirror.drop(folder)
+        tensors = {"embeddings": kept, "digests": digests, "truncated": cut.astype(np.uint8)}
+        with manifest.new_artifact(folder) as (temporary, fields):
+            write_tensors(temporary / EMBEDDINGS, tensors, kind=KIND, version=FORMAT_VERSION)
+            if keeps_moments(*kept.shape):
+                moments.save(temporary / MOMENTS)
+            fields |= {"kind": KIND, "format_version": FORMAT_VERSION, "segment": asdict(segment)}
+        self.mirror.push(folder)
+        return segment
+
+    def rows(self, name: str, digests: Callable[[], NDArray[np.uint8]]) -> EmbeddingRows:
+        """Return the embeddings (n, d) of rows, of which only those that are touched are read.
+
+        Args:
+            name: of their digests; a segment of that name holds all of them, in order.
+            digests: returns (n, 16), where they are in other segments.
+
+        Raises:
+            ArtifactError: some are in no segment, or in a damaged one.
+        """
+        if self.segment(name, verify=self.verify) is not None:
+            return self.tensor(name, "embeddings")
+        places, arrays = self._located(digests())
+        return RowView(arrays, places)
+
+    def _located(self, digests: NDArray[np.uint8]) -> tuple[Lookup, list[NDArray[np.floating]]]:
+        """Return the places of rows (n,), and the embeddings of the segments named there."""
+        # Segments may have been joined, or written again, since they were looked at. At last,
+        # every content is checked, so that damage in one of two places does no harm.
+        for verify in (False, False, True):
+            places = self.index(verify=verify).find(digests)
+            used, numbers = np.unique(places.segment, return_inverse=True)
+            if places.known.all():
+                names = tuple(places.names[number] for number in used)
+                with contextlib.suppress(_GoneError):
+                    arrays = [self._opened_embeddings(name) for name in names]
+                    return Lookup(names, numbers.astype(np.int32), places.row), arrays
+            self.look_again()
+        missing = int(np.count_nonzero(~places.known))
+        raise ArtifactError(
+            f"{missing:,} of {len(digests):,} rows cannot be read: {self.damaged()} is missing or "
+            f"damaged; {REMEDY}"
+        )
+
+    def _opened_embeddings(self, name: str) -> NDArray[np.floating]:
+        """Return the embeddings of a segment, mapped; its files are checked the first time."""
+        try:
+            if name not in self._sound and self.segment(name, verify=self.verify) is None:
+                raise _GoneError(name)
+            rows = self.tensor(name, "embeddings")
+        except FormatError:
+            raise
+        except ArtifactError as error:
+            raise _GoneError(name) from error
+        self._sound.add(name)
+        return rows
+
+    def damaged(self) -> Path:
+        """Return the first damaged file of a segment, or the folder of all where there is none."""
+        folders = (self.segments_folder / name for name in self.segment_names())
+        damaged = (manifest.first_damaged(folder, SCHEMA) for folder in folders)
+        return next(filter(None, damaged), self.segments_folder)
+
+    def moments_of(self, name: str, digests: Callable[[], NDArray[np.uint8]]) -> Moments:
+        """Return the moments of rows as kept; see ``rows``.
+
+        They are those of the segment that most rows are in, less the rows of it that are not
+        among these, and with the others.
+        """
+        if self.segment(name, verify=self.verify) is not None:
+            return self.segment_moments(name)
+        places, arrays = self._located(digests())
+        nearest = int(np.argmax(np.bincount(places.segment)))
+        inside = np.flatnonzero(places.segment == nearest)
+        met, first = np.unique(places.row[inside], return_index=True)
+        gone = np.setdiff1d(np.arange(len(arrays[nearest])), met, assume_unique=True)
+        others = np.delete(np.arange(len(places.row)), inside[first])
+        rows = RowView(arrays, places)
+        if len(gone) + len(others) < len(rows):
+            before = moments = self.segment_moments(places.names[nearest])
+            if len(gone):
+                moments -= Moments.of(arrays[nearest][gone])
+            if not _mostly_removed(before, moments):
+                return moments + Moments.of(rows[others]) if len(others) else moments
+        return Moments.of(finite(rows[np.arange(len(rows))], self.segments_folder))
+
+    def segment_moments(self, name: str) -> Moments:
+        """Return the moments of the rows of a segment."""
+        rows = self.tensor(name, "embeddings")
+        if keeps_moments(*rows.shape):
+            return Moments.load(self.segments_folder / name / MOMENTS)
+        return Moments.of(finite(rows, self.segments_folder))
+
+
+def finite(rows: NDArray[np.floating], folder: Path) -> NDArray[np.floating]:
+    """Return the rows, or raise ``ArtifactError`` where one is not finite."""
+    if not np.isfinite(rows).all():
+        raise ArtifactError(f"{folder} holds NaN or infinity; {REMEDY}")
+    return rows
+
+
+def _mostly_removed(before: Moments, left: Moments) -> bool:
+    """Return whether so much was taken away, as of outliers, that rounding shows in the rest."""
+    sums = [(float(np.trace(before.scatter)), float(np.trace(left.scatter)))]
+    if before.quartic is not None and left.quartic is not None:
+        sums.append((before.quartic, left.quartic))
+    return any(whole > _DIGITS_TO_LOSE * part for whole, part in sums)
