@@ -83,7 +83,7 @@ def test_killed_and_resumed_elsewhere(
 
 def require_all(store: EmbeddingStore, report: EncodeReport) -> None:
     for part in report.record.parts:
-        assert store.has(part)
+        store.require_segment(part.digests)
 
 
 def segment_keys(s3: Any, bucket: str, name: str) -> list[str]:
