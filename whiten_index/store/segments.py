@@ -137,6 +137,10 @@ class Segments:
         self._indexes: dict[bool, DigestIndex] = {}
         self._sound = set[str]()
 
+    @property
+    def _place(self) -> Path | str:
+        return self.mirror.uri or self.folder.parent
+
     def segment_names(self) -> list[str]:
         """Return the names of the segments, sound or damaged."""
         found = self.mirror.names(self.segments_folder)
@@ -179,7 +183,10 @@ class Segments:
         if found is None:
             folder = self.segments_folder / name
             culprit = manifest.first_damaged(folder, SCHEMA) or folder
-            raise ArtifactError(f"{culprit} is missing or damaged; {REMEDY}")
+            raise ArtifactError(
+                f"segment {name} of the store {self._place} cannot be read: {culprit} is missing or "
+                f"damaged; {REMEDY}"
+            )
         return found
 
     def look_again(self) -> None:
@@ -290,8 +297,8 @@ class Segments:
             self.look_again()
         missing = int(np.count_nonzero(~places.known))
         raise ArtifactError(
-            f"{missing:,} of {len(digests):,} rows cannot be read: {self.damaged()} is missing or "
-            f"damaged; {REMEDY}"
+            f"{missing:,} of {len(digests):,} rows of the store {self._place} cannot be read: "
+            f"{self.damaged()} is missing or damaged; {REMEDY}"
         )
 
     def _opened_embeddings(self, name: str) -> NDArray[np.floating]:
