@@ -81,7 +81,9 @@ def test_rows_of_a_damaged_segment_name_it(
     damage(segment / file)  # type: ignore[operator]
     store, why = EmbeddingStore.open(place.out / "store"), f"{segment / file} is missing or damaged"
     for use in (store.embeddings, store.moments):
-        with pytest.raises(ArtifactError, match=f"rows of the store .* cannot be read: {why}; run the same"):
+        with pytest.raises(
+            ArtifactError, match=f"rows of the store .* cannot be read: {why}; run the same"
+        ):
             use(part)
     assert not store.has(part)
     with pytest.raises(ArtifactError, match=why):

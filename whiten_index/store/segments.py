@@ -184,8 +184,8 @@ class Segments:
             folder = self.segments_folder / name
             culprit = manifest.first_damaged(folder, SCHEMA) or folder
             raise ArtifactError(
-                f"segment {name} of the store {self._place} cannot be read: {culprit} is missing or "
-                f"damaged; {REMEDY}"
+                f"segment {name} of the store {self._place} cannot be read: {culprit} is missing "
+                f"or damaged; {REMEDY}"
             )
         return found
 
