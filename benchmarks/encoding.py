@@ -42,7 +42,7 @@ from whiten_index.encoding.models import find_model
 from whiten_index.errors import WhitenIndexError
 
 _TEXTS = {"cpu": 4_096, "cuda": 200_000}
-_ROUNDS = {"cpu": 7, "cuda": 3}
+_ROUNDS = {"cpu": 5, "cuda": 3}
 _DTYPE: dict[str, DtypeName] = {"cpu": "float32", "cuda": "float16"}
 _FLOAT32_TEXTS = 4_096
 _MATRIX = {"cpu": (2_048, 4), "cuda": (8_192, 20)}
@@ -131,6 +131,7 @@ class Measurement:
         setting, texts = self.setting, self.chosen.texts
         peer = peers.load_peer(setting)
         found = [*peers.ours(self.encoder, texts), *peers.peers(peer, texts)]
+        found.append(peers.tuned_peer(peer, texts))
         if setting.dtype != "float32":
             same = peers.load_peer(setting, dtype=setting.dtype)
             found.append(peers.peer_at_our_precision(same, texts))
@@ -274,16 +275,15 @@ def measure(setting: Setting, name: str, chosen: Sample, rounds: int) -> Path:
     """Measure one model; the results are written after every round, should time run out."""
     measured = Measurement(setting, name, chosen)
     file = f"encoding_{setting.device}_{Path(name).name}_{setting.dtype}"
+    _say("  peak memory, a process for each")
+    names = [each.name for each in measured.contenders]
+    measured.extra += memory_rows(names, setting, len(chosen.texts))
     for number in range(rounds):
         measured.round(number)
         path = write(file, measured.rows())
     _say("  a whole build beside encoding alone")
     for row in build_against_encoding(measured.encoder, setting, chosen.texts, rounds, timed):
         measured.extra.append(ratio(**row))
-    path = write(file, measured.rows())
-    _say("  peak memory, a process for each")
-    names = [each.name for each in measured.contenders]
-    measured.extra += memory_rows(names, setting, len(chosen.texts))
     path = write(file, measured.rows())
     for row in measured.rows():
         if row["figure"] == "ratio":
@@ -315,7 +315,7 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", help=f"hub name, folder or {RANDOM_BASE} (random weights)")
     parser.add_argument("--dtype", choices=DTYPES, help="ours; float32 on a CPU, else float16")
     parser.add_argument("--texts", type=int, help="4,096 on a CPU, else 200,000")
-    parser.add_argument("--rounds", type=int, help="7 on a CPU, else 3")
+    parser.add_argument("--rounds", type=int, help="5 on a CPU, else 3")
     parser.add_argument("--base", action="store_true", help="measure a BERT-base too")
     return parser.parse_args(given)
 

@@ -36,8 +36,8 @@ PEER_TUNED = "sentence-transformers, tuned, one list"
 PEER_HALF = "sentence-transformers at our precision, one list"
 BARE, PACKED, TOKENISER = "bare sorted model", "bare packed model", "tokeniser alone"
 _PEER_LIBRARY, _PEER_BATCH_SIZE = "sentence-transformers", 32
-_BATCH_SIZES = (4, 8, 16, 32, 64, 128, 256)
-_TUNING_TEXTS = 1024
+_BATCH_SIZES = (8, 16, 32, 64, 128)
+_TUNING_TEXTS = 512
 _TOKENISER_CHUNKS = (1024, 8192, 65_536)
 _SETTLING_PASSES = 20
 
@@ -135,12 +135,13 @@ def load_peer(setting: Setting, *, dtype: str | None = None) -> Any:
 
 
 def peers(peer: Any, texts: list[str]) -> list[Contender]:
-    """Return the peer's two ways at its defaults, and one with its best batch size."""
-    return [
-        _peer(PEER, peer, [texts]),
-        _peer(PEER_STREAM, peer, [*_chunks(texts)]),
-        _peer(PEER_TUNED, peer, [texts], batch_size=_best_batch_size(peer, texts)),
-    ]
+    """Return the peer's two ways at its defaults."""
+    return [_peer(PEER, peer, [texts]), _peer(PEER_STREAM, peer, [*_chunks(texts)])]
+
+
+def tuned_peer(peer: Any, texts: list[str]) -> Contender:
+    """Return the peer with its best batch size."""
+    return _peer(PEER_TUNED, peer, [texts], batch_size=_best_batch_size(peer, texts))
 
 
 def _best_batch_size(peer: Any, texts: list[str]) -> int:
