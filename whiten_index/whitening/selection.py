@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.whitening.spectrum import unit_rows
-from whiten_index.whitening.transform import Whitening
+
+if TYPE_CHECKING:
+    from whiten_index.whitening.transform import Whitening
 
 _EXPONENTS = tuple(step / 8 for step in range(9))
 _WIDTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
