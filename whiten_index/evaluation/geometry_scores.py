@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.errors import ConfigError
-from whiten_index.whitening.covariance import empirical_covariance
+from whiten_index.whitening.directions import empirical_covariance
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import real_rows, unit_rows
 
