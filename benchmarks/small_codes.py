@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from benchmarks.results_file import data_folder, write
 from whiten_index.evaluation.metrics import evaluate_each
-from whiten_index.measure.grid import FAISS, RAW, Point, Vectors
-from whiten_index.measure.sweep_config import TRUNCATE, SweepConfig
+from whiten_index.measure.sweep_config import FAISS, RAW, TRUNCATE, Point, SweepConfig, Vectors
 from whiten_index.measure.sweep_data import Space, open_space, prepare_dataset, read_queries
 from whiten_index.measure.trial import Made, Trial
 from whiten_index.pipeline.encode import encode_corpus

@@ -32,7 +32,7 @@ from whiten_index.artifacts.job_file import read_toml
 from whiten_index.cli.log_lines import Ending, LogLines, failure, log, run_job
 from whiten_index.cli.signals import stop_on_signals
 from whiten_index.errors import ConfigError, WhitenIndexError
-from whiten_index.evaluation.beir import (
+from whiten_index.evaluation.judgements import (
     corpus_file,
     parquet_corpus,
     qrels_file,

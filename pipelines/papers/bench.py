@@ -32,7 +32,7 @@ from whiten_index.measure.eval_config import EvalConfig, RetrievalConfig
 from whiten_index.measure.evaluate_retrieval import evaluate_retrieval
 from whiten_index.measure.evaluate_sts import evaluate_sts
 from whiten_index.measure.evaluate_transfer import evaluate_transfer
-from whiten_index.measure.text_embedder import TextEmbedder
+from whiten_index.measure.spaces import TextEmbedder
 from whiten_index.whitening.whitening_config import Kind as Transform
 from whiten_index.whitening.whitening_config import WhiteningConfig
 

@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 
 from whiten_index.errors import ConfigError
-from whiten_index.evaluation.sts_scores import pair_cosines
-from whiten_index.evaluation.transfer_scores import binomial_error
-from whiten_index.evaluation.transfer_tasks import Task
+from whiten_index.evaluation.metrics import pair_cosines
+from whiten_index.evaluation.transfer_tasks import Task, binomial_error
 from whiten_index.measure.eval_config import EvalConfig
-from whiten_index.measure.spaces import Scores, Spaces, evaluate_sets
-from whiten_index.measure.text_embedder import TextEmbedder
+from whiten_index.measure.spaces import Scores, Spaces, TextEmbedder, evaluate_sets
 from whiten_index.progress import Progress
 
 THRESHOLD = 0.5

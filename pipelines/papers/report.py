@@ -10,7 +10,7 @@ from pipelines.papers.pictures import draw_curves, draw_heat_maps
 from pipelines.papers.tables import NOT_RUN, RAN, STAND_IN
 from whiten_index.artifacts.atomic import replace_file
 from whiten_index.artifacts.files import writing
-from whiten_index.evaluation.sts_scores import AGGREGATIONS
+from whiten_index.evaluation.metrics import AGGREGATIONS
 
 TEXT, FIGURES = "papers.md", "figures"
 _ABSENT = "–"

@@ -28,12 +28,11 @@ from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError
-from whiten_index.evaluation.sts_scores import correlate, pair_cosines
+from whiten_index.evaluation.metrics import correlate, pair_cosines
 from whiten_index.evaluation.sts_sets import StsSet
 from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.evaluate_sts import average
-from whiten_index.measure.spaces import Scores, Spaces, runs_of
-from whiten_index.measure.text_embedder import encoder_facts
+from whiten_index.measure.spaces import Scores, Spaces, encoder_facts, runs_of
 from whiten_index.progress import Stages
 from whiten_index.store.records import TransformerFacts
 

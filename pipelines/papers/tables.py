@@ -15,7 +15,7 @@ from pipelines.papers.published import AVERAGE, Row
 from pipelines.papers.recipes import AGGREGATION, NLI, SEVEN, Kind, Measure, Recipe, Refusal
 from whiten_index.cli.log_lines import log
 from whiten_index.errors import StorageError, WhitenIndexError
-from whiten_index.evaluation.sts_scores import AGGREGATIONS
+from whiten_index.evaluation.metrics import AGGREGATIONS
 
 RAN, STAND_IN, NOT_RUN = "ran", "stand-in", "not run"
 _TITLES = {

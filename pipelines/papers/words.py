@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.files import open_file, reading
 from whiten_index.artifacts.limits import LimitError, check_expanded, iterate_lines
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.evaluation.sts_scores import pair_cosines
+from whiten_index.evaluation.metrics import pair_cosines
 from whiten_index.evaluation.sts_sets import StsSet
 from whiten_index.measure.evaluate_sts import scores_of
 

@@ -9,8 +9,8 @@ import pytest
 
 from whiten_index.artifacts.limits import load_json
 from whiten_index.errors import CorpusError
-from whiten_index.evaluation import beir
-from whiten_index.evaluation.beir import parquet_corpus
+from whiten_index.evaluation import judgements
+from whiten_index.evaluation.judgements import parquet_corpus
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_corpus_of_json_lines_that_changes_while_it_is_read_is_refused(tmp_pat
         path.write_text(lines.replace("old", "new"))
         return load_json(*given)
 
-    monkeypatch.setattr(beir, "load_json", late)
+    monkeypatch.setattr(judgements, "load_json", late)
     with pytest.raises(CorpusError, match="changed while it was read"):
-        beir.parquet_corpus(path, tmp_path / "work")
+        judgements.parquet_corpus(path, tmp_path / "work")
     assert not any((tmp_path / "work").iterdir())

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.evaluation.sts_scores import correlate, pair_cosines
+from whiten_index.evaluation.metrics import correlate, pair_cosines
 from whiten_index.evaluation.sts_sets import chosen_sets, read_sts, require_ranked
 
 Columns = dict[str, list]

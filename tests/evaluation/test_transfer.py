@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
 
 from whiten_index.errors import ConfigError
-from whiten_index.evaluation.transfer_scores import check_folds, score_transfer
+from whiten_index.evaluation.transfer_tasks import check_folds, score_transfer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

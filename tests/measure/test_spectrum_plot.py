@@ -7,7 +7,7 @@ import pytest
 
 from whiten_index.errors import ConfigError, StorageError
 from whiten_index.measure import charts
-from whiten_index.measure.spectrum_plot import check_plot_path, draw_spectrum
+from whiten_index.measure.charts import check_plot_path, draw_spectrum
 
 pytest.importorskip("matplotlib")
 DIM, RANK = 48, 45

@@ -19,8 +19,7 @@ from whiten_index.errors import (
     CorpusError,
     StorageError,
 )
-from whiten_index.measure.grid import grid
-from whiten_index.measure.sweep_config import SweepConfig
+from whiten_index.measure.sweep_config import SweepConfig, grid
 from whiten_index.measure.sweep_run import run_sweep
 from whiten_index.progress import Silent
 

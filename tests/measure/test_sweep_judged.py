@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from pipelines.retrieval_benchmark import main
 from whiten_index import BuildConfig, build_index
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.evaluation.beir import corpus_file, parquet_corpus, queries_file
+from whiten_index.evaluation.judgements import corpus_file, parquet_corpus, queries_file
 from whiten_index.measure import trial
 from whiten_index.measure.sweep_config import SweepConfig
 from whiten_index.measure.sweep_run import run_sweep

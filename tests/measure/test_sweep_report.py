@@ -27,8 +27,16 @@ from tests.measure.sweep_records import (
 from whiten_index.cli import cli
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.measure import sweep_report
-from whiten_index.measure.recommend import Recommendation, front, recommend
-from whiten_index.measure.results import AGREEMENT, NDCG, PER_ROW, Measured, read_sweeps
+from whiten_index.measure.results import (
+    AGREEMENT,
+    NDCG,
+    PER_ROW,
+    Measured,
+    Recommendation,
+    front,
+    read_sweeps,
+    recommend,
+)
 from whiten_index.measure.sweep_report import check_report, write_report
 
 pytest.importorskip("matplotlib")

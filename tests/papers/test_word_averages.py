@@ -19,7 +19,7 @@ from pipelines.papers.words import (
     word_scores,
 )
 from whiten_index.errors import CorpusError
-from whiten_index.evaluation.sts_scores import correlate
+from whiten_index.evaluation.metrics import correlate
 from whiten_index.evaluation.sts_sets import StsSet
 
 GLOVE = "the 0.5 0.25 -1\ncat 1 -2.5 3\nat name 7 8 9\nnever x y z\n"

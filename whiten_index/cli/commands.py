@@ -147,7 +147,7 @@ def inspect(index: str, plot: str | None, verify: str, as_json: bool) -> None:
     from whiten_index.versions.retention import describe_index, eigenvalues_of
 
     if plot is not None:
-        from whiten_index.measure.spectrum_plot import check_plot_path, draw_spectrum
+        from whiten_index.measure.charts import check_plot_path, draw_spectrum
 
         check_plot_path(Path(plot))
     fields = describe_index(index, verify=verify)

@@ -1,19 +1,31 @@
-"""Charts of a sweep as PNG files, and the style that all drawings share."""
+"""Charts of a sweep, and the picture of an index: spectrum, variance kept, choice of γ."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.atomic import replacing
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from whiten_index.artifacts.atomic import replacing, require_plain_target
 from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError
-from whiten_index.measure.recommend import COLUMNS, Recommendation, front
-from whiten_index.measure.results import LATENCY, NDCG, PER_ROW, Measured, Sweep
+from whiten_index.measure.results import (
+    COLUMNS,
+    LATENCY,
+    NDCG,
+    PER_ROW,
+    Measured,
+    Recommendation,
+    Sweep,
+    front,
+)
+from whiten_index.paths import without_controls
 
 # Colours that colour-blind readers can distinguish.
 BLUE, RED, GREEN = "#0072B2", "#D55E00", "#00835F"
@@ -154,3 +166,156 @@ def _spectrum(sweep: Sweep) -> Chart | None:
         caption="Eigenvalues of the covariance, and the share of the variance within each k.",
         draw=draw,
     )
+
+
+_ENDINGS = (".png", ".svg", ".pdf")
+_TITLE = 14  # points
+_ROOM = 1.6  # factor between the eigenvalues drawn and the edge of the axis
+
+Panel = Callable[[Any], None]
+
+
+def check_plot_path(path: Path) -> None:
+    """Make sure, before any work, that a plot can be drawn and that its ending names a format."""
+    if path.suffix.lower() not in _ENDINGS:
+        raise ConfigError(
+            f"the ending of {path.name} names no picture format; use {', '.join(_ENDINGS)}"
+        )
+    require_plain_target(path)
+    require_drawing()
+
+
+def draw_spectrum(path: Path | str, description: Mapping[str, Any], eigenvalues: ArrayLike) -> None:
+    """Draw the diagnostics of an index into a picture at ``path``, atomically.
+
+    Args:
+        path: ends in .png, .svg or .pdf.
+        description: what ``describe_index`` returns; its ``choice`` is drawn if it has one.
+        eigenvalues: (d,) of the covariance, in falling order; zeros are named, not drawn.
+    """
+    path = Path(path)
+    check_plot_path(path)
+    values = np.maximum(np.asarray(eigenvalues, dtype=np.float64), 0.0)
+    panels, (above, below) = _panels(description, values), _title(description)
+    figure = empty_figure(5.9 * len(panels), 5.2)
+    figure.suptitle(above, size=_TITLE, color=INK)
+    figure.supxlabel(below, size=TEXT, color=GREY)
+    for axes, draw in zip(figure.subplots(1, len(panels)), panels, strict=True):
+        draw(axes)
+    with writing(path), replacing(path) as temporary:
+        figure.savefig(temporary, format=path.suffix.lower()[1:], dpi=DOTS_PER_INCH)
+
+
+def _title(description: Mapping[str, Any]) -> tuple[str, str]:
+    whitening, encoder = description["whitening"], description.get("encoder", {})
+    kind = {"none": "no transform", "pca": "PCA"}.get(whitening["kind"], whitening["kind"])
+    dim, k = whitening["dim"], whitening["k"]
+    facts = [f"{kind}, k = {k} of {dim}", f"γ = {whitening['exponent']:g}"]
+    if whitening["kind"] != "none":
+        facts.append("centred" if whitening["center"] else "not centred")
+    facts.append(f"{description['rows']:,} rows")
+    version = description.get("version")
+    # A dollar begins a formula.
+    model = encoder.get("model") or encoder.get("column") or ""
+    model = without_controls(model).replace("$", r"\$")
+    condition = whitening.get("condition_number")
+    below = [
+        f"version {version}" if version else "",
+        f"encoder {model}" if model else "",
+        f"condition number {condition:,.4g}" if condition else "",
+    ]
+    return " · ".join(facts), " · ".join(filter(None, below))
+
+
+def _panels(description: Mapping[str, Any], values: NDArray[np.float64]) -> list[Panel]:
+    whitening, choice = description["whitening"], description.get("choice") or {}
+    panels: list[Panel] = [
+        lambda axes: _draw_eigenvalues(axes, values, whitening),
+        lambda axes: _draw_variance(axes, values, whitening),
+    ]
+    if choice.get("candidates"):
+        panels.append(lambda axes: _draw_choice(axes, choice))
+    return panels
+
+
+def _draw_eigenvalues(axes: Any, values: NDArray[np.float64], whitening: Mapping[str, Any]) -> None:
+    rank, k = _rank(values, whitening), whitening["k"]
+    dress(axes, "Spectrum of the covariance", "direction", "eigenvalue (log)")
+    if rank == 0:
+        axes.text(0.5, 0.5, "no variance: all embeddings are equal", ha="center", va="center",
+                  transform=axes.transAxes, size=TEXT, color=GREY)  # fmt: skip
+        return
+    shown, top = values[:rank], whitening.get("remove_top", 0)
+    axes.set_yscale("log")
+    axes.plot(np.arange(1, rank + 1), shown, color=BLUE, lw=2, marker=".", ms=4)
+    # The labels of k and the rank stand in the upper fifth, clear of the line.
+    least, most = np.log10(shown.min() / _ROOM), np.log10(shown.max() * _ROOM)
+    axes.set_ylim(10**least, 10 ** (least + (most - least) / 0.82))
+    text = f"k = {k}, the first {top} left out" if top else f"k = {k}"
+    _mark(axes, top + k, rank, len(values), text=text, heights=(0.98, 0.90))
+
+
+def _rank(values: NDArray[np.float64], whitening: Mapping[str, Any]) -> int:
+    return min(int(whitening["rank"]), int((values > 0).sum()))
+
+
+def _draw_variance(axes: Any, values: NDArray[np.float64], whitening: Mapping[str, Any]) -> None:
+    rank, k, total = _rank(values, whitening), whitening["k"], float(values.sum())
+    dress(axes, "Variance kept by k", "k", "share of the variance")
+    if total == 0:
+        return
+    most = np.concatenate([[0.0], np.cumsum(values) / total])
+    axes.plot(np.arange(len(most)), most, color=BLUE, lw=2, marker=".", ms=4)
+    axes.set_ylim(0, 1.04)
+    axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    # Directions that are not the leading ones are below the curve.
+    kept = whitening["variance_kept"]
+    axes.plot([k], [kept], "o", color=RED, ms=7, zorder=4)
+    # The curve is concave, so that the lower right is free of it.
+    text = f"k = {k} keeps {kept:.1%}"
+    _mark(axes, k, rank, len(values), text=text, heights=(0.17, 0.09))
+
+
+def _mark(
+    axes: Any, cut: int, rank: int, dim: int, *, text: str, heights: tuple[float, float]
+) -> None:
+    """Draw the cut and the rank as upright lines, and shade the directions without variance."""
+    axes.set_xlim(0, dim * 1.02)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    if rank < dim:
+        axes.axvspan(rank, dim * 1.02, color=PALE, lw=0, zorder=0)
+    lines = ((cut, text, RED, "bold"), (rank, f"rank {rank} of {dim}", GREY, "normal"))
+    for height, (place, label, colour, weight) in zip(heights, lines, strict=True):
+        left = place > 0.5 * dim
+        axes.axvline(place, color=colour, lw=1.2, ls=(0, (1, 1.5)), zorder=2 if place == cut else 1)
+        axes.annotate(label, (min(place, rank), height),
+                      (-6 if left else 6, 0), va="top", xycoords=axes.get_xaxis_transform(),
+                      textcoords="offset points", ha="right" if left else "left",
+                      size=TEXT, color=colour, weight=weight)  # fmt: skip
+
+
+def _draw_choice(axes: Any, choice: Mapping[str, Any]) -> None:
+    candidates, chosen = choice["candidates"], choice.get("chosen") or {}
+    widths = {candidate["k"] for candidate in candidates}
+    k = chosen.get("k") if chosen.get("k") in widths else max(widths)
+    at_k = sorted((c for c in candidates if c["k"] == k), key=lambda c: c["exponent"])
+    dress(axes, f"Choice of the exponent at k = {k}", "exponent γ (0 is PCA, 1 is whitening)",
+          "score")  # fmt: skip
+    for center, label, colour, marker in (
+        (True, "centred", BLUE, "o"), (False, "not centred", GREY, "s"),
+    ):  # fmt: skip
+        side = [candidate for candidate in at_k if bool(candidate["center"]) is center]
+        if side:
+            axes.errorbar(
+                [candidate["exponent"] for candidate in side],
+                [candidate["score"] for candidate in side],
+                yerr=[candidate.get("error") or 0.0 for candidate in side],
+                color=colour, marker=marker, ms=5, lw=1.8, elinewidth=1, capsize=3, label=label,
+            )  # fmt: skip
+    for candidate in at_k:
+        if all(candidate[name] == chosen.get(name) for name in ("exponent", "center", "k")):
+            axes.plot(candidate["exponent"], candidate["score"], "o", ms=14, mfc="none", mec=RED,
+                      mew=2, zorder=4, ls="none",
+                      label=f"chosen: γ = {candidate['exponent']:g}")  # fmt: skip
+    axes.margins(x=0.06, y=0.12)
+    axes.legend(fontsize=SMALL, framealpha=0.9, edgecolor="none", labelcolor=INK)

@@ -13,8 +13,7 @@ from whiten_index.evaluation.geometry_scores import POSITIVE_ABOVE, Geometry, al
 from whiten_index.evaluation.sts_sets import StsSet
 from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.evaluate_sts import needed_pairs
-from whiten_index.measure.spaces import Scores, Spaces, evaluate_sets
-from whiten_index.measure.text_embedder import TextEmbedder
+from whiten_index.measure.spaces import Scores, Spaces, TextEmbedder, evaluate_sets
 from whiten_index.progress import Progress
 
 # Geometry is of all pairs of texts, so its time grows with their square.

@@ -15,27 +15,24 @@ from whiten_index.artifacts.files import writing
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.spec import recorded_spec, resolve_encoder
 from whiten_index.errors import CorpusError
-from whiten_index.evaluation.beir import (
+from whiten_index.evaluation.judgements import (
+    JudgedQueries,
     corpus_file,
     id_column,
     parquet_corpus,
     qrels_file,
     queries_file,
-    text_columns,
-)
-from whiten_index.evaluation.judgements import (
-    JudgedQueries,
     read_judged,
     read_qrels,
     some,
+    text_columns,
     with_answers,
 )
 from whiten_index.evaluation.metrics import Qrels, Run, evaluate, require_evaluator
 from whiten_index.evaluation.trec_run import Ranking, check_place, read_run, write_run
 from whiten_index.index.library import load_faiss
 from whiten_index.measure.eval_config import RetrievalConfig
-from whiten_index.measure.spaces import Scores, Space, name_of, report_of, runs_of
-from whiten_index.measure.text_embedder import encoder_facts
+from whiten_index.measure.spaces import Scores, Space, encoder_facts, name_of, report_of, runs_of
 from whiten_index.pipeline.build import build_index
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.progress import Progress, Silent, Stages

@@ -9,17 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.evaluation.sts_scores import (
-    AGGREGATIONS,
-    MEASURES,
-    correlate,
-    pair_cosines,
-)
+from whiten_index.evaluation.metrics import AGGREGATIONS, MEASURES, correlate, pair_cosines
 from whiten_index.evaluation.sts_sets import StsSet, require_ranked
 from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.measure_options import DISTINCT, TARGET
-from whiten_index.measure.spaces import Scores, Spaces, evaluate_sets
-from whiten_index.measure.text_embedder import TextEmbedder
+from whiten_index.measure.spaces import Scores, Spaces, TextEmbedder, evaluate_sets
 from whiten_index.progress import Progress
 
 

@@ -17,17 +17,16 @@ from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.label_table import shown
-from whiten_index.evaluation.transfer_scores import (
+from whiten_index.evaluation.transfer_tasks import (
     FOLDS,
+    Task,
     check_splits,
     pair_features,
     require_learner,
     score_transfer,
 )
-from whiten_index.evaluation.transfer_tasks import Task
 from whiten_index.measure.eval_config import EvalConfig
-from whiten_index.measure.spaces import Scores, Spaces, evaluate_sets
-from whiten_index.measure.text_embedder import TextEmbedder
+from whiten_index.measure.spaces import Scores, Spaces, TextEmbedder, evaluate_sets
 from whiten_index.progress import Progress
 
 # The seven sets whose mean the papers print.

@@ -15,8 +15,14 @@ from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.judgements import JudgedQueries, read_judged
 from whiten_index.evaluation.metrics import require_evaluator
 from whiten_index.index.exact import exact_neighbours
-from whiten_index.measure.grid import FAISS, RAW, Vectors
-from whiten_index.measure.sweep_config import AUTO, SweepConfig, parse_transform
+from whiten_index.measure.sweep_config import (
+    AUTO,
+    FAISS,
+    RAW,
+    SweepConfig,
+    Vectors,
+    parse_transform,
+)
 from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.pipeline.fit import fit_whitening
 from whiten_index.progress import Stages

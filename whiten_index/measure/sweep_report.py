@@ -15,8 +15,17 @@ from whiten_index.artifacts.atomic import replace_file
 from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError
 from whiten_index.measure.charts import Chart, charts_of
-from whiten_index.measure.recommend import COLUMNS, front, notes, recommend
-from whiten_index.measure.results import PER_ROW, Measured, Sweep, by_reason, read_sweeps
+from whiten_index.measure.results import (
+    COLUMNS,
+    PER_ROW,
+    Measured,
+    Sweep,
+    by_reason,
+    front,
+    notes,
+    read_sweeps,
+    recommend,
+)
 from whiten_index.paths import plain_json, without_controls
 
 ABSENT = "–"

@@ -20,9 +20,8 @@ from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.index.gpu import gpu_name, require_device
 from whiten_index.index.library import describe_faiss, load_faiss, set_threads
-from whiten_index.measure.grid import grid
 from whiten_index.measure.results import RESULTS, Results
-from whiten_index.measure.sweep_config import SweepConfig
+from whiten_index.measure.sweep_config import SweepConfig, grid
 from whiten_index.measure.sweep_data import Dataset, prepare_dataset, read_queries
 from whiten_index.measure.trial import measure_points
 from whiten_index.pipeline.encode import encode_or_open

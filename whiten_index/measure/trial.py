@@ -32,8 +32,16 @@ from whiten_index.index.sizes import IndexBytes, expected_bytes, measured_bytes
 from whiten_index.index.training import train
 from whiten_index.index.transforms import Transforms
 from whiten_index.index.vector_search import Search, nearest, nearest_on_gpu, search_documents
-from whiten_index.measure.grid import FAISS, RAW, Grid, Point, Vectors
-from whiten_index.measure.sweep_config import FP32, NONE, SweepConfig
+from whiten_index.measure.sweep_config import (
+    FAISS,
+    FP32,
+    NONE,
+    RAW,
+    Grid,
+    Point,
+    SweepConfig,
+    Vectors,
+)
 from whiten_index.measure.sweep_data import TOP_K, Dataset, Space, open_space
 from whiten_index.progress import Silent, Stages
 from whiten_index.search.rerank import Reranker

@@ -329,7 +329,7 @@ class _Training:
 def _scorer(config: TrainingConfig, collator: Any, dev: StsSet) -> Score:
     """Return a function that scores a model on STS-B dev, with alignment and uniformity."""
     from whiten_index.evaluation.geometry_scores import POSITIVE_ABOVE, alignment, uniformity
-    from whiten_index.evaluation.sts_scores import correlate, pair_cosines
+    from whiten_index.evaluation.metrics import correlate, pair_cosines
     from whiten_index.training.contrastive_model import ContrastiveModel, embed
 
     chosen = [row for row, scored in enumerate(dev.scored) if scored]
