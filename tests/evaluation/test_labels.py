@@ -70,7 +70,7 @@ QRELS_KINDS = ["parquet", "beir.parquet", "beir.tsv", "trec.tsv", ".qrels", ".tx
 @IN_TMP_PATH
 @given(qrels=QRELS)
 def test_qrels_read_as_written(tmp_path: Path, kind: str, qrels: Qrels) -> None:
-    assert read_qrels(qrels_as(kind, tmp_path, qrels))[0] == qrels
+    assert read_qrels(qrels_as(kind, tmp_path, qrels)) == qrels
 
 
 @IN_TMP_PATH
@@ -106,7 +106,7 @@ def test_pairs_read_as_written(tmp_path: Path, rows: list[tuple[str, str, float 
 
 def test_a_pair_judged_twice_must_have_one_grade(tmp_path: Path) -> None:
     path = text(tmp_path / "q.qrels", "a 0 x 1\nb 0 x 2\na 0 x 1\n")
-    assert read_qrels(path)[0] == {"a": {"x": 1}, "b": {"x": 2}}
+    assert read_qrels(path) == {"a": {"x": 1}, "b": {"x": 2}}
     path = text(tmp_path / "q.qrels", "a 0 x 1\nb 0 x 2\n\na 0 x 2\n")
     message = r"q\.qrels, line 4, gives query 'a' and document 'x' the grade 2, an earlier one 1"
     with pytest.raises(CorpusError, match=message):
@@ -159,7 +159,7 @@ def test_malformed_qrels_name_the_line(
 )
 def test_public_collections(data: Path, name: str, queries: int, judgements: int) -> None:
     folder = data / "retrieval" / name
-    texts, qrels = read_queries(folder / "queries.parquet"), read_qrels(folder / "qrels.parquet")[0]
+    texts, qrels = read_queries(folder / "queries.parquet"), read_qrels(folder / "qrels.parquet")
     assert len(texts) == queries
     assert sum(map(len, qrels.values())) == judgements
     assert qrels.keys() <= texts.keys()

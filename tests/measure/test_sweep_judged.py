@@ -127,18 +127,6 @@ def test_judgements_of_other_documents_are_refused_with_examples(
         run_sweep(SweepConfig(**given))
 
 
-def test_splits_of_the_judgements_that_are_used_together_are_told(
-    tmp_path, beir, tiny_model, store, write_parquet
-):
-    columns = {"query_id": ["q1", "q2"], "doc_id": ["d3", "d6"], "relevance": [1, 1]}
-    qrels = write_parquet(tmp_path / "q.parquet", {**columns, "split": ["train", "test"]})
-    few = {"widths": "8", "codecs": "fp32", "baselines": False, "qrels": str(qrels)}
-    given = options(tmp_path, beir, tiny_model, store, **few)
-    assert run_sweep(SweepConfig(**given)).dataset["judgement_splits"] == ["train", "test"]
-    one = run_sweep(SweepConfig(**{**given, "qrels_split": "test"})).dataset
-    assert (one["judgement_splits"], one["queries"]) == ([], 1)
-
-
 def test_passages_count_once_a_document(tmp_path, beir, tiny_model, store):
     given = options(tmp_path, beir, tiny_model, store, passage_tokens=6, widths="16")
     report = run_sweep(SweepConfig(**given))

@@ -291,7 +291,8 @@ def retrieval(data: tuple[str, ...], as_json: bool, **options: Any) -> None:
 
     DATA are folders in BEIR form: corpus, queries and qrels, each as Parquet, or corpus.jsonl,
     queries.jsonl and qrels/SPLIT.tsv. An index is built of each, whose transform is fitted on its
-    corpus; or --index is searched, or --run is judged.
+    corpus. Or --index is searched and judged by --queries and --qrels, or --run by --qrels. Judged
+    are the split test of a folder, and all of a file, unless --qrels-split names another.
     """
     from whiten_index.measure.eval_config import RetrievalConfig
     from whiten_index.measure.evaluate_retrieval import evaluate_retrieval

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,18 @@ from whiten_index.artifacts.atomic import replacing
 from whiten_index.artifacts.files import is_file, writing
 from whiten_index.artifacts.limits import load_json
 from whiten_index.corpus.sources import SourceFile
-from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.errors import ConfigError, CorpusError, first_line
 from whiten_index.evaluation.label_table import (
     JSONL,
     PARQUET,
     TREC,
     TSV,
     LabelTable,
-    first_line,
     read_lines,
     reading_parquet,
     shown,
 )
+from whiten_index.evaluation.metrics import with_answers
 
 # The names a column may have, the preferred one first.
 _QUERY, _DOCUMENT = ("query_id", "query-id"), ("doc_id", "corpus-id")
@@ -59,18 +59,13 @@ class Pairs:
         return len(self.first)
 
 
-def read_qrels(
-    path: str | Path, *, split: str | None = None
-) -> tuple[dict[str, dict[str, int]], tuple[str, ...]]:
+def read_qrels(path: str | Path, *, split: str | None = None) -> dict[str, dict[str, int]]:
     """Read judgements as query id -> document id -> grade; integer ids become strings.
 
     The file is ``.parquet`` with query_id, doc_id, relevance or BEIR's query-id, corpus-id, score;
     ``.tsv`` with these as header, or TREC's four columns without one; ``.qrels``, ``.txt`` or
     ``.trec``: TREC's ``query iteration document grade``. With a ``split`` only the rows count whose
     column ``split`` says so.
-
-    Returns:
-        The judgements, and the splits of the file that are used together.
     """
     known = {*_QUERY, *_DOCUMENT, *_GRADE, _SPLIT}
     table = LabelTable.read(Path(path), (PARQUET, TSV, *TREC), known, bare=_TREC_COLUMNS)
@@ -91,8 +86,7 @@ def read_qrels(
             f"{path} has no grade above 0{within}, so no document counts as relevant; judge some "
             "with 1 or more"
         )
-    splits = () if split is not None else table.columns.get(_SPLIT, ())
-    return qrels, tuple(dict.fromkeys(map(str, splits)))
+    return qrels
 
 
 def read_queries(path: str | Path) -> dict[str, str]:
@@ -224,9 +218,6 @@ def to_number(value: Any) -> float:
     return float(value)
 
 
-_SHOWN = 2
-
-
 @dataclass(frozen=True, eq=False)
 class JudgedQueries:
     """Queries with their texts and what answers them."""
@@ -235,33 +226,19 @@ class JudgedQueries:
     texts: Mapping[str, str]
     qrels: Mapping[str, Mapping[str, int]]
     left_out: int
-    splits: tuple[str, ...] = ()
 
-    def missing(self, names: Collection[str]) -> int:
-        """Return how many relevant documents a corpus lacks."""
-        self.require_any(names)
-        return len(self._relevant().keys() - set(names))
-
-    def require_any(self, names: Iterable[str]) -> None:
-        """Make sure that a corpus has a relevant document; its names are read up to the first."""
-        relevant, names = self._relevant(), iter(names)
-        first = list(itertools.islice(names, _SHOWN))
-        if any(name in relevant for name in itertools.chain(first, names)):
-            return
-        found = f"ids such as {some(first)}" if first else "none"
-        raise CorpusError(
-            f"{self.source} names no document of the corpus: it judges {some(relevant)}, and the "
-            f"corpus has {found}; check --id-column and --filter"
-        )
-
-    def _relevant(self) -> dict[str, None]:
-        """Return the documents that answer a query, as they come."""
-        return {
-            document: None
-            for grades in self.qrels.values()
-            for document, grade in grades.items()
-            if grade > 0
-        }
+    def missing(self, names: Iterable[str]) -> int:
+        """Return how many relevant documents a corpus lacks; refuse a corpus without any."""
+        known, every = dict.fromkeys(names), self.qrels.values()
+        relevant = {name: None for grades in every for name, grade in grades.items() if grade > 0}
+        lacking = relevant.keys() - known.keys()
+        if len(lacking) == len(relevant):
+            found = f"ids such as {some(known)}" if known else "none"
+            raise CorpusError(
+                f"{self.source} names no document of the corpus: it judges {some(relevant)}, and "
+                f"the corpus has {found}; check --id-column and --filter"
+            )
+        return len(lacking)
 
 
 def read_judged(
@@ -269,8 +246,7 @@ def read_judged(
 ) -> JudgedQueries:
     """Read queries and judgements; queries without a relevant document or a text are left out."""
     every = read_queries(queries)
-    judged, splits = read_qrels(qrels, split=split)
-    relevant = with_answers(judged)
+    relevant = with_answers(read_qrels(qrels, split=split))
     texts = {query: every[query] for query in relevant if query in every}
     if not texts:
         raise CorpusError(
@@ -282,22 +258,12 @@ def read_judged(
         texts=texts,
         qrels={query: relevant[query] for query in texts},
         left_out=len(relevant) - len(texts),
-        splits=splits if len(splits) > 1 else (),
     )
-
-
-def with_answers(qrels: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:
-    """Return the queries that have a relevant document."""
-    return {
-        query: grades
-        for query, grades in qrels.items()
-        if any(grade > 0 for grade in grades.values())
-    }
 
 
 def some(names: Iterable[str]) -> str:
     """Return two of some names as errors show them."""
-    return " and ".join(map(repr, itertools.islice(names, _SHOWN)))
+    return " and ".join(map(repr, itertools.islice(names, 2)))
 
 
 _SCHEMA = pa.schema([("id", pa.string()), ("title", pa.string()), ("text", pa.string())])

@@ -20,7 +20,7 @@ from whiten_index.artifacts.files import (
     reading,
 )
 from whiten_index.artifacts.limits import LimitError, check_expanded, iterate_lines, load_json
-from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.errors import ConfigError, CorpusError, first_line
 
 PARQUET, JSONL, TSV, TREC = ".parquet", ".jsonl", ".tsv", (".qrels", ".txt", ".trec")
 # What a list and its value take, at least: a short text has some 50 bytes.
@@ -126,17 +126,10 @@ def check_readable(path: Path) -> None:
     try:
         with reading(path):
             open_file(path).close()
-    except FileNotFoundError as error:
-        raise CorpusError(f"{path} does not exist; name {_another(path)}") from error
-    except IsADirectoryError as error:
-        raise CorpusError(f"{path} is a folder; name {_another(path)}") from error
-    except NotAFileError as error:
-        raise CorpusError(f"{path} {error}; name {_another(path)}") from error
-
-
-def _another(path: Path) -> str:
-    """Return what to name in the place of a path: a file of its ending, where it has one."""
-    return f"a {path.suffix} file" if path.suffix else "a file"
+    except (FileNotFoundError, IsADirectoryError, NotAFileError) as error:
+        known = {FileNotFoundError: "does not exist", IsADirectoryError: "is a folder"}
+        why = known.get(type(error), str(error))
+        raise CorpusError(f"{path} {why}; name a {path.suffix} file") from error
 
 
 @contextlib.contextmanager
@@ -260,11 +253,6 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     )
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, cut to 160 letters."""
-    return str(error).partition("\n")[0][:160]
 
 
 def shown(value: Any) -> str:

@@ -40,8 +40,7 @@ def evaluate_each(qrels: Qrels, run: Run, metric: str) -> dict[str, float]:
     name, cut = parse_metric(metric)
     judged = {
         query: {document: int(grade) for document, grade in grades.items()}
-        for query, grades in qrels.items()
-        if any(grade > 0 for grade in grades.values())
+        for query, grades in with_answers(qrels).items()
     }
     ranked = {query: dict(scores) for query, scores in run.items() if query in judged}
     together: list[Mapping[str, Any]] = [judged, *judged.values(), *ranked.values()]
@@ -56,6 +55,11 @@ def evaluate_each(qrels: Qrels, run: Run, metric: str) -> dict[str, float]:
     evaluator = pytrec_eval.RelevanceEvaluator(judged, {measure})
     found = evaluator.evaluate(ranked) if ranked else {}
     return {query: float(found[query][key]) if query in found else 0.0 for query in judged}
+
+
+def with_answers(qrels: Qrels) -> dict[str, Mapping[str, int]]:
+    """Return the queries that have a relevant document."""
+    return {query: grades for query, grades in qrels.items() if any(g > 0 for g in grades.values())}
 
 
 def require_evaluator() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.evaluation.judgements import to_score, to_text
+from whiten_index.evaluation.judgements import to_id, to_score, to_text
 from whiten_index.evaluation.label_table import JSONL, PARQUET, TSV, LabelTable, label_files
 
 _PAIR, _SCORE = ("sentence1", "sentence2"), "score"
@@ -239,14 +238,7 @@ def _labels(table: LabelTable, column: str, rows: Sequence[int]) -> NDArray[np.o
 
 
 def _to_label(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, str | int) and not isinstance(value, bool):
-        label = str(value)
-        with contextlib.suppress(UnicodeEncodeError):
-            label.encode()
-            return label
-    raise ValueError("a name: text or a whole number")
+    return "" if value is None or value == "" else to_id(value)
 
 
 def key_of(name: str) -> str:

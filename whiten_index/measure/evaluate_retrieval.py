@@ -26,9 +26,8 @@ from whiten_index.evaluation.judgements import (
     read_qrels,
     some,
     text_columns,
-    with_answers,
 )
-from whiten_index.evaluation.metrics import Qrels, Run, evaluate, require_evaluator
+from whiten_index.evaluation.metrics import Qrels, Run, evaluate, require_evaluator, with_answers
 from whiten_index.evaluation.trec_run import Ranking, check_place, read_run, write_run
 from whiten_index.index.library import load_faiss
 from whiten_index.measure.eval_config import RetrievalConfig
@@ -93,7 +92,7 @@ def evaluate_retrieval(
                 check_place(path)
     load_faiss()
     with scratch_folder() as work:
-        sets = [_read_set(config, i, work / str(i), stages) for i in range(len(config.names))]
+        sets = [_read_set(config, i, work / str(i)) for i in range(len(config.names))]
         version = config.published
         recorded = None if version is None else recorded_spec(version.fields["encoder"])
         spec = resolve_encoder(config.encoder)[0] if version is None else recorded
@@ -121,28 +120,19 @@ def _judgements(config: RetrievalConfig, number: int) -> tuple[Path, str | None]
     return Path(str(config.qrels)), config.qrels_split
 
 
-def _read_set(config: RetrievalConfig, number: int, work: Path, stages: Stages) -> _Set:
+def _read_set(config: RetrievalConfig, number: int, work: Path) -> _Set:
     """Read queries and judgements of a set, before the corpus of any is encoded."""
     name, folder = config.names[number], Path(config.sets[number]) if config.sets else None
     queries = queries_file(folder) if folder else Path(str(config.queries))
     qrels, split = _judgements(config, number)
     judged = read_judged(queries, qrels, split=split)
-    _note_splits(judged.splits, stages)
     drops = drops_self(config.drop_self, judged.qrels)
     if not config.builds or folder is None:
         return _Set(name, judged, config, drops)
     found = _Set(name, judged, config, drops, parquet_corpus(corpus_file(folder), work))
     corpus = ParquetCorpus.open(found.build(None, "index", "store").corpus_config())
-    judged.require_any(map(str, corpus.ids()))
+    judged.missing(map(str, corpus.ids()))
     return found
-
-
-def _note_splits(splits: tuple[str, ...], stages: Stages) -> None:
-    if len(splits) > 1:
-        stages.watcher.note(
-            f"note: the judgements' splits {', '.join(splits)} are used together; --qrels-split "
-            "picks one"
-        )
 
 
 def _scores(each: _Set, work: Path, stages: Stages) -> Scores:
@@ -229,8 +219,7 @@ def _space(opened: SearchIndex, each: _Set, transform: WhiteningConfig | None) -
 def _judge_file(config: RetrievalConfig, source: str, stages: Stages) -> dict[str, Any]:
     """Judge a run that was read from a file."""
     path, split = _judgements(config, 0)
-    qrels, splits = read_qrels(path, split=split)
-    _note_splits(splits, stages)
+    qrels = read_qrels(path, split=split)
     run, relevant = read_run(source), with_answers(qrels)
     deepest = max(map(len, run.values()), default=0)
     if deepest < config.depth:

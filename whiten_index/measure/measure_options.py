@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from whiten_index.options import INDEX, MODEL, OUTPUT, RESOURCES, TRANSFORM, Option, schema
+from whiten_index.pipeline.build_options import JUDGEMENTS, JudgementOptions
 
-JUDGEMENTS, GRID = "Judgements", "Grid"
+GRID = "Grid"
 METRICS = ("ndcg@10", "recall@100", "mrr@10", "map@100")
 TARGET, DISTINCT, SCORED = "target", "target-distinct", "target-scored"
 
@@ -42,24 +43,9 @@ class EvalOptions:
 
 
 @schema
-class RetrievalOptions:
+class RetrievalOptions(JudgementOptions):
     """Options of an evaluation of retrieval."""
 
-    queries: Annotated[
-        str | None,
-        Option("Queries of an --index: .parquet or .jsonl, id and text.", JUDGEMENTS),
-    ] = None
-    qrels: Annotated[
-        str | None,
-        Option(
-            "Judgements of an --index or a --run: .parquet, .tsv, or TREC's .qrels, .txt.",
-            JUDGEMENTS,
-        ),
-    ] = None
-    qrels_split: Annotated[
-        str | None,
-        Option("Which judgements.", JUDGEMENTS, default="test in folders, all of a file named"),
-    ] = None
     factory: Annotated[str, Option("FAISS factory string.", INDEX)] = "Flat"
     run: Annotated[
         str | None, Option("Judge this run: .trec, .run, .txt, .parquet or .jsonl.", JUDGEMENTS)
@@ -84,7 +70,7 @@ class RetrievalOptions:
 
 
 @schema
-class SweepOptions:
+class SweepOptions(JudgementOptions):
     """Options that a sweep has and a build has not, or has with another default."""
 
     out: Annotated[
@@ -93,18 +79,6 @@ class SweepOptions:
     store: Annotated[
         str | None,
         Option("Folder of raw embeddings, shared by builds.", OUTPUT, default="OUT/store"),
-    ] = None
-    queries: Annotated[
-        str | None,
-        Option("File of judged queries: .parquet or .jsonl, id and text.", JUDGEMENTS),
-    ] = None
-    qrels: Annotated[
-        str | None,
-        Option("Judgements of the queries: .parquet, .tsv, or TREC's .qrels, .txt.", JUDGEMENTS),
-    ] = None
-    qrels_split: Annotated[
-        str | None,
-        Option("Split of the judgements, where the file has a column split.", JUDGEMENTS),
     ] = None
     widths: Annotated[
         tuple[str | int, ...],

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -19,8 +18,6 @@ from whiten_index.artifacts.atomic import scratch_folder
 from whiten_index.artifacts.files import reading
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus.sources import find_files
-from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec, recorded_spec, resolve_encoder
 from whiten_index.errors import ConfigError, CorpusError, StorageError
 from whiten_index.evaluation.sts_sets import StsSet
@@ -165,7 +162,7 @@ def evaluate_sets(
     embeddings are those of ``config``, unless an ``embedder`` is given.
     """
     stages = Stages(progress or Silent())
-    embedder = embedder or open_embedder(config, stages)
+    embedder = embedder or EncodedTexts(config, stages)
     spaces = Spaces(config, embedder, stages)
     for each in sets:
         # A set is kept as a whole, so that others with it change nothing.
@@ -239,38 +236,24 @@ class TextEmbedder(Protocol):
         """Return what makes the embeddings what they are, as JSON values."""
 
 
-def open_embedder(config: EvalConfig, stages: Stages) -> TextEmbedder:
-    """Return what embeds the texts of an evaluation."""
-    if config.published is None:
-        asked = config.encoder
-        spec, folder = resolve_encoder(asked)
-    else:
-        spec, folder, asked = QueryEncoder(
-            recorded_spec(config.published.fields["encoder"]),
-            **config.opening,
-            instead="evaluate its model with --model alone",
-        ).resolve()
-    for wanted in config.transforms:
-        wanted.require_dim(spec.dim)
-    store = None
-    if config.store is not None:
-        store = EmbeddingStore.create(Path(config.store), spec.to_json(), spec.fingerprint)
-    return EncoderTexts(spec, folder, asked, stages, store)
-
-
-class EncoderTexts:
+class EncodedTexts:
     """Encodes with a Transformer, loaded when first needed; see ``TextEmbedder``."""
 
-    def __init__(
-        self,
-        spec: EncoderSpec,
-        folder: ModelFolder,
-        config: EncoderConfig,
-        stages: Stages,
-        store: EmbeddingStore | None,
-    ) -> None:
-        self._spec, self._folder, self._config = spec, folder, config
-        self._stages, self._store = stages, store
+    def __init__(self, config: EvalConfig, stages: Stages) -> None:
+        if config.published is None:
+            self._config = config.encoder
+            self._spec, self._folder = resolve_encoder(config.encoder)
+        else:
+            self._spec, self._folder, self._config = QueryEncoder(
+                recorded_spec(config.published.fields["encoder"]),
+                **config.opening,
+                instead="evaluate its model with --model alone",
+            ).resolve()
+        spec, self._stages, self._store = self._spec, stages, None
+        for wanted in config.transforms:
+            wanted.require_dim(spec.dim)
+        if config.store is not None:
+            self._store = EmbeddingStore.create(config.store, spec.to_json(), spec.fingerprint)
         self._rows: dict[str, NDArray[np.float32]] = {}
 
     @cached_property

@@ -19,7 +19,7 @@ from whiten_index.measure.measure_options import SweepOptions
 from whiten_index.options import schema
 from whiten_index.paths import is_uri, require_folder
 from whiten_index.pipeline.build_config import BuildConfig
-from whiten_index.pipeline.build_options import EncodeOptions
+from whiten_index.pipeline.build_options import EncodeOptions, JudgementOptions
 
 AUTO, TRUNCATE, NONE = "auto", "truncate", "none"
 TRANSFORMS = (AUTO, "pca", "whitening", TRUNCATE, "all-but-the-top", "random")
@@ -89,14 +89,7 @@ class SweepConfig(SweepOptions, EncodeOptions):
                 "a sweep works on one machine: fill a store with encode --runner ray, and sweep "
                 "that store"
             )
-        if (self.queries is None) != (self.qrels is None):
-            missing = "--queries" if self.queries is None else "--qrels"
-            raise ConfigError(
-                f"{missing} is missing: --queries FILE holds the texts and --qrels FILE says which "
-                "documents answer them; without both, agreement with the raw embeddings is measured"
-            )
-        if self.qrels is None and self.qrels_split is not None:
-            raise ConfigError(f"--qrels-split {self.qrels_split} needs --qrels FILE")
+        self.require_both()
         self._require_lists()
         if 0 < self.rerank < 10:
             raise ConfigError(
@@ -134,10 +127,9 @@ class SweepConfig(SweepOptions, EncodeOptions):
     @cached_property
     def build(self) -> BuildConfig:
         """Corpus, encoder, store and resources as a build takes them."""
-        own = {each.name for each in fields(SweepOptions)} - _OF_A_BUILD_TOO
-        shared = {
-            each.name: getattr(self, each.name) for each in fields(self) if each.name not in own
-        }
+        names = {each.name for each in fields(self)} - vars(JudgementOptions()).keys() - {"out"}
+        names &= {each.name for each in fields(BuildConfig)}
+        shared = {name: getattr(self, name) for name in names}
         return BuildConfig(**{**shared, "store": self.store or str(self.folder / "store")})
 
     @property
@@ -166,9 +158,6 @@ class SweepConfig(SweepOptions, EncodeOptions):
         path = Path(self.corpus[0])
         path = path if is_uri(self.corpus[0]) else path.absolute()
         return path.parent.name if path.stem in ("corpus", "*") else path.stem
-
-
-_OF_A_BUILD_TOO = {"store", "target_recall", "choose_sample", "index_device", "seed"}
 
 
 OURS, RAW, FAISS = "ours", "raw", "faiss"

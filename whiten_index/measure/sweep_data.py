@@ -128,7 +128,6 @@ def prepare_dataset(
         "held_out": 0 if subset is None else record.rows - len(subset),
         "relevant_documents_missing": missing,
         "judged_queries_without_text": 0 if judged is None else judged.left_out,
-        "judgement_splits": [] if judged is None else list(judged.splits),
         "fingerprint": record.fingerprint,
     }
     spectrum = Spectrum.of(moments.covariance())

@@ -139,13 +139,7 @@ class BuildConfig(BuildOptions):
                 "--pairs and --qrels are two kinds of labels; give one of them, and --queries "
                 "and --qrels-split with --qrels only"
             )
-        if (self.queries is None) != (self.qrels is None):
-            raise ConfigError(
-                f"{'--queries' if self.queries is None else '--qrels'} is missing: --queries FILE "
-                "holds the texts and --qrels FILE says which documents answer them"
-            )
-        if self.qrels is None and self.qrels_split is not None:
-            raise ConfigError(f"--qrels-split {self.qrels_split} needs --qrels FILE")
+        self.require_both()
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
         """Refuse these options where they are given."""

@@ -8,9 +8,11 @@ from pydantic import Field
 
 from whiten_index.corpus.corpus_options import CorpusColumns
 from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.errors import ConfigError
 from whiten_index.options import CORPUS, INDEX, OUTPUT, RESOURCES, TRANSFORM, Option, schema
 from whiten_index.whitening.transform_options import TransformShape
 
+JUDGEMENTS = "Judgements"
 TransformName = Literal[
     "auto", "none", "pca", "whitening", "zca", "zca-cor", "group", "all-but-the-top", "random",
     "truncate",
@@ -63,22 +65,43 @@ class _Transform:
 
 
 @schema
-class TransformOptions(TransformShape, _Transform):
-    """Options of the transform; with ``whiten="auto"``, those given are not chosen."""
+class JudgementOptions:
+    """Options of judged queries."""
 
     queries: Annotated[
-        str | None, Option("File of queries that auto chooses by; with --qrels.", TRANSFORM)
+        str | None,
+        Option("File of judged queries: .parquet or .jsonl, id and text.", JUDGEMENTS),
     ] = None
     qrels: Annotated[
         str | None,
-        Option("Judgements of the queries: .parquet, .tsv, or TREC's .qrels, .txt.", TRANSFORM),
+        Option("Judgements of the queries: .parquet, .tsv, or TREC's .qrels, .txt.", JUDGEMENTS),
     ] = None
     qrels_split: Annotated[
-        str | None, Option("Split of the judgements, where the file has a column split.", TRANSFORM)
+        str | None,
+        Option("Split of the judgements, where the file has a column split.", JUDGEMENTS),
     ] = None
+
+    def require_both(self) -> None:
+        """Refuse queries without judgements, and judgements without queries."""
+        if (self.queries is None) != (self.qrels is None):
+            raise ConfigError(
+                f"{'--queries' if self.queries is None else '--qrels'} is missing: --queries FILE "
+                "holds the texts and --qrels FILE says which documents answer them"
+            )
+        if self.qrels is None and self.qrels_split is not None:
+            raise ConfigError(f"--qrels-split {self.qrels_split} needs --qrels FILE")
+
+
+@schema
+class TransformOptions(TransformShape, _Transform, JudgementOptions):
+    """Options of the transform; with ``whiten="auto"``, those given are not chosen."""
+
     pairs: Annotated[
         str | None,
-        Option("File of pairs of texts, scored or not, that auto chooses by.", TRANSFORM),
+        Option(
+            "File of pairs of texts, scored or not, that auto chooses by, as by judged queries.",
+            JUDGEMENTS,
+        ),
     ] = None
     choose_sample: Annotated[
         int,

@@ -189,7 +189,7 @@ def _rows_of_judged(encoded: EncodeReport, judged: JudgedQueries) -> dict[str, N
         if name in wanted:
             rows.setdefault(name, []).append(row)
     if not rows:
-        judged.require_any(_names(encoded))
+        judged.missing(_names(encoded))
     return {name: np.array(found, dtype=np.int64) for name, found in rows.items()}
 
 
