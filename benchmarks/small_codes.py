@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from benchmarks.results_file import data_folder, write
 from whiten_index.evaluation.metrics import evaluate_each
 from whiten_index.measure.sweep_config import FAISS, RAW, TRUNCATE, Point, SweepConfig, Vectors
-from whiten_index.measure.sweep_data import Space, open_space, prepare_dataset, read_queries
-from whiten_index.measure.trial import Made, Trial
+from whiten_index.measure.sweep_run import prepare_dataset, read_queries
+from whiten_index.measure.trial import Made, Space, Trial, open_space
 from whiten_index.pipeline.encode import encode_corpus
 from whiten_index.progress import Silent, Stages
 

@@ -18,8 +18,7 @@ from pipelines.papers.states import LayerStates, kept_states
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.evaluation.sts_sets import StsSet, chosen_sets, read_sts
 from whiten_index.measure.eval_config import EvalConfig
-from whiten_index.measure.evaluate_geometry import evaluate_geometry
-from whiten_index.measure.evaluate_sts import evaluate_sts
+from whiten_index.measure.evaluate_sts import evaluate_geometry, evaluate_sts
 from whiten_index.measure.measure_options import DISTINCT, SCORED, TARGET
 from whiten_index.progress import Silent, Stages
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig

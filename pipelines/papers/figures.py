@@ -30,8 +30,7 @@ from pipelines.papers.settings import recipe_of
 from pipelines.papers.states import score_combinations
 from whiten_index.cli.log_lines import log
 from whiten_index.errors import StorageError, WhitenIndexError
-from whiten_index.measure.evaluate_geometry import evaluate_geometry
-from whiten_index.measure.evaluate_sts import evaluate_sts
+from whiten_index.measure.evaluate_sts import evaluate_geometry, evaluate_sts
 from whiten_index.measure.measure_options import SCORED
 from whiten_index.whitening.whitening_config import Kind as Transform
 from whiten_index.whitening.whitening_config import WhiteningConfig

@@ -219,7 +219,7 @@ def geometry(positive_above: float, most_texts: int, as_json: bool, **options: A
     often a text is among another's neighbours, 0 where none is a hub. A transform is fitted on all
     splits of a set, which are encoded too.
     """
-    from whiten_index.measure.evaluate_geometry import evaluate_geometry
+    from whiten_index.measure.evaluate_sts import evaluate_geometry
 
     config, sets = _config_and_pairs(options, public={"STS-B": "dev"}, unscored=True)
     bars = terminal.Bars(facts=not as_json)

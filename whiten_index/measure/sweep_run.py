@@ -7,33 +7,42 @@ import datetime
 import os
 import platform
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import whiten_index
 from whiten_index.artifacts.atomic import discard, remove_path
 from whiten_index.artifacts.files import writing
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import fingerprint
+from whiten_index.corpus.batches import ID
+from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.evaluation.judgements import JudgedQueries, read_judged
+from whiten_index.evaluation.metrics import require_evaluator
 from whiten_index.index.gpu import gpu_name, require_device
 from whiten_index.index.library import describe_faiss, load_faiss, set_threads
 from whiten_index.measure.results import RESULTS, Results
 from whiten_index.measure.sweep_config import SweepConfig, grid
-from whiten_index.measure.sweep_data import Dataset, prepare_dataset, read_queries
-from whiten_index.measure.trial import measure_points
-from whiten_index.pipeline.encode import encode_or_open
+from whiten_index.measure.trial import Dataset, measure_points
+from whiten_index.pipeline.encode import EncodeReport, encode_or_open
 from whiten_index.pipeline.plan import plan_build
 from whiten_index.progress import Progress, Silent, Stages
-from whiten_index.search.query_encoder import asked_by
+from whiten_index.search.query_encoder import asked_by, query_embeddings
 from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.sampling import CorpusEmbeddings
+from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.spectrum import Spectrum
 
 # A name that no corpus and no store has: its content is removed.
 _WORK = ".sweep-work"
 # To raise when a figure is measured in another way.
 _MEASURES = 1
+_LEAST_ROWS = 100
 
 
 @dataclass(frozen=True)
@@ -145,6 +154,98 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
         seconds=dict(stages.seconds),
         stage_rows=dict(stages.rows),
     )
+
+
+def read_queries(config: SweepConfig) -> JudgedQueries | None:
+    """Read the judged queries of a sweep, None if it has none.
+
+    Raises:
+        ConfigError: a file has an unknown ending, pytrec_eval is not installed, or the corpus is
+            a column of embeddings whose model is not named, so that nothing encodes the queries.
+        CorpusError: a file cannot be used, or the two have no query in common.
+    """
+    if config.queries is None or config.qrels is None:
+        return None
+    require_evaluator()
+    judged = read_judged(config.queries, config.qrels, split=config.qrels_split)
+    if config.build.embedding_column is not None and config.build.model is None:
+        raise ConfigError(
+            f"{judged.source} judges texts, which are to be encoded; name the model of the "
+            "embedding column with --model, or leave --queries and --qrels out"
+        )
+    return judged
+
+
+def prepare_dataset(
+    config: SweepConfig, encoded: EncodeReport, judged: JudgedQueries | None, stages: Stages
+) -> Dataset:
+    """Encode the queries, or hold out rows that serve as queries."""
+    store, record = encoded.store, encoded.record
+    if record.rows < _LEAST_ROWS:
+        raise CorpusError(
+            f"{record.rows} rows are too few to compare indexes on; sweep a corpus of "
+            f"{_LEAST_ROWS} or more"
+        )
+    dim, parts = store.dim, [part for part in record.parts if part.rows]
+    moments = store.total_moments(parts)
+    documents = subset = None
+    missing = 0
+    if judged is None:
+        held, subset = _held_out(config, record.rows, stages)
+        queries = CorpusEmbeddings(store, record).at(held).astype(np.float32)
+        moments = moments - Moments.of(queries)
+    else:
+        names = [str(name) for p in parts for name in store.documents(p)[ID].to_pylist()]
+        missing = judged.missing(names)
+        documents = np.array(names, dtype=object)
+        queries = _encode_queries(encoded, judged, stages)
+    facts = {
+        "name": config.dataset_name,
+        "rows": record.rows if subset is None else len(subset),
+        "dim": dim,
+        "encoder": store.encoder.get("model") or store.encoder.get("column"),
+        "queries": len(queries),
+        "judged": judged is not None,
+        "raw_bytes_per_row": 4 * dim,
+        "stored_bytes_per_row": max(-(-part.bytes // part.rows) for part in parts),
+        "held_out": 0 if subset is None else record.rows - len(subset),
+        "relevant_documents_missing": missing,
+        "judged_queries_without_text": 0 if judged is None else judged.left_out,
+        "fingerprint": record.fingerprint,
+    }
+    spectrum = Spectrum.of(moments.covariance())
+    rows = CorpusEmbeddings(store, record, subset)
+    return Dataset(encoded, rows, moments, spectrum, queries, subset, judged, documents, facts)
+
+
+def _held_out(
+    config: SweepConfig, rows: int, stages: Stages
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the row numbers held out as queries, and the others, both in rising order."""
+    count = min(config.sample, rows // 5)
+    if count < config.sample:
+        stages.watcher.note(
+            f"note: {count} rows are held out as queries, a fifth of all, and not the "
+            f"--sample of {config.sample}"
+        )
+    held = np.random.default_rng(config.build.seed).choice(rows, count, replace=False)
+    return np.sort(held), np.setdiff1d(np.arange(rows), held)
+
+
+def _encode_queries(
+    encoded: EncodeReport, judged: JudgedQueries, stages: Stages
+) -> NDArray[np.float32]:
+    """Return the raw embeddings (q, d) of queries, from the store if it has them."""
+
+    def encode(texts: Sequence[str]) -> NDArray[np.floating]:
+        if encoded.work is None:
+            raise ConfigError(
+                f"{judged.source} judges texts, which are to be encoded; name the corpus too, as "
+                "when it was encoded, or leave --queries and --qrels out"
+            )
+        return encoded.work.encoder().encode_queries(texts)
+
+    return query_embeddings(encoded.store, list(judged.texts.values()), encode, stages)
 
 
 def _header(config: SweepConfig, dataset: Dataset) -> dict[str, Any]:

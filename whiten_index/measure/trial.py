@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,15 +16,10 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.atomic import discard
 from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError, WhiteningError
+from whiten_index.evaluation.judgements import JudgedQueries
 from whiten_index.evaluation.metrics import evaluate
 from whiten_index.index.choice import IndexPlan, choose_factory
-from whiten_index.index.exact import (
-    Rows,
-    Scores,
-    exact_neighbours,
-    flat_vectors,
-    use_large_pages,
-)
+from whiten_index.index.exact import Rows, exact_neighbours, flat_vectors, use_large_pages
 from whiten_index.index.factory import inner_index, inner_of, peer_index
 from whiten_index.index.faiss_build import build_faiss_index
 from whiten_index.index.gpu import DeviceIndex, runs_on_gpu
@@ -31,8 +27,9 @@ from whiten_index.index.library import INDEX, load_faiss, write_index
 from whiten_index.index.sizes import IndexBytes, expected_bytes, measured_bytes
 from whiten_index.index.training import train
 from whiten_index.index.transforms import Transforms
-from whiten_index.index.vector_search import Search, nearest, nearest_on_gpu, search_documents
+from whiten_index.index.vector_search import Search, search_documents
 from whiten_index.measure.sweep_config import (
+    AUTO,
     FAISS,
     FP32,
     NONE,
@@ -41,11 +38,20 @@ from whiten_index.measure.sweep_config import (
     Point,
     SweepConfig,
     Vectors,
+    parse_transform,
 )
-from whiten_index.measure.sweep_data import TOP_K, Dataset, Space, open_space
+from whiten_index.pipeline.encode import EncodeReport
+from whiten_index.pipeline.fit import fit_whitening
 from whiten_index.progress import Silent, Stages
 from whiten_index.search.rerank import Reranker
+from whiten_index.store.sampling import CorpusEmbeddings
+from whiten_index.versions.bundle import Bundle
+from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.spectrum import Spectrum, unit_rows
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
+TOP_K = 10
 # Hits searched for -> metrics measured on them.
 _METRICS = {TOP_K: ("ndcg@10", "mrr@10"), 100: ("recall@100",)}
 # In each round: single queries until a number or a time, but never fewer than the least; a batch.
@@ -53,6 +59,81 @@ _ROUNDS, _SINGLE, _SINGLE_SECONDS, _LEAST_SINGLE, _WARM = 3, 300, 0.3, 30, 3
 _BATCH = 1_000
 # Rows that FAISS's own transforms learn from.
 _PEER_ROWS = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Corpus in its store, queries, and spectrum of the corpus.
+
+    ``subset`` has the row numbers (n,) that are indexed, in rising order, None for all. With
+    judgements ``documents`` names the document of each row.
+    """
+
+    encoded: EncodeReport
+    embeddings: CorpusEmbeddings
+    moments: Moments
+    spectrum: Spectrum
+    queries: NDArray[np.float32]
+    subset: NDArray[np.int64] | None
+    judged: JudgedQueries | None
+    documents: NDArray[np.object_] | None
+    facts: dict[str, Any]
+
+    @property
+    def rows(self) -> int:
+        """Rows n of each index."""
+        return self.embeddings.rows
+
+    @property
+    def dim(self) -> int:
+        """Width d of the raw embeddings."""
+        return int(self.facts["dim"])
+
+    @cached_property
+    def document_numbers(self) -> NDArray[np.int64]:
+        """Number of the document of each row, the same for its passages."""
+        known = dict[str, int]()
+        names = () if self.documents is None else self.documents
+        return np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """Unit vectors of the corpus under one transform."""
+
+    whitening: Whitening
+    truth: NDArray[np.int64]
+
+
+def open_space(config: SweepConfig, dataset: Dataset, where: Vectors, stages: Stages) -> Space:
+    """Fit a transform and find the exact neighbours among its vectors, by numpy."""
+    whitening = Whitening.fit(dataset.moments, _transform(config, dataset, where, stages))
+    with stages.stage("exact neighbours", dataset.rows) as watcher:
+
+        def vectors(raw: NDArray[np.floating]) -> NDArray[np.float32]:
+            watcher.advance(len(raw))
+            return unit_rows(whitening.apply(raw)).astype(np.float32)
+
+        queries = unit_rows(whitening.apply(dataset.queries)).astype(np.float32)
+        blocks = map(vectors, dataset.embeddings.blocks())
+        return Space(whitening, exact_neighbours(blocks, queries, TOP_K)[1])
+
+
+def _transform(
+    config: SweepConfig, dataset: Dataset, where: Vectors, stages: Stages
+) -> WhiteningConfig:
+    if where.family in (RAW, FAISS):
+        return WhiteningConfig(kind=Kind.NONE)
+    name, exponent = parse_transform(where.transform)
+    if name != AUTO:
+        seed = config.build.seed
+        return WhiteningConfig(kind=Kind(name), k=where.k, exponent=exponent, seed=seed)
+    build = replace(config.build, k=where.k)
+    chosen = fit_whitening(build, replace(dataset.encoded, stages=stages), None).whitening
+    # The choice may see the rows held out; the basis must not, so it is fitted again.
+    return WhiteningConfig(
+        kind=chosen.kind, k=where.k, exponent=chosen.exponent, center=chosen.center
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,25 +331,22 @@ class Trial:
         return exact_neighbours(blocks, vectors(self.dataset.queries), TOP_K)[1]
 
     def search_of(self, made: Made) -> Search:
-        """Return the search of a point: as in a bundle, or for FAISS's own transforms by FAISS."""
+        """Return the search of a point: as of an index, or for FAISS's own transforms by FAISS."""
         dataset, index = self.dataset, load_faiss().read_index(str(made.folder / INDEX))
         if made.point.vectors.family == FAISS:
             return cast(Search, index.search)
-        search = searcher(index, made.record["device"])
-        if not (candidates := made.point.rerank):
-            return search
-        whitening = made.space.whitening
-        encoded = dataset.encoded
-        again = Reranker(encoded.store, encoded.record, whitening, candidates=candidates)
-
-        def reranked(queries: NDArray[np.float32], top_k: int) -> tuple[Scores, Rows]:
-            _, found = search(queries, max(candidates, top_k))
-            rows = found if dataset.subset is None else dataset.subset[found]
-            scores = again(queries, np.where(found < 0, -1, rows))
-            order = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
-            return np.take_along_axis(scores, order, 1), np.take_along_axis(found, order, 1)
-
-        return reranked
+        inner, device = inner_of(index), "cpu" if made.record["device"] == "cpu" else "auto"
+        placed = DeviceIndex.place(inner, device, to_search=True)
+        copy = None if placed.device == "cpu" else placed
+        vectors = flat_vectors(inner) if copy is None else None
+        if vectors is not None and (gathering := use_large_pages(vectors)) is not None:
+            gathering.join()
+        whitening, missing = made.space.whitening, cast(Any, None)
+        # Without its files, as only rows are searched.
+        bundle = Bundle(missing, whitening, index, Transforms(index), missing, copy)
+        candidates = made.point.rerank
+        again = _Reranker(dataset, whitening, candidates) if candidates else None
+        return lambda queries, top_k: bundle.search(queries, top_k, rescorer=again, by_row=True)
 
     def _require_memory(self, factory: str, k: int) -> None:
         size = expected_bytes(factory, rows=self.dataset.rows, dim=self.dataset.dim, k=k).total
@@ -302,28 +380,23 @@ class Trial:
         return values
 
 
+class _Reranker(Reranker):
+    """Reranker of an index without the rows held out."""
+
+    def __init__(self, dataset: Dataset, whitening: Whitening, candidates: int) -> None:
+        encoded, self._subset = dataset.encoded, dataset.subset
+        super().__init__(encoded.store, encoded.record, whitening, candidates=candidates)
+
+    def embeddings(self, rows: Rows) -> NDArray[np.float64]:
+        """Return the raw embeddings (n, d) of rows (n,) of the index."""
+        return super().embeddings(rows if self._subset is None else self._subset[rows])
+
+
 def overlap(truth: NDArray[np.int64], found: NDArray[np.int64]) -> float:
     """Return the share of the true rows (q, m) that are among those found (q, m)."""
     there = truth >= 0
     hits = (truth[:, :, None] == found[:, None, :]) & there[:, :, None]
     return float(hits.any(axis=2).sum() / max(int(there.sum()), 1))
-
-
-def searcher(index: Any, device: str) -> Search:
-    """Return the search of an index by raw embeddings (q, d), as a bundle does it."""
-    inner, rows, transforms = inner_of(index), int(index.ntotal), Transforms(index)
-    placed = DeviceIndex.place(inner, "cpu" if device == "cpu" else "auto", to_search=True)
-    vectors = flat_vectors(inner) if placed.device == "cpu" else None
-    if vectors is not None and (gathering := use_large_pages(vectors)) is not None:
-        gathering.join()
-
-    def search(embeddings: NDArray[np.float32], top_k: int) -> tuple[Scores, Rows]:
-        queries, most = transforms(embeddings), min(top_k, rows)
-        if placed.device == "cpu":
-            return nearest(inner, queries, most)
-        return nearest_on_gpu(placed.index, inner, queries, most)
-
-    return search
 
 
 def available_memory() -> int | None:
