@@ -435,7 +435,7 @@ def test_damaged_embeddings_are_not_pushed(world: World, changed: bool) -> None:
         data = bytearray(path.read_bytes())
         data[-4:] = np.float32(10).tobytes()
         path.write_bytes(data)
-    with pytest.raises(ArtifactError, match=r"embeddings\.safetensors is damaged"):
+    with pytest.raises(ArtifactError, match=r"embeddings\.safetensors is missing or damaged"):
         world.push()
     assert (world.server.published is not None) == changed
 

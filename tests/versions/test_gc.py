@@ -94,7 +94,7 @@ def test_what_it_does_not_know_stays(tmp_path):
     for path in mine:
         path.parent.mkdir(exist_ok=True)
         path.write_text("mine")
-    leftover = folder / "shards" / ".tmp-0123~abc"
+    leftover = folder / "shards" / ".tmp-0123~5bce98f7-33124ff378ad"
     leftover.mkdir()
     assert gc_store(world.place, keep_days=0).leftovers == 1
     assert all(path.exists() for path in mine)

@@ -86,7 +86,7 @@ def _engine(address: str) -> type[EngineOptions]:
         return _BY_SCHEME[scheme.lower()]
     # Without slashes, it may be a connection string with a password.
     hidden = not address or (not slashes and re.search(r"[@:=\s]", address))
-    named = "the address given is of" if hidden else f"{cut(address)} is the address of"
+    named = "the address given is of" if hidden else f"{cut(address, most=300)} is the address of"
     raise ConfigError(f"{named} no database that rows can be pushed to; give one of {_FORMS}")
 
 
