@@ -199,6 +199,17 @@ def test_a_store_without_its_registry_is_not_collected(tmp_path):
     assert segment_folders(world) == before
 
 
+def test_a_store_without_records_of_corpora_is_not_collected(tmp_path):
+    world = new_world(tmp_path, 100)
+    for path in (world.store.folder / "corpora").iterdir():
+        path.unlink()
+    before = segment_folders(world)
+    for upkeep in (gc_store, compact_store):
+        with pytest.raises(ArtifactError, match="corpora has no record of a corpus"):
+            upkeep(world.place)
+    assert segment_folders(world) == before
+
+
 @pytest.mark.parametrize("emptied", ["indexes", "registered"])
 def test_an_index_is_known_by_either_of_its_files(tmp_path, emptied):
     world, index = two_states(tmp_path)

@@ -216,7 +216,7 @@ def _needed_segments(
         digests = [store.digests(part) for part in parts.values()]
     except ArtifactError as error:
         raise ArtifactError(
-            f"what is needed is not known, as a file is damaged or missing: mount its disk ({error})"
+            f"a file of needed digests is damaged or missing: mount its disk ({error})"
         ) from error
     wanted = np.concatenate([np.empty((0, DIGEST_BYTES), dtype=np.uint8), *digests])
     keys = digest_keys(wanted)

@@ -149,7 +149,14 @@ def stores_of(index: Path, root: Path, stores: Collection[EmbeddingStore]) -> li
 
 def corpus_references(store: EmbeddingStore) -> Iterator[Reference]:
     """Yield the references of the corpora of a store."""
-    for path in record_paths(store):
+    paths = record_paths(store)
+    if not paths and store.segment_names():
+        raise ArtifactError(
+            f"{store.folder / 'corpora'} has no record of a corpus, so that it is not known which "
+            "rows are needed; mount its disk, run the encode that was interrupted to its end, or, "
+            f"if nothing needs them, remove {store.folder}"
+        )
+    for path in paths:
         record = store.record(path.name)
         yield Reference(f"corpus {corpus_name(record)}", store.fingerprint, record)
 
