@@ -17,6 +17,7 @@ ones the smallest C. These differ:
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import warnings
@@ -256,25 +257,16 @@ def score_transfer(
         cuts = cut.split(np.zeros((len(rows), 1)), labels[rows])
         return [(rows[train], rows[test]) for train, test in cuts]
 
-    def fit(classifier: Any, rows: _Rows) -> bool:
-        """Fit a classifier, and return whether it converged."""
-        classifier.fit(matrix[rows], labels[rows])
-        return bool(np.max(classifier.n_iter_) < _MOST_STEPS)
-
-    def path(part: _Part) -> tuple[list[float], int]:
-        """Return the accuracy at each C, and how many fits did not converge."""
+    def predict(part: _Part, path: Sequence[float]) -> tuple[list[NDArray[np.int64]], int]:
+        """Return the classes at each C along a path, and how many fits did not converge."""
         train, test = part
         classifier = LogisticRegression(solver="lbfgs", max_iter=_MOST_STEPS, warm_start=True)
-        accuracies, lost = [], 0
-        for c in grid:
-            lost += not fit(classifier.set_params(C=c), train)
-            accuracies.append(float(np.mean(classifier.predict(matrix[test]) == labels[test])))
-        return accuracies, lost
-
-    def predict(part: _Part, c: float) -> tuple[NDArray[np.int64], int]:
-        classifier = LogisticRegression(solver="lbfgs", max_iter=_MOST_STEPS, C=c)
-        lost = not fit(classifier, part[0])
-        return np.asarray(classifier.predict(matrix[part[1]])), lost
+        classes, lost = [], 0
+        for c in path:
+            classifier.set_params(C=c).fit(matrix[train], labels[train])
+            lost += int(np.max(classifier.n_iter_) >= _MOST_STEPS)
+            classes.append(np.asarray(classifier.predict(matrix[test])))
+        return classes, lost
 
     if ALL in parts:
         tested, grid, chosen_by = folds_of(parts[ALL]), _GRID, "nested folds"
@@ -291,15 +283,21 @@ def score_transfer(
         with threadpool_limits(1, user_api="blas"), warnings.catch_warnings():
             # Counted instead; the filter is set here because threads share it.
             warnings.simplefilter("ignore", ConvergenceWarning)
-            paths = list(pool.map(path, [part for each in choosing for part in each]))
-            found = np.array([accuracies for accuracies, _ in paths])
+            inner = [part for each in choosing for part in each]
+            paths = list(pool.map(predict, inner, itertools.repeat(grid)))
+            found = np.array(
+                [
+                    [float(np.mean(each == labels[test])) for each in classes]
+                    for (_, test), (classes, _) in zip(inner, paths, strict=True)
+                ]
+            )
             means = found.reshape(len(choosing), -1, len(grid)).mean(axis=1)
             # The smallest C of the best accuracy in points, to two decimals.
             chosen = [grid[int(np.argmax(np.round(100 * each, 2)))] for each in means]
-            last = list(pool.map(predict, tested, chosen))
+            last = list(pool.map(predict, tested, zip(chosen, strict=True)))
     finally:
         pool.shutdown(cancel_futures=True)
-    predicted = [classes for classes, _ in last]
+    predicted = [classes for (classes,), _ in last]
     gold = [labels[test] for _, test in tested]
     right = [float(np.mean(a == b)) for a, b in zip(predicted, gold, strict=True)]
     accuracy, every = float(np.mean(right)), np.concatenate(gold)

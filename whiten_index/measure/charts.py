@@ -88,8 +88,7 @@ class Chart:
                 handles, labels, loc="outside lower center", ncols=2, fontsize=SMALL,
                 frameon=False, labelcolor=INK,
             )  # fmt: skip
-        with writing(png), replacing(png) as temporary:
-            figure.savefig(temporary, format="png", dpi=DOTS_PER_INCH)
+        _save(figure, png)
 
 
 def charts_of(sweep: Sweep, advice: Recommendation) -> list[Chart]:
@@ -202,6 +201,10 @@ def draw_spectrum(path: Path | str, description: Mapping[str, Any], eigenvalues:
     figure.supxlabel(below, size=TEXT, color=GREY)
     for axes, draw in zip(figure.subplots(1, len(panels)), panels, strict=True):
         draw(axes)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
     with writing(path), replacing(path) as temporary:
         figure.savefig(temporary, format=path.suffix.lower()[1:], dpi=DOTS_PER_INCH)
 

@@ -245,22 +245,10 @@ def _share(value: float) -> str:
     return "99.9%" if value < 1 and text == "100.0%" else text
 
 
-def _hundredths(value: float) -> str:
-    return f"{100 * value:.2f}"
-
-
-def _decimal(value: float) -> str:
-    return f"{value:.3g}"
-
-
 def _milliseconds(value: float) -> str:
     """Return a time with three significant digits."""
     decimals = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
     return f"{value:,.{decimals}f}\u00a0ms"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:,.0f}\u00a0s" if value >= 100 else f"{value:.2g}\u00a0s"
 
 
 # Place of a figure in the record -> its name and its format.
@@ -268,18 +256,21 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     PER_ROW: ("bytes per row", _number),
     "bytes.fixed": ("fixed bytes", _number),
     "rerank.bytes_per_row": ("re-rank bytes per row", _number),
-    NDCG: ("nDCG@10", _hundredths),
-    "quality.recall@100": ("recall@100", _hundredths),
-    "quality.mrr@10": ("MRR@10", _hundredths),
+    NDCG: ("nDCG@10", lambda value: f"{100 * value:.2f}"),
+    "quality.recall@100": ("recall@100", lambda value: f"{100 * value:.2f}"),
+    "quality.mrr@10": ("MRR@10", lambda value: f"{100 * value:.2f}"),
     AGREEMENT: ("agreement@10", _share),
     "index_recall@10": ("index recall@10", _share),
     LATENCY: ("query p50", _milliseconds),
     "latency_ms.p95": ("p95", _milliseconds),
     "latency_ms.p99": ("p99", _milliseconds),
-    "latency_ms.spread": ("spread", _decimal),
+    "latency_ms.spread": ("spread", lambda value: f"{value:.3g}"),
     "throughput.queries_per_second": ("queries/s in batches", _number),
-    "seconds.total": ("build", _seconds),
-    "exponent": ("γ", _decimal),
+    "seconds.total": (
+        "build",
+        lambda value: f"{value:,.0f}\u00a0s" if value >= 100 else f"{value:.2g}\u00a0s",
+    ),
+    "exponent": ("γ", lambda value: f"{value:.3g}"),
 }
 
 

@@ -261,7 +261,14 @@ def _header(config: SweepConfig, dataset: Dataset) -> dict[str, Any]:
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
-    settings = _settings(config) | ({"index_device": "gpu"} if "gpu" in machine else {})
+    settings = {
+        "target_recall": config.build.target_recall,
+        "threads": config.search_threads,
+        "seed": config.build.seed,
+        "sample": config.sample if config.qrels is None else None,
+        "choose_sample": config.build.choose_sample,
+        **({"index_device": "gpu"} if "gpu" in machine else {}),
+    }
     store, judged = dataset.encoded.store, dataset.judged
     queries = None
     if judged is not None:
@@ -297,17 +304,6 @@ def _header(config: SweepConfig, dataset: Dataset) -> dict[str, Any]:
             "eigenvalues": dataset.spectrum.eigenvalues.tolist(),
             "rank": dataset.spectrum.rank,
         },
-    }
-
-
-def _settings(config: SweepConfig) -> dict[str, Any]:
-    """Return the settings of every point of a run."""
-    return {
-        "target_recall": config.build.target_recall,
-        "threads": config.search_threads,
-        "seed": config.build.seed,
-        "sample": config.sample if config.qrels is None else None,
-        "choose_sample": config.build.choose_sample,
     }
 
 
