@@ -149,17 +149,9 @@ class RetrievalConfig(RetrievalOptions, EvalConfig):
         _ = self.depth
         self._require_source()
         if self.fit != TARGET:
-            raise ConfigError(
-                "--fit is for pairs of sentences; retrieval searches indexes as a build makes "
-                "them, fitted on their corpus: leave it out"
-            )
+            raise ConfigError("--fit is for pairs of sentences, not for retrieval; leave it out")
         self._require_used()
         self._require_place()
-        for transform in self.transforms or (None,):
-            # What a build would refuse is refused before the first of them.
-            self.build_config(
-                transform, corpus=("corpus",), text_columns=("text",), out="index", store="store"
-            )
 
     @property
     def depth(self) -> int:

@@ -59,16 +59,17 @@ def evaluate_transfer(
         None where none is called as one.
     """
     require_learner()
+    tasks = [replace(task, splits=_splits(task)) for task in tasks]
     for task in tasks:
         _check(task, folds)
 
     def score(task: Task, embedder: TextEmbedder, spaces: Spaces) -> Scores:
-        first = embedder.embed(task.first)
-        second = None if task.second is None else embedder.embed(task.second)
-        for space in spaces.of(task.texts, scored=np.isin(_splits(task), ("all", "test"))):
-            u, v = space.apply(first), None if second is None else space.apply(second)
+        sides = [embedder.embed(side) for side in (task.first, task.second) if side is not None]
+        for space in spaces.of(task.texts, scored=np.isin(task.splits, ("all", "test"))):
+            vectors = [space.apply(side) for side in sides]
+            features = pair_features(*vectors) if len(vectors) == 2 else vectors[0]
             setting = {**space.setting, "normalized": False}
-            yield replace(space, setting=setting), _score(task, u, v, config, folds)
+            yield replace(space, setting=setting), _score(task, features, config, folds)
 
     return evaluate_sets(
         config,
@@ -95,18 +96,14 @@ def average(datasets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def _score(
-    task: Task,
-    first: NDArray[np.float64],
-    second: NDArray[np.float64] | None,
-    config: EvalConfig,
-    folds: int,
+    task: Task, features: NDArray[np.float64], config: EvalConfig, folds: int
 ) -> dict[str, Any]:
     """Return what a task scores in one space, times 100."""
     positive = _positive(task)
     scored = score_transfer(
-        first if second is None else pair_features(first, second),
+        features,
         task.labels,
-        _splits(task),
+        task.splits,
         folds=folds,
         seed=config.seed,
         positive=None if positive is None else task.classes.index(positive),
@@ -143,7 +140,7 @@ def _splits(task: Task) -> NDArray[np.str_]:
 def _check(task: Task, folds: int) -> None:
     """Refuse, before anything is encoded, a task that cannot be scored."""
     try:
-        check_splits(np.array(task.classes, object)[task.labels], _splits(task), folds)
+        check_splits(np.array(task.classes, object)[task.labels], task.splits, folds)
     except ConfigError as error:
         raise ConfigError(f"{task.name}: {error}") from error
 

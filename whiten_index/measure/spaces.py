@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -287,12 +287,9 @@ class EncodedTexts:
         found = np.concatenate([np.array(block, np.float32) for block in blocks])
         self._rows.update(zip(texts, found, strict=True))
         if self._store is not None:
-            try:
+            # A store that cannot be written still serves: the texts are encoded again next time.
+            with suppress(StorageError):
                 self._store.results.save_sample(key, {"texts": found})
-            except StorageError as error:
-                # The evaluation needs no store; the user should know that it was no use.
-                self._stages.watcher.note(f"note: embeddings are not kept: {error}")
-                self._store = None
 
 
 def encoder_facts(spec: EncoderSpec) -> dict[str, Any]:
