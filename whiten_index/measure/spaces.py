@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -19,7 +19,7 @@ from whiten_index.artifacts.files import reading
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus.sources import find_files
 from whiten_index.encoding.spec import EncoderSpec, recorded_spec, resolve_encoder
-from whiten_index.errors import ConfigError, CorpusError, StorageError
+from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.sts_sets import StsSet
 from whiten_index.evaluation.transfer_tasks import Task
 from whiten_index.measure.eval_config import OF_TASKS, EvalConfig
@@ -287,9 +287,7 @@ class EncodedTexts:
         found = np.concatenate([np.array(block, np.float32) for block in blocks])
         self._rows.update(zip(texts, found, strict=True))
         if self._store is not None:
-            # A store that cannot be written still serves: the texts are encoded again next time.
-            with suppress(StorageError):
-                self._store.results.save_sample(key, {"texts": found})
+            self._store.results.save_sample(key, {"texts": found})
 
 
 def encoder_facts(spec: EncoderSpec) -> dict[str, Any]:

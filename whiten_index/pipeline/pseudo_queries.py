@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 from bisect import bisect_left
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from whiten_index.corpus.batches import ID, TextBatch
 from whiten_index.encoding.passages import Span, sentence_spans
 from whiten_index.encoding.spec import recorded_spec
-from whiten_index.errors import CorpusError, StorageError
+from whiten_index.errors import CorpusError
 from whiten_index.store.dtypes import StoreDtype, as_kept
 from whiten_index.store.sampling import drawn_parts, drawn_rows, ids_of, row_starts
 from whiten_index.store.segments import digests_name
@@ -117,9 +116,7 @@ def sample_pieces(encoded: EncodeReport, size: int, seed: int) -> Sample | str:
     ]
     rows = np.array([row for row, _ in cut[: len(embeddings[0])]], dtype=np.int64)
     sample = Sample(rows, _candidates(encoded, work, rows, rng), *embeddings)
-    # A store that cannot be written still serves: the next build draws the same sample again.
-    with contextlib.suppress(StorageError):
-        store.results.save_sample(key, vars(sample))
+    store.results.save_sample(key, vars(sample))
     return sample
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import threading
@@ -22,7 +21,7 @@ from whiten_index.encoding.spec import (
     recorded_spec,
     resolve_encoder,
 )
-from whiten_index.errors import ConfigError, EncoderError, StorageError
+from whiten_index.errors import ConfigError, EncoderError
 from whiten_index.paths import shown
 from whiten_index.progress import Stages
 from whiten_index.store.embedding_store import EmbeddingStore
@@ -171,9 +170,7 @@ def query_embeddings(
         found = encode(texts).astype(np.float32)
         watcher.advance(len(texts))
     if store is not None:
-        # A store that cannot be written still serves: the queries are encoded again next time.
-        with contextlib.suppress(StorageError):
-            store.results.save_sample(key, {"queries": found})
+        store.results.save_sample(key, {"queries": found})
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from whiten_index.artifacts.atomic import make_folder, replacing
 from whiten_index.artifacts.files import exists, list_folder, writing
 from whiten_index.artifacts.storage import Storage
 from whiten_index.artifacts.tensors import read_tensors, write_tensors
-from whiten_index.errors import ArtifactError
+from whiten_index.errors import ArtifactError, StorageError
 
 _SAMPLE, _VERSION, _RUNTIMES = "sample", 1, "runtimes"
 
@@ -45,16 +46,18 @@ class ResultCache:
         return [note for note in notes if note is not None]
 
     def save_sample(self, key: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Keep the arrays of a sample, whole or not at all."""
+        """Keep the arrays of a sample, whole or not at all; a full disk is no error."""
         path = self._path("samples", key, ".safetensors")
-        with writing(path):
-            make_folder(path.parent)
-            with replacing(path) as temporary:
-                facts = {"of": path.name}
-                write_tensors(
-                    temporary, tensors, kind=_SAMPLE, version=_VERSION, facts=facts, seal=True
-                )
-        self.mirror.push(path)
+        # A store that cannot be written still serves: the sample is made again next time.
+        with suppress(StorageError):
+            with writing(path):
+                make_folder(path.parent)
+                with replacing(path) as temporary:
+                    facts = {"of": path.name}
+                    write_tensors(
+                        temporary, tensors, kind=_SAMPLE, version=_VERSION, facts=facts, seal=True
+                    )
+            self.mirror.push(path)
 
     def sample(
         self, key: Mapping[str, Any], shapes: Mapping[str, str]
