@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import open_file, reading
-from whiten_index.artifacts.limits import LimitError, check_expanded, iterate_lines
+from whiten_index.artifacts.limits import VECTOR_NUMBERS, LimitError, check_expanded, iterate_lines
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.metrics import pair_cosines
 from whiten_index.evaluation.sts_sets import StsSet
@@ -55,6 +55,8 @@ def read_vectors(path: Path, words: Collection[str]) -> Vectors:
             if fields == 2:
                 continue  # the header `words dims` of word2vec and fastText
         dim = dim or len(line.split()) - 1
+        if dim > VECTOR_NUMBERS:
+            raise CorpusError(f"{path} has vectors of more than {VECTOR_NUMBERS:,} numbers")
         # GloVe 840B has words with blanks.
         word, *numbers = line.rsplit(None, dim)
         name = word.decode("utf-8", "replace")

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.builds import random_rows
+from tests.helpers.corpora import read_all
 from whiten_index import BuildConfig, build_index, encode_corpus, open_index
 from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
@@ -234,17 +235,18 @@ def test_another_file_while_one_is_opened_is_never_read(tmp_path, monkeypatch):
     assert list(corpus.ids()) == list(range(ROWS))
 
 
-def test_sentences_of_files_that_were_never_there_together_are_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize("read", [lambda corpus: read_sentences(corpus, batch_size=2), read_all])
+def test_texts_of_files_that_were_never_there_together_are_refused(tmp_path, monkeypatch, read):
     for name in ("a", "b"):
         (tmp_path / f"{name}.parquet").write_bytes(content("text", 1))
     config = CorpusConfig(sources=(str(tmp_path),), text_columns=("text",))
-    corpus, read = ParquetCorpus.open(config), ParquetCorpus.read
+    corpus, read_shard = ParquetCorpus.open(config), ParquetCorpus.read
 
     def late(self: ParquetCorpus, shard: Any) -> Any:
         if shard.file == 1:
             rename(tmp_path / "a.parquet", content("text", 2))
-        return read(self, shard)
+        return read_shard(self, shard)
 
     monkeypatch.setattr(ParquetCorpus, "read", late)
     with pytest.raises(CorpusError, match="changed while it was read"):
-        read_sentences(corpus, batch_size=2)
+        read(corpus)

@@ -255,10 +255,12 @@ def test_modules_of_other_packages_never_run(plain, tmp_path, monkeypatch):
         ({"_attn_implementation": "acme/fast"}, "attention code on the hub ('acme/fast')"),
         ({"text_config": {"attn_implementation": "acme/fast"}}, "attention code on the hub"),
         ({"model_type": "dpt", "backbone": "acme/eye"}, "names another model ('acme/eye')"),
+        ({"num_hidden_layers": 1001}, "more than 1,000 layers"),
+        ({"text_config": {"decoder_layers": 1001}}, "more than 1,000 layers"),
     ],
 )
-def test_what_a_configuration_names_on_a_hub_needs_consent(change, message, plain, tmp_path):
-    """transformers fetches it by the name in ``config.json`` alone."""
+def test_a_configuration_is_looked_at_before_a_model_is_made(change, message, plain, tmp_path):
+    """transformers fetches and makes what ``config.json`` alone names."""
     edit_json(tmp_path / "plain-model" / "config.json", **change)
     code, _, err = run("search", plain, "the cat")
     assert code == ENCODER_EXIT

@@ -53,6 +53,7 @@ def test_vectors_of_the_words_of_the_texts_are_read(tmp_path: Path, name: str, h
         ("v.txt", "the 1 2 3\ncat 1 2 x\n", "line 2"),
         ("v.txt", "the 1 2 3\ncat 1 2 nan\n", "line 2, is not a word and 3 numbers"),
         ("v.txt", "der 1 2 3\n", "none of the 2 words"),
+        ("v.txt", "the" + " 1" * 65_537, "more than 65,536 numbers"),
         *((name, "a" * (17 << 20), "more than 16,777,216 bytes") for name in ("v.gz", "v.zip")),
     ],
 )

@@ -8,6 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from tests.versions.upkeep import (
     SHARD,
@@ -20,6 +21,7 @@ from tests.versions.upkeep import (
 )
 from whiten_index.artifacts import tensors
 from whiten_index.artifacts.atomic import remove_folder
+from whiten_index.cli import cli
 from whiten_index.errors import StorageError
 from whiten_index.versions.compaction import compact_store
 from whiten_index.versions.gc import gc_store
@@ -164,6 +166,8 @@ def test_what_is_damaged_is_left_alone(tmp_path):
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     report = compact(world)
     assert (report.rows, report.damaged) == (32, 1)
+    ended = CliRunner().invoke(cli, ["compact", str(world.place)])
+    assert (ended.exit_code, "whiten-index verify" in ended.stderr) == (5, True)
     assert len(segment_folders(world)) == 2
     assert name in segment_folders(world)
     assert world.encode().counts.encoded == 8

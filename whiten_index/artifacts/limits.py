@@ -17,6 +17,8 @@ LINE_BYTES = 16 << 20
 # Text is packed to a half or a tenth of its size, never to a hundredth.
 _EXPANSION, _EXPANDED_BYTES = 100, 1 << 30
 _BLOCK = 1 << 16
+# The covariance of wider embeddings would have more than 32 GiB.
+VECTOR_NUMBERS = 1 << 16
 
 T = TypeVar("T")
 

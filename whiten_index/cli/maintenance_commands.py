@@ -165,10 +165,9 @@ def compact(store: str, as_json: bool) -> None:
     """Join the small and the mostly unused segments of STORE; no row of a corpus changes."""
     from whiten_index.versions.compaction import compact_store
 
-    report = compact_store(store).to_json()
-    more = f"damaged segments: {report['damaged']}; whiten-index verify {store} says more"
-    notes = [more] * bool(report["damaged"])
-    terminal.show(report, as_json=as_json, notes=notes)
+    report = compact_store(store)
+    terminal.show(report.to_json(), as_json=as_json)
+    report.require_sound()
 
 
 @click.command()

@@ -252,7 +252,9 @@ class _Night:
             with self._step("compact"):
                 from whiten_index.versions.compaction import compact_store
 
-                self.lines.log("compact_finished", **compact_store(store).to_json())
+                compacted = compact_store(store)
+                self.lines.log("compact_finished", **compacted.to_json())
+                compacted.require_sound()
         # After compaction, which leaves shards that nothing needs.
         if job.keep_versions is not None and job.gc and "prune" not in self.failed:
             with self._step("gc"):

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import reading
-from whiten_index.artifacts.limits import LINE_BYTES, LimitError, check_expanded
+from whiten_index.artifacts.limits import LINE_BYTES, VECTOR_NUMBERS, LimitError, check_expanded
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus.arrow_types import without_views
 from whiten_index.corpus.batches import ID, EmbeddingBatch, TextBatch, row_digests
@@ -46,8 +46,6 @@ from whiten_index.errors import CorpusError, StorageError
 _SUSPECTS, _EXAMPLES = 1000, 3
 # A footer may claim any number, and shards are planned by it.
 _MOST_ROWS = 10**10
-# The covariance of wider embeddings would have more than 32 GiB.
-_MOST_NUMBERS = 1 << 16
 _FILE_THREADS = 8
 # File systems store times in steps of up to two seconds.
 _RACY_NS = 2_000_000_000
@@ -130,8 +128,9 @@ class ParquetCorpus:
             list(pool.map(SourceFile.require_unchanged, self.files))
 
     def batches(self) -> Iterator[TextBatch | EmbeddingBatch]:
-        """Yield the whole corpus, one batch a shard."""
-        return map(self.read, self.shards)
+        """Yield the whole corpus, one batch a shard; see ``require_unchanged``."""
+        yield from map(self.read, self.shards)
+        self.require_unchanged()
 
     def read(self, shard: Shard) -> TextBatch | EmbeddingBatch:
         """Read one shard, leave out what cannot be used, and count it by reason.
@@ -317,10 +316,10 @@ class ParquetCorpus:
                     table = table.filter(pa.array(self._passing(shard, table)))
                 seen, kept = seen + block.num_rows, kept + table.num_rows
                 _, widths = embedding_rows(table.column(column))
-                if (widths > _MOST_NUMBERS).any():
+                if (widths > VECTOR_NUMBERS).any():
                     raise CorpusError(
-                        f"{self.files[shard.file].path} has more than {_MOST_NUMBERS:,} numbers in "
-                        f"a row of {column}; name a column of embeddings"
+                        f"{self.files[shard.file].path} has more than {VECTOR_NUMBERS:,} numbers "
+                        f"in a row of {column}; name a column of embeddings"
                     )
                 if wanted is not None and (widths == wanted).any():
                     return wanted

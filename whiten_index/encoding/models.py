@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.files import exists, is_file, is_folder, list_folder, walk_files
-from whiten_index.artifacts.limits import canonical_json
+from whiten_index.artifacts.limits import VECTOR_NUMBERS, canonical_json
 from whiten_index.encoding.model_files import (
     HeadStep,
     files_sha256,
@@ -45,8 +45,9 @@ _NOT_READ = (
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
 _WIDTHS = ("hidden_size", "d_model", "dim", "n_embd")
 _UNLIMITED = 1 << 30
-# Of layers, and of numbers a hidden state: a model is made in memory before its weights are read.
-_MOST = 1 << 16
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+# A model is made in memory before its weights are read.
+_MOST_LAYERS = 1000
 _PINNED = re.compile(r"@[0-9a-f]{40}\b")
 # These count positions from the padding index on, which is 1 unless they say so.
 _OFFSET_POSITIONS = (
@@ -115,8 +116,7 @@ class ModelFolder:
     @property
     def layers(self) -> int:
         """Number of transformer layers L, the embedding layer not counted."""
-        keys = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
-        return _number(self.name, self.config, *keys)
+        return _number(self.name, self.config, *_LAYERS)
 
     @property
     def files_sha256(self) -> str:
@@ -258,6 +258,12 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
             f"config.json of model {name} names another model ({backbones[0]!r}) as its backbone, "
             "which would be looked up on the hub; choose a text encoder, which has none"
         )
+    stacks = _named(config, *_LAYERS, "encoder_layers", "decoder_layers", "num_decoder_layers")
+    if any(isinstance(each, int) and each > _MOST_LAYERS for each in stacks):
+        raise EncoderError(
+            f"config.json of model {name} names more than {_MOST_LAYERS:,} layers; restore the "
+            "model folder, or choose another model"
+        )
     settings = read_object(root / "sentence_bert_config.json") if modules else {}
     weights = weight_files(root)
     # A configuration may name a file of weights, which then comes first.
@@ -299,7 +305,9 @@ def _named(value: Any, *keys: str) -> Iterator[Any]:
 
 def _prompts(path: Path) -> dict[str, str]:
     settings = read_object(path / "config_sentence_transformers.json")
-    prompts = {key: str(value or "") for key, value in (settings.get("prompts") or {}).items()}
+    prompts = {key: value or "" for key, value in (settings.get("prompts") or {}).items()}
+    if odd := [key for key, value in prompts.items() if not isinstance(value, str)]:
+        raise TypeError(f"the prompt {odd[0]!r} is no text")
     if settings.get("default_prompt_name") in prompts:
         prompts["default"] = prompts[settings["default_prompt_name"]]
     return prompts
@@ -317,8 +325,10 @@ def _length(settings: dict[str, Any], kind: str) -> int | None:
 def _number(name: str, config: dict[str, Any], *keys: str) -> int:
     for key in keys:
         if isinstance(config.get(key), int):
-            if config[key] > _MOST:
-                raise EncoderError(f"config.json of model {name} has {key} above {_MOST:,}")
+            if config[key] > VECTOR_NUMBERS:
+                raise EncoderError(
+                    f"config.json of model {name} has {key} above {VECTOR_NUMBERS:,}"
+                )
             return int(config[key])
     raise EncoderError(
         f"config.json of model {name} has none of {', '.join(keys)}; "

@@ -333,7 +333,7 @@ class SearchIndex:
         """Yield the ranking of every query of a Parquet file, in its order; see ``search``.
 
         Raises:
-            CorpusError: the file cannot be read, or a query is blank.
+            CorpusError: a file cannot be read or changes meanwhile, or a query is blank.
         """
         opened = self._opened
         chosen = opened.filter(row_filter)

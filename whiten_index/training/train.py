@@ -136,9 +136,8 @@ def train_encoder(
 
 def read_sentences(corpus: ParquetCorpus, *, batch_size: int) -> list[str]:
     """Return the sentences of a corpus; rows without text are left out."""
-    batches = (corpus.read(shard) for shard in corpus.shards)
-    texts = [text for batch in batches if isinstance(batch, TextBatch) for text in batch.texts]
-    corpus.require_unchanged()
+    batches = (batch for batch in corpus.batches() if isinstance(batch, TextBatch))
+    texts = [text for batch in batches for text in batch.texts]
     if len(texts) < batch_size:
         raise CorpusError(
             f"the corpus has {len(texts)} sentences, fewer than a batch of {batch_size}; name "

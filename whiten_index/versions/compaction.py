@@ -16,7 +16,7 @@ from whiten_index.artifacts.files import size_of
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.corpus.sharding import SHARD_ROWS
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.store.dtypes import StoreDtype, segment_bytes
 from whiten_index.store.embedding_store import EmbeddingStore, open_stores
 from whiten_index.store.segments import Segment
@@ -59,6 +59,14 @@ class CompactReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
         return asdict(self)
+
+    def require_sound(self) -> None:
+        """Raise ``ArtifactError`` if damaged segments were left alone."""
+        if self.damaged:
+            raise ArtifactError(
+                f"{self.damaged:,} segments of {self.store} are damaged and were left alone; to "
+                f"see what mends them: whiten-index verify {self.store}"
+            )
 
 
 def compact_store(root: Path | str, *, segment_rows: int = SHARD_ROWS) -> CompactReport:
