@@ -21,6 +21,7 @@ from whiten_index.vectordb.registry import open_writer
 
 TABLE, TOP_K = "docs", 10
 _OWN = "own"
+_BLOCK_BYTES = 1 << 20
 _POSTGRES_FACTS = (
     "fsync", "synchronous_commit", "shared_buffers", "max_wal_size", "maintenance_work_mem",
     "max_parallel_maintenance_workers", "max_parallel_workers_per_gather",
@@ -183,16 +184,18 @@ class Postgres:
 
     @contextmanager
     def _blocks(self, rows: Rows) -> Iterator[Load]:
-        blocks_of = importlib.import_module("whiten_index.vectordb.postgres_copy")
         with self._own_table(rows) as (connection, form, order):
-            blocks = [block for batch in rows.batches for block in form.blocks(batch)]
+            table = importlib.import_module("psycopg.sql").Identifier(_OWN)
+            for batch in rows.batches:
+                form.copy(connection, table, batch)
+            with connection.cursor().copy(f"COPY {_OWN} TO STDOUT (FORMAT BINARY)") as copy:
+                whole = b"".join(copy)
+            connection.execute(f"TRUNCATE {_OWN}")
 
             def load() -> None:
                 with connection.cursor().copy(order) as copy:
-                    copy.write(blocks_of.START)
-                    for block in blocks:
-                        copy.write(block)
-                    copy.write(blocks_of.END)
+                    for first in range(0, len(whole), _BLOCK_BYTES):
+                        copy.write(whole[first : first + _BLOCK_BYTES])
 
             yield load
 

@@ -1,55 +1,30 @@
-"""Rows of Arrow to a table of PostgreSQL by binary COPY, and back.
-
-COPY takes whole blocks that are built from columns, so no row passes through Python. A row is its
-number of fields (int16), then for each field its length (int32, -1 for null) and its bytes, all
-big-endian (PostgreSQL's documentation of COPY, "Binary Format").
-"""
+"""Rows of Arrow to a table of PostgreSQL by binary COPY, and back."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import psycopg
 import pyarrow as pa
-import pyarrow.compute as pc
 from psycopg import sql
-from psycopg.adapt import PyFormat, Transformer
-from psycopg.copy import QueuedLibpqWriter
-from psycopg.pq import Format
 
 from whiten_index.corpus.arrow_types import replaced_leaves
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.engine_support import first_line
 from whiten_index.vectordb.json_rows import from_objects, to_objects
-from whiten_index.vectordb.pushed_table import (
-    VECTOR,
-    Ids,
-    Layout,
-    RowsError,
-    vectors_of,
-)
+from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, RowsError
 
 VECTOR_TYPES = {"float32": "vector", "float16": "halfvec"}
-_VECTOR_CODES = {"float32": ">f4", "float16": ">f2"}
-# Built and sent at once: the server takes one block while the next one is built.
-_BLOCK_ROWS = 2048
 _LONGEST_NAME = 63
-START, END = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
-# Parts of a value: numpy's code, and one number a row, several in (n, k), or one for all rows.
-_Parts: TypeAlias = list[tuple[str, Any]]
-
-
-# Types of which COPY takes whole columns of numbers.
-_NUMBERS = {
-    "boolean": "u1", "smallint": ">i2", "integer": ">i4", "bigint": ">i8", "real": ">f4",
-    "double precision": ">f8",
-}  # fmt: skip
+# Types whose values are sent as bytes that are ready for the server.
+_READY = ("text", "bytea", "jsonb")
+_BYTES = psycopg.adapters.types["bytea"].oid
 
 
 @dataclass(frozen=True)
@@ -148,20 +123,15 @@ class RowFormat:
     def copy(self, connection: Any, table: sql.Composable, rows: pa.RecordBatch) -> None:
         """Add rows to a table."""
         order = sql.SQL("COPY {} FROM STDIN (FORMAT BINARY)").format(table)
-        # A thread sends while the next block is built.
-        with (
-            connection.cursor() as cursor,
-            cursor.copy(order, writer=QueuedLibpqWriter(cursor)) as copy,
-        ):
-            copy.write(START)
-            for block in self.blocks(rows):
-                copy.write(block)
-            copy.write(END)
-
-    def blocks(self, rows: pa.RecordBatch) -> Iterator[memoryview]:
-        """Yield rows as COPY takes them between ``START`` and ``END``."""
-        for first in range(0, len(rows), _BLOCK_ROWS):
-            yield self._block(rows.slice(first, _BLOCK_ROWS))
+        types = [
+            _BYTES if name == VECTOR or self.types[name].sql in _READY else self.types[name].oid
+            for name in rows.schema.names
+        ]
+        columns = [self._encoded(*each) for each in zip(rows.schema.names, rows.columns, strict=True)]
+        with connection.cursor() as cursor, cursor.copy(order) as copy:
+            copy.set_types(types)
+            for row in zip(*columns, strict=True):
+                copy.write_row(row)
 
     def fetch(self, connection: Any, table: sql.Composable, ids: Ids) -> pa.Table:
         """Return the rows with some ids."""
@@ -178,61 +148,34 @@ class RowFormat:
         arrays = [self._decoded(*each) for each in zip(schema, columns, strict=True)]
         return pa.Table.from_arrays(arrays, schema=schema)
 
-    def _block(self, rows: pa.RecordBatch) -> memoryview:
-        """Return rows as COPY takes them."""
-        segments: list[pa.Array] = []
-        fixed: _Parts = [(">i2", rows.num_columns)]
-        for name, column in zip(rows.schema.names, rows.columns, strict=True):
-            code = None if name == VECTOR else _NUMBERS.get(self.types[name].sql)
-            if name == VECTOR or (code is not None and not column.null_count):
-                parts = (
-                    self._vector_parts(rows)
-                    if code is None
-                    else [(code, column.to_numpy(zero_copy_only=False))]
-                )
-                fixed += [(">i4", _record_type(parts).itemsize), *parts]
-                continue
-            data = self._encoded(name, column)
-            lengths = pc.fill_null(pc.binary_length(data), -1).to_numpy()
-            segments += [_records([*fixed, (">i4", lengths)], len(rows)), data]
-            fixed = []
-        if fixed:
-            segments.append(_records(fixed, len(rows)))
-        nothing = pa.scalar(b"", pa.large_binary())
-        joined = pc.binary_join_element_wise(
-            *segments, nothing, null_handling="replace", null_replacement=b""
-        )
-        end = int(np.frombuffer(joined.buffers()[1], dtype=np.int64)[len(rows)])
-        return memoryview(joined.buffers()[2])[:end]
-
-    def _vector_parts(self, rows: pa.RecordBatch) -> _Parts:
-        vectors = vectors_of(rows)
+    def _vectors(self, rows: pa.Array) -> list[bytes]:
+        """Return vectors as pgvector takes them: their width, a zero, and numbers, big-endian."""
+        vectors = rows.flatten().to_numpy().reshape(len(rows), self.layout.k)
         half = self.layout.dtype == "float16"
-        if half and np.abs(vectors).max() > np.finfo(np.float16).max:
+        if half and np.abs(vectors).max(initial=0) > np.finfo(np.float16).max:
             raise RowsError(
                 "a vector has numbers beyond 65,504, which float16 cannot hold; push with "
                 "--dtype float32"
             )
-        return [(">i2", self.layout.k), (">i2", 0), (_VECTOR_CODES[self.layout.dtype], vectors)]
+        number = np.dtype(self.layout.dtype).newbyteorder(">")
+        sent = np.zeros(len(rows), [("head", ">i2", 2), ("numbers", number, self.layout.k)])
+        sent["head"][:, 0], sent["numbers"] = self.layout.k, vectors
+        found: list[bytes] = sent.view(f"V{sent.itemsize}").tolist()
+        return found
 
-    def _encoded(self, name: str, column: pa.Array) -> pa.Array:
-        """Return the values of a column as an array of bytes, null where the value is."""
+    def _encoded(self, name: str, column: pa.Array) -> list[Any]:
+        """Return the values of a column as the client takes them."""
+        if name == VECTOR:
+            return self._vectors(column)
         type_ = self.types[name]
         try:
             if type_.sql == "jsonb":
                 return _json(name, column)
-            if type_.sql in ("text", "bytea"):
-                return column.cast(pa.large_binary())
-            values = column.cast(type_.arrow).to_pylist()
-            client = Transformer()
-            client.set_dumper_types([type_.oid] * len(values), Format.BINARY)
-            dumped = client.dump_sequence(values, [PyFormat.BINARY] * len(values))
-            return pa.array([each and bytes(each) for each in dumped], pa.large_binary())
+            kind = pa.large_binary() if type_.sql in _READY else type_.arrow
+            return list(column.cast(kind).to_pylist())
         except pa.ArrowInvalid as error:
             why, remedy = first_line(error), "round it to microseconds in the corpus"
-        except (
-            pa.ArrowNotImplementedError, OverflowError, TypeError, ValueError, psycopg.Error
-        ) as error:  # fmt: skip
+        except (pa.ArrowNotImplementedError, OverflowError, TypeError, ValueError) as error:
             why, remedy = first_line(error), "mend the corpus"
         raise RowsError(
             f"column {name!r} ({column.type}) holds what PostgreSQL cannot keep as it is: {why}; "
@@ -255,32 +198,10 @@ class RowFormat:
             ) from error
 
 
-def _json(name: str, column: pa.Array) -> pa.Array:
+def _json(name: str, column: pa.Array) -> list[bytes | None]:
     objects = to_objects(pa.record_batch([column], names=[name]), [name])
-    texts = [
-        None if each[name] is None else json.dumps(each[name], ensure_ascii=False)
+    # The release of the format stands before the text.
+    return [
+        None if each[name] is None else b"\1" + json.dumps(each[name], ensure_ascii=False).encode()
         for each in objects
     ]
-    # The release of the format stands before the text.
-    return pa.array(
-        [None if each is None else b"\1" + each.encode() for each in texts], pa.large_binary()
-    )
-
-
-def _record_type(parts: _Parts) -> np.dtype[Any]:
-    return np.dtype(
-        [
-            (f"f{at}", code, values.shape[1:] if np.ndim(values) else ())
-            for at, (code, values) in enumerate(parts)
-        ]
-    )
-
-
-def _records(parts: _Parts, rows: int) -> pa.Array:
-    """Return the parts of each row one after another, as an array of bytes."""
-    made = np.empty(rows, dtype=_record_type(parts))
-    for at, (_, values) in enumerate(parts):
-        made[f"f{at}"] = values
-    ends = np.arange(rows + 1, dtype=np.int64) * made.itemsize
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(made.view(np.uint8))]
-    return pa.Array.from_buffers(pa.large_binary(), rows, buffers)

@@ -138,27 +138,25 @@ def stop(server: Any) -> None:
 
 
 def test_half_a_batch_leaves_nothing(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connection breaks when some blocks of a batch are there."""
+    """The connection breaks when some rows of a batch are there."""
     rows = Rows.make(10_000)
     with open_writer(address, "docs") as writer:
         writer.begin(rows.pushed, rows.layout)
         writer.append(rows.batches(5000)[0])
-        from whiten_index.vectordb.postgres_copy import RowFormat
+        whole, sent = psycopg.Copy.write_row, itertools.count()
 
-        whole, sent = RowFormat._block, itertools.count()
-
-        def broken(self: RowFormat, batch: pa.RecordBatch) -> memoryview:
-            if next(sent) == 2:
+        def broken(self: psycopg.Copy, row: Any) -> None:
+            if next(sent) == 4000:
                 with psycopg.connect(address) as other:
                     other.execute(
                         "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
                         "WHERE datname = current_database() AND pid <> pg_backend_pid() "
                         "AND backend_type = 'client backend'"
                     )
-            return whole(self, batch)
+            whole(self, row)
 
         with monkeypatch.context() as patched:
-            patched.setattr(RowFormat, "_block", broken)
+            patched.setattr(psycopg.Copy, "write_row", broken)
             with pytest.raises(DatabaseError):
                 writer.append(rows.batches(5000)[1])
     with open_writer(address, "docs") as writer:
