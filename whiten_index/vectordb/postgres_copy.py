@@ -127,7 +127,9 @@ class RowFormat:
             _BYTES if name == VECTOR or self.types[name].sql in _READY else self.types[name].oid
             for name in rows.schema.names
         ]
-        columns = [self._encoded(*each) for each in zip(rows.schema.names, rows.columns, strict=True)]
+        columns = [
+            self._encoded(*each) for each in zip(rows.schema.names, rows.columns, strict=True)
+        ]
         with connection.cursor() as cursor, cursor.copy(order) as copy:
             copy.set_types(types)
             for row in zip(*columns, strict=True):
