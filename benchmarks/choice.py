@@ -28,7 +28,7 @@ from whiten_index.pipeline.choose_transform import choose_setting, piece_evidenc
 from whiten_index.pipeline.encode import EncodeReport, encode_corpus
 from whiten_index.pipeline.pseudo_queries import Sample, sample_pieces
 from whiten_index.progress import Silent, Stages
-from whiten_index.store.sampling import embeddings_of
+from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import (
     Setting,
@@ -89,7 +89,7 @@ class Case:
     def documents(self) -> NDArray[np.float64]:
         """Embeddings (n, d) of the documents, as stored."""
         record = self.encoded.record
-        return embeddings_of(self.encoded.store, record, np.arange(record.rows))
+        return CorpusEmbeddings(self.encoded.store, record).at(np.arange(record.rows))
 
     @cached_property
     def ids(self) -> list[str]:

@@ -21,8 +21,9 @@ from tests.versions.upkeep import (
 )
 from whiten_index.artifacts import tensors
 from whiten_index.artifacts.atomic import remove_folder
+from whiten_index.artifacts.lock import only_writer
 from whiten_index.cli import cli
-from whiten_index.errors import StorageError
+from whiten_index.errors import BusyError, StorageError
 from whiten_index.versions.compaction import compact_store
 from whiten_index.versions.gc import gc_store
 from whiten_index.versions.verify_store import verify_store
@@ -172,3 +173,13 @@ def test_what_is_damaged_is_left_alone(tmp_path):
     assert name in segment_folders(world)
     assert world.encode().counts.encoded == 8
     world.assert_intact()
+
+
+def test_an_update_under_way_keeps_the_rows_that_no_version_names_yet(tmp_path):
+    world, index = new_world(tmp_path, *[8] * 5), tmp_path / "index"
+    add_version(world, index, world.records[-1][0], 1)
+    before = segment_folders(world)
+    with only_writer(index, what="index"), pytest.raises(BusyError, match="is being written"):
+        compact_store(world.place, segment_rows=SHARD)
+    assert segment_folders(world) == before
+    assert compact(world).written == 1

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from whiten_index.artifacts.files import exists
-from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import (
@@ -25,23 +21,21 @@ from whiten_index.errors import (
 )
 from whiten_index.options import flag_of
 from whiten_index.pipeline.build_config import BuildConfig
-from whiten_index.pipeline.changes import apart, part_digests
 from whiten_index.pipeline.early_checks import check_early
-from whiten_index.pipeline.encode import EncodeReport, open_corpus
+from whiten_index.pipeline.encode import open_corpus
 from whiten_index.pipeline.fit import Fitted
 from whiten_index.pipeline.gates import CanaryFile
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.progress import Stages
 from whiten_index.search.query_encoder import QueryEncoder
 from whiten_index.store.embedding_store import EmbeddingStore
-from whiten_index.store.records import CorpusPart, CorpusRecord
+from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.provenance import corpus_record, open_store
 from whiten_index.versions.published import (
     MOMENTS,
     VERSIONS,
     WHITENING,
     Version,
-    read_version,
     with_published,
     withdrawn_facts,
 )
@@ -244,28 +238,3 @@ def require_not_withdrawn(
                 "published; mend the corpus; or, where the transform was at fault, order another "
                 f"with --refit always or never{back if exists(out / VERSIONS / name) else ''}"
             )
-
-
-def note_returning_texts(base: BaseVersion, encoded: EncodeReport) -> None:
-    """Note withdrawn versions some of whose new texts return."""
-    left, coming, _ = apart(base.record, encoded.record)
-    for name in withdrawn_facts(base.root):
-        # Of what was pruned, shards may be dropped.
-        with contextlib.suppress(ArtifactError):
-            withdrawn = corpus_record(read_version(base.root / VERSIONS / name))
-            gone, brought, _ = apart(base.record, withdrawn)
-            known = _texts(base.store, gone + left)
-            texts = np.setdiff1d(_texts(base.store, brought), known, assume_unique=True)
-            back = np.intersect1d(texts, _texts(encoded.store, coming), assume_unique=True)
-            if len(back):
-                encoded.stages.watcher.note(
-                    f"note: {len(back):,} of the {len(texts):,} texts that version {name} brought, "
-                    "which was rolled back, come again"
-                )
-
-
-def _texts(store: EmbeddingStore, parts: Iterable[CorpusPart]) -> NDArray[np.void]:
-    """Return the digests of the texts of parts, each once."""
-    digests = [each for _, each in part_digests(store, parts)]
-    every = np.concatenate([np.empty((0, DIGEST_BYTES), dtype=np.uint8), *digests])
-    return np.unique(every.view(f"V{DIGEST_BYTES}"))

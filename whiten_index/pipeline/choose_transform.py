@@ -18,7 +18,7 @@ from whiten_index.errors import StorageError, WhiteningError
 from whiten_index.pipeline.early_checks import possible_widths
 from whiten_index.pipeline.labels import Evidence, Labels, labelled_trials, labels_digest
 from whiten_index.pipeline.pseudo_queries import RECIPE, Sample, sample_pieces
-from whiten_index.store.sampling import embeddings_of
+from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import (
     Choice,
@@ -116,7 +116,7 @@ def _choose(
     with encoded.stages.stage("choose", evidence.count) as watcher:
         why = evidence.why
         if evidence.rows is not None:
-            own = embeddings_of(encoded.store, encoded.record, evidence.rows)
+            own = CorpusEmbeddings(encoded.store, encoded.record).at(evidence.rows)
             own = unit_rows(own) if config.normalize_input else own
             least = width or min(_widths(ks, fit.k))
             held_out = None
@@ -135,7 +135,7 @@ def _choose(
 
 def piece_evidence(encoded: EncodeReport, sample: Sample) -> Evidence:
     """Return the trials of pieces: a sentence finds its others, some words their document."""
-    documents = embeddings_of(encoded.store, encoded.record, sample.candidates)
+    documents = CorpusEmbeddings(encoded.store, encoded.record).at(sample.candidates)
     own = np.arange(len(sample))
     trials = [
         Trial(sample.sentences, sample.others, reciprocal_ranks(own), _SENTENCE_WEIGHT),

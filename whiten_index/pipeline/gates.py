@@ -28,7 +28,7 @@ from whiten_index.progress import Stages
 from whiten_index.search.rerank import Reranker
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
-from whiten_index.store.sampling import CorpusEmbeddings, embeddings_of
+from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.versions.bundle import Bundle
 from whiten_index.whitening.spectrum import unit_rows
 
@@ -340,7 +340,7 @@ class _Trial:
 
     def _search(self, gate: Gate, rows: Rows, canaries: CanaryFile | None) -> None:
         """Search by all canaries, and add figures and faults to the gate."""
-        queries, count = embeddings_of(self.store, self.record, rows), len(rows)
+        queries, count = CorpusEmbeddings(self.store, self.record).at(rows), len(rows)
         if canaries is not None:
             assert canaries.embeddings is not None
             queries = np.concatenate([queries, canaries.embeddings.astype(np.float64)])

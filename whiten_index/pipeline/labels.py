@@ -14,7 +14,7 @@ from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.judgements import JudgedQueries, Pairs, read_judged, read_pairs
 from whiten_index.evaluation.metrics import evaluate_each, require_evaluator, spearman
-from whiten_index.store.sampling import drawn_rows, embeddings_of, ids_of
+from whiten_index.store.sampling import CorpusEmbeddings, drawn_rows, ids_of
 from whiten_index.whitening.selection import Rule, Scores, Trial, Vectors, reciprocal_ranks
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def labelled_trials(encoded: EncodeReport, config: BuildConfig, labels: Labels) 
     score = _ndcg(usable, names, labels.qrels)
     measure = f"nDCG@{_DEPTH} among {len(set(names)):,} documents"
     why = f"the best on {len(usable)} judged queries of {labels.source}"
-    trial = Trial(queries, embeddings_of(store, record, candidates), score)
+    trial = Trial(queries, CorpusEmbeddings(store, record).at(candidates), score)
     return Evidence("labels", [trial], len(usable), measure, why)
 
 

@@ -29,7 +29,7 @@ from whiten_index.paths import is_uri
 from whiten_index.search.search_index import hits_of
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
-from whiten_index.store.sampling import CorpusEmbeddings, drawn_rows, embeddings_of
+from whiten_index.store.sampling import CorpusEmbeddings, drawn_rows
 from whiten_index.versions.bundle import open_unsealed
 from whiten_index.versions.documents import write_documents
 from whiten_index.versions.published import (
@@ -250,7 +250,7 @@ def _geometry(
     rows are. None if fewer than three rows of either differ from 0.
     """
     rows = np.sort(drawn_rows(record, _ROWS, np.random.default_rng(seed)))
-    raw = embeddings_of(store, record, rows)
+    raw = CorpusEmbeddings(store, record).at(rows)
     units = {"raw": unit_rows(raw), "vectors": unit_rows(whitening.apply(raw))}
     if min(np.count_nonzero(unit.any(axis=1)) for unit in units.values()) < _LEAST_ROWS:
         return None

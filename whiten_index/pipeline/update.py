@@ -24,7 +24,6 @@ from whiten_index.index.tuning import OperatingPoint
 from whiten_index.pipeline.base_version import (
     BaseVersion,
     advising,
-    note_returning_texts,
     nothing_to_do,
     open_base,
     require_not_withdrawn,
@@ -55,7 +54,7 @@ from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.store.digest_index import DigestIndex
 from whiten_index.store.embedding_store import EmbeddingStore
-from whiten_index.store.records import CorpusRecord
+from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.store.sampling import row_starts
 from whiten_index.versions.bundle import open_unsealed, read_index
 from whiten_index.versions.published import (
@@ -176,7 +175,6 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
         version = base.source.name
         if not nothing_to_do(config, base, encoded.record):
             require_not_withdrawn(config, encoded.record)
-            note_returning_texts(base, encoded)
             spec, facts = decide_update(config, base, encoded)
             same_corpus = encoded.record.fingerprint == base.fields["corpus"]["fingerprint"]
             if spec.reuse is None or not same_corpus:
@@ -338,23 +336,19 @@ def _carried_rows(
     store: EmbeddingStore, before: CorpusRecord, now: CorpusRecord
 ) -> NDArray[np.int64]:
     """Return for each row (n,) the row with the same text of the record before, −1 if it is new."""
-    gone, came, _ = apart(before, now)
-    new, starts = set(map(id, came)), row_starts(before)
-    known = DigestIndex(part_digests(store, gone))
-    old = set(map(id, gone))
-    begins = np.array(
-        [start for part, start in zip(before.parts, starts, strict=False)
-         if id(part) in old and part.rows],
-        dtype=np.int64,
-    )  # fmt: skip
     # A part that is in both states has its rows in their order.
-    places: dict[tuple[str, str], list[int]] = {}
-    for part, start in zip(before.parts, starts, strict=False):
-        places.setdefault((part.digests, part.documents), []).append(int(start))
+    places: dict[tuple[str, str], list[tuple[int, CorpusPart]]] = {}
+    for start, part in zip(row_starts(before).tolist(), before.parts, strict=False):
+        places.setdefault((part.digests, part.documents), []).append((start, part))
+    same = [places.get((part.digests, part.documents)) for part in now.parts]
+    kept = [left.pop(0)[0] if left else -1 for left in same]
+    gone = sorted((each for left in places.values() for each in left), key=lambda each: each[0])
+    gone = [(start, part) for start, part in gone if part.rows]
+    known = DigestIndex(part_digests(store, [part for _, part in gone]))
+    begins = np.array([start for start, _ in gone], dtype=np.int64)
     found = list[NDArray[np.int64]]()
-    for part in now.parts:
-        if id(part) not in new:
-            start = places[part.digests, part.documents].pop(0)
+    for start, part in zip(kept, now.parts, strict=True):
+        if start >= 0:
             found.append(np.arange(start, start + part.rows, dtype=np.int64))
         elif part.rows:
             at = known.find(store.digests(part))

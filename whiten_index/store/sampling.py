@@ -101,13 +101,6 @@ class CorpusEmbeddings:
         return found
 
 
-def embeddings_of(
-    store: EmbeddingStore, record: CorpusRecord, rows: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Return the raw embeddings (n, d) of rows of a corpus; see ``CorpusEmbeddings.at``."""
-    return CorpusEmbeddings(store, record).at(rows)
-
-
 def ids_of(store: EmbeddingStore, record: CorpusRecord, rows: NDArray[np.int64]) -> list[str]:
     """Return the ids of rows of a corpus, in the order given, numbers as texts."""
     found = [""] * len(rows)

@@ -277,8 +277,8 @@ class Segments:
         Raises:
             ArtifactError: some are in no segment, or in a damaged one.
         """
-        if self.segment(name, verify=self.verify) is not None:
-            return self.tensor(name, "embeddings")
+        with contextlib.suppress(_GoneError):
+            return self._opened_embeddings(name)
         places, arrays = self._located(digests())
         return RowView(arrays, places)
 
@@ -326,7 +326,8 @@ class Segments:
         They are those of the segment that most rows are in, less the rows of it that are not
         among these, and with the others.
         """
-        if self.segment(name, verify=self.verify) is not None:
+        with contextlib.suppress(_GoneError):
+            self._opened_embeddings(name)
             return self.segment_moments(name)
         places, arrays = self._located(digests())
         nearest = int(np.argmax(np.bincount(places.segment)))
@@ -336,18 +337,26 @@ class Segments:
         others = np.delete(np.arange(len(places.row)), inside[first])
         rows = RowView(arrays, places)
         if len(gone) + len(others) < len(rows):
-            before = moments = self.segment_moments(places.names[nearest])
-            if len(gone):
-                moments -= Moments.of(arrays[nearest][gone])
-            if not _mostly_removed(before, moments):
-                return moments + Moments.of(rows[others]) if len(others) else moments
+            with contextlib.suppress(_GoneError):
+                before = moments = self.segment_moments(places.names[nearest])
+                if len(gone):
+                    moments -= Moments.of(arrays[nearest][gone])
+                if not _mostly_removed(before, moments):
+                    return moments + Moments.of(rows[others]) if len(others) else moments
         return Moments.of(finite(rows[np.arange(len(rows))], self.segments_folder))
 
     def segment_moments(self, name: str) -> Moments:
         """Return the moments of the rows of a segment."""
-        rows = self.tensor(name, "embeddings")
-        if keeps_moments(*rows.shape):
-            return Moments.load(self.segments_folder / name / MOMENTS)
+        folder = self.segments_folder / name
+        try:
+            rows = self.tensor(name, "embeddings")
+            if keeps_moments(*rows.shape):
+                return Moments.load(folder / MOMENTS)
+        except ArtifactError as error:
+            # Rows may have been joined since the segment was looked at.
+            if not exists(folder):
+                raise _GoneError(str(error)) from error
+            raise
         return Moments.of(finite(rows, self.segments_folder))
 
 

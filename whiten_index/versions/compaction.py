@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -14,24 +15,20 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.atomic import remove_folder, require_path, require_space
 from whiten_index.artifacts.files import size_of
 from whiten_index.artifacts.lock import only_writer
-from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.corpus.sharding import SHARD_ROWS
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.store.dtypes import StoreDtype, segment_bytes
 from whiten_index.store.embedding_store import EmbeddingStore, open_stores
 from whiten_index.store.segments import Segment
-from whiten_index.versions.references import corpus_references, index_references, indexes_of
+from whiten_index.versions.references import (
+    corpus_references,
+    index_references,
+    indexes_of,
+    needed_digests,
+)
 
 # A segment of fewer rows than this share of a full one is joined with others.
 _SMALL = 1 / 4
-
-
-@dataclass(frozen=True, slots=True)
-class StoreSize:
-    """Size of a store: segments, and bytes of these and of the rows of corpora."""
-
-    segments: int
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -44,8 +41,8 @@ class CompactReport:
         written: new segments.
         removed: segments that these replace, and those whose rows are all in others.
         damaged: segments that were left alone.
-        before: size of the store before.
-        after: size of the store now.
+        before: ``segments`` of the store before, and ``bytes`` of these and of the rows of corpora.
+        after: the same now.
     """
 
     store: str
@@ -53,8 +50,8 @@ class CompactReport:
     written: int
     removed: int
     damaged: int
-    before: StoreSize
-    after: StoreSize
+    before: Mapping[str, int]
+    after: Mapping[str, int]
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -86,7 +83,7 @@ def compact_store(root: Path | str, *, segment_rows: int = SHARD_ROWS) -> Compac
     Raises:
         ArtifactError: there is no store, the record of a corpus is damaged, or an index built from
             it, its published version or the record of a version is missing or damaged.
-        BusyError: another process is writing the store.
+        BusyError: another process is writing the store or an index built from it.
         StorageError: the disk is full or cannot be written.
     """
     if segment_rows < 1:
@@ -94,18 +91,23 @@ def compact_store(root: Path | str, *, segment_rows: int = SHARD_ROWS) -> Compac
     place = require_path(root)
     counts, before, after = Counter[str](), Counter[str](), Counter[str]()
     for store in open_stores(place):
-        with only_writer(store.folder, what="store"):
+        with contextlib.ExitStack() as locks:
+            locks.enter_context(only_writer(store.folder, what="store"))
+            references = list(corpus_references(store))
+            for index in indexes_of(place, [store]):
+                # An update that is under way needs rows that no version names yet.
+                locks.enter_context(only_writer(index, what="index"))
+                references += index_references(index, place, [store])
+            wanted = needed_digests(store, references)
             store.tidy()
             before.update(_size(store))
             # What was removed may leave others mostly unused.
-            while (done := _compact(store, segment_rows))["removed"]:
+            while (done := _compact(store, wanted, segment_rows))["removed"]:
                 counts.update(done)
             sound = store.index(verify=True).names
             counts.update(damaged=len(set(store.segment_names()) - set(sound)), **done)
             after.update(_size(store))
-    return CompactReport(
-        store=str(place), before=StoreSize(**before), after=StoreSize(**after), **counts
-    )
+    return CompactReport(store=str(place), before=dict(before), after=dict(after), **counts)
 
 
 def _size(store: EmbeddingStore) -> Counter[str]:
@@ -114,19 +116,19 @@ def _size(store: EmbeddingStore) -> Counter[str]:
     return Counter(segments=len(paths), bytes=size)
 
 
-def _compact(store: EmbeddingStore, segment_rows: int) -> Counter[str]:
+def _compact(store: EmbeddingStore, wanted: NDArray[np.uint8], segment_rows: int) -> Counter[str]:
     """Join segments once; return what was done."""
     index = store.index(verify=True)
     found = [store.require_segment(name) for name in index.names]
-    places = index.find(_needed_digests(store))
+    places = index.find(wanted)
     pairs = (places.segment.astype(np.int64) << 32) + places.row
     _, first = np.unique(pairs[places.known], return_index=True)
     first.sort()
     numbers, rows = (each[places.known][first] for each in (places.segment, places.row))
     used = np.bincount(numbers, minlength=len(found))
     joined = _to_join(found, used, segment_rows)
-    wanted = np.isin(numbers, joined)
-    numbers, rows = numbers[wanted], rows[wanted]
+    moving = np.isin(numbers, joined)
+    numbers, rows = numbers[moving], rows[moving]
     dtypes = {int(number): found[number].dtype for number in joined}
     require_space({store.folder: _bytes(found, dtypes, used)}, "compaction")
     counts, kept = Counter[str](rows=0, written=0, removed=0), set[str]()
@@ -147,18 +149,6 @@ def _compact(store: EmbeddingStore, segment_rows: int) -> Counter[str]:
             counts["removed"] += 1
     store.look_again()
     return counts
-
-
-def _needed_digests(store: EmbeddingStore) -> NDArray[np.uint8]:
-    """Return the digests (n, 16) of the rows of corpora and versions."""
-    references = [*corpus_references(store)]
-    for index in indexes_of(store.root, [store]):
-        references += index_references(index, store.root, [store])
-    records = [each.record for each in references if each.is_of(store)]
-    parts = {part.digests: part for record in records for part in record.distinct_parts}
-    return np.concatenate(
-        [np.empty((0, DIGEST_BYTES), dtype=np.uint8), *map(store.digests, parts.values())]
-    )
 
 
 def _to_join(found: list[Segment], used: NDArray[np.int64], segment_rows: int) -> NDArray[np.int64]:

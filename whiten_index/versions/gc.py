@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -24,21 +23,21 @@ from whiten_index.artifacts.files import (
     size_of,
     writing,
 )
-from whiten_index.artifacts.lock import only_writer
+from whiten_index.artifacts.lock import LOCK, only_writer
 from whiten_index.artifacts.manifest import MANIFEST
-from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.paths import is_uri, shown
 from whiten_index.store.digest_index import HashTable, digest_keys
 from whiten_index.store.embedding_store import EmbeddingStore, open_stores
 from whiten_index.store.index_registry import forget as forget_index
-from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.published import read_index_id
 from whiten_index.versions.references import (
+    Reference,
     corpus_references,
     files_naming,
     index_references,
     indexes_of,
+    needed_digests,
     stores_of,
 )
 
@@ -141,8 +140,7 @@ def gc_store(
         if not dry_run:
             removed["leftovers"] = sum(store.tidy() for store in stores)
         for store in stores:
-            records = [each.record for each in references if each.is_of(store)]
-            one, counts = _collect(store, records, dry_run, keep_days)
+            one, counts = _collect(store, references, dry_run, keep_days)
             removed.update(one)
             kept.update(counts)
     return GcReport(
@@ -175,14 +173,14 @@ def _register(index: Path, root: Path, stores: Sequence[EmbeddingStore]) -> None
 
 
 def _collect(
-    store: EmbeddingStore, records: Sequence[CorpusRecord], dry_run: bool, keep_days: float
+    store: EmbeddingStore, references: Sequence[Reference], dry_run: bool, keep_days: float
 ) -> tuple[Counter[str], Counter[str]]:
-    """Remove what these corpora do not need; count what was removed, and what stays."""
+    """Remove what these do not need; count what was removed, and what stays."""
     since = _now(store, dry_run=dry_run) - keep_days * _DAY if keep_days else math.inf
     names = store.segment_names()
-    needed = _needed_segments(store, names, records)
-    files = {path for record in records for part in record.parts if part.rows
-             for path in store.part_files(part)}  # fmt: skip
+    needed = _needed_segments(store, names, references)
+    parts = (part for each in references if each.is_of(store) for part in each.record.parts)
+    files = {path for part in parts if part.rows for path in store.part_files(part)}
     paths = [store.segments_folder / name for name in names]
     recent = {path for path in paths if _is_recent(path, since=since)}
     kept = {path for path in paths if path.name in needed} | recent
@@ -204,21 +202,19 @@ def _collect(
 
 
 def _needed_segments(
-    store: EmbeddingStore, names: Sequence[str], records: Sequence[CorpusRecord]
+    store: EmbeddingStore, names: Sequence[str], references: Sequence[Reference]
 ) -> set[str]:
-    """Return the segments that have a row of these corpora.
+    """Return the segments that have a row that these need.
 
     Raises:
         ArtifactError: a row is in none, so that a damaged segment may have it.
     """
-    parts = {part.digests: part for record in records for part in record.distinct_parts}
     try:
-        digests = [store.digests(part) for part in parts.values()]
+        wanted = needed_digests(store, references)
     except ArtifactError as error:
         raise ArtifactError(
             f"a file of needed digests is damaged or missing: mount its disk ({error})"
         ) from error
-    wanted = np.concatenate([np.empty((0, DIGEST_BYTES), dtype=np.uint8), *digests])
     keys = digest_keys(wanted)
     table = HashTable([keys])
     times, rows_of = np.zeros(len(wanted), dtype=np.int64), dict[str, NDArray[np.int64]]()
@@ -246,11 +242,9 @@ def _now(store: EmbeddingStore, *, dry_run: bool) -> float:
     """Return the time by the clock of the store's file system, where that may be written."""
     if dry_run:
         return time.time()
-    with (
-        writing(store.folder),
-        tempfile.NamedTemporaryFile(dir=store.folder, prefix=".tmp-clock-") as probe,
-    ):
-        return Path(probe.name).stat().st_mtime
+    # The lock was written when it was taken.
+    with reading(store.folder / LOCK):
+        return (store.folder / LOCK).stat().st_mtime
 
 
 def _is_recent(path: Path, *, since: float) -> bool:

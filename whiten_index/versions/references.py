@@ -6,6 +6,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from whiten_index.artifacts.files import (
     exists,
     is_file,
@@ -15,6 +18,7 @@ from whiten_index.artifacts.files import (
     resolved,
 )
 from whiten_index.artifacts.manifest import MANIFEST, records_in
+from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError, ConfigError, FormatError
 from whiten_index.paths import is_uri
 from whiten_index.store.embedding_store import EmbeddingStore
@@ -48,6 +52,14 @@ class Reference:
     def is_of(self, store: EmbeddingStore) -> bool:
         """Return whether these may be rows of a store."""
         return self.encoder in (None, store.fingerprint)
+
+
+def needed_digests(store: EmbeddingStore, references: Iterable[Reference]) -> NDArray[np.uint8]:
+    """Return the digests (n, 16) of the rows of a store that these need."""
+    records = [each.record for each in references if each.is_of(store)]
+    parts = {part.digests: part for record in records for part in record.distinct_parts}
+    nothing = np.empty((0, DIGEST_BYTES), dtype=np.uint8)
+    return np.concatenate([nothing, *map(store.digests, parts.values())])
 
 
 def is_index(folder: Path) -> bool:

@@ -135,34 +135,19 @@ class _IndexCheck(Check):
                 "restore it from a copy, or build or update the index again, which gives it a new "
                 "id"
             )
-        latest = self._to_go_back_to()
-        again = (
-            "run the same build again: it makes the version from the store, and encodes nothing "
-            "that is there"
-        )
-        unused = self.current is not None and not self._publishes(path)
-        prune = f"whiten-index prune {self.root} --keep N"
-        roll = f"whiten-index rollback {self.root} --to {latest}"
-        if kind == "CURRENT":
-            return (), again if latest is None else roll
-        touches = (_named(path),)
         if path.parent.name == CANDIDATES:
-            return touches, f"remove {path}: it is not published, and the next update makes another"
-        if kind == "rows":
-            advice = (
-                "where its corpus still has these rows, run whiten-index build (or encode) with it "
-                "again, which encodes just them; or restore the store from a copy"
-            )
-            if unused:
-                advice += f"; or, as nobody reads it, remove it with {prune}"
-            elif latest is not None and self.current is not None:
-                advice += f"; or {roll}"
-            return touches, advice
-        if unused:
-            return touches, f"nobody reads it: {prune} removes it"
-        if latest is None:
-            return touches, again
-        return touches, f"{roll}, which is sound; or {again}"
+            advice = f"remove {path}: it is not published, and the next update makes another"
+            return (_named(path),), advice
+        latest = self._to_go_back_to()
+        ways = [
+            "run the same build again, which makes the version from the store and encodes just the "
+            "rows that are missing; or restore what is missing from a copy"
+        ]
+        if kind != "CURRENT" and self.current is not None and not self._publishes(path):
+            ways.insert(0, f"nobody reads it: whiten-index prune {self.root} --keep N removes it")
+        elif latest is not None:
+            ways.insert(0, f"whiten-index rollback {self.root} --to {latest}, which is sound")
+        return () if kind == "CURRENT" else (_named(path),), "; or ".join(ways)
 
     def _to_go_back_to(self) -> str | None:
         """Return the newest sound version, if possible an older one that is not withdrawn."""

@@ -195,6 +195,9 @@ def verify_store(root: Path | str) -> VerifyReport:
     return as_report("store", str(place), checks, again)
 
 
+_NOTES = ("choices", "samples", "runtimes")
+
+
 class _StoreCheck(Check):
     """One look at all that an encoder has in a store, or at the paths ``only``."""
 
@@ -203,15 +206,15 @@ class _StoreCheck(Check):
         self.root, self.folder = root, folder
         self.store = EmbeddingStore(root, {}, folder.name)
         self._references = list[Reference]()
-        # Reference -> its rows that no sound segment has.
-        self._lacking = list[tuple[Reference, int]]()
+        # Those with rows that no sound segment has.
+        self._lacking = list[Reference]()
         with self.counting("manifests", folder / MANIFEST):
             read_encoder(folder)
         self._read_corpora()
         self._read_versions()
         self._check_part_files()
         self._check_segments()
-        for kind in ("choices", "samples", "runtimes"):
+        for kind in _NOTES:
             for path in self.asked(list_folder(folder / kind, "[!.]*")):
                 with self.counting(kind, path):
                     self.store.results.check(path)
@@ -262,15 +265,14 @@ class _StoreCheck(Check):
                     raise
         if unread is not None:
             return
+        folder, most = self.store.segments_folder, 0
         for each in self._references:
-            lacking = sum(
-                self.store.missing_rows(p, verify=True) for p in each.record.distinct_parts
-            )
-            self._lacking += [(each, lacking)] if lacking else []
+            parts = each.record.distinct_parts
+            lacking = sum(self.store.missing_rows(part, verify=True) for part in parts)
+            self._lacking += [each] if lacking else []
+            most = max(most, lacking)
         if self._lacking and not self.damaged():
-            rows = max(lacking for _, lacking in self._lacking)
-            folder = self.store.segments_folder
-            self.add("segments", folder, ArtifactError(f"{folder} lacks {rows:,} needed rows"))
+            self.add("segments", folder, ArtifactError(f"{folder} lacks {most:,} needed rows"))
 
     def _check_segment(self, folder: Path) -> None:
         fields = read_segment(folder)
@@ -297,11 +299,6 @@ class _StoreCheck(Check):
 
     def remedy(self, kind: str, path: Path) -> Remedy:
         """Return the corpora and versions that need something, and what mends it."""
-        if kind == "manifests":
-            return (), (
-                "run whiten-index encode with one of its corpora and the same model again: it "
-                "writes this file and encodes nothing"
-            )
         if kind == "registered indexes":
             return (), (
                 "update or build again each index that is built from this store, which writes it "
@@ -309,50 +306,34 @@ class _StoreCheck(Check):
             )
         if kind == "indexes":
             return (), f"verify {path.parent}, which says more"
-        if kind == "corpora":
-            return self._remedy_of_record(path)
-        if kind == "part_files":
-            touched = [each for each in self._references if self._names(each, path)]
-            return self._remedy_of_rows(touched, rows=0)
-        if kind == "segments":
-            rows = sum(lacking for _, lacking in self._lacking)
-            return self._remedy_of_rows([each for each, _ in self._lacking], rows=rows)
-        return (), f"remove {path}: it is made again when it is next needed"
-
-    def _names(self, reference: Reference, path: Path) -> bool:
-        parts = reference.record.parts
-        return any(path in self.store.part_files(part) for part in parts if part.rows)
-
-    def _remedy_of_rows(self, touched: Sequence[Reference], *, rows: int) -> Remedy:
-        names = tuple(dict.fromkeys(reference.by for reference in touched))
-        corpora = [reference.by for reference in touched if reference.by.startswith("corpus ")]
-        if corpora:
-            cost = f"at most {rows:,} rows are encoded" if rows else "nothing is encoded"
-            return names, (
-                f"run whiten-index encode (or update, or build) with {' and '.join(corpora)} "
-                f"again: {cost}; what is still reported then goes with {self._gc}"
-            )
-        if touched:
+        if kind in _NOTES:
+            return (), f"remove {path}: it is made again when it is next needed"
+        touched = [each.by for each in self._references if self._needs(each, kind, path)]
+        names = tuple(dict.fromkeys(touched))
+        corpora = [name for name in names if name.startswith("corpus ")]
+        gc = f"whiten-index gc {self.root} --keep-days 0"
+        if kind in ("segments", "part_files") and not corpora:
+            if not names:
+                return names, f"nothing needs it: run {gc}"
             return names, (
                 "no corpus has these rows any more: those versions can be searched, but not ranked "
                 "again from the store, nor updated; remove them with whiten-index prune, and run "
-                f"{self._gc}"
+                f"{gc}"
             )
-        return names, f"nothing needs it: run {self._gc}"
-
-    @property
-    def _gc(self) -> str:
-        return f"whiten-index gc {self.root} --keep-days 0"
-
-    def _remedy_of_record(self, path: Path) -> Remedy:
-        """Return the corpus of a damaged record, by the versions made of it, and advice."""
-        names = {
-            f"corpus {corpus_name(reference.record)}"
-            for reference in self._references
-            if f"{fingerprint(dict(reference.record.source))}.json" == path.name
-        }
-        which = " and ".join(sorted(names)) if names else "the corpus that it is of"
-        return sorted(names), (
-            f"run whiten-index encode (or update, or build) with {which} again: nothing is "
-            f"encoded; if that corpus is gone, remove {path}"
+        rest = (
+            f"if that corpus is gone, remove {path}"
+            if kind == "corpora"
+            else (f"what is still reported then goes with {gc}")
         )
+        return names, (
+            f"run the same encode, build or update with {' and '.join(corpora) or 'its corpora'} "
+            f"again, which encodes just what is missing; {rest}"
+        )
+
+    def _needs(self, reference: Reference, kind: str, path: Path) -> bool:
+        if kind == "segments":
+            return reference in self._lacking
+        if kind == "corpora":
+            return f"{fingerprint(dict(reference.record.source))}.json" == path.name
+        parts = reference.record.parts if kind == "part_files" else ()
+        return any(path in self.store.part_files(part) for part in parts if part.rows)
