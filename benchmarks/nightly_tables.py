@@ -63,7 +63,7 @@ def nights() -> str:
     (equal,) = (row for row in found if row["figure"] == "equal after nights")
     before, after = (row for row in found if row["figure"] == "store")
     sizes = [
-        f"{row['segments']['bytes'] / 1e6:,.0f} MB in {row['segments']['entries']} segments"
+        f"{sum(v['bytes'] for v in row.values() if isinstance(v, dict)) / 1e6:,.0f} MB"
         for row in (before, after)
     ]
     kept = f"The store: {sizes[0]} after the nights, {sizes[1]} after `prune`, `gc` and `compact`."

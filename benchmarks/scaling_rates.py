@@ -149,7 +149,7 @@ def _of_builds() -> dict[str, Figure]:
     nights = read("nightly_nights")
     columns = _the(nights, figure="nights", what="build")["report"]
     store = _the(nights, figure="store", when="after upkeep")
-    held = sum(store[name]["bytes"] for name in ("segments", "digests", "rows"))
+    held = sum(each["bytes"] for each in store.values() if isinstance(each, dict))
     wikinews = _the(read("corpus_bytes"), file="sentences/wikinews_en.parquet")
     tokens = night["counts"]["tokens"] / night["rows"]
     a_row = _of_encoding()["tokens_a_row"].value
