@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from whiten_index.artifacts.files import (
@@ -20,6 +19,7 @@ from whiten_index.artifacts.files import (
     reading,
 )
 from whiten_index.artifacts.limits import LimitError, check_expanded, iterate_lines, load_json
+from whiten_index.corpus.parquet_reader import unpacked_bytes
 from whiten_index.errors import ConfigError, CorpusError, first_line
 
 PARQUET, JSONL, TSV, TREC = ".parquet", ".jsonl", ".tsv", (".qrels", ".txt", ".trec")
@@ -147,47 +147,25 @@ def reading_parquet(path: Path) -> Iterator[None]:
 
 def _read_parquet(path: Path, known: Collection[str]) -> LabelTable:
     with reading_parquet(path):
-        names = pq.read_schema(path).names
-        wanted = [name for name in names if name in known]
-        with _open_bounded(path, wanted) as file:
+        schema, packed = pq.read_schema(path), path.stat().st_size
+        wanted = [name for name in schema.names if name in known]
+        # A file may hold a text once and name it in a billion rows: it stays one until it is sized.
+        kinds = (pa.string(), pa.large_string(), pa.string_view())
+        texts = [field.name for field in schema if field.type in kinds]
+        with pq.ParquetFile(path, page_checksum_verification=True, read_dictionary=texts) as file:
+            groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+            check_expanded(sum(group.total_byte_size for group in groups), packed)
+            chunks = (
+                group.column(number) for group in groups for number in range(group.num_columns)
+            )
+            read = (chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in wanted)
+            check_expanded(sum(chunk.num_values for chunk in read) * _VALUE_BYTES, packed)
             table = file.read(wanted)
         # Damage that decodes all the same shows as text that is not UTF-8.
         table.validate(full=True)
-        _check_texts(path, table)
+        check_expanded(sum(map(unpacked_bytes, table.to_batches())), packed)
         columns = dict(zip(table.column_names, (c.to_pylist() for c in table.columns), strict=True))
-    return LabelTable(path, columns, names, range(table.num_rows))
-
-
-def _open_bounded(path: Path, wanted: Collection[str]) -> pq.ParquetFile:
-    """Open a Parquet file whose texts stay in dictionaries until ``_check_texts`` has seen them.
-
-    A file may hold a text once and name it in a billion rows.
-    """
-    schema, packed = pq.read_schema(path), path.stat().st_size
-    # Arrow keeps one copy of what several views share.
-    texts = [
-        field.name for field in schema if _is_text(field.type) and field.type != pa.string_view()
-    ]
-    file = pq.ParquetFile(path, page_checksum_verification=True, read_dictionary=texts)
-    groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
-    check_expanded(sum(group.total_byte_size for group in groups), packed)
-    chunks = (group.column(number) for group in groups for number in range(group.num_columns))
-    read = (chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in wanted)
-    check_expanded(sum(chunk.num_values for chunk in read) * _VALUE_BYTES, packed)
-    return file
-
-
-def _check_texts(path: Path, rows: pa.Table) -> None:
-    """Refuse rows of a Parquet file whose texts are far larger than the file."""
-    total = 0
-    for column in rows.columns:
-        for chunk in column.chunks:
-            if pa.types.is_dictionary(chunk.type) and _is_text(chunk.type):
-                lengths = pc.binary_length(chunk.dictionary).cast(pa.int64())
-                total += pc.sum(lengths.take(chunk.indices)).as_py() or 0
-            elif _is_text(chunk.type):
-                total += pc.sum(pc.binary_length(chunk).cast(pa.int64())).as_py() or 0
-    check_expanded(total, path.stat().st_size)
+    return LabelTable(path, columns, schema.names, range(table.num_rows))
 
 
 def _read_jsonl(path: Path, known: Collection[str]) -> LabelTable:
@@ -245,14 +223,6 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise CorpusError(f"{path}, line {number}, is not UTF-8; convert the file to it") from error
     except LimitError as error:
         raise CorpusError(f"{path} cannot be read: {error}; split it into lines") from error
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
 
 
 def shown(value: Any) -> str:
