@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -23,7 +23,6 @@ from whiten_index.measure.measure_options import (
 )
 from whiten_index.options import options_of, schema
 from whiten_index.paths import require_folder, shown
-from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.versions.published import Version, read_published
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
@@ -181,14 +180,6 @@ class RetrievalConfig(RetrievalOptions, EvalConfig):
         if transform is not None:
             kind = transform.kind.value + ("" if transform.k is None else f"-k{transform.k}")
         return Path(self.run_out) / f"{name}.{kind}.trec"
-
-    def build_config(self, transform: WhiteningConfig | None, **place: Any) -> BuildConfig:
-        """Return the build of an index of one corpus under one transform, None for none."""
-        shape: dict[str, Any] = {"whiten": "none", "seed": self.seed}
-        if transform is not None:
-            shape = asdict(transform)
-            shape["whiten"] = shape.pop("kind").value
-        return BuildConfig(factory=self.factory, **place, **vars(self.encoder), **shape)
 
     def _require_source(self) -> None:
         """Refuse what does not say one thing to search and one thing to judge it by."""

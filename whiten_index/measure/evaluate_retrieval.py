@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +55,19 @@ class _Set:
 
     def build(self, transform: WhiteningConfig | None, out: str, store: str) -> BuildConfig:
         """Return the build of an index under one transform, None for none."""
-        return self.config.build_config(
-            transform,
+        shape: dict[str, Any] = {"whiten": "none", "seed": self.config.seed}
+        if transform is not None:
+            shape = asdict(transform)
+            shape["whiten"] = shape.pop("kind").value
+        return BuildConfig(
             corpus=(str(self.corpus),),
             text_columns=tuple(text_columns(self.corpus)) or ("text",),
             id_column=id_column(self.corpus),
             out=out,
             store=store,
+            factory=self.config.factory,
+            **vars(self.config.encoder),
+            **shape,
         )
 
 

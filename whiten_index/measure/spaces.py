@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +25,7 @@ from whiten_index.measure.eval_config import OF_TASKS, EvalConfig
 from whiten_index.measure.measure_options import DISTINCT, SCORED
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import encode_corpus
+from whiten_index.pipeline.shard_encoding import LazyEncoder
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.search.query_encoder import QueryEncoder
 from whiten_index.store.embedding_store import EmbeddingStore
@@ -35,9 +35,6 @@ from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import WidthSpec, unit_rows
 from whiten_index.whitening.transform import Whitening
 from whiten_index.whitening.whitening_config import Kind
-
-if TYPE_CHECKING:
-    from whiten_index.encoding.encoder import Encoder
 
 # Columns of sentences that a corpus to fit on may have; each is a sentence.
 _KNOWN_COLUMNS = (("premise", "hypothesis"), ("sentence1", "sentence2"), ("sentence",), ("text",))
@@ -240,27 +237,22 @@ class EncodedTexts:
     """Encodes with a Transformer, loaded when first needed; see ``TextEmbedder``."""
 
     def __init__(self, config: EvalConfig, stages: Stages) -> None:
+        asked = config.encoder
         if config.published is None:
-            self._config = config.encoder
-            self._spec, self._folder = resolve_encoder(config.encoder)
+            spec, _ = resolve_encoder(asked)
         else:
-            self._spec, self._folder, self._config = QueryEncoder(
+            spec, _, asked = QueryEncoder(
                 recorded_spec(config.published.fields["encoder"]),
                 **config.opening,
                 instead="evaluate its model with --model alone",
             ).resolve()
-        spec, self._stages, self._store = self._spec, stages, None
         for wanted in config.transforms:
             wanted.require_dim(spec.dim)
+        self._encoder = LazyEncoder(asked, expected=spec.fingerprint)
+        self._spec, self._stages, self._store = spec, stages, None
         if config.store is not None:
             self._store = EmbeddingStore.create(config.store, spec.to_json(), spec.fingerprint)
         self._rows: dict[str, NDArray[np.float32]] = {}
-
-    @cached_property
-    def _encoder(self) -> Encoder:
-        from whiten_index.encoding.encoder import Encoder
-
-        return Encoder(self._spec, self._folder, self._config)
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the embeddings (n, d) of n texts; if any is new, all are read or encoded."""
@@ -283,7 +275,7 @@ class EncodedTexts:
             self._rows.update(zip(texts, kept["texts"], strict=True))
             advance(len(texts))
             return
-        blocks = self._encoder.stream([texts], advance=advance)
+        blocks = self._encoder().stream([texts], advance=advance)
         found = np.concatenate([np.array(block, np.float32) for block in blocks])
         self._rows.update(zip(texts, found, strict=True))
         if self._store is not None:
