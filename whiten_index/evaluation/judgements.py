@@ -97,14 +97,12 @@ def read_queries(path: str | Path) -> dict[str, str]:
     """
     table = LabelTable.read(Path(path), (PARQUET, JSONL), {*_ID, *_TEXT})
     id_name, text_name = table.need(_ID), table.need(_TEXT)
-    first_rows: dict[str, int] = {}
     queries: dict[str, str] = {}
     for row in range(len(table)):
         query = table.parse(id_name, row, to_id)
-        if (earlier := first_rows.setdefault(query, row)) != row:
+        if query in queries:
             raise CorpusError(
-                f"{table.where(row)} has the id {query!r} of {table.place(earlier)} again; make "
-                "the ids unique"
+                f"{table.where(row)} has the id {query!r} of an earlier row; make the ids unique"
             )
         queries[query] = table.parse(text_name, row, to_text, of=f" of query {query!r}")
     return queries

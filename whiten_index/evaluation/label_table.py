@@ -74,14 +74,11 @@ class LabelTable:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def place(self, row: int) -> str:
-        """Return what errors call a row of the file."""
-        number = self.numbers[row]
-        return f"row {number} (from 0)" if self.path.suffix == PARQUET else f"line {number}"
-
     def where(self, row: int) -> str:
         """Return what errors call a row, and its file."""
-        return f"{self.path}, {self.place(row)},"
+        number = self.numbers[row]
+        place = f"row {number} (from 0)" if self.path.suffix == PARQUET else f"line {number}"
+        return f"{self.path}, {place},"
 
     def need(self, choices: Sequence[str]) -> str:
         """Return the first of these names that a column has."""
