@@ -121,6 +121,23 @@ def test_a_checkpoint_that_holds_something_else_is_told(
         train_encoder(config(), pairs=pairs)
 
 
+@pytest.mark.parametrize("how", ["of another training", "a link"])
+def test_a_checkpoint_from_elsewhere_is_refused(config: Any, tmp_path: Path, how: str) -> None:
+    for name, seed in (("model", 0), ("other", 7)):
+        with pytest.raises(KeyboardInterrupt):
+            train_encoder(config(out=str(tmp_path / name), seed=seed), progress=Stops(4))
+    parts = "model.training", "other.training"
+    mine, other = (tmp_path / each / "checkpoints/checkpoint-4" for each in parts)
+    if how == "a link":
+        mine = mine.with_name("checkpoint-5")
+        mine.symlink_to(other)
+    else:
+        shutil.rmtree(mine)
+        shutil.move(other, mine)
+    with pytest.raises(ArtifactError, match=rf"{mine} is .*{how}.* train from the start"):
+        train_encoder(config(seed=0))
+
+
 def test_a_disk_that_is_full_at_the_very_end_is_told(
     config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from torch import nn
 from typing_extensions import TypedDict
 
 from whiten_index.artifacts.atomic import leftovers_in, make_folder, replacing
-from whiten_index.artifacts.files import exists, fsync_path, list_folder, reading
+from whiten_index.artifacts.files import exists, fsync_path, is_link, list_folder, reading
 from whiten_index.artifacts.manifest import (
     Files,
     Schema,
@@ -39,6 +39,7 @@ _REMEDY = "remove the folder of checkpoints to train from the start"
 
 
 class _Whole(TypedDict):
+    training: str
     files: Files
 
 
@@ -90,8 +91,8 @@ def any_whole(folder: Path) -> bool:
     return any(exists(path / _WHOLE) for path in _named(folder, _CHECKPOINT))
 
 
-def last_whole(folder: Path) -> Path | None:
-    """Return the last whole checkpoint, None without one; remove what was written after it."""
+def last_whole(folder: Path, training: str) -> Path | None:
+    """Return a training's last whole checkpoint, or None; remove what was written after it."""
     whole = None
     for path in _named(folder, _CHECKPOINT):
         if exists(path / _WHOLE):
@@ -104,6 +105,8 @@ def last_whole(folder: Path) -> Path | None:
     if whole is not None:
         found = read_json(whole / _WHOLE, what="a checkpoint", remedy=_REMEDY)
         fields = checked(found, _SCHEMA, whole / _WHOLE, remedy=_REMEDY)
+        if fields["training"] != training:
+            raise ArtifactError(f"{whole} is a checkpoint of another training; {_REMEDY}")
         check_files(folder, fields, content=True, remedy=_REMEDY)
         # The Trainer reads whatever has one of its names.
         for file in {*list_folder(whole)} - {whole / _WHOLE, *leftovers_in(whole)}:
@@ -112,8 +115,8 @@ def last_whole(folder: Path) -> Path | None:
     return whole
 
 
-def keep(folder: Path, checkpoint: Path, best: int | None) -> None:
-    """Mark a written checkpoint as whole, then remove the earlier ones."""
+def keep(folder: Path, checkpoint: Path, best: int | None, training: str) -> None:
+    """Mark a written checkpoint of a training as whole, then remove the earlier ones."""
     for file in list_folder(checkpoint):
         fsync_path(file)
     fsync_path(folder)
@@ -121,7 +124,7 @@ def keep(folder: Path, checkpoint: Path, best: int | None) -> None:
     if best is not None:
         weights = best_weights(folder, best)
         files[weights.name] = describe_file(weights)
-    write_json(checkpoint / _WHOLE, {"files": files})
+    write_json(checkpoint / _WHOLE, {"training": training, "files": files})
     for path in _named(folder, _CHECKPOINT):
         if path != checkpoint:
             # If this process dies now, the rest of the checkpoint does not count as whole.
@@ -148,4 +151,7 @@ def load_weights(path: Path, model: nn.Module) -> None:
 
 def _named(folder: Path, pattern: str) -> list[Path]:
     """Return the entries of a folder whose whole names match, by their steps."""
-    return sorted((p for p in list_folder(folder) if re.fullmatch(pattern, p.name)), key=step_of)
+    found = sorted((p for p in list_folder(folder) if re.fullmatch(pattern, p.name)), key=step_of)
+    if links := [path for path in found if is_link(path)]:
+        raise ArtifactError(f"{links[0]} is a link, which no training makes; {_REMEDY}")
+    return found

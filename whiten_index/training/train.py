@@ -282,7 +282,8 @@ class _Training:
         score = None if self.dev is None else _scorer(self.config, whole, self.dev)
         facts, curves = run(
             self.config, model, self.sentences, collator,
-            score=score, folder=self.work / _CHECKPOINTS, stages=stages,
+            score=score, folder=self.work / _CHECKPOINTS,
+            identity=manifest.fingerprint(self.identity), stages=stages,
         )  # fmt: skip
         facts = {"encoder": self.spec.model, "sentences": len(self.sentences), **facts}
 

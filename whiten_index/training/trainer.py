@@ -41,9 +41,12 @@ def run(
     *,
     score: Score | None,
     folder: Path,
+    identity: str,
     stages: Stages,
 ) -> tuple[dict[str, Any], Curves]:
-    """Train a model in place, from the last checkpoint in ``folder`` if there is one.
+    """Train a model in place, from its last checkpoint in ``folder`` if there is one.
+
+    Checkpoints of a training with another ``identity`` are refused.
 
     Returns the facts for the report, and the curves. The model has the weights of ``best_step``.
     """
@@ -61,10 +64,10 @@ def run(
         data_collator=collator,
     )
     trainer.score = score
-    last = checkpoints.last_whole(folder)
+    last = checkpoints.last_whole(folder, identity)
     resumed = 0 if last is None else checkpoints.step_of(last)
     with stages.stage("train", total) as watcher:
-        callback = _Callback(watcher.advance, total=total, score=score)
+        callback = _Callback(watcher.advance, total=total, score=score, identity=identity)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(callback)
         watcher.advance(resumed)
@@ -178,8 +181,11 @@ class _Trainer(Trainer):  # type: ignore[misc]
 class _Callback(TrainerCallback):  # type: ignore[misc]
     """Reports each step; on Ctrl-C the training stops with a checkpoint."""
 
-    def __init__(self, advance: Callable[[int], None], *, total: int, score: Score | None) -> None:
+    def __init__(
+        self, advance: Callable[[int], None], *, total: int, score: Score | None, identity: str
+    ) -> None:
         self._advance, self._total, self._score = advance, total, score
+        self._identity = identity
         self.stopped: KeyboardInterrupt | None = None
 
     def on_train_begin(self, args: Any, state: Any, _: Any, **given: Any) -> None:
@@ -196,7 +202,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         with writing(folder, kept="earlier checkpoints are kept"):
             best = _best_of(_curves(state.log_history))
             made = folder / f"checkpoint-{state.global_step}"
-            checkpoints.keep(folder, made, int(best["step"]) if best else None)
+            checkpoints.keep(folder, made, int(best["step"]) if best else None, self._identity)
 
     def on_log(self, _: Any, __: Any, ___: Any, **given: Any) -> None:
         """Stop if the loss is not finite any more."""
