@@ -52,6 +52,10 @@ def qrels_as(kind: str, folder: Path, qrels: Qrels) -> Path:
     queries, documents, grades = (list(column) for column in zip(*rows, strict=True))
     if kind == "parquet":
         return parquet(folder / "q.parquet", query_id=queries, doc_id=documents, relevance=grades)
+    if kind == "views.parquet":
+        views = [pa.array(column, pa.string_view()) for column in (queries, documents)]
+        names = {"query_id": views[0], "doc_id": views[1], "relevance": grades}
+        return parquet(folder / "q.parquet", **names)
     if kind == "beir.parquet":
         names = {"query-id": queries, "corpus-id": documents, "score": grades}
         return parquet(folder / "q.parquet", **names)
@@ -63,7 +67,9 @@ def qrels_as(kind: str, folder: Path, qrels: Qrels) -> Path:
     return text(folder / f"q{kind}", "".join(f"{q} 0  {d}\t{g}\r\n" for q, d, g in rows))
 
 
-QRELS_KINDS = ["parquet", "beir.parquet", "beir.tsv", "trec.tsv", ".qrels", ".txt", ".trec"]
+QRELS_KINDS = [
+    "parquet", "views.parquet", "beir.parquet", "beir.tsv", "trec.tsv", ".qrels", ".txt", ".trec",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", QRELS_KINDS)
