@@ -19,7 +19,7 @@ from tests.helpers.builds import build, random_rows, write_rows
 from whiten_index import BuildConfig, QueryTransform, build_index
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.integrations.sentence_transformers import export_model
-from whiten_index.integrations.sql import export_sql, sql_function
+from whiten_index.integrations.sql import export_sql
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
@@ -191,6 +191,11 @@ def called(database: psycopg.Connection[Any], name: str, rows: Array) -> Array:
     return np.array([json.loads(each[0]) for each in found if each], dtype=np.float32)
 
 
+def script(transform: QueryTransform, folder: Path, **options: str) -> str:
+    export_sql(transform, folder / "f.sql", **options)
+    return (folder / "f.sql").read_text()
+
+
 def test_a_function_that_nobody_exported_is_not_lost(
     tmp_path: Path, database: psycopg.Connection[Any]
 ) -> None:
@@ -201,12 +206,12 @@ def test_a_function_that_nobody_exported_is_not_lost(
         "AS 'SELECT embedding'"
     )
     with pytest.raises(psycopg.errors.DuplicateFunction, match="did not make it") as error:
-        database.execute(sql_function(transform))
+        database.execute(script(transform, tmp_path))
     database.execute("ROLLBACK")
     assert database.execute("SELECT whiten('[1,2]')::text").fetchone() == ("[1,2]",)
     (drop,) = re.findall("DROP FUNCTION [^;]*;", str(error.value.diag.message_hint))
     database.execute(drop)
-    database.execute(sql_function(transform))
+    database.execute(script(transform, tmp_path))
 
 
 @pytest.mark.parametrize(("kind", "unit"), KINDS)
@@ -244,7 +249,7 @@ def test_names_are_quoted(tmp_path: Path, database: psycopg.Connection[Any], nam
     database.execute(f"DROP EXTENSION IF EXISTS vector; CREATE SCHEMA {quoted}")
     database.execute(f"CREATE EXTENSION vector SCHEMA {quoted}")
     for _ in range(2):
-        database.execute(sql_function(transform, name=name, schema=name))
+        database.execute(script(transform, tmp_path, name=name, schema=name))
     # As where a dump is restored or an index is built, no schema is searched.
     database.execute("SET search_path = ''")
     argument = f"'{literal(rows[0])}'::{quoted}.vector"

@@ -114,8 +114,6 @@ def test_after_a_refit_the_vectors_of_two_transforms_are_told_apart(
             {"text_column": "title"},
             r"no column title \(text, lang, year, note kept\).* --keep title",
         ),
-        ({"score_key": "lang"}, "has a column lang, so.* with score_key"),
-        ({"score_key": "id"}, "has a column id, so"),
         ({"options": {"trust_remote_code": True}}, "trust_remote_code is an argument, not"),
         ({"row_filter": "lang =="}, "filter"),
         ({"row_filter": "size > 3"}, "size"),

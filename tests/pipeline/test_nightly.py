@@ -79,7 +79,7 @@ def news(tmp_path: Path, published: Path, monkeypatch: pytest.MonkeyPatch) -> Ne
 
 def run(job: Path, *flags: str) -> tuple[int, list[dict[str, Any]]]:
     """Run the job in this process; return its exit status and its log lines."""
-    result = CliRunner().invoke(cli, ["nightly", str(job), "--log", "json", *flags])
+    result = CliRunner().invoke(cli, ["nightly", str(job), *flags])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, [json.loads(line) for line in result.stdout.splitlines()]
@@ -253,17 +253,6 @@ def test_a_path_that_is_refused_for_metrics_stays_as_it_is(news: News, name: str
     assert len(open_index(news.index).bundle) == 60
 
 
-def test_lines_are_text_unless_json_is_asked_for(news: News) -> None:
-    news.change()
-    result = CliRunner().invoke(cli, ["nightly", str(news.job(corpus="news"))])
-    last = result.stdout.splitlines()[-1]
-    assert " event=published " in last
-    assert " rows.new=0 rows.changed=2 " in last
-    assert "seconds." not in last
-    arguments = ["nightly", str(news.job()), "--log", "xml"]
-    assert CliRunner().invoke(cli, arguments).exit_code == 2
-
-
 @pytest.mark.parametrize(
     ("text", "match"),
     [
@@ -307,7 +296,7 @@ def endless(config, *, progress):
             watcher.advance(1)
 
 whiten_index.pipeline.update.update_index = endless
-sys.argv = ["whiten-index", "nightly", sys.argv[1], "--log", "json"]
+sys.argv = ["whiten-index", "nightly", sys.argv[1]]
 main()
 """
 

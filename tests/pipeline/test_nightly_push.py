@@ -108,7 +108,7 @@ def world(no_index: World) -> World:
 
 def run(job: Path, *flags: str) -> tuple[int, list[dict[str, Any]]]:
     """Run the job in this process; return its exit status and its log lines."""
-    result = CliRunner().invoke(cli, ["nightly", str(job), "--log", "json", *flags])
+    result = CliRunner().invoke(cli, ["nightly", str(job), *flags])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, [json.loads(line) for line in result.stdout.splitlines()]

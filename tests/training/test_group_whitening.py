@@ -75,13 +75,12 @@ def test_views_are_whitened_each_over_its_own_batch() -> None:
         torch.testing.assert_close(white, whitening(shuffle=False)(view))
 
 
-@pytest.mark.parametrize("group_map", [GroupMap.ZCA, GroupMap.NEWTON, GroupMap.CHOLESKY])
 @pytest.mark.parametrize("shape", [(8, 6), (2, 8, 6)])
 def test_gradients_are_those_of_finite_differences(
-    group_map: GroupMap, shape: tuple[int, ...]
+    shape: tuple[int, ...],
 ) -> None:
     torch.manual_seed(0)
-    module = ShuffledGroupWhitening(6, groups=2, epsilon=1e-3, shuffle=False, group_map=group_map)
+    module = ShuffledGroupWhitening(6, groups=2, epsilon=1e-3, shuffle=False)
     rows = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(module, (rows,))
 

@@ -35,13 +35,13 @@ corpus_argument = click.argument("corpus", nargs=-1)
 @plan_option
 @log_option
 @json_option
-def build(plan: bool, log: str | None, as_json: bool, **options: Any) -> None:
+def build(plan: bool, log: bool, as_json: bool, **options: Any) -> None:
     """Turn a Parquet CORPUS (files, folders, globs, URIs) into a searchable whitened index.
 
     Without CORPUS the index is built from --store alone, and no encoder is needed.
     """
     options = given(options)
-    if log is not None and (plan or as_json):
+    if log and (plan or as_json):
         raise click.UsageError("--log prints the report as its last line; leave out --plan, --json")
     if plan:
         _show_plan(options, as_json=as_json)
@@ -50,8 +50,8 @@ def build(plan: bool, log: str | None, as_json: bool, **options: Any) -> None:
     from whiten_index.pipeline.build_config import BuildConfig
 
     config = BuildConfig(**options)
-    if log is not None:
-        log_job(log, lambda lines: build_index(config, progress=lines).to_json())
+    if log:
+        log_job(lambda lines: build_index(config, progress=lines).to_json())
     if not as_json:
         click.echo(f"raw embeddings: {config.store_place}")
     report = build_index(config, progress=terminal.Bars(facts=not as_json)).to_json()
@@ -94,7 +94,7 @@ def _show_plan(options: Mapping[str, Any], *, as_json: bool) -> None:
 @log_option
 @click.option("--dry-run", is_flag=True, help="Only say what would be done, and how long it takes.")
 @json_option
-def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> None:
+def update(dry_run: bool, log: bool, as_json: bool, **options: Any) -> None:
     """Bring --index up to date with its CORPUS; left out, the one that it was built from.
 
     Rows are identified by id and text; known texts are not encoded again. The new version is
@@ -102,7 +102,7 @@ def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> Non
     too where a gate would keep it back for its rows or bytes, or the corpus is that of a version
     which was rolled back. With --json what is refused says why in "refused".
     """
-    if log is not None and as_json:
+    if log and as_json:
         raise click.UsageError("--log prints the report as its last line; leave --json out")
     from whiten_index.pipeline.plan import plan_update
     from whiten_index.pipeline.update import update_index
@@ -114,8 +114,8 @@ def update(dry_run: bool, log: str | None, as_json: bool, **options: Any) -> Non
             return plan_update(config, progress=progress)
         return update_index(config, progress=progress).to_json()
 
-    if log is not None:
-        log_job(log, do, planned=dry_run)
+    if log:
+        log_job(do, planned=dry_run)
     try:
         said = do(terminal.Bars(facts=not (as_json or dry_run)))
     except GateError as error:

@@ -1,4 +1,4 @@
-"""Log lines of scheduled jobs: one for each event, the last with the outcome."""
+"""Log lines of scheduled jobs: a JSON object for each event, the last with the outcome."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import datetime
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, NoReturn
 
 from whiten_index.address import hide_secrets
@@ -21,25 +20,12 @@ from whiten_index.paths import plain_json
 _EVERY_SECONDS = 10.0
 
 
-class LogForm(Enum):
-    """Form of a log line: ``json``, an object, or ``text``, key=value pairs (logfmt)."""
-
-    JSON = "json"
-    TEXT = "text"
-
-    def line(self, fields: Mapping[str, Any]) -> str:
-        """Return one line; in text, nested names have dots (``rows.new=3``) and lists are JSON."""
-        if self is LogForm.JSON:
-            return plain_json(json.dumps(fields, default=str))
-        return " ".join(f"{_key(name)}={_value(value)}" for name, value in _flat(fields))
-
-
 class LogLines:
     """A watcher that prints one line an event, and progress every few seconds."""
 
-    def __init__(self, form: str | LogForm = LogForm.JSON, **labels: Any) -> None:
-        """Take the form of the lines, and fields of each of them."""
-        self.form, self._labels = LogForm(form), labels
+    def __init__(self, **labels: Any) -> None:
+        """Take fields that each line has."""
+        self._labels = labels
         self._stage, self._total, self._rows = "", 0, 0
         self._started = self._last = time.monotonic()
 
@@ -78,7 +64,8 @@ class LogLines:
     def log(self, event: str, /, **fields: Any) -> None:
         """Print one line."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        print(self.form.line({"time": now, "event": event, **self._labels, **fields}), flush=True)
+        line = {"time": now, "event": event, **self._labels, **fields}
+        print(plain_json(json.dumps(line, default=str)), flush=True)
 
 
 def log(event: str, /, **fields: Any) -> None:
@@ -126,11 +113,9 @@ def ending_of(error: BaseException, *, kept: str = "shards") -> Ending:
     return Ending("failed", fields, status)
 
 
-def log_job(
-    form: str, work: Callable[[LogLines], Mapping[str, Any]], *, planned: bool = False
-) -> NoReturn:
+def log_job(work: Callable[[LogLines], Mapping[str, Any]], *, planned: bool = False) -> NoReturn:
     """Run the work of a command as a job; end the process with its report as the last line."""
-    lines = LogLines(form)
+    lines = LogLines()
 
     def end() -> Ending:
         report = work(lines)
@@ -143,29 +128,3 @@ def log_job(
 def failure(error: BaseException) -> dict[str, str]:
     """Return the fields of a log line about an error."""
     return {"error": type(error).__name__, "message": hide_secrets(str(error))}
-
-
-def _flat(fields: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in fields.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
-
-
-def _key(name: str) -> str:
-    # A reason or a column may be called anything; a key ends at the first of these.
-    plain = (c if c.isprintable() and c not in ' ="' else "_" for c in name)
-    return "".join(plain) or "_"
-
-
-def _value(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    plain = isinstance(value, list | tuple)
-    text = json.dumps(value, default=str) if plain else str(value)
-    if text and text.isprintable() and not set(text) & set(' ="\\'):
-        return text
-    return json.dumps(text, ensure_ascii=not text.isprintable())

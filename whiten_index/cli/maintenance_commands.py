@@ -23,16 +23,8 @@ store_argument = click.argument("store", type=click.Path(readable=False))
 @click.command()
 @click.argument("job", type=click.Path(dir_okay=False, readable=False, path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Only say what would be done, and how long it takes.")
-@click.option(
-    "--log",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Form of the log lines: key=value pairs, or JSON objects.",
-)
 @click.pass_context
-def nightly(context: click.Context, job: Path, dry_run: bool, form: str) -> None:
+def nightly(context: click.Context, job: Path, dry_run: bool) -> None:
     """Run the nightly JOB (TOML) of an index: update, push, prune, compact, gc, metrics.
 
     JOB has the options of update, keep-versions, gc, compact, metrics, and a [[push]] for each
@@ -40,7 +32,7 @@ def nightly(context: click.Context, job: Path, dry_run: bool, form: str) -> None
     """
     from whiten_index.cli.nightly_job import run_nightly
 
-    context.exit(run_nightly(job, dry_run=dry_run, form=form))
+    context.exit(run_nightly(job, dry_run=dry_run))
 
 
 @click.command()

@@ -17,7 +17,7 @@
 Steps run in the order of the first line. Nothing is removed without ``keep-versions``, and the
 store keeps its shards with ``gc = false``. Paths are relative to the working folder.
 
-Each line on standard output is one event, as text or JSON. The last is ``published``,
+Each line on standard output is one event, a JSON object. The last is ``published``,
 ``up_to_date``, ``gate_failed``, ``failed`` or ``interrupted``, or ``planned`` after a dry run. The
 exit status is that of the update: 9 if a gate failed. A later step that fails does not undo the
 update: ``<step>_failed`` gives the reason, the other steps run, the last line lists the steps in
@@ -43,7 +43,7 @@ from urllib.parse import parse_qs
 from pydantic import Field
 
 from whiten_index.artifacts.job_file import read_job, rename_keys
-from whiten_index.cli.log_lines import Ending, LogForm, LogLines, ending_of, failure, run_job
+from whiten_index.cli.log_lines import Ending, LogLines, ending_of, failure, run_job
 from whiten_index.cli.monitoring import check_metrics, write_metrics
 from whiten_index.cli.signals import INTERRUPTED
 from whiten_index.cli.streams import print_exception
@@ -54,8 +54,6 @@ from whiten_index.vectordb.push_config import PushConfig
 
 # Logged apart, before the last line.
 _LOGGED_APART = ("drift", "decision", "gates", "notes")
-# Left out of text lines: the manifest or the lines of the stages have them.
-_FOR_MACHINES = ("whitening", "factory", "bytes", "seconds", "stage_rows")
 # Options that name, next to the address, the place of a table.
 _PLACES = ("schema", "db")
 
@@ -118,9 +116,9 @@ class NightlyJob(UpdateConfig):
         )
 
 
-def run_nightly(path: Path, *, dry_run: bool = False, form: str | LogForm = LogForm.TEXT) -> int:
+def run_nightly(path: Path, *, dry_run: bool = False) -> int:
     """Run a job file, or say what it would do; log events and return the exit status."""
-    lines = LogLines(form)
+    lines = LogLines()
 
     def work() -> Ending:
         job = NightlyJob.read(path)
@@ -142,7 +140,7 @@ def _planned(job: NightlyJob, lines: LogLines) -> Ending:
             require_file(config.to) if config.to_file else require_client(config.to)
         except ConfigError as error:
             status = DatabaseError.exit_code
-            _push_lines(config, lines).log("push_failed", **failure(error), exit_code=status)
+            LogLines(**_place(config)).log("push_failed", **failure(error), exit_code=status)
     plan = plan_update(job.update, progress=lines)
     status = GateError.exit_code if plan.get("refused") else status
     pushes = [target(config) for config in job.push]
@@ -212,7 +210,7 @@ class _Night:
             ending = ending_of(error)
         for gate in self.gates:
             self.lines.log("gate", **gate)
-        ending = replace(ending, fields=_shown(ending.fields, self.lines))
+        ending = replace(ending, fields=_shown(ending.fields))
         if ending.exit_code and self.job.push:
             # Pushes may take hours, or end the process.
             self.lines.log("update_failed", **ending.fields)
@@ -227,13 +225,13 @@ class _Night:
 
         store = self.job.store if self.report is None else self.report["store"]
         for config in self.job.push:
-            lines = _push_lines(config, self.lines)
+            lines = LogLines(**_place(config))
             lines.log("push_started")
             # Of a push every failure has one status: a gate of it is not the update's.
             with self._step(f"push {target(config)}", lines, DatabaseError.exit_code):
                 config = replace(config, store=config.store or store)
                 report = push_index(config, progress=lines).to_json()
-                lines.log("push_finished", **_shown(report, lines))
+                lines.log("push_finished", **_shown(report))
 
     def _tidy(self, store: Path) -> None:
         """Remove old versions, join small shards and remove shards that are no longer needed."""
@@ -301,9 +299,8 @@ class _Night:
             )
 
 
-def _shown(report: Mapping[str, Any], lines: LogLines) -> dict[str, Any]:
-    hidden = {*_LOGGED_APART, *(_FOR_MACHINES if lines.form is LogForm.TEXT else ())}
-    return {name: value for name, value in report.items() if name not in hidden}
+def _shown(report: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in report.items() if name not in _LOGGED_APART}
 
 
 def target(config: PushConfig) -> str:
@@ -322,8 +319,3 @@ def _place(config: PushConfig) -> dict[str, str]:
     if re.fullmatch(r"/[\w./-]*", host):
         to += f"?host={host}"
     return {"to": to} if config.table is None else {"to": to, "table": config.table}
-
-
-def _push_lines(config: PushConfig, lines: LogLines) -> LogLines:
-    """Return log lines of the same form that name the target of a push."""
-    return LogLines(lines.form, **_place(config))

@@ -125,9 +125,7 @@ json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on standard output."
 )
 log_option = click.option(
-    "--log",
-    type=click.Choice(["text", "json"]),
-    help="Print events as lines of text or JSON, the last with the report.",
+    "--log", is_flag=True, help="Print events as lines of JSON, the last with the report."
 )
 plan_option = click.option(
     "--plan", is_flag=True, help="Only say what would be done, how long and how many bytes."

@@ -6,7 +6,6 @@ With ``WhitenedEmbeddings`` any vector store of LangChain holds whitened vectors
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -80,8 +79,8 @@ class WhitenedEmbeddings(Embeddings):
 class WhitenedRetriever(BaseRetriever):
     """A published index as a retriever; ``top_k`` and ``row_filter`` may be given to ``invoke``.
 
-    A document's ``page_content`` is its text column; its metadata are ``id``, the score, called
-    ``score_key``, and the other kept columns. The other fields are those of ``IndexRetriever``.
+    A document's ``page_content`` is its text column; its metadata are ``id``, ``score`` and
+    the other kept columns. The other fields are those of ``IndexRetriever``.
     Copies, as by ``with_config``, share the opened index. One that was pickled or written down
     opens the version that is published then; consent to remote code is not written down.
     """
@@ -92,7 +91,6 @@ class WhitenedRetriever(BaseRetriever):
     top_k: int = Field(default=10, ge=1)
     text_column: str | None = None
     row_filter: str | None = None
-    score_key: str = "score"
     options: dict[str, Any] = Field(default_factory=dict)
     trust_remote_code: bool = Field(default=False, exclude=True)
     _opened: tuple[Any, IndexRetriever] | None = PrivateAttr(default=None)
@@ -105,15 +103,7 @@ class WhitenedRetriever(BaseRetriever):
     @model_validator(mode="after")
     def _checked(self) -> WhitenedRetriever:
         self._retriever.check(self.row_filter)
-        self._require_free_key(self._retriever.opened.bundle.documents.columns)
         return self
-
-    def _require_free_key(self, columns: Collection[str]) -> None:
-        if self.score_key == "id" or self.score_key in columns:
-            raise ConfigError(
-                f"the index {self.index} has a column {self.score_key}, so the score of a document "
-                "cannot have that name; give it another one with score_key"
-            )
 
     def reload(self) -> bool:
         """Open the version published since; copies get it too. See ``IndexRetriever.reload``."""
@@ -146,7 +136,5 @@ class WhitenedRetriever(BaseRetriever):
         return [self._document(*each) for each in found]
 
     def _document(self, text: str, hit: Hit) -> Document:
-        # A version published since may keep a column of that name.
-        self._require_free_key(hit.columns)
-        metadata = {"id": hit.id, self.score_key: hit.score, **hit.columns}
+        metadata = {**hit.columns, "id": hit.id, "score": hit.score}
         return Document(id=str(hit.id), page_content=text, metadata=metadata)

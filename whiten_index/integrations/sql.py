@@ -1,21 +1,9 @@
 """The transform as a function of PostgreSQL, so that a database reduces raw embeddings itself.
 
-``sql_function`` returns a script for PostgreSQL 13 and later with pgvector 0.7 and later::
-
-    psql -v ON_ERROR_STOP=1 -f whiten.sql
-    SELECT id FROM docs ORDER BY vector <=> (SELECT whiten($1::vector)) LIMIT 10;
-    SELECT obj_description('whiten(vector)'::regprocedure);
-
-Without ON_ERROR_STOP psql ends with 0 even if the script was refused and nothing changed. The last
-line shows the query digest of the transform, that of ``QueryTransform.query_digest``.
-
-The matrix is written into the function as constants and no table is read, so the function is
-IMMUTABLE: usable in a generated column and in an index, and computed once if its argument is a
-constant. Behind a parameter, as of a prepared statement, ``(SELECT whiten($1::vector))`` makes sure
-of that. Each term is one inner product of pgvector.
-
-Drivers send a list as ``double precision[]`` and a text as ``text``; the cast ``::vector`` makes
-both a vector.
+The script is for PostgreSQL 13 and pgvector 0.7, or later. The matrix is in the function as
+constants and no table is read, so the function is IMMUTABLE: usable in a generated column and in an
+index, and computed once if its argument is a constant. Behind a parameter,
+``(SELECT whiten($1::vector))`` makes sure of that. Each term is one inner product of pgvector.
 """
 
 from __future__ import annotations
@@ -34,19 +22,16 @@ from whiten_index.search.query_transform import QueryTransform
 from whiten_index.whitening.transform import Whitening
 
 RUN = "psql -v ON_ERROR_STOP=1 -f"
-_MOST_NAME_BYTES = 63  # PostgreSQL cuts longer names
 # In the first lines of a script, which mark it as ours.
-_MADE_BY, _HEAD_BYTES = "-- Made by whiten-index.", 2000
+_MARK, _HEAD_BYTES = "-- Made by whiten-index.", 2000
 # First words of the comment of a function.
 _OURS = "whiten-index: "
 _TYPES = {"float32": "vector", "float16": "halfvec"}
 # Half a unit in the last place of 1: what rounding a number costs at most, relative to it.
 _ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11}
 
-
 _SCRIPT = """\
--- whitening of raw embeddings, {dim} -> {k} numbers
-{made_by} Run it as a whole; it may be run again:
+{mark} Run it as a whole; it may be run again:
 --   {run} FILE
 -- {facts}
 BEGIN;
@@ -76,7 +61,9 @@ BEGIN
       vector_dims(embedding) USING ERRCODE = 'data_exception';
   END IF;
 {steps}
-  RETURN l2_normalize({vector}){cast};
+  RETURN l2_normalize(ARRAY[
+    {terms}
+  ]::vector)::{type};
 END
 {tag};
 COMMENT ON FUNCTION {name}(vector) IS {comment};
@@ -84,14 +71,15 @@ COMMIT;
 """
 
 
-def sql_function(
+def export_sql(
     transform: QueryTransform,
+    file: Path | str,
     *,
     name: str = "whiten",
     schema: str = "public",
     dtype: str = "float32",
-) -> str:
-    """Return a script that makes a function of the transform, in one transaction.
+) -> dict[str, Any]:
+    """Write a script that makes a function of the transform, in one transaction.
 
     The function takes a raw embedding, a ``vector`` of d numbers, and returns its whitened unit
     vector of k; NULL for NULL. It refuses another width. Run again, the script replaces the
@@ -100,20 +88,31 @@ def sql_function(
 
     Args:
         transform: of an index.
+        file: replaced whole or not at all.
         name: of the function.
         schema: that the function goes in, which must be there.
         dtype: of what it returns: float32 is a ``vector``, float16 a ``halfvec``.
 
+    Returns:
+        ``bytes``, and the ``dtype`` and ``error`` of its vectors: the root mean square of the
+        errors over that of the vectors, estimated on the safe side as ``Affine.error``.
+
     Raises:
-        ConfigError: a name that PostgreSQL would cut or refuse, or an unknown dtype.
+        ConfigError: a name that is not printable, or an unknown dtype.
         WhiteningError: the matrix does not fit into float32.
+        StorageError: the file cannot be written.
     """
     if dtype not in _TYPES:
         raise ConfigError(f"dtype {dtype!r} is unknown; use {' or '.join(_TYPES)}")
-    function = f"{_quoted(schema, '--schema')}.{_quoted(name, '--name')}"
+    if not (name + schema).isprintable():
+        raise ConfigError(f"--name {name!r} or --schema {schema!r} is not printable; give another")
+    function = ".".join('"' + each.replace('"', '""') + '"' for each in (schema, name))
     facts = _facts(transform)
-    return _SCRIPT.format(
-        made_by=_MADE_BY,
+    columns = transform.whitening.export(centered=True).matrix.T
+    # pgvector has the negative of the inner product.
+    terms = ",\n    ".join(f"-(embedding <#> {_vector(column)})" for column in columns)
+    data = _SCRIPT.format(
+        mark=_MARK,
         run=RUN,
         facts=facts,
         # In no name that anybody chose.
@@ -123,30 +122,12 @@ def sql_function(
         name=function,
         type=_TYPES[dtype],
         # In units of one operator: the planner's price of a call.
-        cost=max(transform.k, 1),
+        cost=transform.k,
         dim=transform.dim,
-        k=transform.k,
-        steps=_steps(transform.whitening),
-        vector=_products(transform.whitening.export(centered=True).matrix),
-        cast="" if dtype == "float32" else f"::{_TYPES[dtype]}",
+        steps="\n".join(f"  embedding := {step};" for step in _steps(transform.whitening)),
+        terms=terms,
         comment=_literal(_OURS + facts),
-    )
-
-
-def export_sql(
-    transform: QueryTransform, file: Path | str, *, dtype: str = "float32", **names: str
-) -> dict[str, Any]:
-    """Write the script of ``sql_function``, see there, to a file, whole or not at all.
-
-    Returns:
-        ``bytes``, and the ``dtype`` and ``error`` of its vectors: the root mean square of the
-        errors of vectors over that of the vectors, estimated on the safe side as ``Affine.error``.
-
-    Raises:
-        ConfigError: see ``sql_function``.
-        StorageError: the file cannot be written.
-    """
-    data = sql_function(transform, dtype=dtype, **names).encode()
+    ).encode()
     path = require_path(file)
     require_replaceable(path, _is_function, "an exported function")
     with writing(path, kept=""), replacing(path) as temporary:
@@ -154,54 +135,38 @@ def export_sql(
     return {"bytes": len(data), "dtype": dtype, "error": _error(transform.whitening, dtype)}
 
 
-def _is_function(path: Path) -> bool:
-    """Return whether the head of a file marks an exported function."""
-    with path.open("rb") as file:
-        return _MADE_BY.encode() in file.read(_HEAD_BYTES)
-
-
 def _error(whitening: Whitening, dtype: str) -> float:
     """Return the relative error of vectors, from all roundings of the function together."""
-    product = whitening.export(centered=True).error
+    error = math.hypot(whitening.export(centered=True).error, _ROUNDING[dtype])
+    if not whitening.normalize_input:
+        return error
     # Embeddings of unit length are rounded before the mean is subtracted; raw ones come rounded.
-    unit = (
-        whitening.rounding_error(relative_error=_ROUNDING["float32"])
-        if whitening.normalize_input
-        else 0.0
-    )
-    return math.hypot(product, unit, _ROUNDING[dtype])
+    return math.hypot(error, whitening.rounding_error(relative_error=_ROUNDING["float32"]))
 
 
-def _steps(whitening: Whitening) -> str:
+def _is_function(path: Path) -> bool:
+    with path.open("rb") as file:
+        return _MARK.encode() in file.read(_HEAD_BYTES)
+
+
+def _steps(whitening: Whitening) -> list[str]:
     """Return what comes before the product.
 
     The mean is subtracted first, where a bias would be rounded as the large sums it is added to.
     It is subtracted as the sum of two float32 numbers: one would round it, by which every vector
     is then off. The first difference is exact in coordinates far from the origin (Sterbenz).
     """
-    steps = []
-    if whitening.normalize_input:
-        steps.append("  embedding := l2_normalize(embedding);")
+    steps = ["l2_normalize(embedding)"] if whitening.normalize_input else []
     if whitening.center:
         high = whitening.mean.astype(np.float32)
         low = (whitening.mean - high).astype(np.float32)
-        steps += [f"  embedding := embedding - {_vector(part)};" for part in (high, low)]
-    return "\n".join(steps)
-
-
-def _products(matrix: NDArray[np.float32]) -> str:
-    """Return the expression of the product, a vector of k numbers."""
-    dim, k = matrix.shape
-    if np.array_equal(matrix, np.eye(dim, k)):
-        return "embedding" if k == dim else f"subvector(embedding, 1, {k})"
-    # pgvector has the negative of the inner product.
-    terms = [f"-(embedding <#> {_vector(column)})" for column in matrix.T]
-    return "ARRAY[\n    " + ",\n    ".join(terms) + "\n  ]::vector"
+        steps += [f"embedding - {_vector(part)}" for part in (high, low)]
+    return steps
 
 
 def _vector(numbers: NDArray[np.float32]) -> str:
     """Return a literal; each number in the fewest digits that give it back."""
-    return f"'[{','.join(str(number) for number in numbers)}]'::vector"
+    return f"'[{','.join(map(str, numbers))}]'::vector"
 
 
 def _facts(transform: QueryTransform) -> str:
@@ -221,16 +186,6 @@ def _facts(transform: QueryTransform) -> str:
     line = " ".join("; ".join(facts).split())
     # Also bytes of a path that are no text, which Python has as surrogates.
     return "".join(letter if letter.isprintable() else "?" for letter in line)
-
-
-def _quoted(name: str, option: str) -> str:
-    """Return a name as PostgreSQL reads it; one that it would cut is refused."""
-    if not name.isprintable() or not 1 <= len(name.encode()) <= _MOST_NAME_BYTES:
-        raise ConfigError(
-            f"{option} {name[:80]!r} is no name of PostgreSQL, which has 1 to {_MOST_NAME_BYTES} "
-            "bytes of printable UTF-8; give another"
-        )
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _literal(text: str) -> str:

@@ -18,28 +18,18 @@ from whiten_index.training.training_config import GroupMap
 
 def group_map(kind: GroupMap, covariances: Tensor) -> Tensor:
     """Return W (..., c, c) of covariances (..., c, c); rows x become xWᵀ."""
-    if kind is GroupMap.NEWTON:
-        return _inverse_root_iterated(covariances)
     try:
+        root = inverse_root(covariances)
         if kind is GroupMap.ZCA:
-            return inverse_root(covariances)
-        if kind is GroupMap.PCA:
-            with torch.no_grad():
-                vectors = torch.linalg.eigh(covariances)[1].flip(-1)
-            turned: Tensor = vectors.mT @ inverse_root(covariances)
-            return turned
+            return root
+        with torch.no_grad():
+            vectors = torch.linalg.eigh(covariances)[1].flip(-1)
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         raise WhiteningError(
             "the features of a batch are not finite; take a smaller learning rate"
         ) from error
-    eye = torch.eye(covariances.shape[-1], dtype=covariances.dtype, device=covariances.device)
-    lower, failed = torch.linalg.cholesky_ex(covariances)
-    if failed.any():
-        raise WhiteningError(
-            "a group's covariance has no Cholesky factor; take a larger epsilon or zca"
-        )
-    inverse: Tensor = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
-    return inverse
+    turned: Tensor = vectors.mT @ root
+    return turned
 
 
 class ShuffledGroupWhitening(nn.Module):
@@ -168,11 +158,6 @@ class ShuffledGroupWhitening(nn.Module):
         )
 
 
-# Each multiplies the least eigenvalue by 2.25 until the rest is quadratic: these take a condition
-# number times the channels of 1e9 to the precision of float64's products.
-_ITERATIONS = 32
-
-
 def inverse_root(matrices: Tensor) -> Tensor:
     """Return A^(-1/2) of positive semi-definite matrices (..., c, c), float32 or float64.
 
@@ -180,22 +165,6 @@ def inverse_root(matrices: Tensor) -> Tensor:
     """
     root: Tensor = _InverseRoot.apply(matrices)  # type: ignore[no-untyped-call]
     return root
-
-
-def _inverse_root_iterated(matrices: Tensor) -> Tensor:
-    """Return A^(-1/2) of positive definite matrices (..., c, c) by products alone.
-
-    The coupled Newton iteration of Denman and Beavers in the inverse-free form of Schulz (Higham
-    2008, equation 6.35), of the matrix divided by its trace; gradients go through the iterations.
-    """
-    trace = matrices.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-    trace = trace.clamp_min(torch.finfo(matrices.dtype).tiny)
-    eye = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
-    root, inverse = matrices / trace, eye.expand_as(matrices)
-    for _ in range(_ITERATIONS):
-        step = 1.5 * eye - 0.5 * inverse @ root
-        root, inverse = root @ step, step @ inverse
-    return inverse / trace.sqrt()
 
 
 class _InverseRoot(torch.autograd.Function):

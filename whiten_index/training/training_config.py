@@ -29,15 +29,13 @@ _OF_WHITENING = ("group_map", "shuffle", "epsilon", "shrinkage", "momentum")
 class GroupMap(Enum):
     """Map that whitens a group; all give covariance I, and differ by a rotation.
 
-    ``ZCA`` is UΛ^(-1/2)Uᵀ, nearest to what it is given; ``NEWTON`` the same by iterated products;
-    ``PCA`` is Λ^(-1/2)Uᵀ, whose rotation counts as constant in the gradient, since that of
-    eigenvectors does not exist where eigenvalues are equal; ``CHOLESKY`` is L⁻¹ of Σ = LLᵀ.
+    ``ZCA`` is UΛ^(-1/2)Uᵀ, nearest to what it is given; ``PCA`` is Λ^(-1/2)Uᵀ, whose rotation
+    counts as constant in the gradient, since that of eigenvectors does not exist where eigenvalues
+    are equal.
     """
 
     ZCA = "zca"
-    NEWTON = "newton"
     PCA = "pca"
-    CHOLESKY = "cholesky"
 
 
 class PositiveSum(Enum):
@@ -100,10 +98,7 @@ class TrainingConfig:
     group_size: Annotated[
         int | None, Field(ge=1), Option("Channels of a group, instead of --groups.", HEAD)
     ] = None
-    group_map: Annotated[
-        GroupMap,
-        Option("Map that whitens a group; newton is zca by iterated products.", HEAD),
-    ] = GroupMap.ZCA
+    group_map: Annotated[GroupMap, Option("Map that whitens a group.", HEAD)] = GroupMap.ZCA
     shuffle: Annotated[bool, Option("Permute the channels at each call.", HEAD)] = True
     epsilon: Annotated[
         float, Field(ge=0), Option("Added to the diagonal of each covariance.", HEAD)
