@@ -189,7 +189,7 @@ def test_a_table_that_no_push_made(address: str, folder: Path, metadata: str | N
 @pytest.mark.parametrize("kind", ["ivf_flat", "ivf_sq", "ivf_pq", "ivf_hnsw_sq"])
 def test_every_kind_of_index(address: str, folder: Path, kind: str) -> None:
     rows = Rows.make(2000, k=16)
-    with open_writer(address, "docs", options={"index": kind, "refine_factor": "50"}) as writer:
+    with open_writer(address, "docs", options={"index": kind, "num_sub_vectors": "16"}) as writer:
         fill(writer, rows)
         table = lancedb.connect(folder).open_table("docs")
         named = [each.index_type.lower() for each in table.list_indices()]

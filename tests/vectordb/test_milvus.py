@@ -89,9 +89,9 @@ def test_long_ids(writer: DatabaseWriter) -> None:
     "options",
     [
         {"index": "flat"},
-        {"index": "ivf_flat", "nlist": "8", "nprobe": "8"},
+        {"index": "ivf_flat", "nlist": "8"},
         {"index": "autoindex"},
-        {"index": "hnsw", "m": "8", "ef_construction": "50", "ef": "300"},
+        {"index": "hnsw", "m": "8", "ef_construction": "50"},
     ],
 )
 def test_indexes(file: Path, client: MilvusClient, options: dict[str, str]) -> None:

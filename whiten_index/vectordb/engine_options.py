@@ -1,4 +1,4 @@
-"""Options of the engines' indexes, connections and searches, given as ``--option NAME=VALUE``.
+"""Options of the engines' indexes and connections, given as ``--option NAME=VALUE``.
 
 They are read without the engine's client.
 """
@@ -78,7 +78,7 @@ class EngineOptions(BaseModel):
 
 
 class QdrantOptions(EngineOptions):
-    """Options of a Qdrant server; ``hnsw_ef`` and ``oversampling`` are of the check's searches."""
+    """Options of a Qdrant server."""
 
     engine = "Qdrant"
     schemes = ("qdrant", "qdrant+https")
@@ -93,10 +93,8 @@ class QdrantOptions(EngineOptions):
 
     m: Count | None = None
     ef_construct: Positive | None = None
-    hnsw_ef: Positive | None = None
     indexing_threshold: Count = 10_000
     quantization: Literal["none", "scalar", "binary"] = "none"
-    oversampling: Annotated[float, Field(ge=1, le=1000)] | None = None
     on_disk: bool | None = None
     shard_number: Positive | None = None
     replication_factor: Positive | None = None
@@ -107,7 +105,7 @@ class QdrantOptions(EngineOptions):
 
 
 class MilvusOptions(EngineOptions):
-    """Options of Milvus and Milvus Lite; ``ef`` and ``nprobe`` are of the check's searches."""
+    """Options of Milvus and Milvus Lite."""
 
     engine = "Milvus"
     schemes = ("milvus", "milvus+https")
@@ -126,9 +124,7 @@ class MilvusOptions(EngineOptions):
     index: Literal["hnsw", "flat", "ivf_flat", "autoindex"] = "hnsw"
     m: Positive = 16
     ef_construction: Positive = 200
-    ef: Positive = 128
     nlist: Positive | None = None
-    nprobe: Positive = 32
 
     def index_params(self, rows: int) -> dict[str, int]:
         """Return the parameters of the index of a collection with some rows."""
@@ -140,12 +136,6 @@ class MilvusOptions(EngineOptions):
             return {"nlist": self.nlist or by_default}
         return {}
 
-    def search_params(self, index_type: str, top_k: int) -> dict[str, int]:
-        """Return the parameters of a search of an index of some type."""
-        # Milvus refuses to compare fewer rows than it is to return.
-        found = {"HNSW": {"ef": max(self.ef, top_k)}, "IVF_FLAT": {"nprobe": self.nprobe}}
-        return found.get(index_type, {})
-
 
 _PARTITIONS = ("num_partitions", "sample_rate")
 # Kind of index of LanceDB -> its options.
@@ -156,7 +146,7 @@ _OF_INDEX = {
 
 
 class LanceOptions(EngineOptions):
-    """Options of LanceDB; ``nprobes``, ``refine_factor`` and ``ef`` are of the check's searches."""
+    """Options of LanceDB."""
 
     engine = "LanceDB"
     schemes = ("lancedb", "lancedb+s3", "lancedb+gs", "lancedb+az")
@@ -174,9 +164,6 @@ class LanceOptions(EngineOptions):
     num_bits: Positive | None = None
     m: Positive | None = None
     ef_construction: Positive | None = None
-    nprobes: Positive | None = None
-    refine_factor: Positive = 2
-    ef: Positive | None = None
     keep_days: Annotated[float, Field(ge=0, le=36_500)] = 7.0
 
     def index_kind(self, rows: int) -> str:
@@ -192,15 +179,10 @@ class LanceOptions(EngineOptions):
         """Return the arguments of the index of a table with some rows."""
         names = _OF_INDEX.get(self.index, _PARTITIONS)
         given = self.model_dump(include=set(names), exclude_none=True)
-        return {**given, "num_partitions": self._partitions(rows)}
+        return {**given, "num_partitions": self.partitions(rows)}
 
-    def search_params(self, rows: int) -> dict[str, int]:
-        """Return how a table with some rows is searched by its index."""
-        nprobes = self.nprobes or max(20, self._partitions(rows) // 4)
-        found = {"nprobes": nprobes, "refine_factor": self.refine_factor}
-        return found if self.ef is None else {**found, "ef": self.ef}
-
-    def _partitions(self, rows: int) -> int:
+    def partitions(self, rows: int) -> int:
+        """Return the number of partitions of the index of a table with some rows."""
         if self.index == "ivf_hnsw_sq":
             return self.num_partitions or 1
         # The engine learns the place of each from 256 rows.
@@ -208,10 +190,7 @@ class LanceOptions(EngineOptions):
 
 
 class PostgresOptions(EngineOptions):
-    """Options of PostgreSQL; ``ef_search`` and ``probes`` are of the check's searches.
-
-    ``lock_timeout`` is in seconds, also for the attempts of a swap to lock the published table.
-    """
+    """Options of PostgreSQL; ``lock_timeout`` is in seconds, also of a swap."""
 
     engine = "PostgreSQL"
     schemes = ("postgresql", "postgres")
@@ -236,9 +215,7 @@ class PostgresOptions(EngineOptions):
     index: Literal["hnsw", "ivfflat", "none"] = "hnsw"
     m: Annotated[int, Field(ge=2, le=100)] = 16
     ef_construction: Annotated[int, Field(ge=4, le=1000)] = 64
-    ef_search: Annotated[int, Field(ge=1, le=1000)] | None = None
     lists: Annotated[int, Field(ge=1, le=32_768)] | None = None
-    probes: Annotated[int, Field(ge=1, le=32_768)] | None = None
     maintenance_work_mem: Annotated[str, Field(pattern=r"^\d{1,12}(kB|MB|GB|TB)$")] | None = None
     max_parallel_maintenance_workers: Annotated[int, Field(ge=0, le=1024)] | None = None
     lock_timeout: Annotated[int, Field(ge=1, le=86_400)] = 10
@@ -248,15 +225,5 @@ class PostgresOptions(EngineOptions):
         """Return the parameters of the index of a table with some rows."""
         if self.index == "hnsw":
             return {"m": self.m, "ef_construction": self.ef_construction}
-        return {"lists": self._lists(rows)}
-
-    def search_params(self, rows: int, top_k: int) -> dict[str, int]:
-        """Return the settings of a search by the index of a table with some rows."""
-        found = {"ivfflat.probes": self.probes or max(1, round(math.sqrt(self._lists(rows))))}
-        # Otherwise the server's own setting applies, as it does for users; pgvector's is 40.
-        wide = self.ef_search or (top_k if top_k > 40 else None)
-        return found if wide is None else {**found, "hnsw.ef_search": min(wide, 1000)}
-
-    def _lists(self, rows: int) -> int:
         by_default = rows // 1000 if rows <= 1_000_000 else math.isqrt(rows)
-        return self.lists or max(1, min(32_768, by_default))
+        return {"lists": self.lists or max(1, min(32_768, by_default))}

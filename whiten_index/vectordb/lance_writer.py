@@ -201,14 +201,14 @@ class LanceWriter(DatabaseWriter):
         self, stored: Stored, vectors: NDArray[np.float32], top_k: int, *, exact: bool
     ) -> Sequence[Sequence[float]]:
         table, distance = stored.handle, _DISTANCES[stored.table.metric]
-        tuning = {} if exact else self._options.search_params(int(table.count_rows()))
+        probes = max(20, self._options.partitions(int(table.count_rows())) // 4)
         scores = list[list[float]]()
         for vector in vectors:
             query = table.search(vector, vector_column_name=VECTOR)
             query = query.distance_type(distance).select(["_distance"])
-            query = query.bypass_vector_index() if exact else query
-            for name, value in tuning.items():
-                query = getattr(query, name)(value)
+            query = (
+                query.bypass_vector_index() if exact else query.nprobes(probes).refine_factor(2)
+            )
             found = query.limit(top_k).to_arrow()
             scores.append((1 - found["_distance"].to_numpy()).tolist())
         return scores

@@ -41,6 +41,8 @@ _PRIMARY = "pk"
 _RESERVED = (_PRIMARY, "$meta", "_seq", "_partition", "count(*)")
 _LONGEST_TEXT = 65_535
 _EXACT_INDEXES = ("FLAT", "BRUTE_FORCE")
+# Kind of index -> how it is searched.
+_SEARCHES = {"HNSW": {"ef": 128}, "IVF_FLAT": {"nprobe": 32}}
 # A server takes 64 MB at once; JSON and base64 are longer than the columns of Arrow.
 _SENT_BYTES = 16 << 20
 _PAGE_ROWS = 8192
@@ -189,10 +191,9 @@ class MilvusWriter(AliasWriter):
             rows = self._pages(stored)
             scores, _ = exact_neighbours(rows, vectors, top_k)
             return [row[np.isfinite(row)].tolist() for row in scores]
-        params = self._options.search_params(index_type, top_k)
         answers = self._milvus.search(
             stored.name, data=list(vectors.astype(stored.table.dtype)), limit=top_k,
-            anns_field=VECTOR, search_params={"params": params}, **_STRONG,
+            anns_field=VECTOR, search_params={"params": _SEARCHES.get(index_type, {})}, **_STRONG,
         )  # fmt: skip
         return [[hit["distance"] for hit in hits] for hits in answers]
 

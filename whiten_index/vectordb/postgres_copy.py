@@ -123,13 +123,12 @@ class RowFormat:
     def copy(self, connection: Any, table: sql.Composable, rows: pa.RecordBatch) -> None:
         """Add rows to a table."""
         order = sql.SQL("COPY {} FROM STDIN (FORMAT BINARY)").format(table)
+        names = rows.schema.names
         types = [
             _BYTES if name == VECTOR or self.types[name].sql in _READY else self.types[name].oid
-            for name in rows.schema.names
+            for name in names
         ]
-        columns = [
-            self._encoded(*each) for each in zip(rows.schema.names, rows.columns, strict=True)
-        ]
+        columns = [self._encoded(name, rows[name]) for name in names]
         with connection.cursor() as cursor, cursor.copy(order) as copy:
             copy.set_types(types)
             for row in zip(*columns, strict=True):

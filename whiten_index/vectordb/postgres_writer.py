@@ -275,10 +275,10 @@ class PostgresWriter(DatabaseWriter):
         self, stored: Stored, vectors: NDArray[np.float32], top_k: int, *, exact: bool
     ) -> Sequence[Sequence[float]]:
         table = stored.table
-        settings: dict[str, Any] = {"enable_indexscan": "off"}
-        if not exact:
-            params = self._options.search_params(table.rows, top_k)
-            settings = {} if self._options.index == "none" else {"enable_seqscan": "off", **params}
+        settings: dict[str, Any] = {"enable_indexscan": "off"} if exact else {}
+        if not exact and self._options.index != "none":
+            lists = self._options.index_params(table.rows).get("lists", 1)
+            settings = {"enable_seqscan": "off", "ivfflat.probes": max(1, round(lists**0.5))}
         _, operator, most = _OPERATORS[table.metric]
         extension, order = self._extension, "SELECT {} FROM {} ORDER BY {} LIMIT {}"
         parts = sql.Identifier(VECTOR), sql.Identifier(extension), sql.SQL(operator)

@@ -156,9 +156,7 @@ def _write_file(config: PushConfig, stages: Stages) -> PushReport:
         found = {"was": before.version, "rows_before": before.rows}
     with stages.stage("write", len(source)) as watcher:
         write_rows(path, source.layout, after, source.batches(0, watcher))
-    notes = tuple(_new_queries_note(before, after))
-    for note in notes:
-        stages.watcher.note(note)
+    notes = _note_new_queries(stages, before, after)
     target, why = " and ".join(map(str, written_files(path))), "a file is written as a whole"
     names = {"engine": ending(path), "target": target, "mode": "all", "why": why}
     return _report(after, stages, **names, pushed=len(source), notes=notes, **found)
@@ -178,7 +176,7 @@ class _TablePush:
     ) -> None:
         self.config, self.source, self.writer, self.stages = config, source, writer, stages
         self.after = source.pushed()
-        self.notes = list[str]()
+        self.notes: tuple[str, ...] = ()
         # Version and rows before, as in the report.
         self.was: dict[str, Any] = {}
 
@@ -190,8 +188,7 @@ class _TablePush:
             return self._fill("there was nothing of that name")
         _require_rows(self.config, target, self.source, before, there=there)
         self.was.update({"was": before.version, "rows_before": there})
-        for note in _new_queries_note(before, after):
-            self._note(note)
+        self.notes = _note_new_queries(self.stages, before, after)
         if self.config.full:
             return self._fill("--full")
         if not before.same_vectors(after):
@@ -290,14 +287,10 @@ class _TablePush:
         with suppress(DatabaseError):
             self.writer.discard()
 
-    def _note(self, text: str) -> None:
-        self.notes.append(text)
-        self.stages.watcher.note(text)
-
     def _report(self, mode: str, why: str, **found: Any) -> PushReport:
         names = {"engine": self.writer.engine, "target": self.writer.target, "mode": mode}
-        notes = tuple(self.notes)
-        return _report(self.after, self.stages, **names, why=why, notes=notes, **self.was, **found)
+        found |= {**self.was, "why": why, "notes": self.notes}
+        return _report(self.after, self.stages, **names, **found)
 
 
 def _require_rows(
@@ -343,11 +336,15 @@ def _difference(target: str, before: PushedTable, after: PushedTable) -> str:
     return "the metric, or the type of a column, is another one"
 
 
-def _new_queries_note(before: PushedTable | None, after: PushedTable) -> list[str]:
-    """Return the note that queries must be reduced by another transform than before."""
+def _note_new_queries(
+    stages: Stages, before: PushedTable | None, after: PushedTable
+) -> tuple[str, ...]:
+    """Note that queries must be reduced by another transform than before."""
     if before is None or before.query_digest == after.query_digest:
-        return []
-    return [
+        return ()
+    note = (
         f"queries must be reduced anew: the query digest was {before.query_digest}; open query "
         "halves again, and export again what was exported (folders, models, SQL functions)"
-    ]
+    )
+    stages.watcher.note(note)
+    return (note,)

@@ -249,12 +249,8 @@ class QdrantWriter(AliasWriter):
     def _search(
         self, stored: Stored, vectors: NDArray[np.float32], top_k: int, *, exact: bool
     ) -> Sequence[Sequence[float]]:
-        ranked_again = models.QuantizationSearchParams(
-            ignore=exact, rescore=True, oversampling=self._options.oversampling
-        )
-        params = models.SearchParams(
-            exact=exact, hnsw_ef=self._options.hnsw_ef, quantization=ranked_again
-        )
+        ranked_again = models.QuantizationSearchParams(ignore=exact, rescore=True)
+        params = models.SearchParams(exact=exact, quantization=ranked_again)
         queries = [
             # Local mode is always exact, and warns of parameters.
             models.QueryRequest(query=each, limit=top_k, params=None if self._local else params)

