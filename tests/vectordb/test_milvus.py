@@ -26,9 +26,8 @@ from tests.vectordb.pushed_rows import (
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb import milvus_writer
 from whiten_index.vectordb.database_writer import DatabaseWriter
-from whiten_index.vectordb.engine_options import MilvusOptions
 from whiten_index.vectordb.engine_support import EngineAddress
-from whiten_index.vectordb.registry import open_writer
+from whiten_index.vectordb.registry import MilvusOptions, open_writer
 
 pytestmark = pytest.mark.service
 SECRET = "hush-hush"

@@ -19,10 +19,9 @@ from qdrant_client import QdrantClient, models
 from tests.vectordb.pushed_rows import Rows, assert_clean, assert_holds, assert_no_secret, fill
 from whiten_index.corpus.batches import PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb.engine_options import QdrantOptions
 from whiten_index.vectordb.engine_support import EngineAddress
 from whiten_index.vectordb.qdrant_writer import row_uuid
-from whiten_index.vectordb.registry import open_writer
+from whiten_index.vectordb.registry import QdrantOptions, open_writer
 
 pytestmark = pytest.mark.service
 

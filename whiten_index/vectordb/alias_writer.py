@@ -20,8 +20,8 @@ from dataclasses import replace
 
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.database_writer import DatabaseWriter, Stored, taken_over
-from whiten_index.vectordb.engine_options import SUFFIX_BYTES
 from whiten_index.vectordb.pushed_table import Layout, PushedTable
+from whiten_index.vectordb.registry import SUFFIX_BYTES
 
 # Key under which an engine keeps the metadata of a push.
 METADATA_KEY = "whiten_index"

@@ -35,7 +35,6 @@ from numpy.typing import NDArray
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.database_writer import DatabaseWriter, Stored, taken_over
-from whiten_index.vectordb.engine_options import LanceOptions
 from whiten_index.vectordb.engine_support import advice, first_line, require_engine_folder
 from whiten_index.vectordb.pushed_table import (
     VECTOR,
@@ -45,6 +44,7 @@ from whiten_index.vectordb.pushed_table import (
     vectors_array,
     vectors_of,
 )
+from whiten_index.vectordb.registry import LanceOptions
 
 _PENDING = "__pending"
 _DISTANCES = {"cosine": "cosine", "ip": "dot"}
@@ -206,9 +206,7 @@ class LanceWriter(DatabaseWriter):
         for vector in vectors:
             query = table.search(vector, vector_column_name=VECTOR)
             query = query.distance_type(distance).select(["_distance"])
-            query = (
-                query.bypass_vector_index() if exact else query.nprobes(probes).refine_factor(2)
-            )
+            query = query.bypass_vector_index() if exact else query.nprobes(probes).refine_factor(2)
             found = query.limit(top_k).to_arrow()
             scores.append((1 - found["_distance"].to_numpy()).tolist())
         return scores

@@ -26,7 +26,6 @@ from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.index.exact import exact_neighbours
 from whiten_index.vectordb.alias_writer import METADATA_KEY, AliasWriter
 from whiten_index.vectordb.database_writer import Stored
-from whiten_index.vectordb.engine_options import MilvusOptions
 from whiten_index.vectordb.engine_support import (
     EngineAddress,
     advice,
@@ -35,6 +34,7 @@ from whiten_index.vectordb.engine_support import (
 )
 from whiten_index.vectordb.json_rows import table_of, to_objects
 from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, vectors_of
+from whiten_index.vectordb.registry import MilvusOptions
 
 _PRIMARY = "pk"
 # Names that the client or Milvus Lite keep for themselves.

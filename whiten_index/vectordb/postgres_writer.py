@@ -30,7 +30,6 @@ from psycopg import sql
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.database_writer import DatabaseWriter, Stored
-from whiten_index.vectordb.engine_options import PostgresOptions
 from whiten_index.vectordb.postgres_copy import VECTOR_TYPES, RowFormat
 from whiten_index.vectordb.postgres_server import (
     ADDITIONS,
@@ -45,6 +44,7 @@ from whiten_index.vectordb.postgres_server import (
     shown_address,
 )
 from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, PushedTable, RowsError
+from whiten_index.vectordb.registry import PostgresOptions
 
 # The widest vectors that an index of pgvector takes.
 _MOST_INDEXED = {"float32": 2000, "float16": 4000}

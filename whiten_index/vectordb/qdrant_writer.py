@@ -21,7 +21,6 @@ from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.alias_writer import METADATA_KEY, AliasWriter
 from whiten_index.vectordb.database_writer import Stored
-from whiten_index.vectordb.engine_options import QdrantOptions
 from whiten_index.vectordb.engine_support import (
     EngineAddress,
     advice,
@@ -30,6 +29,7 @@ from whiten_index.vectordb.engine_support import (
 )
 from whiten_index.vectordb.json_rows import table_of, to_objects
 from whiten_index.vectordb.pushed_table import Ids, Layout, vectors_of
+from whiten_index.vectordb.registry import QdrantOptions
 
 # Namespace of the UUIDs of rows. Never changed: earlier rows are found by it.
 _NAMESPACE = uuid.UUID("9d621fcd-1abb-43aa-ac44-d636e07596b2")
