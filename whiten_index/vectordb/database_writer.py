@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,9 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.errors import DatabaseError, WhitenIndexError
-from whiten_index.vectordb.pushed_table import Ids, Layout, PushedTable, blocks, new_lease
-
-_QUERIES_AT_ONCE = 64
+from whiten_index.vectordb.pushed_table import Ids, Layout, PushedTable, blocks
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class DatabaseWriter(ABC):
 
     def begin(self, pushed: PushedTable, layout: Layout) -> None:
         """Create an empty pending table, replacing any other."""
-        made = replace(pushed, done=0, changing="", lease=new_lease())
+        made = replace(pushed, done=0, changing="", lease=secrets.token_hex(8))
         with self._reporting("a new table could not be made"):
             self._held = self._create(made, layout), layout
 
@@ -203,11 +202,9 @@ class DatabaseWriter(ABC):
         pending: bool = False,
     ) -> NDArray[np.float32]:
         """Return the cosines (q, top_k) of the rows nearest to queries (q, k), NaN for no row."""
-        found = list[Sequence[float]]()
         with self._reporting("it could not be searched"):
             stored = self._require(pending=pending)
-            for some in blocks(vectors, _QUERIES_AT_ONCE):
-                found += self._search(stored, some, top_k, exact=exact)
+            found = self._search(stored, vectors, top_k, exact=exact)
         scores = np.full((len(vectors), top_k), np.nan, dtype=np.float32)
         for row, best in zip(scores, found, strict=True):
             row[: len(best)] = best
@@ -237,7 +234,7 @@ class DatabaseWriter(ABC):
 
     def _take_over(self, found: Stored) -> Stored:
         """Shut out other connections that fill or change a table."""
-        taken = found.described(lease=new_lease())
+        taken = found.described(lease=secrets.token_hex(8))
         self._describe(taken)
         return taken
 

@@ -39,8 +39,6 @@ _OF_SERVERS = (
         "leave the longest column out of --keep, or raise the server's common.JSONMaxLength",
     ),
 )
-# Names in every folder that are not the user's: systems make them.
-_SYSTEM_NAMES = ("lost+found",)
 # Characters shown of a message of an engine.
 _SHOWN = 500
 
@@ -92,7 +90,7 @@ def require_engine_folder(
     """Refuse a folder of other files, and one that reading would have to make."""
     # The engine itself refuses a file.
     inside = list_folder(folder) if is_folder(folder) else []
-    others = [e.name for e in inside if not e.name.startswith(".") and e.name not in _SYSTEM_NAMES]
+    others = [e.name for e in inside if not e.name.startswith(".") and e.name != "lost+found"]
     ours = any(list_folder(folder, each) for each in marks) if inside else False
     if others and not ours:
         raise ConfigError(

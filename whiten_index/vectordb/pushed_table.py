@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar, cast
@@ -148,8 +147,3 @@ def blocks(items: _Items, size: int) -> Iterator[_Items]:
     """Yield items in order, ``size`` at a time."""
     for first in range(0, len(items), size):
         yield cast("_Items", items[first : first + size])
-
-
-def new_lease() -> str:
-    """Return a unique token by which a push knows a table that it writes."""
-    return secrets.token_hex(8)
