@@ -110,7 +110,7 @@ def _compared(here: BuildReport, there: BuildReport) -> dict[str, Any]:
         "train_seconds": there.encoded.stages.seconds.get("train", 0.0),
         "join_seconds": there.encoded.stages.seconds["join"],
         "index_bytes": len(index[1]),
-        "runner": there.encoded.runner,
+        "runner": there.encoded.executor.to_json(),
     }
 
 

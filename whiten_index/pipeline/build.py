@@ -56,21 +56,15 @@ class BuildReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
+        made = ("whitening", "choice", "factory", "bytes", "made_by")
+        encoded = self.encoded.to_json()
+        encoded.pop("encoder")
         return {
             "out": str(self.out),
-            "store": str(self.encoded.store.place),
+            **encoded,
             "version": self.version,
             "up_to_date": self.up_to_date,
-            "counts": self.encoded.counts.to_json(),
-            "rows": self.encoded.record.rows,
-            "whitening": self.manifest["whitening"],
-            "choice": self.manifest.get("choice"),
-            "factory": self.manifest["factory"],
-            "bytes": self.manifest["bytes"],
-            "made_by": self.manifest["made_by"],
-            "runner": self.encoded.runner,
-            "seconds": self.encoded.stages.seconds,
-            "stage_rows": self.encoded.stages.rows,
+            **{name: self.manifest.get(name) for name in made},
         }
 
 

@@ -77,15 +77,10 @@ class EncodeReport:
             "counts": self.counts.to_json(),
             "rows": self.record.rows,
             "bytes": {"raw": self.raw_bytes},
-            "runner": self.runner,
+            "runner": self.executor.to_json(),
             "seconds": self.stages.seconds,
             "stage_rows": self.stages.rows,
         }
-
-    @property
-    def runner(self) -> dict[str, Any] | None:
-        """Counts of deaths and failures on the cluster, None without one."""
-        return self.executor.to_json()
 
     @property
     def raw_bytes(self) -> int:

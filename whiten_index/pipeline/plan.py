@@ -73,7 +73,7 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> dict
     with stages.stage("look up shards", corpus.rows) as watcher:
         for shard in corpus.shards:
             found = work.look(shard, verify=False)
-            unknown = int(np.count_nonzero(found.missing))
+            unknown = len(found.to_encode)
             rows, to_encode = rows + len(found.batch), to_encode + unknown
             raw_bytes += len(found.batch) * dim * _itemsize(work, found)
             missing += [shard] if unknown else []

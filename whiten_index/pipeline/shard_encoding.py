@@ -61,7 +61,6 @@ class Counts:
         out_of_memory: batches that did not fit into the memory and were tried again by halves.
         skipped: reason -> rows left out.
         remade_shards: shards whose rows were found damaged and encoded again.
-        float32_shards: shards kept in float32 because float16 could not hold them.
         kept_files: unchanged files, which were not read.
     """
 
@@ -76,7 +75,6 @@ class Counts:
     out_of_memory: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     remade_shards: int = 0
-    float32_shards: int = 0
     kept_files: int = 0
 
     def add(self, other: Counts) -> None:
@@ -297,8 +295,6 @@ class ShardWork(Work):
         counts.encoded += shard.rows_to_encode
         counts.reused += batch.read - sum(batch.skipped.values()) - shard.rows_to_encode
         counts.truncated += truncated
-        in_float16 = len(batch) * self.store.dim * 2
-        counts.float32_shards += self.dtype is StoreDtype.FLOAT16 and size > in_float16
         counts.passages += 0 if self.splitter is None else len(batch)
         return CorpusPart(digests, documents, len(batch), batch.read, truncated, size)
 

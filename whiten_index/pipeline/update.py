@@ -114,25 +114,20 @@ class UpdateReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        counts, files = self.encoded.counts, len(self.encoded.record.files)
+        kept, files = self.encoded.counts.kept_files, len(self.encoded.record.files)
+        encoded, made = self.encoded.to_json(), ("whitening", "factory", "bytes", "created")
         return {
             "out": str(self.out),
-            "store": str(self.encoded.store.place),
+            **{name: encoded[name] for name in ("store", "counts", "seconds", "stage_rows")},
             "version": self.version,
             "base": self.base,
             "up_to_date": self.up_to_date,
             "rows": self.changes.to_json(),
-            "counts": counts.to_json(),
-            "files": {"read": files - counts.kept_files, "skipped": counts.kept_files},
+            "files": {"read": files - kept, "skipped": kept},
             "drift": self.update.get("drift"),
             "decision": self.update.get("decision"),
             "gates": self.gates,
-            "whitening": self.manifest["whitening"],
-            "factory": self.manifest["factory"],
-            "bytes": self.manifest["bytes"],
-            "seconds": self.encoded.stages.seconds,
-            "stage_rows": self.encoded.stages.rows,
-            "created": self.manifest["created"],
+            **{name: self.manifest[name] for name in made},
         }
 
 

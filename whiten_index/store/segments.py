@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,22 +80,6 @@ def keyed(digests: NDArray[np.uint8], dtype: StoreDtype) -> NDArray[np.uint8]:
     return digests ^ np.frombuffer(key, dtype=np.uint8)
 
 
-class EmbeddingRows(Protocol):
-    """Embeddings (n, d), read row by row: an array, or an object like one."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(n, d)."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The type they are kept in."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, rows: Any, /) -> NDArray[np.floating]: ...
-
-
 class RowView:
     """Rows (n, d) of several arrays, in any order."""
 
@@ -116,6 +100,10 @@ class RowView:
             inside = segments == segment
             found[inside] = self._arrays[segment][rows[inside]]
         return found
+
+
+# Embeddings (n, d), read row by row.
+EmbeddingRows = NDArray[np.floating] | RowView
 
 
 class _GoneError(ArtifactError):

@@ -130,7 +130,11 @@ def _compact(store: EmbeddingStore, wanted: NDArray[np.uint8], segment_rows: int
     moving = np.isin(numbers, joined)
     numbers, rows = numbers[moving], rows[moving]
     dtypes = {int(number): found[number].dtype for number in joined}
-    require_space({store.folder: _bytes(found, dtypes, used)}, "compaction")
+    sizes = (
+        segment_bytes(int(used[number]), store.dim, np.dtype(dtype).itemsize)
+        for number, dtype in dtypes.items()
+    )
+    require_space({store.folder: sum(sizes)}, "compaction")
     counts, kept = Counter[str](rows=0, written=0, removed=0), set[str]()
     for dtype in sorted(set(dtypes.values())):
         mine = np.isin(numbers, [number for number, own in dtypes.items() if own == dtype])
@@ -142,8 +146,12 @@ def _compact(store: EmbeddingStore, wanted: NDArray[np.uint8], segment_rows: int
             if name not in index.names:
                 counts.update(rows=block.shape[1], written=1)
             kept.add(name)
-    redundant = [n for n in np.flatnonzero(used == 0) if _is_redundant(store, found[n], int(n))]
-    for number in sorted({*map(int, joined), *map(int, redundant)}):
+    for number in np.flatnonzero(used == 0):
+        places = index.find(store.tensor(index.names[number], "digests"))
+        # Other segments have all of its rows.
+        if not (places.segment == number).any():
+            joined = np.append(joined, number)
+    for number in joined:
         if (name := found[number].name) not in kept:
             remove_folder(store.segments_folder / name)
             counts["removed"] += 1
@@ -165,16 +173,6 @@ def _to_join(found: list[Segment], used: NDArray[np.int64], segment_rows: int) -
     return np.concatenate([mostly_unused, joined])
 
 
-def _bytes(found: list[Segment], dtypes: Mapping[int, str], used: NDArray[np.int64]) -> int:
-    """Return about what the joined segments take."""
-    total = 0
-    for number, dtype in dtypes.items():
-        itemsize = np.dtype(dtype).itemsize
-        dim = found[number].bytes // (found[number].rows * itemsize)
-        total += segment_bytes(int(used[number]), dim, itemsize)
-    return total
-
-
 def _write_joined(store: EmbeddingStore, names: tuple[str, ...], places: NDArray[np.int32]) -> str:
     """Write rows, given by the number of a segment and the row there; return the segment."""
     tensors = dict[str, NDArray[Any]]()
@@ -192,9 +190,3 @@ def _write_joined(store: EmbeddingStore, names: tuple[str, ...], places: NDArray
         truncated=tensors["truncated"].astype(np.bool_),
     )
     return written.name
-
-
-def _is_redundant(store: EmbeddingStore, segment: Segment, number: int) -> bool:
-    """Return whether other segments have all rows of one."""
-    places = store.index(verify=True).find(store.tensor(segment.name, "digests"))
-    return not (places.segment == number).any()

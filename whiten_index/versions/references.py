@@ -248,12 +248,10 @@ def version_reference(
     except ArtifactError:
         if fields is not None and _is_elsewhere(fields, root):
             return None
+    way = "with whiten-index prune" if folder.parent.name == VERSIONS else "as a folder"
     raise ArtifactError(
-        f"{by} is damaged and does not say which rows of {root} it needs; remove it with "
-        f"whiten-index prune {folder.parent.parent} --keep N, or restore it from a copy"
-        if folder.parent.name == VERSIONS
-        else f"candidate {folder} is damaged and does not say which rows of {root} it needs; "
-        "remove that folder: the next update makes another"
+        f"{folder} is damaged and does not say which rows of {root} it needs; remove it {way}, or "
+        "restore it from a copy"
     )
 
 

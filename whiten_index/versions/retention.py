@@ -278,31 +278,26 @@ def _checked(root: Path, name: str, mirror: Storage) -> tuple[Version, str]:
     folder = root / VERSIONS / name
     mirror.settle(folder)
     version = read_version(folder).check()
-    reranks = version.fields["factory"]["rerank"]
-    note = ""
+    missing, why = 0, ""
     try:
         store, missing = missing_rows(mirror.uri or root, version)
+        if store is None:
+            why = "it cannot be reached"
+        elif missing:
+            why = f"{store} lacks {missing:,} of its rows"
     except (FormatError, StorageError) as error:
-        if reranks:
+        if version.fields["factory"]["rerank"]:
             raise
-        note = f"the store that {name} was built from was not checked: {error}"
-    else:
-        if missing and reranks:
-            raise ArtifactError(
-                f"{name} ranks candidates again from the store {store}, which lacks "
-                f"{missing:,} of its rows, so that its searches fail; "
-                "restore them from a copy, or name another version with --to"
-            )
-        if missing:
-            note = (
-                f"the store {store} lacks {missing:,} of the rows of {name}, which can be "
-                "searched, but neither ranked again nor updated; restore them from a copy"
-            )
-        elif store is None:
-            note = (
-                f"the store that {name} was built from cannot be reached, so that it was not "
-                "checked; searching needs it only to rank candidates again"
-            )
+        why = str(error)
+    if missing and version.fields["factory"]["rerank"]:
+        raise ArtifactError(
+            f"{name} ranks candidates again from its store: {why}, so that its searches fail; "
+            "restore them from a copy, or name another version with --to"
+        )
+    note = why and (
+        f"the store that {name} was built from was not found whole: {why}; {name} can be searched, "
+        "but it may not be ranked again from there, nor updated"
+    )
     mirror.keep(folder)
     return version, note
 
