@@ -73,10 +73,9 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> dict
     with stages.stage("look up shards", corpus.rows) as watcher:
         for shard in corpus.shards:
             found = work.look(shard, verify=False)
-            unknown = len(found.to_encode)
-            rows, to_encode = rows + len(found.batch), to_encode + unknown
+            rows, to_encode = rows + len(found.batch), to_encode + len(found.to_encode)
             raw_bytes += len(found.batch) * dim * _itemsize(work, found)
-            missing += [shard] if unknown else []
+            missing += [shard] if len(found.to_encode) else []
             watcher.advance(shard.rows)
     rate = _rows_per_second(config, work, missing, stages)
     k, settled = _expected_width(config, rows=rows, dim=dim)

@@ -156,7 +156,7 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
     with advising(), only_writer(out, what="index"):
         tidy(out)
         base, corpus, canaries = open_base(config, stages)
-        _require_room(base, rows=corpus.rows)
+        require_space(room_wanted(base, rows=corpus.rows), f"a version of {corpus.rows:,} rows")
         encoded = encode_shards(
             base.config,
             corpus,
@@ -179,11 +179,6 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
         _remember(base, encoded)
         fields = read_published(out).fields
         return UpdateReport(out, base.source.name, version, fields, changes, encoded)
-
-
-def _require_room(base: BaseVersion, *, rows: int) -> None:
-    """Refuse before work what the disk has no room for."""
-    require_space(room_wanted(base, rows=rows), f"a version of {rows:,} rows")
 
 
 def _compare(base: BaseVersion, encoded: EncodeReport) -> Changes:
@@ -223,7 +218,7 @@ def _publish(
         if "update" in made and made["update"]["base"] == base.source.name:
             set_current(out, version)
             return version
-    _require_room(base, rows=record.rows)
+    require_space(room_wanted(base, rows=record.rows), f"a version of {record.rows:,} rows")
     version = next_version(out, spec.identity)
     new = new_candidate(out, version)
     with version_folder(new, record.rows, encoded.stages) as (folder, fields):
