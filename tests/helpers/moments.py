@@ -23,13 +23,12 @@ def make_embeddings(seed=0, n=50, d=8, *, ratio=1.0):
     return (rng.normal(size=(n, d)) + ratio * rng.normal(size=d)).astype(np.float32)
 
 
-def two_pass(rows, weights=None):
+def two_pass(rows):
     """Count, mean and scatter by the definition, in extended precision."""
     x = np.asarray(rows).astype(np.longdouble)
-    w = np.ones(len(x), np.longdouble) if weights is None else np.asarray(weights, np.longdouble)
-    mean = (w[:, None] * x).sum(axis=0) / w.sum()
+    mean = x.mean(axis=0)
     centred = x - mean
-    return float(w.sum()), mean, (w[:, None, None] * centred[:, :, None] * centred[:, None]).sum(0)
+    return float(len(x)), mean, (centred[:, :, None] * centred[:, None]).sum(0)
 
 
 def distance(ours, truth):
@@ -47,12 +46,11 @@ def assert_same(ours, other, *, within=1e-12, scale=None):
     assert np.linalg.norm(ours.scatter - other.scatter) <= within * max(norm, 1e-300)
 
 
-def higher_by_definition(rows, weights=None):
-    """Σ w‖c‖²c and Σ w‖c‖⁴ in extended precision."""
-    w = np.ones(len(rows), np.longdouble) if weights is None else weights.astype(np.longdouble)
-    centred = np.asarray(rows).astype(np.longdouble) - two_pass(rows, weights)[1]
+def higher_by_definition(rows):
+    """Σ ‖c‖²c and Σ ‖c‖⁴ in extended precision."""
+    centred = np.asarray(rows).astype(np.longdouble) - two_pass(rows)[1]
     square = (centred**2).sum(axis=1)
-    return (w * square) @ centred, (w * square**2).sum()
+    return square @ centred, (square**2).sum()
 
 
 def assert_same_higher(ours, other, *, within=1e-12, scale=None):

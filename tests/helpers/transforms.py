@@ -33,9 +33,9 @@ def make_rows(seed=0, n=200, d=12, *, condition=100.0, ratio=1.0):
     return rng.normal(size=(n, d)) * spread @ rotation.T + ratio * rng.normal(size=d)
 
 
-def fit(rows, *, weights=None, **options):
+def fit(rows, **options):
     needed = NEEDS.get(options.get("kind"), {}) if "groups" not in options else {}
-    return Whitening.fit(Moments.of(rows, weights=weights), WhiteningConfig(**needed | options))
+    return Whitening.fit(Moments.of(rows), WhiteningConfig(**needed | options))
 
 
 def covariance_of(vectors):

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tests.helpers.moments import (
     assert_identical,
-    assert_same_sums,
     distance,
     higher_by_definition,
     make_rows,
@@ -34,12 +33,11 @@ def test_covariance_is_that_of_the_definition_however_large_the_mean(ratio, dtyp
 
 @pytest.mark.parametrize("ratio", [0, 1, 100, 1e4])
 def test_higher_moments_are_those_of_the_definition_however_large_the_mean(ratio):
-    rows, weights = make_rows(3, 5000, 6, ratio=ratio), np.random.default_rng(0).uniform(0, 3, 5000)
-    for weight in (None, weights):
-        moments = Moments.of(rows, weights=weight)
-        cubic, quartic = higher_by_definition(rows, weight)
-        assert moments.quartic == pytest.approx(float(quartic), rel=1e-12)
-        assert distance(moments.cubic, cubic) < 1e-11  # it is small: the rows are hardly skewed
+    rows = make_rows(3, 5000, 6, ratio=ratio)
+    moments = Moments.of(rows)
+    cubic, quartic = higher_by_definition(rows)
+    assert moments.quartic == pytest.approx(float(quartic), rel=1e-12)
+    assert distance(moments.cubic, cubic) < 1e-11  # it is small: the rows are hardly skewed
 
 
 @pytest.mark.parametrize("every", [2, 16, 256, 4096])
@@ -48,27 +46,6 @@ def test_no_order_of_the_rows_spoils_the_covariance(every):
     rows[::every] += 1e5  # to mislead whoever takes a few rows, or the first, for all
     count, _, scatter = two_pass(rows)
     assert distance(Moments.of(rows).covariance(), scatter / (count - 1)) < 1e-12
-
-
-@quick
-@given(
-    seed=seeds,
-    weights=st.lists(st.integers(0, 5), min_size=2, max_size=40).filter(lambda w: sum(w) > 1),
-)
-def test_whole_weights_are_repeated_rows(seed, weights):
-    rows = make_rows(seed, len(weights), 4, ratio=10)
-    repeated = Moments.of(np.repeat(rows, weights, axis=0))
-    assert_same_sums(Moments.of(rows, weights=weights), repeated, scale=Moments.of(rows))
-
-
-def test_fractional_weights_are_those_of_the_definition():
-    rng = np.random.default_rng(0)
-    rows, weights = make_rows(0, 6000, 4, ratio=100), rng.uniform(0, 3, 6000)
-    count, mean, scatter = two_pass(rows, weights)
-    moments = Moments.of(rows, weights=weights)
-    assert moments.count == pytest.approx(count, rel=1e-14)
-    assert distance(moments.mean, mean) < 1e-14
-    assert distance(moments.scatter, scatter) < 1e-12
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -85,6 +62,6 @@ def test_a_number_that_is_not_finite_is_an_error(bad, dtype, at):
 @given(seed=seeds, n=st.integers(0, 30), d=st.integers(1, 9), scale=st.sampled_from([1, 1e-150]))
 def test_save_and_load_keep_every_bit(tmp_path_factory, seed, n, d, scale):
     path = tmp_path_factory.mktemp("moments") / "moments.safetensors"
-    saved = Moments.of(make_rows(seed, n, d, ratio=3) * scale, weights=np.full(n, 1 / 3))
+    saved = Moments.of(make_rows(seed, n, d, ratio=3) * scale)
     saved.save(path)
     assert_identical(Moments.load(path), saved)

@@ -104,9 +104,10 @@ class Spaces:
                 used = np.tile(scored, len(texts) // len(scored))
                 texts = [text for text, use in zip(texts, used, strict=True) if use]
             counts = Counter(texts)
-            weights = np.array(list(counts.values()), np.float64)
             rows = _prepared(self._embedder.embed(list(counts)), unit=unit)
-            return Moments.of(rows, weights=None if config.fit == DISTINCT else weights)
+            if config.fit != DISTINCT:
+                rows = np.repeat(rows, list(counts.values()), axis=0)
+            return Moments.of(rows)
         if unit not in self._moments:
             self._moments[unit] = Moments.total(
                 Moments.of(_prepared(rows, unit=unit))

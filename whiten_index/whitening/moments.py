@@ -28,8 +28,6 @@ _STRIP_ROWS, _BLOCK_ROWS = 256, 4096
 # Rows are shifted by the mean of every m-th of them, at most √m spreads from the mean of all (by
 # Jensen's inequality). That multiplies rounding errors by m + 1 at most.
 MEAN_OF_EVERY = 16
-# Share of a count that adding up as many weights as there are may cost, pairwise as numpy does it.
-_COUNT_ROUNDING = 64 * float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,11 +35,11 @@ class Moments:
     """Count, mean and centred scatter of n rows of d coordinates; c = x − mean below.
 
     Attributes:
-        count: sum of the weights; the number of rows where no weights were given.
+        count: number of rows.
         mean: (d,) float64.
-        scatter: (d, d) float64, Σᵢ wᵢ cᵢcᵢᵀ.
-        cubic: (d,) float64, Σᵢ wᵢ ‖cᵢ‖² cᵢ.
-        quartic: Σᵢ wᵢ ‖cᵢ‖⁴, what Ledoit and Wolf's shrinkage needs; ``cubic`` is what ``quartic``
+        scatter: (d, d) float64, Σᵢ cᵢcᵢᵀ.
+        cubic: (d,) float64, Σᵢ ‖cᵢ‖² cᵢ.
+        quartic: Σᵢ ‖cᵢ‖⁴, what Ledoit and Wolf's shrinkage needs; ``cubic`` is what ``quartic``
             needs to be combined. Both are None where a part did not hold them, or where they are
             beyond float64.
 
@@ -64,20 +62,18 @@ class Moments:
         return cls(0.0, np.zeros(dim), np.zeros((dim, dim)), np.zeros(dim), 0.0)
 
     @classmethod
-    def of(cls, rows: ArrayLike, *, weights: ArrayLike | None = None) -> Moments:
+    def of(cls, rows: ArrayLike) -> Moments:
         """Return the moments of ``rows``, the covariance within 1e-12 (Frobenius, relative).
 
         Args:
             rows: (n, d), any float type.
-            weights: (n,) non-negative frequencies, or None for one each.
 
         Raises:
-            ConfigError: wrong shapes, a negative weight, a NaN or an infinity.
+            ConfigError: a wrong shape, a NaN or an infinity.
         """
         data = real_rows(rows, None, taker="a sum of moments", noun="rows")
-        weight = None if weights is None else _checked_weights(weights, len(data))
         with np.errstate(over="ignore", invalid="ignore"):
-            moments = _two_pass(data, weight)
+            moments = _two_pass(data)
         if np.isfinite(moments.scatter).all():
             return moments
         if np.isfinite(data).all():
@@ -99,12 +95,11 @@ class Moments:
     ) -> Moments:
         """Return the moments of rows whose sums about a point near their mean are known.
 
-        With y = x − point they are: count Σ w, first (d,) Σ w y, second (d, d) Σ w yyᵀ, third (d,)
-        Σ w ‖y‖² y, fourth Σ w ‖y‖⁴.
+        With y = x − point they are: count n, first (d,) Σ y, second (d, d) Σ yyᵀ, third (d,)
+        Σ ‖y‖² y, fourth Σ ‖y‖⁴.
         """
         if count == 0:
-            # Rows without weight leave zeros; NaN and infinity stay for the caller to see.
-            return replace(cls.empty(len(point)), scatter=second)
+            return cls.empty(len(point))
         away = first / count
         scatter = second - _square(away, count)
         return cls(count, point + away, scatter)._with_higher(away, third, fourth)
@@ -119,9 +114,9 @@ class Moments:
         """The number of coordinates d."""
         return int(self.mean.shape[0])
 
-    def update(self, rows: ArrayLike, *, weights: ArrayLike | None = None) -> Moments:
+    def update(self, rows: ArrayLike) -> Moments:
         """Return the moments of these rows and ``rows`` (n, d) together."""
-        return self + Moments.of(rows, weights=weights)
+        return self + Moments.of(rows)
 
     def __add__(self, other: Moments) -> Moments:
         self._require_same_dim(other)
@@ -141,21 +136,17 @@ class Moments:
         return replace(both, **_held(ours[0] + theirs[0], ours[1] + theirs[1]))
 
     def __sub__(self, other: Moments) -> Moments:
-        """Return the moments without the rows of ``other``.
-
-        Remainders of fractional weights that may be rounding alone count as 0.
-        """
+        """Return the moments without the rows of ``other``."""
         self._require_same_dim(other)
         if other.count == 0:
             return self
-        # Far below 1, so that no whole rows are lost.
-        count, error = self.count - other.count, _COUNT_ROUNDING * self.count
-        if count < -error:
+        count = self.count - other.count
+        if count < 0:
             raise WhiteningError(
                 f"cannot take {other.count:.16g} rows away from {self.count:.16g}; "
                 "subtract moments only from a sum that holds them"
             )
-        if count <= error:
+        if count == 0:
             return Moments.empty(self.dim)
         delta = other.mean - self.mean
         away = -delta * (other.count / count)
@@ -224,7 +215,7 @@ class Moments:
 
     @np.errstate(over="ignore", invalid="ignore")
     def _higher_moved(self, e: NDArray[np.float64]) -> tuple[NDArray[np.float64], float] | None:
-        """Return Σ w‖c + e‖²(c + e) and Σ w‖c + e‖⁴ multiplied out, None if they are unknown."""
+        """Return Σ ‖c + e‖²(c + e) and Σ ‖c + e‖⁴ multiplied out, None if they are unknown."""
         if self.cubic is None or self.quartic is None:
             return None
         turned, trace, square = self.scatter @ e, np.trace(self.scatter), e @ e
@@ -251,58 +242,32 @@ class Moments:
             )
 
 
-def _checked_weights(weights: ArrayLike, n: int) -> NDArray[np.float64]:
-    weight = np.asarray(weights, dtype=np.float64)
-    if weight.shape != (n,):
-        raise ConfigError(f"{n} rows need {n} weights; these have shape {weight.shape}")
-    if not np.isfinite(weight).all() or (weight < 0).any():
-        raise ConfigError("weights must be finite and not negative; clean them first")
-    return weight
-
-
-def _two_pass(rows: NDArray[np.floating], weight: NDArray[np.float64] | None) -> Moments:
+def _two_pass(rows: NDArray[np.floating]) -> Moments:
     """Return the moments of rows (n, d). NaN and infinity pass on to the scatter."""
     n, d = rows.shape
-    point = _point_near_mean(rows, weight)
+    sample = rows[::MEAN_OF_EVERY]
+    point = sample.sum(axis=0, dtype=np.float64) / max(len(sample), 1)
     space, product = np.empty((min(n, _BLOCK_ROWS), d)), np.empty((d, d))
     first, second, third, fourth = np.zeros(d), np.zeros((d, d)), np.zeros(d), 0.0
     for i in range(0, n, _STRIP_ROWS):
         begin = i % _BLOCK_ROWS
         y = _shifted(rows[i : i + _STRIP_ROWS], point, space[begin:])
-        w = np.ones(len(y)) if weight is None else weight[i : i + _STRIP_ROWS]
         square = np.einsum("ij,ij->i", y, y)
-        weighted = w * square
-        first += w @ y
-        third += weighted @ y
-        fourth += float(weighted @ square)
-        if weight is not None:
-            y *= np.sqrt(w)[:, None]
+        first += np.ones(len(y)) @ y
+        third += square @ y
+        fourth += float(square @ square)
         end = begin + len(y)
         if end == _BLOCK_ROWS or i + len(y) == n:
             block = space[:end]
             second += np.matmul(block.T, block, out=product)
     return Moments.from_sums(
         point,
-        count=float(n if weight is None else weight.sum()),
+        count=float(n),
         first=first,
         second=second,
         third=third,
         fourth=fourth,
     )
-
-
-def _point_near_mean(
-    rows: NDArray[np.floating], weight: NDArray[np.float64] | None
-) -> NDArray[np.float64]:
-    if weight is None:
-        sample = rows[::MEAN_OF_EVERY]
-        mean: NDArray[np.float64] = sample.sum(axis=0, dtype=np.float64) / max(len(sample), 1)
-        return mean
-    # Some of the rows may have none of the weight.
-    total = np.zeros(rows.shape[1])
-    for i in range(0, len(rows), _BLOCK_ROWS):
-        total += weight[i : i + _BLOCK_ROWS] @ rows[i : i + _BLOCK_ROWS].astype(np.float64)
-    return total / (weight.sum() or 1.0)
 
 
 def _shifted(
