@@ -58,8 +58,7 @@ class ParquetCorpus:
     Attributes:
         config: rows and columns.
         files: the files, in reading order.
-        footers: the row groups of each file.
-        shards: the plan: a pure function of the footers.
+        shards: the plan: a pure function of the files' footers.
         dim: width of the embedding column, None for a corpus of texts.
         fingerprints: of each file and of its columns read, empty if only reading it can show a
             change.
@@ -72,7 +71,6 @@ class ParquetCorpus:
 
     config: CorpusConfig
     files: tuple[SourceFile, ...]
-    footers: tuple[tuple[RowGroup, ...], ...]
     shards: tuple[Shard, ...]
     dim: int | None
     fingerprints: tuple[str, ...]
@@ -101,14 +99,14 @@ class ParquetCorpus:
             read = list(pool.map(lambda file: _read_footer(file, config, columns), found))
         files = tuple(file for file, _, _ in read)
         check_same_types(files, [schema for _, _, schema in read], config)
-        footers = tuple(groups for _, groups, _ in read)
+        footers = [groups for _, groups, _ in read]
         fingerprints = tuple(_fingerprint(file, config, now=now) for file in files)
         shards = tuple(plan_shards(footers, shard_rows=config.shard_rows, limit=config.limit))
         if not shards:
             raise CorpusError(
                 f"{', '.join(config.sources)} holds no rows; point to a corpus that does"
             )
-        corpus = cls(config, files, footers, shards, None, fingerprints, row_filter)
+        corpus = cls(config, files, shards, None, fingerprints, row_filter)
         if config.embedding_column is None:
             return corpus
         return replace(corpus, dim=corpus._find_dim(dim))

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _HELD_OUT = 1_000
 _MOST_TRAINING_BYTES = 1 << 30
-_ROWS_A_CENTROID = 39
 
 
 def train_index(
@@ -29,8 +28,9 @@ def train_index(
     """Return the trained index, and the rising numbers of the rows held out of the training."""
     inner = inner_index(plan.built, vectors.k)
     sample, held_out = _draw_rows(inner, vectors, plan)
-    # This also changes settings of the training, so it comes before the copy to a GPU.
-    warning = too_few_rows(inner, len(sample)) if len(sample) else None
+    # This changes settings of the training, so it comes before the copy to a GPU.
+    if len(sample):
+        _switch_off_warnings(inner)
     index = DeviceIndex.place(inner, plan.device, note=stages.watcher.note)
     if len(sample):
         with stages.stage("train", len(sample)) as watcher:
@@ -38,8 +38,6 @@ def train_index(
             with index.working() as each:
                 train(each, drawn, plan.built)
             watcher.advance(len(sample))
-    if warning:
-        stages.watcher.note(warning)
     return index, held_out
 
 
@@ -96,23 +94,12 @@ def require_training_rows(inner: Any, factory: str, *, rows: int) -> None:
         )
 
 
-def too_few_rows(inner: Any, sample_rows: int) -> str | None:
-    """Return a sentence if lists or codes are learned from fewer rows than FAISS advises.
-
-    FAISS's own warnings, which name none of the user's options, are switched off.
-    """
+def _switch_off_warnings(inner: Any) -> None:
+    """Switch off FAISS's own warnings of small samples, which name none of the user's options."""
     lists = lists_of(inner)
     clusterings = [clustering for _, clustering in _codebooks(inner) if clustering is not None]
     for clustering in (*clusterings, *([] if lists is None else [lists.cp])):
         clustering.min_points_per_centroid = 1
-    centroids = _centroids(inner)
-    if sample_rows >= _ROWS_A_CENTROID * centroids:
-        return None
-    return (
-        f"note: {centroids} lists or codes are learned from {sample_rows} rows, and FAISS advises "
-        f"{_ROWS_A_CENTROID * centroids}; a --factory with fewer lists, codes of fewer bits or SQ8 "
-        "would search better"
-    )
 
 
 def train(inner: Any, sample: NDArray[np.float32], factory: str) -> None:

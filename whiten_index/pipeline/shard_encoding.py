@@ -197,7 +197,7 @@ class ShardWork(Work):
 
     def on_device(self, device: str, threads: int) -> ShardWork:
         """Return the same work for a worker, which keeps neither the plan nor what others do."""
-        corpus = replace(self.corpus, shards=(), footers=())
+        corpus = replace(self.corpus, shards=())
         encoder = self.encoder
         if isinstance(encoder, LazyEncoder):
             encoder = encoder.on_device(device, threads)
