@@ -87,6 +87,7 @@ class QueryTransform:
         whitening: the transform, in float64.
         encoder_facts: the encoder as the index recorded it.
         version: of the index that the transform comes from.
+        spec: identity of the encoder; None where the index knows none.
 
     Example:
         >>> queries = QueryTransform.of("index")
@@ -119,13 +120,13 @@ class QueryTransform:
         self.encoder_facts = dict(encoder)
         self.version = version
         self._opening = opening
-        self._spec = recorded_spec(self.encoder_facts)
-        if self._spec is not None and self._spec.dim != whitening.dim:
+        self.spec = recorded_spec(self.encoder_facts)
+        if self.spec is not None and self.spec.dim != whitening.dim:
             raise ConfigError(
-                f"the whitening takes embeddings of {whitening.dim} dims and {self._spec.model} "
-                f"gives {self._spec.dim}; name the model that it was fitted on"
+                f"the whitening takes embeddings of {whitening.dim} dims and {self.spec.model} "
+                f"gives {self.spec.dim}; name the model that it was fitted on"
             )
-        self._queries = QueryEncoder(self._spec, **opening, instead="reduce embeddings of your own")
+        self._queries = QueryEncoder(self.spec, **opening, instead="reduce embeddings of your own")
 
     def __reduce__(self) -> tuple[Callable[[], QueryTransform], tuple[()]]:
         """Copy and pickle the parts; the encoder is loaded again."""
@@ -221,14 +222,9 @@ class QueryTransform:
         return self.whitening.k
 
     @property
-    def spec(self) -> EncoderSpec | None:
-        """Identity of the encoder; None where the index knows none."""
-        return self._spec
-
-    @property
     def fingerprint(self) -> str:
         """Fingerprint of the encoder of queries; where none is known, of the index's embeddings."""
-        spec, given = self._spec, self.encoder_facts.get("fingerprint", "")
+        spec, given = self.spec, self.encoder_facts.get("fingerprint", "")
         return spec.query_fingerprint if spec else str(given)
 
     @property
@@ -249,8 +245,8 @@ class QueryTransform:
         the version of the index. A table, a file, a folder, a model and a function carry it, so
         so that a client can check compatibility. See ``digest_of``.
         """
-        given = self.encoder_facts.get("fingerprint", self._spec and self._spec.fingerprint)
-        return digest_of(str(given or ""), self.whitening, self._spec)
+        given = self.encoder_facts.get("fingerprint", self.spec and self.spec.fingerprint)
+        return digest_of(str(given or ""), self.whitening, self.spec)
 
     def model_folder(self) -> tuple[EncoderSpec, ModelFolder]:
         """Return the encoder's identity and files, checked to be those of the index, not loaded.
