@@ -110,7 +110,7 @@ def test_indexes(address: str, run: Run, options: dict[str, str], index: str | N
     rows = Rows.make(1000)
     with open_writer(address, "docs", options=options) as writer:
         fill(writer, rows)
-        assert_finds(writer, rows, exact=False, least=0.5)
+        assert_finds(writer, rows, exact=False, least=0.7)
         assert_finds(writer, rows)
     found = run("SELECT indexdef FROM pg_indexes WHERE indexname = 'docs_vector_idx'")
     assert len(found) == (index is not None)
