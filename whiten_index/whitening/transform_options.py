@@ -11,7 +11,7 @@ from whiten_index.options import TRANSFORM, Option, schema
 
 @schema
 class TransformShape:
-    """What shapes a transform of a given kind and width; None is what the kind says."""
+    """Shape of a transform of a given kind and width; None leaves it to the kind."""
 
     exponent: Annotated[
         float | None,
