@@ -175,7 +175,7 @@ def finished_shards(out: Path) -> dict[str, list[int]]:
     found = {}
     for path in sorted(out.glob("store/*/segments/*/manifest.json")):
         if not path.parent.name.startswith(".tmp-"):
-            rows = json.loads(path.read_text())["shard"]["rows"]
+            rows = json.loads(path.read_text())["segment"]["rows"]
             status = path.stat()
             found[path.parent.name] = [rows, status.st_mtime_ns, status.st_ino]
     return found
