@@ -142,10 +142,10 @@ def at_hub(
     """Run Python in another process, whose only hub is ``hub`` and whose cache is ``home``."""
     # The tests' own setting keeps every other test off the network; here a user's is meant.
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
-    told = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
+    settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
-        env={**inherited, **told, "PYTHONPATH": str(ROOT), **more},
+        env={**inherited, **settings, "PYTHONPATH": str(ROOT), **more},
         capture_output=True,
         text=True,
         timeout=120,
@@ -188,7 +188,7 @@ class _Handler(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def reply(self, status: int, body: bytes = b"", *, of: int = -1, **headers: object) -> None:
-        """Send an answer; ``of`` is the length told where the body ends before it."""
+        """Send an answer; ``of`` is the length stated where the body ends before it."""
         span, token = (self.headers.get(each, "") for each in ("Range", "Authorization"))
         path = unquote(urlsplit(self.path).path)
         # Noted first: whoever has the answer finds it in the log.
@@ -280,8 +280,8 @@ class _StorageHandler(_Handler):
             self.reply(int(fault))
             return
         last = len(data) * 9 // 10 if fault else len(data)
-        told = {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"} if span else {}
-        self.reply(206 if span else 200, data[start:last], of=len(data) - start, **told)
+        headers = {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"} if span else {}
+        self.reply(206 if span else 200, data[start:last], of=len(data) - start, **headers)
         if fault:
             self._hang_up(torn=fault == "reset")
 

@@ -91,22 +91,22 @@ def test_the_length_is_the_models_own(tiny, tmp_path, family, longest, default):
     """Without a sentence-transformers length: 512, or what the positions allow below that."""
     found = find_model(str(tiny(family)))
     assert (found.longest, resolve(tiny(family)).max_length) == (longest, default)
-    untold = add_modules(copied(tiny(family), tmp_path / "untold"), max_length=None)
-    assert resolve(untold).max_length == longest
-    edit_json(untold / "config.json", max_position_embeddings=-1)
-    edit_json(untold / "tokenizer_config.json", model_max_length=10**30)
-    assert resolve(untold).max_length == 512
-    told = add_modules(copied(tiny(family), tmp_path / "told"), max_length=40)
-    assert resolve(told).max_length == 40
-    assert resolve(told, max_length=longest).max_length == longest
+    unstated = add_modules(copied(tiny(family), tmp_path / "unstated"), max_length=None)
+    assert resolve(unstated).max_length == longest
+    edit_json(unstated / "config.json", max_position_embeddings=-1)
+    edit_json(unstated / "tokenizer_config.json", model_max_length=10**30)
+    assert resolve(unstated).max_length == 512
+    stated = add_modules(copied(tiny(family), tmp_path / "stated"), max_length=40)
+    assert resolve(stated).max_length == 40
+    assert resolve(stated, max_length=longest).max_length == longest
     with pytest.raises(ConfigError, match=f"more than the {longest} tokens"):
-        resolve(told, max_length=longest + 1)
-    edit_json(told / "sentence_bert_config.json", document_length=30, query_length=30)
-    assert resolve(told).max_length == 30
-    edit_json(told / "sentence_bert_config.json", query_length=20)
+        resolve(stated, max_length=longest + 1)
+    edit_json(stated / "sentence_bert_config.json", document_length=30, query_length=30)
+    assert resolve(stated).max_length == 30
+    edit_json(stated / "sentence_bert_config.json", query_length=20)
     with pytest.raises(ConfigError, match="documents at 30 tokens and queries at 20, and here"):
-        resolve(told)
-    assert resolve(told, max_length=25).max_length == 25
+        resolve(stated)
+    assert resolve(stated, max_length=25).max_length == 25
 
 
 HEADS = {
