@@ -280,7 +280,6 @@ def decide_update(
     named = _named_config(base.config, base.fitted.whitening)
     today = fit_moments(named, encoded)
     with encoded.stages.stage("measure drift", encoded.record.rows) as watcher:
-        # Of rows with weights, moments count the sum of these, which rounding may leave below.
         both = min(shared, base.fitted.moments.count, today.count)
         drift = Drift.measure(base.fitted.whitening, base.fitted.moments, today, shared=both)
         watcher.advance(encoded.record.rows)

@@ -181,7 +181,7 @@ def shrink(covariance: NDArray[np.float64], coefficient: float) -> NDArray[np.fl
 
 
 def shrinkage_coefficient(moments: Moments, shrinkage: str | float | None = None) -> float:
-    """Return ρ in 0 … 1; a weight counts as that many equal rows."""
+    """Return ρ in 0 … 1."""
     estimator, fixed = parse_shrinkage(shrinkage)
     if estimator in ("empirical", "fixed"):
         return fixed
