@@ -4,10 +4,6 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 SETTINGS := pyproject.toml constraints.txt Makefile
 export HF_HUB_OFFLINE ?= 1
-# Tests flush files to disk thousands of times. In memory, if 8 GB are free there, that is quick.
-ifeq ($(shell df --output=avail /dev/shm 2> /dev/null | awk 'END { print $$1 > 8000000 }'),1)
-export TMPDIR ?= /dev/shm
-endif
 
 .PHONY: demo test slow units services faults soak lowest newest lint types imports tables \
     clean
