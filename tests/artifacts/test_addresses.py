@@ -236,7 +236,7 @@ def test_what_a_library_says_of_a_secret_of_the_environment_is_hidden(
     fsspec.register_implementation("leaky", Leaky, clobber=True)
     monkeypatch.setenv("LEAKY_API_KEY", SECRET)
     result = run("build", "leaky://x/c.parquet", "--embedding-column", "e", "--out", "index")
-    assert result.exit_code == 3
+    assert result.exit_code == 7
     assert "401 for" in result.output
     require_no_leak(work, result.output)
     config = BuildConfig(corpus=("leaky://x/c.parquet",), embedding_column="e", out="index")

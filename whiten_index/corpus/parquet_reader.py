@@ -11,10 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from whiten_index.artifacts.files import reading
 from whiten_index.artifacts.limits import check_expanded
 from whiten_index.corpus.sharding import Span
-from whiten_index.corpus.sources import SourceFile
+from whiten_index.corpus.sources import SourceFile, asking
 from whiten_index.errors import CorpusError
 
 _BATCH_ROWS = 4096
@@ -31,11 +30,13 @@ _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4}
 def unchanged(file: SourceFile, *, fault: str = "is damaged") -> Iterator[None]:
     """Check after the block that a file is still the one that was listed."""
     try:
-        with reading(file.path):
+        with asking(file.path, content=True):
             yield
     except (OSError, pa.ArrowException) as error:
         # Half of one file and half of another looks damaged.
         file.require_unchanged()
+        if isinstance(error, FileNotFoundError):
+            raise file.changed() from error
         raise CorpusError(
             f"{file.path} {fault} ({str(error).splitlines()[0][:160]}); restore the file or take "
             "it out of the corpus, then run the same command again"

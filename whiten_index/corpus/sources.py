@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from whiten_index.artifacts.files import exists, is_link, list_folder, reading, system_error
-from whiten_index.errors import ConfigError, CorpusError, first_line
+from whiten_index.errors import ConfigError, CorpusError, StorageError, first_line
 from whiten_index.paths import cut, require_no_secret, require_plain_environment
 
 SUFFIXES = (".parquet", ".pq", ".parq")
@@ -64,7 +64,7 @@ def resolve(source: str) -> tuple[Any, str]:
                 f"{source} cannot be opened ({first_line(error)}); use a URI that pyarrow or an "
                 "installed fsspec package reads"
             ) from error
-        return pafs.PyFileSystem(pafs.FSSpecHandler(known)), path
+        return pafs.PyFileSystem(_Handler(known)), path
     except (OSError, pa.ArrowException) as error:
         raise CorpusError(
             f"{source} cannot be opened ({first_line(error)}); check the URI"
@@ -78,13 +78,51 @@ def require_reachable(source: str) -> None:
     filesystem, path = resolve(base)
     shown = cut(source, most=200)
     try:
-        found = filesystem.get_file_info(path).type
-    except (OSError, pa.ArrowException) as error:
-        raise CorpusError(
-            f"{shown} of the corpus cannot be reached ({first_line(error)})"
+        with asking(shown):
+            _look(filesystem, path)
+    except FileNotFoundError as error:
+        raise CorpusError(f"{shown} of the corpus is not there") from error
+
+
+@contextlib.contextmanager
+def asking(path: str, *, content: bool = False) -> Iterator[None]:
+    """Turn errors of the system, or of a server, into a ``StorageError`` that names ``path``.
+
+    ``FileNotFoundError`` passes, and with ``content`` what Arrow raises for damage.
+    """
+    try:
+        with reading(path):
+            yield
+    except Exception as error:
+        # fsspec finds no file whatever an HTTP server answers: the cause tells.
+        cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
+        known = isinstance(cause, TimeoutError) or _library(cause) == "aiohttp"
+        answer = cause if cause and known else error
+        if isinstance(answer, FileNotFoundError) or getattr(answer, "status", None) in (404, 410):
+            raise FileNotFoundError(path) from error
+        system = isinstance(answer, OSError) or type(answer) is ValueError
+        other = _library(answer) in ("builtins", "whiten_index") and not system
+        damage = _library(answer) == "pyarrow" or type(answer) is OSError
+        if other or (content and damage and "AWS Error" not in str(answer)):
+            raise
+        raise StorageError(
+            f"cannot read {cut(path, most=200)}: {first_line(answer)}; check the address, its "
+            "server and keys, then run the same command again"
         ) from error
-    if found == pafs.FileType.NotFound:
-        raise CorpusError(f"{shown} of the corpus is not there, or its keys are refused")
+
+
+def _library(error: BaseException | None) -> str:
+    return type(error).__module__.partition(".")[0]
+
+
+class _Handler(pafs.FSSpecHandler):  # type: ignore[misc]
+    """A file system of fsspec that, unlike pyarrow's handler, tells why a file is not found."""
+
+    def get_file_info(self, paths: Sequence[str]) -> list[Any]:
+        return [self._create_file_info(path, self.fs.info(path)) for path in paths]
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        return pa.PythonFile(self.fs.open(path), mode="r")
 
 
 def canonical(source: str | Path) -> str:
@@ -99,22 +137,19 @@ def _files_of(source: str) -> list[SourceFile]:
     match: _Match = _is_parquet
     if pattern:
         match = functools.partial(_matches, patterns=pattern.split("/"))
+    listed: list[str] = []
     try:
-        with reading(path):
-            info = filesystem.get_file_info(path)
-            if not pattern and info.type == pafs.FileType.NotFound:
-                raise CorpusError(f"{source} does not exist; check the path")
+        with asking(path):
+            info = _look(filesystem, path)
             if not pattern and info.type == pafs.FileType.Unknown:
                 raise CorpusError(f"{source} is neither a file nor a folder; name Parquet files")
             if not pattern and info.type == pafs.FileType.File:
                 return [SourceFile(PurePosixPath(path).name, info.path, filesystem)]
-            listed: list[str] = []
             if not pattern or info.type == pafs.FileType.Directory:
                 listed = _listed(filesystem, path, match)
-    except (OSError, pa.ArrowException) as error:
-        raise CorpusError(
-            f"{cut(source, most=200)} cannot be listed ({first_line(error)}); check the path"
-        ) from error
+    except FileNotFoundError as error:
+        if not pattern:
+            raise CorpusError(f"{source} does not exist; check the path") from error
     names = {each: PurePosixPath(each).relative_to(path).parts for each in sorted(listed)}
     files = [
         SourceFile("/".join(inside), _utf8(each), filesystem)
@@ -304,16 +339,12 @@ class SourceFile:
     def identified(self) -> SourceFile:
         """Return the file with its present identity."""
         try:
-            with reading(self.path):
+            with asking(self.path):
                 return replace(self, identity=_identify(self.filesystem, self.path))
         except FileNotFoundError as error:
             raise CorpusError(
                 f"{self.path} vanished while the corpus was read; restore it or take it out of "
                 "the corpus, then run the same command again"
-            ) from error
-        except (OSError, pa.ArrowException) as error:
-            raise CorpusError(
-                f"{self.path} cannot be looked at ({first_line(error)}); run the same command again"
             ) from error
 
     def require_unchanged(self) -> None:
@@ -353,7 +384,15 @@ def _identify(filesystem: Any, path: str) -> Identity:
             given, size = file.metadata() or {}, file.size()
     if tags := [str(given[key]) for key in sorted(given) if str(key).lower() in _TAGS]:
         return Identity(size, None, " ".join(tags))
-    info = filesystem.get_file_info(path)
+    info = _look(filesystem, path)
     if info.type != pafs.FileType.File:
         raise FileNotFoundError(path)
     return Identity(info.size, info.mtime_ns)
+
+
+def _look(filesystem: Any, path: str) -> Any:
+    """Return the facts of a path, or raise ``FileNotFoundError``."""
+    info = filesystem.get_file_info(path)
+    if info.type == pafs.FileType.NotFound:
+        raise FileNotFoundError(path)
+    return info

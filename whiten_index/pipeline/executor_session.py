@@ -81,8 +81,8 @@ def _require_shared(probes: Sequence[Path], token: str, sources: Sequence[str]) 
         if is_uri(source):
             try:
                 require_reachable(source)
-            except CorpusError as error:
-                raise CorpusError(
+            except (CorpusError, StorageError) as error:
+                raise type(error)(
                     f"{error}; on a cluster its address and keys must be in the environment that "
                     "ray start has on each machine"
                 ) from error

@@ -1,0 +1,148 @@
+"""A corpus at an HTTP server: a server that refuses or fails is neither absence nor damage."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import fsspec
+import numpy as np
+import pytest
+
+from tests.helpers.bad_input import CORPUS, DISK, run
+from tests.helpers.builds import write_rows
+
+SIGNATURE = "0123456789abcdef0123456789abcdef"
+
+
+class _Answers(BaseHTTPRequestHandler):
+    """Serves a file; the first folder of the path says how it fails, and after how many ranges."""
+
+    data: bytes
+    ranges: dict[str, int]
+
+    def log_message(self, *_: Any) -> None:
+        """Keep standard error for the tests."""
+
+    def do_GET(self) -> None:
+        how, _, after = self.path.split("/")[1].partition("-after-")
+        wanted = self.headers.get("Range")
+        self.ranges[self.path] = self.ranges.get(self.path, 0) + (wanted is not None)
+        fails = not after or (wanted is not None and self.ranges[self.path] > int(after))
+        fails = fails and how != "sound"
+        if not fails or how == "whole":
+            whole = how == "whole" or wanted is None
+            first, last = (0, None) if whole else map(int, wanted[6:].split("-"))
+            data = self.data[first : None if last is None else last + 1]
+            self._answer(200 if whole else 206, data, ETag='"1"')
+        elif how == "moved":
+            self._answer(302, b"", Location=f"/403/x.parquet?X-Amz-Signature={SIGNATURE}")
+        elif how == "slow":
+            time.sleep(3)
+        elif how == "short":
+            self._answer(206, self.data[:9], length=1000)
+        elif how != "reset":
+            self._answer(int(how), b"no")
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def _answer(self, status: int, data: bytes, length: int | None = None, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(length or len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+
+@pytest.fixture
+def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    # Larger than what fsspec reads at once, of which the footer is the first.
+    rows = np.random.default_rng(0).standard_normal((60_000, 32), dtype=np.float32)
+    written = Path(write_rows(tmp_path / "x.parquet", rows))
+    answers = type("Answers", (_Answers,), {"data": written.read_bytes(), "ranges": {}})
+    monkeypatch.setitem(
+        fsspec.config.conf, "http", {"client_kwargs": {"timeout": aiohttp.ClientTimeout(1)}}
+    )
+    server = ThreadingHTTPServer(("127.0.0.1", 0), answers)
+    # Clients hang up as they like.
+    monkeypatch.setattr(server, "handle_error", lambda *_: None)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+def _encode(source: str, store: Path) -> tuple[int, str]:
+    options = ("--embedding-column", "embedding", "--id-column", "id", "--store", store)
+    status, _, stderr = run("encode", source, *options)
+    return status, stderr.strip()
+
+
+def test_a_corpus_is_read_from_a_server(address: str, tmp_path: Path) -> None:
+    assert _encode(f"{address}/sound/x.parquet", tmp_path / "store")[0] == 0
+
+
+@pytest.mark.parametrize("how", ["404", "410"])
+def test_only_a_server_that_says_so_has_no_such_file(
+    address: str, tmp_path: Path, how: str
+) -> None:
+    source = f"{address}/{how}/x.parquet"
+    status, said = _encode(source, tmp_path / "store")
+    assert (status, said) == (CORPUS, f"Error: {source} does not exist; check the path")
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("401", "401, message='Unauthorized'"),
+        ("403", "403, message='Forbidden'"),
+        ("500", "500, message='Internal Server Error'"),
+        ("503", "503, message='Service Unavailable'"),
+        ("reset", "Server disconnected"),
+        ("slow", "TimeoutError"),
+        # After its footer was read.
+        ("500-after-1", "500, message='Internal Server Error'"),
+        ("403-after-2", "403, message='Forbidden'"),
+        ("reset-after-2", "Server disconnected"),
+        ("slow-after-2", "TimeoutError"),
+        ("short-after-2", "Response payload is not completed"),
+        ("whole", "The HTTP server doesn't appear to support range requests"),
+    ],
+)
+def test_a_server_that_refuses_or_fails_is_told_as_such(
+    address: str, tmp_path: Path, how: str, why: str
+) -> None:
+    source = f"{address}/{how}/x.parquet"
+    status, said = _encode(source, tmp_path / "store")
+    assert status == DISK
+    assert said.startswith(f"Error: cannot read {source}: ")
+    assert why in said
+    assert said.endswith("check the address, its server and keys, then run the same command again")
+
+
+def test_a_glob_at_a_server_that_refuses_is_not_empty(address: str, tmp_path: Path) -> None:
+    status, said = _encode(f"{address}/403/*.parquet", tmp_path / "store")
+    assert status == DISK
+    assert "403, message='Forbidden'" in said
+
+
+def test_a_file_that_vanishes_while_it_is_read_is_not_damaged(address: str, tmp_path: Path) -> None:
+    status, said = _encode(f"{address}/404-after-2/x.parquet", tmp_path / "store")
+    assert status == CORPUS
+    assert "x.parquet changed while it was read" in said
+
+
+def test_the_signature_of_an_address_that_a_server_leads_to_is_not_shown(
+    address: str, tmp_path: Path
+) -> None:
+    status, said = _encode(f"{address}/moved/x.parquet", tmp_path / "store")
+    assert status == DISK
+    assert "403, message='Forbidden'" in said
+    assert SIGNATURE not in said
