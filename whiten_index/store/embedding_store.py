@@ -356,7 +356,10 @@ class EmbeddingStore(Segments):
 
     def fetch_corpus(self, source: Mapping[str, Any] | None = None) -> None:
         """Download the parts of a corpus, or of all, many files at a time."""
-        only = None if source is None else f"{manifest.fingerprint(dict(source))}.json"
+        only = None if source is None else self._corpus_path(source).name
+        if source is not None:
+            # The record of a later release is refused before any work is done.
+            self._owner_of(self._corpus_path(source))
         for name in self.mirror.names(self._corpora):
             with suppress(ArtifactError):
                 parts = self.record(name).parts if only in (None, name) else ()
@@ -386,6 +389,8 @@ class EmbeddingStore(Segments):
     def _owner_of(self, path: Path) -> str | None:
         try:
             return self.record(path.name).index if exists(path) else None
+        except FormatError:
+            raise
         except ArtifactError:
             return None
 

@@ -46,6 +46,8 @@ def open_store(
     for place in places:
         try:
             return EmbeddingStore.open(place, fingerprint=encoder, verify=verify)
+        except FormatError:
+            raise
         except ArtifactError as error:
             reason = error
     raise ArtifactError(
