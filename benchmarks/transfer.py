@@ -22,10 +22,10 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.results_file import data_folder, write
 from pipelines.papers.entailment import evaluate_entailment
+from pipelines.papers.transfer import evaluate_transfer
+from pipelines.papers.transfer_tasks import Task, pair_features, read_task, task_files
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.evaluation.transfer_tasks import Task, pair_features, read_task, task_files
 from whiten_index.measure.eval_config import EvalConfig
-from whiten_index.measure.evaluate_transfer import evaluate_transfer
 from whiten_index.measure.spaces import EncodedTexts, TextEmbedder
 from whiten_index.progress import Silent, Stages
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig

@@ -17,6 +17,8 @@ from pipelines.papers.published import Row
 from pipelines.papers.recipes import NLI, Measure, Recipe, Refusal, Setting
 from pipelines.papers.settings import recipe_of
 from pipelines.papers.trained import TrainedModel, trained_recipe
+from pipelines.papers.transfer import evaluate_transfer
+from pipelines.papers.transfer_tasks import Task
 from pipelines.papers.words import (
     Vectors,
     WordAverages,
@@ -27,11 +29,9 @@ from pipelines.papers.words import (
 )
 from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.evaluation.sts_sets import StsSet
-from whiten_index.evaluation.transfer_tasks import Task
 from whiten_index.measure.eval_config import EvalConfig, RetrievalConfig
 from whiten_index.measure.evaluate_retrieval import evaluate_retrieval
 from whiten_index.measure.evaluate_sts import evaluate_sts
-from whiten_index.measure.evaluate_transfer import evaluate_transfer
 from whiten_index.measure.spaces import TextEmbedder
 from whiten_index.whitening.whitening_config import Kind as Transform
 from whiten_index.whitening.whitening_config import WhiteningConfig

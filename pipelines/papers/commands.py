@@ -52,7 +52,7 @@ def command_of(
         if setting.sif:
             words += ["--word-counts", files.word_counts or "COUNTS"]
         return shlex.join(words)
-    words = ["whiten-index", "eval", _COMMANDS[setting.measure]]
+    words = list(_COMMANDS[setting.measure])
     words += _data_words(setting, names, files, data)
     words += _model_words(recipe, model)
     words += _transform_words(setting, model, files)
@@ -60,9 +60,9 @@ def command_of(
 
 
 _COMMANDS = {
-    Measure.STS: "sts",
-    Measure.TRANSFER: "transfer",
-    Measure.RETRIEVAL: "retrieval",
+    Measure.STS: ("whiten-index", "eval", "sts"),
+    Measure.TRANSFER: ("python", "-m", "pipelines.papers.transfer"),
+    Measure.RETRIEVAL: ("whiten-index", "eval", "retrieval"),
 }
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipelines.papers.recipes import Measure
+from pipelines.papers.transfer_tasks import Task, read_task
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.sts_sets import StsSet, chosen_sets, read_sts
-from whiten_index.evaluation.transfer_tasks import Task, read_task
 from whiten_index.measure.eval_config import data_path
 
 _PAIRS, _TASKS = Path("sts") / "sts_raw.parquet", Path("senteval")

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.papers.transfer_tasks import Task, binomial_error
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.metrics import pair_cosines
-from whiten_index.evaluation.transfer_tasks import Task, binomial_error
 from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.spaces import Scores, Spaces, TextEmbedder, evaluate_sets
 from whiten_index.progress import Progress

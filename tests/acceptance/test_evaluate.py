@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -324,7 +326,9 @@ def test_a_transfer_task_is_a_linear_classifier_of_the_embeddings(tmp_path: Path
     split = ["test" if number % 5 == 0 else "train" for number in range(len(texts))]
     path = tmp_path / "topic.parquet"
     pq.write_table(pa.table({"text": texts, "label": labels, "split": split}), path)
-    (run,) = evaluated("transfer", path, *ENCODER, "--folds", 3)
+    command = [sys.executable, "-m", "pipelines.papers.transfer", path, *ENCODER, "--folds", 3]
+    said = subprocess.run([*map(str, command), "--json"], check=True, capture_output=True).stdout
+    (run,) = json.loads(said)["runs"]
     rows, test = encode(texts), np.array(split) == "test"
     classifier = LogisticRegression(max_iter=1000).fit(rows[~test], labels[~test])
     expected = 100 * classifier.score(rows[test], labels[test])

@@ -208,7 +208,7 @@ def test_an_id_column_of_few_values_is_refused(place: Place) -> None:
         corpus.check_ids()
 
 
-@pytest.mark.parametrize("name", ["sts", "retrieval", "geometry", "transfer"])
+@pytest.mark.parametrize("name", ["sts", "retrieval", "geometry"])
 @pytest.mark.parametrize("path", ["a" * 300, "/a/" + "b/" * 3000])
 def test_data_named_by_a_path_that_no_file_can_have(
     place: Place, tiny_model: Path, name: str, path: str

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from scipy import stats  # noqa: F401
 
 from whiten_index.cli import cli
-from whiten_index.evaluation import sts_sets, transfer_tasks  # noqa: F401
+from whiten_index.evaluation import sts_sets  # noqa: F401
 from whiten_index.measure import evaluate_retrieval  # noqa: F401
 from whiten_index.pipeline import build  # noqa: F401
 

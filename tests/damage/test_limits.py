@@ -98,9 +98,8 @@ def assert_says(found: list[object], code: int, limit: str) -> None:
 @pytest.mark.parametrize(
     ("how", "name"), [(endless, "p.tsv"), (endless, "p.jsonl"), (deep, "p.jsonl")]
 )
-@pytest.mark.parametrize("command", ["sts", "transfer"])
-def test_labels(run, tiny_model, tmp_path, command, how, name):  # type: ignore[no-untyped-def]
-    arguments = ["eval", command, str(how(tmp_path / name)), "--model", str(tiny_model)]
+def test_labels(run, tiny_model, tmp_path, how, name):  # type: ignore[no-untyped-def]
+    arguments = ["eval", "sts", str(how(tmp_path / name)), "--model", str(tiny_model)]
     assert_says(run(arguments), 3, LIMITS[how])
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from whiten_index.measure.eval_config import EvalConfig
 
 
-def _setting_options(*without: str) -> Callable[[Any], Any]:
+def setting_options(*without: str) -> Callable[[Any], Any]:
     """Return the options of the embeddings and their transforms."""
     return with_options(
         config_option,
@@ -51,10 +51,10 @@ def _setting_options(*without: str) -> Callable[[Any], Any]:
 
 @click.group(name="eval")
 def evaluate() -> None:
-    """Evaluate embeddings and their transforms: sts, retrieval, transfer, geometry.
+    """Evaluate embeddings and their transforms: sts, retrieval, geometry.
 
     Without DATA the sets are read from the folder that WHITEN_INDEX_DATA names (but for those of
-    retrieval, of which there are many). Correlations, accuracies and shares are times 100.
+    retrieval, of which there are many). Correlations and shares are times 100.
     """
 
 
@@ -83,7 +83,8 @@ _DATA = click.argument("data", nargs=-1)
 Figures = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
-def _show(report: Mapping[str, Any], title: str, figures: Figures, *, as_json: bool) -> None:
+def show_report(report: Mapping[str, Any], title: str, figures: Figures, *, as_json: bool) -> None:
+    """Print a report: as JSON, or a table with the ``figures`` of each set in each space."""
     terminal.show(report, _report_lines(report, title, figures), as_json=as_json)
 
 
@@ -176,7 +177,7 @@ def _config_and_pairs(
     show_default=True,
     help="What the table shows; --json has both.",
 )
-@_setting_options()
+@setting_options()
 def sts(measure: str, as_json: bool, **options: Any) -> None:
     """Correlate the cosines of sentence pairs with gold scores, in all three aggregations.
 
@@ -189,7 +190,7 @@ def sts(measure: str, as_json: bool, **options: Any) -> None:
 
     config, sets = _config_and_pairs(options)
     report = evaluate_sts(config, sets, progress=terminal.Bars(facts=not as_json))
-    _show(report, f"{measure} × 100", lambda each: each[measure], as_json=as_json)
+    show_report(report, f"{measure} × 100", lambda each: each[measure], as_json=as_json)
 
 
 @evaluate.command()
@@ -208,7 +209,7 @@ def sts(measure: str, as_json: bool, **options: Any) -> None:
     show_default=True,
     help="Texts measured at most; more are drawn from. The time grows with their square.",
 )
-@_setting_options()
+@setting_options()
 def geometry(positive_above: float, most_texts: int, as_json: bool, **options: Any) -> None:
     """Measure how embeddings fill their space, raw and transformed.
 
@@ -226,7 +227,7 @@ def geometry(positive_above: float, most_texts: int, as_json: bool, **options: A
     report = evaluate_geometry(
         config, sets, above=positive_above, most_texts=most_texts, progress=bars
     )
-    _show(report, "", _shape, as_json=as_json)
+    show_report(report, "", _shape, as_json=as_json)
 
 
 def _shape(figures: Mapping[str, Any]) -> dict[str, str]:
@@ -239,53 +240,9 @@ def _shape(figures: Mapping[str, Any]) -> dict[str, str]:
 
 @evaluate.command()
 @_DATA
-@click.option("--set", "names", multiple=True, help="Only this task, such as mr; repeatable.")
-@click.option(
-    "--folds",
-    type=click.IntRange(min=2),
-    default=10,
-    show_default=True,
-    help="Of every cross-validation, outer and inner.",
-)
-@_setting_options()
-def transfer(
-    data: tuple[str, ...], names: tuple[str, ...], folds: int, as_json: bool, **options: Any
-) -> None:
-    """Score a linear classifier on frozen embeddings, as SentEval does.
-
-    DATA are files of tasks (text, or sentence1 and sentence2; label; split) or folders of such;
-    a task is called as its file. Split all is cross-validated; else C is chosen on dev or by
-    folds of train, and test is scored, or dev without a test. A label -1 all through a split is a
-    hidden one and its row is left out. Vectors keep their lengths, also where the model itself
-    ends by normalising. No gain of whitening is to be expected here: a linear classifier can undo
-    any invertible linear map.
-    """
-    from whiten_index.evaluation.transfer_tasks import read_task, task_files
-    from whiten_index.measure.eval_config import EvalConfig, data_path
-    from whiten_index.measure.evaluate_transfer import evaluate_transfer
-
-    config = EvalConfig.from_options(given(options))
-    paths = data or (str(data_path("senteval")),)
-    tasks = [read_task(path) for path in task_files(paths, names)]
-    bars = terminal.Bars(facts=not as_json)
-    report = evaluate_transfer(config, tasks, folds=folds, progress=bars)
-    _show(report, "accuracy × 100", _accuracy, as_json=as_json)
-
-
-def _accuracy(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of a task; the deviation is over folds or of a test split."""
-    titles = {"accuracy": "accuracy", "±": "deviation", "± over": "deviation_of", "F1": "f1",
-              "largest class": "majority"}  # fmt: skip
-    chosen = sorted(set(figures.get("chosen", ())))
-    penalties = "–".join(f"{c:g}" for c in dict.fromkeys((*chosen[:1], *chosen[-1:])))
-    return {title: figures.get(name) for title, name in titles.items()} | {"C": penalties}
-
-
-@evaluate.command()
-@_DATA
 @schema_options(RetrievalOptions)
 # A search encodes its corpus, and fits on it.
-@_setting_options("fit")
+@setting_options("fit")
 def retrieval(data: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Search judged queries exactly and judge what is found: nDCG, recall, MRR, MAP.
 
@@ -300,4 +257,4 @@ def retrieval(data: tuple[str, ...], as_json: bool, **options: Any) -> None:
     config = RetrievalConfig.from_options({**given(options), "sets": data})
     report = evaluate_retrieval(config, progress=terminal.Bars())
     metrics = config.metrics
-    _show(report, "× 100", lambda each: {m: each.get(m) for m in metrics}, as_json=as_json)
+    show_report(report, "× 100", lambda each: {m: each.get(m) for m in metrics}, as_json=as_json)

@@ -20,7 +20,6 @@ from whiten_index.corpus.sources import find_files
 from whiten_index.encoding.spec import EncoderSpec, recorded_spec, resolve_encoder
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.sts_sets import StsSet
-from whiten_index.evaluation.transfer_tasks import Task
 from whiten_index.measure.eval_config import OF_TASKS, EvalConfig
 from whiten_index.measure.measure_options import DISTINCT, SCORED
 from whiten_index.pipeline.build_config import BuildConfig
@@ -141,7 +140,21 @@ def name_of(whitening: Whitening, wish: str | int | float | None = None) -> str:
     return f"{whitening.kind.value}{exponent}, k = {width}"
 
 
-Texts = TypeVar("Texts", StsSet, Task)
+class TextSet(Protocol):
+    """Texts that are scored together."""
+
+    @property
+    def name(self) -> str:
+        """Name of the set."""
+
+    @property
+    def texts(self) -> list[str]:
+        """All of its texts."""
+
+    def __len__(self) -> int: ...
+
+
+Texts = TypeVar("Texts", bound=TextSet)
 
 
 def evaluate_sets(

@@ -11,8 +11,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
 
+from pipelines.papers.transfer_tasks import check_folds, score_transfer
 from whiten_index.errors import ConfigError
-from whiten_index.evaluation.transfer_tasks import check_folds, score_transfer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -96,8 +96,8 @@ def test_folds_that_are_let_through_have_every_class_and_others_are_refused(nest
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cr", "trec"])
 def test_minilm_is_within_a_point_of_the_reference(data, name):
+    from pipelines.papers.transfer_tasks import read_task
     from whiten_index import Encoder
-    from whiten_index.evaluation.transfer_tasks import read_task
 
     task = read_task(data / "senteval" / f"{name}.parquet")
     features = Encoder.load(pooling="mean", max_length=256).encode(task.first)

@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.linear_model import LogisticRegression
 
+from pipelines.papers.transfer import evaluate_transfer
+from pipelines.papers.transfer_tasks import read_task
 from whiten_index import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.evaluation.transfer_tasks import read_task
 from whiten_index.measure.eval_config import EvalConfig
-from whiten_index.measure.evaluate_transfer import evaluate_transfer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

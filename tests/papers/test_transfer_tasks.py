@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines.papers.transfer_tasks import read_task
 from whiten_index.errors import CorpusError
-from whiten_index.evaluation.transfer_tasks import read_task
 
 TEXTS, LABELS = ["a cat", "a dog", "a bird", "a fish"], [1, 0, 1, 0]
 SPLITS = ["train", "train", "test", "test"]

@@ -349,9 +349,7 @@ def require_learner() -> None:
     try:
         import sklearn.linear_model  # noqa: F401
     except ImportError as error:
-        raise ConfigError(
-            "transfer tasks need scikit-learn; pip install 'whiten-index[eval]'"
-        ) from error
+        raise ConfigError("transfer tasks need scikit-learn; pip install scikit-learn") from error
 
 
 def pair_features(first: ArrayLike, second: ArrayLike) -> NDArray[np.float64]:

@@ -1,4 +1,7 @@
-"""Transfer tasks of any model and transform.
+"""Transfer tasks of any model and transform, as the papers report them.
+
+Run it as ``python -m pipelines.papers.transfer [DATA]``. The options, the report and the exit
+statuses are those of ``whiten-index eval``. It needs scikit-learn.
 
 No gain is to be expected of whitening before a linear classifier, which can undo any invertible
 linear map itself: what changes is what its penalty on large weights costs in each direction, and
@@ -8,24 +11,30 @@ ends with is not applied: on unit vectors the grid of C would be another one.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import click
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.errors import ConfigError
-from whiten_index.evaluation.label_table import shown
-from whiten_index.evaluation.transfer_tasks import (
+from pipelines.papers.transfer_tasks import (
     FOLDS,
     Task,
     check_splits,
     pair_features,
+    read_task,
     require_learner,
     score_transfer,
+    task_files,
 )
-from whiten_index.measure.eval_config import EvalConfig
+from whiten_index.cli import eval_commands, main, terminal
+from whiten_index.cli.schema_options import given
+from whiten_index.errors import ConfigError
+from whiten_index.evaluation.label_table import shown
+from whiten_index.measure.eval_config import EvalConfig, data_path
 from whiten_index.measure.spaces import Scores, Spaces, TextEmbedder, evaluate_sets
 from whiten_index.progress import Progress
 
@@ -154,3 +163,49 @@ def _notes(task: Task, scored: Mapping[str, Any]) -> Iterator[str]:
         )
     if scored["unconverged"]:
         yield f"{scored['unconverged']} fits ended before they converged"
+
+
+@click.command()
+@click.argument("data", nargs=-1)
+@click.option("--set", "names", multiple=True, help="Only this task, such as mr; repeatable.")
+@click.option(
+    "--folds",
+    type=click.IntRange(min=2),
+    default=FOLDS,
+    show_default=True,
+    help="Of every cross-validation, outer and inner.",
+)
+@eval_commands.setting_options()
+def transfer(
+    data: tuple[str, ...], names: tuple[str, ...], folds: int, as_json: bool, **options: Any
+) -> None:
+    """Score a linear classifier on frozen embeddings, as SentEval does.
+
+    DATA are files of tasks (text, or sentence1 and sentence2; label; split) or folders of such;
+    a task is called as its file. Split all is cross-validated; else C is chosen on dev or by
+    folds of train, and test is scored, or dev without a test. A label -1 all through a split is a
+    hidden one and its row is left out. Vectors keep their lengths, also where the model itself
+    ends by normalising. No gain of whitening is to be expected here: a linear classifier can undo
+    any invertible linear map.
+    """
+    config = EvalConfig.from_options(given(options))
+    paths = data or (str(data_path("senteval")),)
+    tasks = [read_task(path) for path in task_files(paths, names)]
+    bars = terminal.Bars(facts=not as_json)
+    report = evaluate_transfer(config, tasks, folds=folds, progress=bars)
+    eval_commands.show_report(report, "accuracy × 100", _accuracy, as_json=as_json)
+
+
+def _accuracy(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a task; the deviation is over folds or of a test split."""
+    titles = {"accuracy": "accuracy", "±": "deviation", "± over": "deviation_of", "F1": "f1",
+              "largest class": "majority"}  # fmt: skip
+    chosen = sorted(set(figures.get("chosen", ())))
+    penalties = "–".join(f"{c:g}" for c in dict.fromkeys((*chosen[:1], *chosen[-1:])))
+    return {title: figures.get(name) for title, name in titles.items()} | {"C": penalties}
+
+
+if __name__ == "__main__":
+    eval_commands.evaluate.add_command(transfer)
+    sys.argv[1:1] = ["eval", "transfer"]
+    main()
