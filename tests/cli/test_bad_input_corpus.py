@@ -136,8 +136,9 @@ TEXTS: dict[str, tuple[list[Any], tuple[Any, ...], int, str]] = {
     "blank text": (["a", " \t\n", "b"], ("--on-bad-row", "error"), CORPUS, "#0:1 .*no text"),
     "only blanks": (["", None, "  "], (), CORPUS, "none of the 3 rows .*3 blank_text"),
     "length beyond the model": (["a", "b"], ("--max-length", 99), OPTIONS, "more than the 32"),
-    "length without room": (["a", "b"], ("--max-length", 2), OPTIONS, "at least 3"),
+    "length without room": (["a", "b"], ("--max-length", 2), OPTIONS, "or equal to 3"),
     "layer beyond the model": (["a", "b"], ("--layers", "3"), OPTIONS, "layer 3 does not exist"),
+    "layer below the model": (["a", "b"], ("--layers", "-4"), OPTIONS, "layer -4 does not exist"),
     "device unknown": (["a", "b"], ("--device", "abacus"), OPTIONS, "device 'abacus'"),
 }
 

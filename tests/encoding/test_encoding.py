@@ -11,8 +11,10 @@ import torch
 import transformers
 
 from whiten_index.encoding.encoder import Encoder
+from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import find_model
 from whiten_index.encoding.pooling import Pooling
+from whiten_index.encoding.spec import resolve_encoder
 
 LONGEST = 32
 
@@ -121,6 +123,7 @@ def test_the_embedded_minilm_agrees_with_sentence_transformers(sentence_transfor
     assert encoder.spec.revision == "embedded"
     assert encoder.spec.normalizes
     assert (encoder.dim, encoder.spec.max_length) == (384, 256)
+    assert resolve_encoder(EncoderConfig(pooling="first-last-avg"))[0].layers == (1, 6)
     folder = find_model("sentence-transformers/all-MiniLM-L6-v2").path
     truth = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
     found = encoder.encode(SENTENCES)

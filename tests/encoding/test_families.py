@@ -7,8 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from tests.helpers.tiny_models import (
+    DIM,
     FAMILIES,
     NORMALIZE,
     POSITIONS,
@@ -94,19 +97,59 @@ def test_the_length_is_the_models_own(tiny, tmp_path, family, longest, default):
     unstated = add_modules(copied(tiny(family), tmp_path / "unstated"), max_length=None)
     assert resolve(unstated).max_length == longest
     edit_json(unstated / "config.json", max_position_embeddings=-1)
-    edit_json(unstated / "tokenizer_config.json", model_max_length=10**30)
+    edit_json(unstated / "tokenizer_config.json", model_max_length=None)
     assert resolve(unstated).max_length == 512
+    edit_json(unstated / "tokenizer_config.json", model_max_length=10**30)
+    with pytest.raises(ConfigError, match="more than the"):
+        resolve(unstated, max_length=10**12)
     stated = add_modules(copied(tiny(family), tmp_path / "stated"), max_length=40)
     assert resolve(stated).max_length == 40
     assert resolve(stated, max_length=longest).max_length == longest
+    assert resolve(stated, max_length=3).max_length == 3
     with pytest.raises(ConfigError, match=f"more than the {longest} tokens"):
         resolve(stated, max_length=longest + 1)
-    edit_json(stated / "sentence_bert_config.json", document_length=30, query_length=30)
-    assert resolve(stated).max_length == 30
+    for length in (3, 30):
+        edit_json(stated / "sentence_bert_config.json", document_length=length, query_length=length)
+        assert resolve(stated).max_length == length
     edit_json(stated / "sentence_bert_config.json", query_length=20)
     with pytest.raises(ConfigError, match="documents at 30 tokens and queries at 20, and here"):
         resolve(stated)
     assert resolve(stated, max_length=25).max_length == 25
+
+
+ROOM: dict[str, dict[str, object]] = {
+    "roberta": {},
+    "roberta-prelayernorm": {},
+    "xlm-roberta": {"pad_token_id": 5},
+    "xlm-roberta-xl": {},
+    "xmod": {"default_language": "en_XX"},
+    "camembert": {"pad_token_id": 0},
+    "data2vec-text": {},
+    "ibert": {},
+    "longformer": {},
+    "luke": {"entity_vocab_size": 9},
+    "mpnet": {},
+    "gpt2": {},
+}
+
+
+@pytest.mark.parametrize("kind", ROOM)
+def test_no_longer_text_fits_the_positions(tiny, tmp_path, kind):
+    folder = copied(tiny("roberta"), tmp_path / kind)
+    options = {"hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1, "vocab_size": 9}
+    options |= {"intermediate_size": 8, "max_position_embeddings": POSITIONS}
+    config = transformers.AutoConfig.for_model(kind, **options, **ROOM[kind])
+    # Where nothing is said of the padding, transformers has a default.
+    settings = config.to_dict()
+    if "pad_token_id" not in ROOM[kind]:
+        del settings["pad_token_id"]
+    write_json(folder / "config.json", settings)
+    longest = find_model(str(folder)).longest
+    model = transformers.AutoModel.from_config(config).eval()
+    with torch.inference_mode():
+        model(input_ids=torch.full((1, longest), 7))
+        with pytest.raises((IndexError, RuntimeError), match="out of"):
+            model(input_ids=torch.full((1, longest + 1), 7))
 
 
 HEADS = {
@@ -114,9 +157,8 @@ HEADS = {
     "two": (dense(out=48, activation="Identity", bias=False), dense(48, 20, "GELU", seed=1)),
     "wider": (dense(out=80, activation="ReLU"), NORMALIZE),
     "norm": (layer_norm(), dense(), NORMALIZE),
-    "without a word on the bias": (
-        (dense()[0], {k: v for k, v in dense()[1].items() if k != "bias"}, dense()[2]),
-    ),
+    "defaults": (("Dense", {"in_features": DIM, "out_features": 16}, dense()[2]),),
+    "residual": (dense(out=DIM, residual=True), dense(residual=True)),
     "middle": (NORMALIZE, dense(activation="SiLU"), NORMALIZE),
 }
 
@@ -136,9 +178,11 @@ def test_a_head_agrees_with_sentence_transformers(bert_with, heads):
     ("changes", "message"),
     [
         ({"in_features": 48}, "takes 48 numbers and is given 32; restore the folder"),
-        ({"in_features": None}, "gives in_features as None and a positive number is needed"),
+        ({"in_features": None}, "gives in_features as None and a number is needed"),
         ({"out_features": 10**18}, "the weights of Dense in .* cannot be used"),
-        ({"out_features": "16"}, "gives out_features as '16' and a positive number is needed"),
+        ({"out_features": 0}, "the weights of Dense in .* cannot be used"),
+        ({"out_features": -1}, "the weights of Dense in .* cannot be used"),
+        ({"out_features": "16"}, "gives out_features as '16' and a number is needed"),
         ({"activation_function": "os.system"}, r"activation 'os\.system'.* Tanh.* are known here"),
         ({"activation_function": "torch.nn.Bilinear"}, "Bilinear.* are known here; choose another"),
         ({"module_input_name": "token_embeddings"}, "only steps on the pooled embedding"),

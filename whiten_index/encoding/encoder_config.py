@@ -56,6 +56,7 @@ class EncoderConfig:
     ] = None
     max_length: Annotated[
         int | None,
+        Field(ge=3),
         Option(
             "Tokens of a text, special tokens included; longer texts are cut and counted.",
             MODEL,
@@ -104,11 +105,6 @@ class EncoderConfig:
             raise ConfigError("first-last-avg chooses the layers itself; leave out --layers")
         if self.layers is not None and not self.layers:
             raise ConfigError("--layers names no layer; write numbers such as 1,12 or 0,-1")
-        if self.max_length is not None and self.max_length < 3:
-            raise ConfigError(
-                f"--max-length {self.max_length} leaves no room for a word between the special "
-                "tokens; give at least 3"
-            )
 
 
 _WINDOW_ROWS_FACTOR_ON_A_GPU = 4

@@ -154,7 +154,7 @@ def refuse_unknown(name: str, modules: Sequence[FolderModule]) -> None:
         )
     start = kinds.index("Pooling") + 1 if "Pooling" in kinds else 1
     allowed = _HEAD if "Pooling" in kinds else ("Normalize",)
-    unknown = [*kinds[1 : max(start - 1, 1)], *(k for k in kinds[start:] if k not in allowed)]
+    unknown = [*kinds[1 : start - 1], *(k for k in kinds[start:] if k not in allowed)]
     if unknown:
         raise EncoderError(
             f"model {name} ends with {', '.join(unknown)}, which is not applied here, so its "
@@ -209,7 +209,7 @@ def read_pooling(modules: Sequence[FolderModule]) -> tuple[str | None, bool]:
 
 def read_head(name: str, modules: Sequence[FolderModule], *, width: int) -> tuple[HeadStep, ...]:
     """Return the steps after the pooling, without a normalisation at the end."""
-    listed = [module for module in modules[1:] if module.kind in _HEAD]
+    listed = [module for module in modules if module.kind in _HEAD]
     while listed and listed[-1].kind == "Normalize":
         listed.pop()
     head: list[HeadStep] = []
@@ -240,10 +240,9 @@ def _head_step(name: str, module: FolderModule, before: int) -> HeadStep:
     widths = []
     for key in ("in_features", "out_features") if dense else ("dimension", "dimension"):
         value = config.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not isinstance(value, int):
             raise EncoderError(
-                f"{file} gives {key} as {value!r} and a positive number is needed; restore the "
-                "model folder"
+                f"{file} gives {key} as {value!r} and a number is needed; restore the model folder"
             )
         widths.append(value)
     # Without an activation sentence-transformers takes Tanh.

@@ -44,7 +44,7 @@ _NOT_READ = (
 )  # fmt: skip
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
 _WIDTHS = ("hidden_size", "d_model", "dim", "n_embd")
-_UNLIMITED = 1 << 30
+UNLIMITED = 1 << 30
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 # A model is made in memory before its weights are read.
 _MOST_LAYERS = 1000
@@ -339,12 +339,11 @@ def _number(name: str, config: dict[str, Any], *keys: str) -> int:
 def _longest(config: dict[str, Any], tokenizer: dict[str, Any]) -> int:
     """Return the most tokens that the tokenizer and the position embeddings both allow."""
     positions = int(config.get("max_position_embeddings") or config.get("n_positions") or 0)
-    if positions > 0 and config.get("model_type") in _OFFSET_POSITIONS:
-        pad = config.get("pad_token_id")
-        positions -= (1 if pad is None else int(pad)) + 1
+    if config.get("model_type") in _OFFSET_POSITIONS:
+        positions -= config.get("pad_token_id", 1) + 1
     # XLNet says -1, some tokenizers 1e30: no limit.
     own = int(tokenizer.get("model_max_length") or 0)
-    return min(limit if limit > 0 else _UNLIMITED for limit in (positions, own, _UNLIMITED))
+    return min(limit if limit > 0 else UNLIMITED for limit in (positions, own, UNLIMITED))
 
 
 _WANTED = ["*.json", "*.txt", "*.model", "*.safetensors", "*.py"]

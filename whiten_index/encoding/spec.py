@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.encoding.encoder_config import DEFAULT_MODEL, POOLINGS, EncoderConfig
 from whiten_index.encoding.model_files import head_sha256
-from whiten_index.encoding.models import EMBEDDED, ModelFolder, embedded_path, find_model
+from whiten_index.encoding.models import EMBEDDED, UNLIMITED, ModelFolder, embedded_path, find_model
 from whiten_index.errors import ConfigError, EncoderError
 
 _DEFAULT_MAX_LENGTH = 512
@@ -143,7 +143,7 @@ def _max_length(folder: ModelFolder, asked: int | None) -> int:
                 "give it with --max-length"
             )
         # A sentence-transformers folder that names no limit means all that the model can take.
-        known = folder.pooling is not None and folder.longest < 1 << 30
+        known = folder.pooling is not None and folder.longest < UNLIMITED
         limit = folder.longest if known else _DEFAULT_MAX_LENGTH
         return min(folder.max_length or limit, folder.longest)
     if asked > folder.longest:
