@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import glob
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.helpers.corpora import chunk_bytes, open_corpus, overwrite, read_all
-from whiten_index.errors import CorpusError
+from whiten_index.errors import CorpusError, StorageError
 
 
 @pytest.fixture
@@ -109,3 +112,31 @@ def test_damage_that_leaves_invalid_utf8_is_named(tmp_path, write_parquet, colum
 
     with pytest.raises(CorpusError, match=r"a\.parquet"):
         use()
+
+
+class _Refusing(MemoryFileSystem):  # type: ignore[misc]
+    protocol = "refusing"
+    find = fsspec.AbstractFileSystem.find
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> Any:
+        return super()._strip_protocol(path.removeprefix("refusing:/"))
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+        if path.endswith("secret"):
+            raise PermissionError("403 Forbidden")
+        return super().ls(path, detail, **options)
+
+
+def test_a_folder_that_a_server_refuses_is_not_left_out(tmp_path, write_parquet):
+    write_parquet(tmp_path / "a.parquet", {"text": ["a"]})
+    fsspec.register_implementation("refusing", _Refusing, clobber=True)
+    files = _Refusing()
+    names = ("/corpus/a.parquet", "/corpus/b/c.parquet")
+    for name in names:
+        files.pipe(name, (tmp_path / "a.parquet").read_bytes())
+    found = open_corpus("refusing://corpus").files
+    assert [file.path for file in found] == list(names)
+    files.pipe("/corpus/secret/d.parquet", b"")
+    with pytest.raises(StorageError, match=r"cannot read .*403 Forbidden; check the address"):
+        open_corpus("refusing://corpus")

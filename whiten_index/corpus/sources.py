@@ -204,6 +204,16 @@ def _is_parquet(names: Sequence[str], *, whole: bool = True) -> bool:
 
 def _listed(filesystem: Any, path: str, match: _Match) -> list[str]:
     """Return the paths of the files below a folder, those in folders without matches left out."""
+    if isinstance(handler := getattr(filesystem, "handler", None), pafs.FSSpecHandler):
+        # fsspec's own search leaves out folders that a server refuses.
+        folders, files = [path], list[str]()
+        for folder in folders:
+            for info in handler.fs.ls(folder, detail=True):
+                if info["type"] == "file":
+                    files.append(info["name"])
+                elif info["type"] == "directory" and info["name"].rstrip("/") not in folders:
+                    folders.append(info["name"].rstrip("/"))
+        return files
     if not isinstance(filesystem, pafs.LocalFileSystem):
         infos = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
         return [info.path for info in infos if info.type == pafs.FileType.File]
