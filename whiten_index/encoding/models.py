@@ -343,7 +343,7 @@ def _longest(config: dict[str, Any], tokenizer: dict[str, Any]) -> int:
         positions -= config.get("pad_token_id", 1) + 1
     # XLNet says -1, some tokenizers 1e30: no limit.
     own = int(tokenizer.get("model_max_length") or 0)
-    return min(limit if limit > 0 else UNLIMITED for limit in (positions, own, UNLIMITED))
+    return min(limit if limit > 0 else UNLIMITED for limit in (positions, own))
 
 
 _WANTED = ["*.json", "*.txt", "*.model", "*.safetensors", "*.py"]
