@@ -86,7 +86,7 @@ def _present(path: Path) -> Path:
     if not path.exists():
         raise SystemExit(
             f"{path} is missing; set WHITEN_INDEX_DATA to a folder with {_ABSTRACTS} and "
-            f"{_SENTENCES} (README, Data)"
+            f"{_SENTENCES} (docs/benchmarks.md, Data)"
         )
     return path
 

@@ -1,4 +1,4 @@
-"""The README's tables of evaluation: STS, what transforms are fitted on, transfer tasks."""
+"""Tables of evaluation: STS, what transforms are fitted on, transfer tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README's tables of nightly updates: what a night costs, what it keeps, when it refits."""
+"""Tables of nightly updates: what a night costs, what it keeps, when it refits."""
 
 from __future__ import annotations
 

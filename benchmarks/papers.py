@@ -1,4 +1,4 @@
-"""The papers' base models' rows by a stand-in: keeps of ``papers.json`` what the README shows.
+"""The papers' base models' rows by a stand-in: keeps what is shown of ``papers.json``.
 
 Run ``python -m pipelines.reproduce_papers OUT --stand-in all-MiniLM-L6-v2``, then
 ``python -m benchmarks.papers OUT``.
@@ -31,7 +31,7 @@ _MODELS = (
 
 
 def rows_of(papers: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield how many rows ran, then the rows that the README shows."""
+    """Yield how many rows ran, then the rows that the documentation shows."""
     status = Counter(row["status"] for table in papers["tables"] for row in table["rows"])
     yield {"figure": "status", **status, "stand_in": papers["stand_in"]["model"]}
     for table in papers["tables"]:

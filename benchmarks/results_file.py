@@ -99,7 +99,9 @@ def data_folder() -> Path:
     """Return the folder of the evaluation data that ``WHITEN_INDEX_DATA`` names."""
     named = os.environ.get("WHITEN_INDEX_DATA")
     if not named:
-        raise SystemExit("set WHITEN_INDEX_DATA to the folder with the evaluation data (README)")
+        raise SystemExit(
+            "set WHITEN_INDEX_DATA to the folder of the evaluation data (docs/benchmarks.md)"
+        )
     return Path(named)
 
 

@@ -1,4 +1,4 @@
-"""The README's table of databases: how fast they are filled, what they keep, what they find."""
+"""Tables of databases: how fast they are filled, what they keep, what they find."""
 
 from __future__ import annotations
 

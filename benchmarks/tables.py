@@ -23,10 +23,7 @@ from benchmarks import (
 from benchmarks.results_file import RESULTS, read, require_sources, source, used
 
 _ROOT = Path(__file__).parents[1]
-DOCUMENTS = [
-    _ROOT / "README.md",
-    *(_ROOT / "docs" / name for name in ("databases.md", "promises.md", "scaling.md")),
-]
+DOCUMENTS = [_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md"))]
 _MARK = r"<!-- table (\w+) -->"
 
 

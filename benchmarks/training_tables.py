@@ -1,4 +1,4 @@
-"""The README's tables of training: what it comes to, how it goes, what whitening costs a step."""
+"""Tables of training: what it comes to, how it goes, what whitening costs a step."""
 
 from __future__ import annotations
 

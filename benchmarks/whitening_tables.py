@@ -1,4 +1,4 @@
-"""The README's tables of transforms: quality by exponent, and what choosing loses."""
+"""Tables of transforms: quality by exponent, and what choosing loses."""
 
 from __future__ import annotations
 

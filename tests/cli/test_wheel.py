@@ -1,4 +1,4 @@
-"""The wheel has every file of the package and every command that the README shows."""
+"""The wheel has every file of the package and every command that the documentation shows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = "\n".join(
+    path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+)
 # Runs commands given as JSON with --help, in one process: most of their time is importing.
 HELP = """
 import json, sys
@@ -64,16 +66,16 @@ def away(installed: Path) -> dict[str, Any]:
 
 
 def code(language: str) -> str:
-    """Return the fenced blocks of the README in a language."""
-    return "\n".join(re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
+    """Return the fenced blocks of the documentation in a language."""
+    return "\n".join(re.findall(rf"^```{language}\n(.*?)^```", PAGES, re.MULTILINE | re.DOTALL))
 
 
 def shown_commands() -> list[list[str]]:
-    """Return the commands of the README's blocks and sentences, groups with their subcommand."""
+    """Return the commands that are shown, groups with their subcommand."""
     from whiten_index.cli import cli
 
     found = set[tuple[str, ...]]()
-    for name, inside in re.findall(r"whiten-index ([a-z][a-z-]*)(?: ([a-z]+))?", README):
+    for name, inside in re.findall(r"whiten-index ([a-z][a-z-]*)(?: ([a-z]+))?", PAGES):
         if name in cli.commands:
             group = getattr(cli.commands[name], "commands", {})
             found.add((name, inside) if inside in group else (name,))
@@ -94,7 +96,7 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel: Path) -> None:
     assert names == here
 
 
-def test_every_command_that_the_readme_shows_runs_from_the_wheel(installed: Path) -> None:
+def test_every_command_that_the_documentation_shows_runs_from_the_wheel(installed: Path) -> None:
     commands = shown_commands()
     assert len(commands) > 15
     options = away(installed)
@@ -104,7 +106,7 @@ def test_every_command_that_the_readme_shows_runs_from_the_wheel(installed: Path
     assert "whiten-index" in run(installed / "bin" / "whiten-index", "--version", **options)
 
 
-def test_what_the_readme_imports_is_in_the_wheel(installed: Path) -> None:
+def test_what_the_documentation_imports_is_in_the_wheel(installed: Path) -> None:
     """Integrations are left out: their frameworks may not be installed."""
     imports = re.findall(r"^(?:from|import) whiten_index.*$", code("python"), re.MULTILINE)
     assert imports
@@ -112,6 +114,6 @@ def test_what_the_readme_imports_is_in_the_wheel(installed: Path) -> None:
     run(sys.executable, "-c", "\n".join(lines), **away(installed))
 
 
-def test_modules_that_the_readme_runs_are_in_the_checkout() -> None:
-    for module in set(re.findall(r"python -m ((?:pipelines|benchmarks)[\w.]*)", README)):
+def test_modules_that_the_documentation_runs_are_in_the_checkout() -> None:
+    for module in set(re.findall(r"python -m ((?:pipelines|benchmarks)[\w.]*)", PAGES)):
         assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
