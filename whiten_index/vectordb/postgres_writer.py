@@ -386,5 +386,8 @@ def _stored(row: Sequence[Any], *, pending: bool) -> Stored | None:
     pushed = PushedTable.read(of_key or (of_vectors if pending else None))
     if pushed is None or (kind, pushed.name) != ("r", name):
         return None
+    # A published table may have the name of a pending one, but not of its key.
+    if pending and key not in (None, f"{name}p"):
+        return None
     made = VECTOR_TYPES.get(pushed.dtype), pushed.k
     return Stored(pushed, pending, key) if made == (type_, width) else None

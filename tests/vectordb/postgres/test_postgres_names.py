@@ -168,6 +168,18 @@ def test_what_has_the_name_of_a_pending_table_stays(address: str, run: Run) -> N
     assert run("SELECT count(*) FROM docs__01234567, docs__0123456x") == [(0,)]
 
 
+def test_a_published_table_may_have_the_name_of_a_pending_one(address: str) -> None:
+    rows = Rows.make(20)
+    push_all(address, rows, "docs__20261125")
+    for seed in (0, 1):
+        with open_writer(address, "docs") as writer:
+            assert writer.pending() is None
+            fill(writer, Rows.make(20, seed=seed))
+            writer.discard()
+    with open_writer(address, "docs__20261125") as writer:
+        assert_holds(writer, rows)
+
+
 def test_a_name_of_an_index_that_is_taken(address: str, run: Run) -> None:
     rows = Rows.make(20)
     run("CREATE TABLE docs_pkey (id int)")
