@@ -50,8 +50,10 @@ class ArtifactError(WhitenIndexError):
     exit_code = 5
 
 
-class FormatError(ArtifactError):
+class FormatError(WhitenIndexError):
     """An artifact that a later release wrote: sound, but not to be read or replaced by this one."""
+
+    exit_code = 5
 
 
 class BusyError(WhitenIndexError):

@@ -63,7 +63,7 @@ from whiten_index.artifacts.object_store import (
     endpoint,
 )
 from whiten_index.artifacts.storage import LOCAL, Place, Storage
-from whiten_index.errors import ArtifactError, BusyError, ConfigError, StorageError
+from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
 from whiten_index.paths import as_place
 
 _AT_ONCE = 16
@@ -413,7 +413,7 @@ def naming() -> Iterator[None]:
     """Let the block's errors name the bucket, not its cache; those of the disk name the folder."""
     try:
         yield
-    except (ArtifactError, BusyError, ConfigError) as error:
+    except (ArtifactError, BusyError, ConfigError, FormatError) as error:
         text = str(error)
         for folder, uri in _URIS.items():
             text = text.replace(folder, uri)

@@ -245,8 +245,6 @@ def listed_files(folder: Path, schema: Schema[Any], *, name: str = MANIFEST) -> 
     """
     try:
         return {name, *read_manifest(folder, schema, name=name)["files"]}
-    except FormatError:
-        raise
     except ArtifactError:
         return None
 
@@ -266,8 +264,6 @@ def first_damaged(folder: Path, schema: Schema[Any]) -> Path | None:
         for name, entry in read_manifest(folder, schema)["files"].items():
             path = folder / name
             check_files(folder, {"files": {name: entry}}, content=True)
-    except FormatError:
-        raise
     except ArtifactError:
         return path
     return None

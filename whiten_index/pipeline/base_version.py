@@ -16,7 +16,6 @@ from whiten_index.errors import (
     ArtifactError,
     ConfigError,
     CorpusError,
-    FormatError,
     GateError,
     WhiteningError,
 )
@@ -114,8 +113,6 @@ class BaseVersion:
         """
         try:
             latest = self.store.corpus(corpus.config.source_identity())
-        except FormatError:
-            raise
         except ArtifactError:
             return self.record
         return latest if latest.fingerprint == self.record.fingerprint else self.record

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from whiten_index.corpus.arrow_types import times_as_numbers, times_of
 from whiten_index.corpus.batches import DIGEST_BYTES, ID, PASSAGE, PASSAGE_COLUMNS, row_digests
-from whiten_index.errors import ArtifactError, FormatError
+from whiten_index.errors import ArtifactError
 from whiten_index.store.digest_index import HashTable, Keys, joined, string_keys
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart, CorpusRecord
@@ -155,9 +155,6 @@ def part_digests(
         if part.rows:
             try:
                 yield part.digests, store.digests(part)
-            except FormatError:
-                # A later release wrote them.
-                raise
             except ArtifactError:
                 size, rng = (part.rows, DIGEST_BYTES), np.random.default_rng()
                 yield part.digests, rng.integers(0, 256, size, dtype=np.uint8)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import exists
 from whiten_index.artifacts.storage import Place
-from whiten_index.errors import ArtifactError, ConfigError, FormatError
+from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import row_starts
@@ -147,8 +147,6 @@ def open_reranker(
                 by=by or VECTORS,
                 version=bundle.folder,
             )
-    except FormatError:
-        raise
     except ArtifactError as error:
         reason = error
     raise ArtifactError(

@@ -48,7 +48,7 @@ from whiten_index.artifacts.limits import canonical_json
 from whiten_index.artifacts.manifest import Digest, Schema, Sealed
 from whiten_index.artifacts.storage import Place
 from whiten_index.corpus.batches import DIGEST_BYTES
-from whiten_index.errors import ArtifactError, FormatError
+from whiten_index.errors import ArtifactError
 from whiten_index.store.dtypes import keeps_moments
 from whiten_index.store.index_registry import FOLDER, IndexRegistry, owner_of
 from whiten_index.store.records import CorpusPart, CorpusRecord, EncoderFacts
@@ -256,8 +256,6 @@ class EmbeddingStore(Segments):
             return 0
         try:
             digests = self.digests(part)
-        except FormatError:
-            raise
         except ArtifactError:
             return part.rows
         return int(np.count_nonzero(~self.index(verify=verify).find(digests).known))
@@ -389,8 +387,6 @@ class EmbeddingStore(Segments):
     def _owner_of(self, path: Path) -> str | None:
         try:
             return self.record(path.name).index if exists(path) else None
-        except FormatError:
-            raise
         except ArtifactError:
             return None
 
@@ -423,8 +419,6 @@ class EmbeddingStore(Segments):
         self.mirror.latest(self.folder / manifest.MANIFEST)
         try:
             return read_encoder(self.folder)
-        except FormatError:
-            raise
         except ArtifactError:
             return None
 

@@ -14,7 +14,7 @@ from whiten_index.artifacts.atomic import make_folder
 from whiten_index.artifacts.files import exists, writing
 from whiten_index.artifacts.manifest import Digest, Schema, Sealed
 from whiten_index.artifacts.storage import Place, Storage, settled
-from whiten_index.errors import ArtifactError, FormatError
+from whiten_index.errors import ArtifactError
 
 _KIND, _VERSION = "registered_index", 1
 FOLDER, _COPIES = "indexes", "registered"
@@ -65,8 +65,6 @@ class IndexRegistry:
     def _is_sound(self, path: Path) -> bool:
         try:
             self.read(path)
-        except FormatError:
-            raise
         except ArtifactError:
             return False
         return True

@@ -152,8 +152,6 @@ class Segments:
             fields = read_segment(folder)
             hash_it = verify and self._hashed.get(name) != fields
             manifest.check_files(folder, fields, content=hash_it)
-        except FormatError:
-            raise
         except ArtifactError:
             again = self.mirror.fetch_again(folder)
             return self.segment(name, verify=verify) if again else None
@@ -295,8 +293,6 @@ class Segments:
             if name not in self._sound and self.segment(name, verify=self.verify) is None:
                 raise _GoneError(name)
             rows = self.tensor(name, "embeddings")
-        except FormatError:
-            raise
         except ArtifactError as error:
             raise _GoneError(name) from error
         self._sound.add(name)

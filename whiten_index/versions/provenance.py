@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.storage import Place
-from whiten_index.errors import ArtifactError, FormatError
+from whiten_index.errors import ArtifactError
 from whiten_index.paths import cut, is_uri
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
@@ -46,8 +46,6 @@ def open_store(
     for place in places:
         try:
             return EmbeddingStore.open(place, fingerprint=encoder, verify=verify)
-        except FormatError:
-            raise
         except ArtifactError as error:
             reason = error
     raise ArtifactError(
@@ -66,8 +64,6 @@ def missing_rows(root: Place, version: Version) -> tuple[Place | None, int]:
     for place in dict.fromkeys(store_places(root, version.fields)):
         try:
             store = EmbeddingStore.open(place, fingerprint=version.fields["encoder_fingerprint"])
-        except FormatError:
-            raise
         except ArtifactError:
             continue
         return place, sum(map(store.missing_rows, corpus_record(version).distinct_parts))

@@ -139,8 +139,6 @@ def ensure_index_id(root: Path) -> str:
     """Return the id of an index, a new one if it has none yet or its file is damaged."""
     try:
         return read_index_id(root)
-    except FormatError:
-        raise
     except ArtifactError:
         index_id = uuid.uuid4().hex
         fields = {"kind": INDEX_ID_SCHEMA.kind, "format_version": 1, "id": index_id}
@@ -203,7 +201,7 @@ def _facts(root: Path, name: str) -> WithdrawnFacts:
     try:
         fields = read_version(root / VERSIONS / name).fields
         return {"corpus": fields["corpus"]["fingerprint"], "identity": fields["identity"]}
-    except ArtifactError:
+    except (ArtifactError, FormatError):
         return {}
 
 
@@ -269,7 +267,7 @@ def find_version(root: Path, identity: str, mirror: Storage = LOCAL) -> str | No
                 version.check()
                 mirror.keep(folder)
                 return name
-        except ArtifactError:
+        except (ArtifactError, FormatError):
             continue
     return None
 

@@ -19,7 +19,7 @@ from whiten_index.artifacts.files import (
 )
 from whiten_index.artifacts.manifest import MANIFEST, records_in
 from whiten_index.corpus.batches import DIGEST_BYTES
-from whiten_index.errors import ArtifactError, ConfigError, FormatError
+from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.paths import is_uri
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.index_registry import RegisteredIndex
@@ -231,8 +231,6 @@ def version_reference(
     version: Version | None = None
     try:
         version = read_version(folder)
-    except FormatError:
-        raise
     except ArtifactError:
         pass
     fields = None if version is None else version.fields
@@ -243,8 +241,6 @@ def version_reference(
         # A sound record suffices where the manifest is damaged.
         own = CorpusRecord.load(folder / RECORD) if version is None else corpus_record(version)
         return Reference(by, encoder, own)
-    except FormatError:
-        raise
     except ArtifactError:
         if fields is not None and _is_elsewhere(fields, root):
             return None

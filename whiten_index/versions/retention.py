@@ -107,7 +107,7 @@ def list_versions(root: Path | str, *, verify: str = "manifest") -> list[Version
         folders += [folder / CANDIDATES / name for name in version_names(folder, inside=CANDIDATES)]
     try:
         current = read_current(folder, mirror)
-    except ArtifactError:
+    except (ArtifactError, FormatError):
         current = None
         if not folders:
             raise
@@ -145,7 +145,7 @@ def _facts(
             read_version(folder, verify=verify, sha256=sha256).check()
     except StorageError as error:
         unread = str(error)
-    except (ArtifactError, ValueError, AttributeError) as error:
+    except (ArtifactError, FormatError, ValueError, AttributeError) as error:
         if not mirror.uri and not exists(folder):
             return None
         sound = sound or str(error)
@@ -249,7 +249,7 @@ def _older(
             continue
         try:
             return _checked(root, name, mirror)
-        except ArtifactError as error:
+        except (ArtifactError, FormatError) as error:
             skipped[name] = str(error)
         except StorageError as error:
             raise StorageError(
@@ -373,11 +373,11 @@ def _kept(root: Path, current: Current, keep: int, verify: str) -> set[str]:
     return {current.version, *islice(sound, keep)}
 
 
-def _damage(folder: Path, verify: str) -> ArtifactError | None:
+def _damage(folder: Path, verify: str) -> ArtifactError | FormatError | None:
     """Return the damage of a version; raise ``StorageError`` if it cannot be read."""
     try:
         read_version(folder, verify=verify).check()
-    except ArtifactError as error:
+    except (ArtifactError, FormatError) as error:
         return error
     return None
 

@@ -10,7 +10,7 @@ from whiten_index.artifacts.atomic import require_path
 from whiten_index.artifacts.cached_storage import BucketStorage, naming, place_of
 from whiten_index.artifacts.files import is_folder, resolved
 from whiten_index.artifacts.manifest import MANIFEST
-from whiten_index.errors import ArtifactError
+from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.paths import absolute, is_uri
 from whiten_index.store.embedding_store import encoder_folders
 from whiten_index.versions.documents import Documents
@@ -191,7 +191,7 @@ def verify_bucket(uri: str) -> VerifyReport:
     try:
         with naming():
             current = read_current(folder, mirror)
-    except ArtifactError as error:
+    except (ArtifactError, FormatError) as error:
         damages.append((CURRENT, reason(error), ()))
     good = list[str]()
     for name in names:

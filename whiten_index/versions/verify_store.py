@@ -12,7 +12,13 @@ from typing import Any
 from whiten_index.artifacts.atomic import require_path
 from whiten_index.artifacts.files import list_folder, resolved, size_of
 from whiten_index.artifacts.manifest import MANIFEST, check_files, fingerprint
-from whiten_index.errors import ArtifactError, ConfigError, FormatError, StorageError
+from whiten_index.errors import (
+    ArtifactError,
+    ConfigError,
+    FormatError,
+    StorageError,
+    WhitenIndexError,
+)
 from whiten_index.store.embedding_store import (
     EmbeddingStore,
     encoder_folders,
@@ -104,7 +110,7 @@ class Check:
         self.only = only
         self.checked, self.bytes = Counter[str](), 0
         self.stores, self.notes = list[str](), list[str]()
-        self._errors = list[tuple[str, Path, ArtifactError | StorageError]]()
+        self._errors = list[tuple[str, Path, WhitenIndexError]]()
 
     def remedy(self, kind: str, path: Path) -> Remedy:
         """Return who needs something that is damaged, and advice."""
@@ -128,10 +134,10 @@ class Check:
         """Report an error of the block as one of a file or folder."""
         try:
             yield
-        except (ArtifactError, StorageError) as error:
+        except (ArtifactError, FormatError, StorageError) as error:
             self.add(kind, path, error)
 
-    def add(self, kind: str, path: Path, error: ArtifactError | StorageError) -> None:
+    def add(self, kind: str, path: Path, error: WhitenIndexError) -> None:
         """Report an error of a file or folder, if that is to be looked at."""
         if self.asked([path]):
             self._errors.append((kind, path, error))
