@@ -18,7 +18,7 @@ from whiten_index.artifacts.files import exists, is_folder, list_folder
 from whiten_index.artifacts.manifest import Count, Described, Digest, Positive, Schema
 from whiten_index.artifacts.storage import Storage
 from whiten_index.artifacts.tensors import map_tensor, write_tensors
-from whiten_index.errors import ArtifactError, FormatError
+from whiten_index.errors import ArtifactError
 from whiten_index.store.digest_index import DigestIndex, Lookup
 from whiten_index.store.dtypes import EmbeddingsType, StoreDtype, as_kept, keeps_moments, type_of
 from whiten_index.whitening.moments import Moments

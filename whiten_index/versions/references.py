@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -229,10 +230,8 @@ def version_reference(
     """Return the reference of a version, None if it needs nothing of these stores."""
     by = f"version {folder.name} of index {folder.parent.parent}"
     version: Version | None = None
-    try:
+    with contextlib.suppress(ArtifactError):
         version = read_version(folder)
-    except ArtifactError:
-        pass
     fields = None if version is None else version.fields
     encoder = None if fields is None else fields["encoder_fingerprint"]
     if not any(encoder in (None, store.fingerprint) for store in stores):
