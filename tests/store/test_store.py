@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.builds import column_facts
 from tests.helpers.moments import make_embeddings
 from whiten_index.artifacts import manifest
-from whiten_index.errors import ArtifactError, ConfigError, StorageError
+from whiten_index.errors import ArtifactError, ConfigError, FormatError, StorageError
 from whiten_index.store.dtypes import StoreDtype
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart, CorpusRecord
@@ -238,8 +238,8 @@ def test_a_store_of_a_later_release_is_refused_and_left_alone(store):
     path = store.folder / manifest.MANIFEST
     manifest.write_manifest(path, manifest.read_json(path, what="it") | {"format_version": 99})
     before = path.read_bytes()
-    with pytest.raises(ArtifactError, match=r"store format 99.*upgrade"):
+    with pytest.raises(FormatError, match=r"store format 99.*upgrade"):
         EmbeddingStore.open(store.root)
-    with pytest.raises(ArtifactError, match=r"store format 99.*upgrade"):
+    with pytest.raises(FormatError, match=r"store format 99.*upgrade"):
         EmbeddingStore.create(store.root, ENCODER, NAME)
     assert path.read_bytes() == before
