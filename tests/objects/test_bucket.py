@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.helpers.bad_input import process
 from whiten_index.artifacts.object_store import Bucket, ChangedError
 from whiten_index.errors import ConfigError, StorageError
 
@@ -44,9 +48,9 @@ def test_files_of_any_size_come_back(bucket: str, tmp_path: Path, size: int) -> 
     there = Bucket(f"s3://{bucket}/files")
     (tmp_path / "up").write_bytes(bytes(range(256)) * (size // 256) + b"x" * (size % 256))
     there.upload("a", tmp_path / "up")
-    assert there.download("a", tmp_path / "down", size)
+    assert there.download("a", tmp_path / "down")
     assert (tmp_path / "down").read_bytes() == (tmp_path / "up").read_bytes()
-    assert not there.download("b", tmp_path / "none", size)
+    assert not there.download("b", tmp_path / "none")
 
 
 def test_put_where_there_is_none(bucket: str) -> None:
@@ -81,3 +85,40 @@ def test_nobody_answers(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(StorageError, match="does not answer"):
             Bucket(f"s3://{bucket}/p").objects("a")
         assert time.monotonic() - started < 25
+
+
+class _Endless(BaseHTTPRequestHandler):
+    """Objects of 64 TiB."""
+
+    def do_GET(self) -> None:
+        size, part = 1 << 46, self.headers.get("Range")
+        self.send_response(206 if part else 200)
+        if part:
+            first, last = map(int, part.removeprefix("bytes=").split("-"))
+            self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
+            size = last - first + 1
+        self.send_header("Content-Length", str(size))
+        self.send_header("ETag", '"1"')
+        self.send_header("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT")
+        self.end_headers()
+        if part:
+            self.wfile.write(b"[" * size)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_an_object_too_large_for_what_it_is_takes_no_memory(
+    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WHITEN_INDEX_CACHE", str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Endless) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        # Where memory cannot be had, obstore ends the process.
+        with process("search", "s3://bucket/index", "a") as child:
+            said = child.communicate()[1]
+        server.shutdown()
+    assert child.returncode == 5, said
+    assert "CURRENT" in said
+    assert "more than 67,108,864 bytes" in said

@@ -318,13 +318,9 @@ class BucketStorage(Storage):
         known = self._listed(key)
         return key in known or known.is_artifact(key)
 
-    def _size(self, key: str) -> int:
-        return self._listed(key).get(key, (0, ""))[0]
-
     def digest(self, path: Path) -> tuple[int, str] | None:
         """Return the bytes of an object and their SHA-256 as it is read now, None for no object."""
-        key = self._key(path)
-        return self._bucket.digest(key, self._size(key))
+        return self._bucket.digest(self._key(path))
 
     def _note(self, key: str, data: bytes | None = None) -> bytes:
         """Return the note of a copy: sizes and e-tags of its object, or of those of a manifest."""
@@ -354,9 +350,9 @@ class BucketStorage(Storage):
             return False
         with self._downloading(path) as temporary:
             temporary.mkdir()
-            for name, size in names.items():
+            for name in names:
                 source = f"{key}/{stamp(data)}/{name}"
-                if not self._bucket.download(source, temporary / name, size):
+                if not self._bucket.download(source, temporary / name):
                     return False
             (temporary / MANIFEST).write_bytes(data)
             (temporary / _NOTE).write_bytes(self._note(key, data))
@@ -369,7 +365,7 @@ class BucketStorage(Storage):
 
     def _get_file(self, key: str, path: Path) -> bool:
         with self._downloading(path) as temporary:
-            if not self._bucket.download(key, temporary, self._size(key)):
+            if not self._bucket.download(key, temporary):
                 return False
             temporary.replace(path)
             self._note_file(key)
@@ -472,10 +468,10 @@ def _manifest_of(path: Path) -> bytes:
         return b""
 
 
-def _files_in(data: bytes) -> dict[str, int] | None:
-    """Return the files that a manifest names and their bytes, None if it is damaged."""
+def _files_in(data: bytes) -> list[str] | None:
+    """Return the files that a manifest names, None if it is damaged."""
     files = _described(data)
-    return None if files is None else {name: each["bytes"] for name, each in files.items()}
+    return None if files is None else list(files)
 
 
 def _described(data: bytes, *, exact: bool = False) -> Files | None:

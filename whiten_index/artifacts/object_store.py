@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.address import hide_secrets
+from whiten_index.artifacts.manifest import MANIFEST_BYTES
 from whiten_index.errors import ConfigError, StorageError
 from whiten_index.paths import require_no_secret, require_plain_environment, shown
 
@@ -79,12 +80,17 @@ class Bucket:
         self._quick, self._bulk = self._client(_QUICK), self._client(_BULK)
 
     def get(self, key: str) -> tuple[bytes, Tag] | None:
-        """Return the bytes of an object and its tag, ``None`` without an object."""
+        """Return the bytes of an object and its tag, ``None`` without an object.
+
+        One that is too large for a manifest is cut, so that it is still too large for its reader.
+        """
         try:
             with self._translated("read", key):
                 found = self._obstore.get(self._quick, self._key(key))
-                tag = {name: found.meta[name] for name in ("e_tag", "version")}
-                return bytes(found.bytes()), {name: value for name, value in tag.items() if value}
+                tag = {name: found.meta[name] for name in ("e_tag", "version") if found.meta[name]}
+                if found.meta["size"] > MANIFEST_BYTES:
+                    return self._range(key, 0, MANIFEST_BYTES + 1), tag
+                return bytes(found.bytes()), tag
         except _MissingError:
             return None
 
@@ -115,40 +121,42 @@ class Bucket:
             made = self._obstore.put(self._bulk, self._key(key), file, chunk_size=_PART)
             return _stat(path.stat().st_size, made)
 
-    def download(self, key: str, path: Path, size: int) -> bool:
-        """Write an object of about ``size`` bytes to a new path; return whether there is one."""
+    def download(self, key: str, path: Path) -> bool:
+        """Write an object to a new path; return whether there is one."""
         try:
             with path.open("wb") as file:
-                for data in self._parts(key, size):
+                for data in self._parts(key):
                     file.write(data)
         except _MissingError:
             return False
         return True
 
-    def digest(self, key: str, size: int) -> tuple[int, str] | None:
-        """Return size and SHA-256 of an object of about ``size`` bytes, None without an object."""
+    def digest(self, key: str) -> tuple[int, str] | None:
+        """Return size and SHA-256 of an object, None without an object."""
         read, sha = 0, hashlib.sha256()
         try:
-            for data in self._parts(key, size):
+            for data in self._parts(key):
                 read += len(data)
                 sha.update(data)
         except _MissingError:
             return None
         return read, sha.hexdigest()
 
-    def _parts(self, key: str, size: int) -> Iterator[Any]:
-        if size <= _BLOCK:
-            with self._translated("read", key):
-                data = self._obstore.get(self._bulk, self._key(key)).bytes()
-            yield data
-            return
+    def _parts(self, key: str) -> Iterator[Any]:
+        """Yield an object in blocks of bounded size, whatever a list or a manifest says of it."""
         with self._translated("read", key):
-            size = self._obstore.head(self._quick, self._key(key))["size"]
+            found = self._obstore.get(self._bulk, self._key(key))
+            size = found.meta["size"]
+            if size <= _BLOCK:
+                yield found.bytes()
+                return
         for start in range(0, size, _BLOCK):
-            stop = min(start + _BLOCK, size)
-            with self._translated("read", key):
-                part = self._obstore.get_range(self._bulk, self._key(key), start=start, end=stop)
-            yield part
+            yield self._range(key, start, min(start + _BLOCK, size))
+
+    def _range(self, key: str, start: int, stop: int) -> bytes:
+        with self._translated("read", key):
+            found = self._obstore.get_range(self._bulk, self._key(key), start=start, end=stop)
+            return bytes(found)
 
     def delete(self, key: str) -> None:
         """Remove an object, if it exists."""
