@@ -38,7 +38,7 @@ BEGIN;
 SET LOCAL standard_conforming_strings = on;
 CREATE EXTENSION IF NOT EXISTS vector SCHEMA public;
 -- The function keeps this path, and so finds pgvector from everywhere.
-SELECT set_config('search_path', quote_ident(n.nspname), true)
+SELECT pg_catalog.set_config('search_path', pg_catalog.quote_ident(n.nspname), true)
   FROM pg_catalog.pg_extension e JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace
   WHERE e.extname = 'vector';
 DO {tag}
@@ -46,7 +46,7 @@ DECLARE
   made regprocedure := to_regprocedure({signature});
 BEGIN
   IF made IS NOT NULL
-      AND starts_with(obj_description(made, 'pg_proc'), {ours}) IS NOT TRUE THEN
+      AND starts_with(pg_catalog.obj_description(made, 'pg_proc'), {ours}) IS NOT TRUE THEN
     RAISE EXCEPTION 'there is a function % already, and whiten-index did not make it as it is', made
       USING ERRCODE = 'duplicate_function',
       HINT = 'Export again with another --name, or DROP FUNCTION ' || made || ';';

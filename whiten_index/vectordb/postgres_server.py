@@ -20,6 +20,10 @@ _TIMEOUTS = (
     "statement_timeout", "transaction_timeout", "idle_session_timeout",
     "idle_in_transaction_session_timeout",
 )  # fmt: skip
+_ISOLATE = (
+    "SELECT pg_catalog.current_schema(), pg_catalog.current_setting('search_path'), "
+    "pg_catalog.set_config('search_path', '', false)"
+)
 _ENCODE = "write @ : / ? # % of a user as %40 %3A %2F %3F %23 %25, and set PGPASSWORD"
 
 # SQLSTATE, or its class, of rows that are refused.
@@ -41,8 +45,16 @@ _REMEDIES = {
 }
 
 
-def connect(address: str, options: PostgresOptions, *, make: bool) -> Any:
-    """Return a connection without transactions, read-only unless ``make``."""
+def connect(address: str, options: PostgresOptions, *, make: bool) -> tuple[Any, str | None, str]:
+    """Return a connection without transactions, its first schema, and its search path.
+
+    The connection is read-only unless ``make``. From here on its path is empty: a function or an
+    operator that a user of the database made would be called instead of the server's own where its
+    argument types fit better.
+    """
+    given = {**dict.fromkeys(_TIMEOUTS, "0"), "lock_timeout": f"{options.lock_timeout}s"}
+    if not make:
+        given["default_transaction_read_only"] = "on"
     try:
         connection = psycopg.connect(
             address,
@@ -50,6 +62,12 @@ def connect(address: str, options: PostgresOptions, *, make: bool) -> Any:
             prepare_threshold=None,
             client_encoding="UTF8",
             fallback_application_name="whiten-index",
+        )
+        isolated: Any = connection.execute(_ISOLATE).fetchone()
+        connection.execute(
+            "SELECT set_config(name, %s::jsonb->>name, false) FROM pg_settings "
+            "WHERE %s::jsonb ? name",
+            [psycopg.types.json.Jsonb(given)] * 2,
         )
     except psycopg.ProgrammingError:
         # It may show a password.
@@ -59,14 +77,7 @@ def connect(address: str, options: PostgresOptions, *, make: bool) -> Any:
         ) from None
     except psycopg.Error as error:
         raise DatabaseError(_not_connected(error, address)) from None
-    given = {**dict.fromkeys(_TIMEOUTS, "0"), "lock_timeout": f"{options.lock_timeout}s"}
-    if not make:
-        given["default_transaction_read_only"] = "on"
-    connection.execute(
-        "SELECT set_config(name, %s::jsonb->>name, false) FROM pg_settings WHERE %s::jsonb ? name",
-        [psycopg.types.json.Jsonb(given)] * 2,
-    )
-    return connection
+    return connection, isolated[0], isolated[1]
 
 
 def explain_error(error: Exception) -> tuple[str, str]:
@@ -117,8 +128,8 @@ def _not_connected(error: psycopg.Error, address: str) -> str:
 
 
 def find_schema(connection: Any, name: str | None) -> str:
-    """Return the schema of a name, by default the first of the search path."""
-    query = "SELECT nspname FROM pg_namespace WHERE nspname = coalesce(%s, current_schema())"
+    """Return the schema of a name."""
+    query = "SELECT nspname FROM pg_namespace WHERE nspname = %s"
     found = connection.execute(query, [name]).fetchone()
     if found is None:
         raise DatabaseError(
@@ -128,8 +139,11 @@ def find_schema(connection: Any, name: str | None) -> str:
     return str(found[0])
 
 
-def find_extension(connection: Any, *, make: bool) -> tuple[str, str]:
-    """Return the schema and the release of pgvector, empty if it is missing and not to be made."""
+def find_extension(connection: Any, schema: str | None, *, make: bool) -> tuple[str, str]:
+    """Return the schema and the release of pgvector, empty if it is missing and not to be made.
+
+    It is made in ``schema``.
+    """
     query = (
         "SELECT n.nspname, e.extversion FROM pg_extension e "
         "JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'vector'"
@@ -137,7 +151,8 @@ def find_extension(connection: Any, *, make: bool) -> tuple[str, str]:
     found = connection.execute(query).fetchone()
     if found is None and make:
         try:
-            connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+            order = "CREATE EXTENSION IF NOT EXISTS vector SCHEMA {}"
+            connection.execute(composed(order, schema or ""))
         except psycopg.Error as error:
             # Another session may have created it at the same moment.
             found = connection.execute(query).fetchone()

@@ -58,7 +58,7 @@ _OPERATORS = {
 _ATTEMPT, _PAUSE, _LAST_ATTEMPT = 0.2, 0.3, 1.5
 _ADVISORY = "SELECT {}(hashtextextended(%s, 0))"
 # Temporary table for the rows of one batch of changes.
-_STAGING = sql.Identifier("whiten_index_rows")
+_STAGING = sql.Identifier("pg_temp", "whiten_index_rows")
 
 
 class PostgresWriter(DatabaseWriter):
@@ -72,12 +72,12 @@ class PostgresWriter(DatabaseWriter):
     ) -> None:
         super().__init__()
         self._options, self._name, self._locked = options, name, False
-        self._connection = connect(address, options, make=make)
+        self._connection, first, self._users_path = connect(address, options, make=make)
         self.target = shown_address(self._connection)
         try:
             with self._reporting("it could not be opened"):
-                self._schema = find_schema(self._connection, options.schema_name)
-                self._extension, pgvector = find_extension(self._connection, make=make)
+                self._schema = find_schema(self._connection, options.schema_name or first)
+                self._extension, pgvector = find_extension(self._connection, first, make=make)
         except BaseException:
             self.close()
             raise
@@ -257,12 +257,15 @@ class PostgresWriter(DatabaseWriter):
         self._execute("TRUNCATE {}", _STAGING)
         form.copy(self._connection, _STAGING, rows)
         order = "INSERT INTO {} ({}) SELECT {} FROM {} ON CONFLICT ({}) DO UPDATE SET {}"
-        self._execute(order, self._place(stored.name), names, names, _STAGING, layout.key, put)
+        with self._on_users_path():
+            self._execute(order, self._place(stored.name), names, names, _STAGING, layout.key, put)
 
     def _delete(self, stored: Stored, ids: Ids, layout: Layout) -> None:
-        order = "DELETE FROM {} AS t USING unnest({}::{}[]) AS gone(id) WHERE t.{} = gone.id"
+        gone = "pg_catalog.unnest({}::{}[]) AS gone(id)"
+        order = f"DELETE FROM {{}} AS t USING {gone} WHERE t.{{}} = gone.id"
         place, type_ = self._place(stored.name), sql.SQL(self._format(layout).types[ID].sql)
-        self._execute(order, place, sql.Literal(list(ids)), type_, ID)
+        with self._on_users_path():
+            self._execute(order, place, sql.Literal(list(ids)), type_, ID)
 
     def _count(self, stored: Stored) -> int:
         place = self._place(stored.name)
@@ -351,6 +354,14 @@ class PostgresWriter(DatabaseWriter):
         """Change settings of the server until the transaction ends."""
         for name, value in settings.items():
             self._connection.execute("SELECT set_config(%s, %s, true)", [name, str(value)])
+
+    @contextmanager
+    def _on_users_path(self) -> Iterator[None]:
+        """Set the search path that triggers of the table may need, behind the server's own."""
+        path = f"pg_catalog, {self._users_path}".rstrip(", ")
+        self._set({"search_path": path})
+        yield
+        self._set({"search_path": ""})
 
     def _lock(self, seconds: float | None = None) -> None:
         """Keep other pushes from the name until ``_unlock`` or the end of the session."""

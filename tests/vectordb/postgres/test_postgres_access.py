@@ -18,6 +18,7 @@ from tests.vectordb.pushed_rows import (
     assert_holds,
     assert_no_secret,
     fill,
+    some_changes,
 )
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.registry import open_writer, require_database
@@ -248,3 +249,48 @@ def test_asking_makes_nothing_and_needs_no_rights(address: str, role: str, run: 
         with pytest.raises(DatabaseError, match=r"denied for schema public\); connect as"):
             writer.count()
     assert run(there) == before
+
+
+@pytest.mark.parametrize("path", ['"$user", public', "public, pg_catalog, pg_temp"])
+def test_functions_of_users_are_not_called(address: str, run: Run, path: str) -> None:
+    """Those of the server are meant, also where the arguments fit others better."""
+    run("CREATE TABLE called (what text)")
+    for name, arguments, result in (
+        ("starts_with", "name, text", "bool"),
+        ("obj_description", "oid, text", "text"),
+        ("col_description", "oid, int2", "text"),
+        ("hashtextextended", "text, int4", "bigint"),
+        ("quote_ident", "name", "text"),
+        ("format", "text, text, name", "text"),
+        ("current_schema", "", "name"),
+        ("count", "bigint", "bigint"),
+        ("unnest", "text[]", "setof text"),
+        ("unnest", "bigint[]", "setof bigint"),
+    ):
+        given = "" if result.startswith("setof") else " NULL"
+        run(
+            f"CREATE FUNCTION {name}({arguments}) RETURNS {result} LANGUAGE plpgsql AS "
+            f"$$ BEGIN INSERT INTO called VALUES ('{name}'); RETURN{given}; END $$"
+        )
+    run("CREATE VIEW pg_settings AS SELECT obj_description(1, 'x'::text) AS name")
+    (database,) = run("SELECT pg_catalog.quote_ident(pg_catalog.current_database())")[0]
+    run(f"ALTER DATABASE {database} SET search_path = {path}")
+    old, rows, put = some_changes()
+    for _ in range(2):
+        push_all(address, old)
+    run("CREATE TABLE log (n bigint)")
+    run(
+        "CREATE FUNCTION logs() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN INSERT INTO log VALUES (OLD.id); RETURN OLD; END $$"
+    )
+    run("CREATE TRIGGER logs BEFORE DELETE ON docs FOR EACH ROW EXECUTE FUNCTION logs()")
+    with open_writer(address, "docs") as writer:
+        with writer.changing(rows.pushed, rows.layout) as changing:
+            changing.delete([7])
+            changing.upsert(put)
+        assert_holds(writer, rows)
+    with open_writer(address, "docs", make=False) as writer:
+        assert writer.published() is not None
+    assert run("SELECT DISTINCT what FROM called") == []
+    # Those of the table run, on the path of its users.
+    assert run("SELECT n FROM log") == [(7,)]

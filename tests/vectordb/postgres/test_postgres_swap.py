@@ -54,7 +54,7 @@ def test_owner_rights_and_comments_go_over(address: str, run: Run, role: str) ->
     ("order", "back", "named"),
     [
         ("ALTER TABLE docs ADD COLUMN words text", "ALTER TABLE docs DROP words", "column words"),
-        ("CREATE INDEX mine ON docs ((id % 2))", "DROP INDEX mine", "index mine"),
+        ("CREATE INDEX mine ON docs ((id % 2))", "DROP INDEX mine", "index public.mine"),
         (
             "ALTER TABLE docs ENABLE ROW LEVEL SECURITY",
             "ALTER TABLE docs DISABLE ROW LEVEL SECURITY",
@@ -72,24 +72,28 @@ def test_owner_rights_and_comments_go_over(address: str, run: Run, role: str) ->
             "rule quiet",
         ),
         ("CREATE PUBLICATION pub FOR TABLE docs", "DROP PUBLICATION pub", "publication pub"),
-        ("CREATE STATISTICS stat ON id, (id % 2) FROM docs", "DROP STATISTICS stat", "stat"),
-        ("CREATE TABLE more () INHERITS (docs)", "DROP TABLE more", "table more"),
-        ("CREATE SEQUENCE numbers OWNED BY docs.id", "DROP SEQUENCE numbers", "sequence numbers"),
-        ("CREATE VIEW seen AS SELECT id FROM docs", "DROP VIEW seen", "view seen"),
+        ("CREATE STATISTICS stat ON id, (id % 2) FROM docs", "DROP STATISTICS stat", "public.stat"),
+        ("CREATE TABLE more () INHERITS (docs)", "DROP TABLE more", "table public.more"),
+        (
+            "CREATE SEQUENCE numbers OWNED BY docs.id",
+            "DROP SEQUENCE numbers",
+            "sequence public.numbers",
+        ),
+        ("CREATE VIEW seen AS SELECT id FROM docs", "DROP VIEW seen", "view public.seen"),
         (
             "CREATE TABLE likes (doc bigint REFERENCES docs (id))",
             "DROP TABLE likes",
-            "constraint likes_doc_fkey on table likes",
+            "constraint likes_doc_fkey on table public.likes",
         ),
         (
             "CREATE FUNCTION f(docs) RETURNS text LANGUAGE sql AS 'SELECT $1.id::text'",
             "DROP FUNCTION f",
-            "function f",
+            "function public.f",
         ),
         (
             "CREATE TABLE whole (one docs, many docs[])",
             "DROP TABLE whole",
-            "column many of table whole, column one of table whole",
+            "column many of table public.whole, column one of table public.whole",
         ),
     ],
 )
