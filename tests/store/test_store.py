@@ -18,7 +18,6 @@ from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.whitening.moments import Moments
 
-ENCODER = column_facts(4, "tiny")
 NAME = "0123456789abcdef" * 2
 
 
@@ -26,9 +25,13 @@ def make_digests(seed, n):
     return np.random.default_rng(seed).integers(0, 256, (n, 16), dtype=np.uint8)
 
 
+def new_store(folder, dim=8):
+    return EmbeddingStore.create(folder, column_facts(dim, "tiny"), NAME)
+
+
 @pytest.fixture
 def store(tmp_path):
-    return EmbeddingStore.create(tmp_path / "store", ENCODER, NAME)
+    return new_store(tmp_path / "store")
 
 
 def write(store, embeddings, *, dtype=StoreDtype.FLOAT16, seed=0, truncated=0):
@@ -123,7 +126,8 @@ def test_a_damaged_segment_is_not_found_and_writing_it_again_mends_it(store, fil
 
 
 @pytest.mark.parametrize(("file", "step"), [("embeddings", 3), ("moments", 3), ("manifest", 1)])
-def test_no_flipped_bit_goes_unseen(store, file, step):
+def test_no_flipped_bit_goes_unseen(tmp_path, file, step):
+    store = new_store(tmp_path, dim=4)
     segment = write(store, make_embeddings(n=6, d=4), truncated=3)
     path = segment_files(store, segment)[file]
     # White space and the like in a manifest may change, as long as what it says does not.
@@ -147,7 +151,8 @@ def files_limited_to(size):
 
 
 @pytest.mark.parametrize(("n", "d"), [(4000, 20), (130, 130)], ids=["embeddings", "moments"])
-def test_a_disk_that_takes_no_more_is_an_output_error_and_leaves_nothing(store, n, d):
+def test_a_disk_that_takes_no_more_is_an_output_error_and_leaves_nothing(tmp_path, n, d):
+    store = new_store(tmp_path, dim=d)
     embeddings = make_embeddings(n=n, d=d)
     with files_limited_to(60_000), pytest.raises(StorageError, match=r"cannot write .*limit"):
         write(store, embeddings)
@@ -230,7 +235,7 @@ def test_a_damaged_store_manifest_is_an_error_and_encoding_again_mends_it(store,
     damage(store.folder / manifest.MANIFEST)
     with pytest.raises(ArtifactError, match=r"manifest\.json.*(cannot be read|damaged).*; restore"):
         EmbeddingStore.open(store.root)
-    EmbeddingStore.create(store.root, ENCODER, NAME)
+    new_store(store.root)
     assert EmbeddingStore.open(store.root).segment(segment.name) == segment
 
 
@@ -241,5 +246,5 @@ def test_a_store_of_a_later_release_is_refused_and_left_alone(store):
     with pytest.raises(FormatError, match=r"store format 99.*upgrade"):
         EmbeddingStore.open(store.root)
     with pytest.raises(FormatError, match=r"store format 99.*upgrade"):
-        EmbeddingStore.create(store.root, ENCODER, NAME)
+        new_store(store.root)
     assert path.read_bytes() == before

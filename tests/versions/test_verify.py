@@ -9,12 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from tests.helpers.builds import build, random_rows, write_rows
 from tests.helpers.corpora import overwrite
 from tests.versions.upkeep import SHARD, World, add_version, new_world, segment_folders
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import sha256_file
+from whiten_index.artifacts.tensors import write_tensors
+from whiten_index.errors import ArtifactError
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.compaction import compact_store
@@ -73,6 +76,28 @@ def test_what_only_a_version_needs_and_what_nothing_needs(world):
     assert verify_store(world.place).sound
 
 
+@pytest.mark.parametrize("change", ["digests 15", "digests int32", "embeddings 3", "truncated 9"])
+def test_a_segment_whose_arrays_are_others_is_damaged(world, change):
+    folder = last_segment(world)
+    tensors, (name, to) = load_file(folder / "embeddings.safetensors"), change.split()
+    if name == "truncated":
+        tensors[name] = tensors[name][: int(to)]
+    else:
+        tensors[name] = tensors[name].astype(to) if to == "int32" else tensors[name][:, : int(to)]
+    write_tensors(folder / "embeddings.safetensors", tensors, kind="segment", version=1)
+    fields = json.loads((folder / "manifest.json").read_text())
+    fields["files"] = manifest.describe_files(folder)
+    del fields["files"]["manifest.json"]
+    manifest.write_manifest(folder / "manifest.json", fields)
+    (damage,) = verify_store(world.place).damages
+    assert f"its {name} are" in damage.why
+    with pytest.raises(ArtifactError, match=r"needed rows are in no segment"):
+        gc_store(world.place, keep_days=0)
+    assert compact_store(world.place, segment_rows=SHARD).damaged == 1
+    mend(world)
+    assert verify_store(world.place).sound
+
+
 def test_nothing_is_written_and_no_lock_taken(world):
     def state():
         return {path: path.stat().st_mtime_ns for path in world.root.rglob("*")}
@@ -94,7 +119,7 @@ def test_what_a_job_removes_meanwhile_is_no_damage(world, monkeypatch):
             done.append(gc_store(world.place, keep_days=0))
         return real(folder, fields, content=content, **options)
 
-    monkeypatch.setattr("whiten_index.versions.verify_store.check_files", check_files)
+    monkeypatch.setattr(manifest, "check_files", check_files)
     assert verify_store(world.place).damages == ()
     assert done[0].segments > 0
 

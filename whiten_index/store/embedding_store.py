@@ -108,7 +108,7 @@ class EmbeddingStore(Segments):
         verify: bool = True,
     ) -> None:
         self.root, mirror = place_of(root)
-        super().__init__(self.root / fingerprint, mirror, verify=verify)
+        super().__init__(self.root / fingerprint, mirror, encoder.get("dim"), verify=verify)
         self.encoder = dict(encoder)
         self.results = ResultCache(self.folder, self.mirror)
         self.indexes = IndexRegistry(self.folder, self.mirror)

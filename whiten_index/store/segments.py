@@ -18,6 +18,7 @@ from whiten_index.artifacts.files import exists, is_folder, list_folder
 from whiten_index.artifacts.manifest import Count, Described, Digest, Positive, Schema
 from whiten_index.artifacts.storage import Storage
 from whiten_index.artifacts.tensors import map_tensor, write_tensors
+from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError
 from whiten_index.store.digest_index import DigestIndex, Lookup
 from whiten_index.store.dtypes import EmbeddingsType, StoreDtype, as_kept, keeps_moments, type_of
@@ -116,8 +117,10 @@ class Segments:
     Two segments may hold the same row: the larger one counts.
     """
 
-    def __init__(self, folder: Path, mirror: Storage, *, verify: bool) -> None:
+    def __init__(self, folder: Path, mirror: Storage, width: int | None, *, verify: bool) -> None:
         self.folder, self.mirror, self.verify = folder, mirror, verify
+        # Of the embeddings, None if the encoder is not known.
+        self._width = width
         self.segments_folder = folder / "segments"
         # Manifests of segments whose files were hashed.
         self._hashed: dict[str, SegmentManifest] = {}
@@ -151,7 +154,7 @@ class Segments:
         try:
             fields = read_segment(folder)
             hash_it = verify and self._hashed.get(name) != fields
-            manifest.check_files(folder, fields, content=hash_it)
+            self.check_segment(folder, fields, content=hash_it)
         except ArtifactError:
             again = self.mirror.fetch_again(folder)
             return self.segment(name, verify=verify) if again else None
@@ -160,6 +163,25 @@ class Segments:
             # An upload may have been cut off.
             self.mirror.keep(folder)
         return fields["segment"]
+
+    def check_segment(self, folder: Path, fields: SegmentManifest, *, content: bool) -> None:
+        """Check the files of a segment, and that its arrays have the shapes that it says.
+
+        Raises:
+            ArtifactError: a file is missing or damaged, or an array is another's.
+        """
+        manifest.check_files(folder, fields, content=content)
+        segment, each = fields["segment"], {"digests": (DIGEST_BYTES,), "truncated": ()}
+        if self._width is not None:
+            each["embeddings"] = (self._width,)
+        for name, shape in each.items():
+            wanted = ((segment.rows, *shape), segment.dtype if name == "embeddings" else "uint8")
+            found = self.tensor(folder.name, name)
+            if (found.shape, str(found.dtype)) != wanted:
+                raise ArtifactError(
+                    f"{folder} is damaged: its {name} are {found.shape} {found.dtype} instead of "
+                    f"{wanted[0]} {wanted[1]}; {REMEDY}"
+                )
 
     def require_segment(self, name: str) -> Segment:
         """Return a segment; raise ``ArtifactError`` where it is missing or damaged."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from whiten_index.artifacts.atomic import require_path
 from whiten_index.artifacts.files import list_folder, resolved, size_of
-from whiten_index.artifacts.manifest import MANIFEST, check_files, fingerprint
+from whiten_index.artifacts.manifest import MANIFEST, fingerprint
 from whiten_index.errors import (
     ArtifactError,
     ConfigError,
@@ -210,12 +210,13 @@ class _StoreCheck(Check):
     def __init__(self, root: Path, folder: Path, only: frozenset[str] | None = None) -> None:
         super().__init__(only)
         self.root, self.folder = root, folder
-        self.store = EmbeddingStore(root, {}, folder.name)
+        encoder: Mapping[str, Any] = {}
+        with self.counting("manifests", folder / MANIFEST):
+            encoder = read_encoder(folder)
+        self.store = EmbeddingStore(root, encoder, folder.name)
         self._references = list[Reference]()
         # Those with rows that no sound segment has.
         self._lacking = list[Reference]()
-        with self.counting("manifests", folder / MANIFEST):
-            read_encoder(folder)
         self._read_corpora()
         self._read_versions()
         self._check_part_files()
@@ -282,11 +283,8 @@ class _StoreCheck(Check):
 
     def _check_segment(self, folder: Path) -> None:
         fields = read_segment(folder)
-        check_files(folder, fields, content=True)
-        rows, tensor = fields["segment"].rows, self.store.tensor
-        lengths = {name: len(tensor(folder.name, name)) for name in ("embeddings", "digests")}
-        if wrong := [f"{n} {name}" for name, n in lengths.items() if n != rows]:
-            raise ArtifactError(f"{folder} is damaged: it has {', '.join(wrong)} for {rows} rows")
+        self.store.check_segment(folder, fields, content=True)
+        rows = fields["segment"].rows
         if MOMENTS in fields["files"] and Moments.load(folder / MOMENTS).count != rows:
             raise ArtifactError(f"{folder} is damaged: its moments are of other rows")
 
