@@ -183,3 +183,14 @@ def test_an_update_under_way_keeps_the_rows_that_no_version_names_yet(tmp_path):
         compact_store(world.place, segment_rows=SHARD)
     assert segment_folders(world) == before
     assert compact(world).written == 1
+
+
+def test_of_a_segment_behind_a_link_the_link_goes(tmp_path):
+    world = new_world(tmp_path, *[8] * 5)
+    far = shutil.copytree(world.store.segments_folder, tmp_path / "far")
+    for folder in far.iterdir():
+        shutil.rmtree(world.store.segments_folder / folder.name)
+        (world.store.segments_folder / folder.name).symlink_to(folder)
+    assert compact(world).removed == 5
+    world.assert_intact()
+    assert all((folder / "manifest.json").is_file() for folder in far.iterdir())

@@ -208,12 +208,12 @@ def make_folder(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a published folder; readers see it whole or not at all."""
+    """Remove a published folder, or a link to one; readers see it whole or not at all."""
     with writing(path, kept=""):
         aside = path.with_name(_temporary_name(path.name))
         path.rename(aside)
         fsync_path(path.parent)
-        shutil.rmtree(aside)
+        remove_path(aside)
 
 
 def rename_unless_taken(temporary: Path, final: Path) -> None:
