@@ -271,6 +271,7 @@ def test_a_path_that_is_refused_for_metrics_stays_as_it_is(news: News, name: str
         ('index = "a"\ncompact = "yes"', "--compact takes true or false"),
         ('index = "a"\nmetrics = 1', "--metrics takes text"),
         ('index = "a"\nrefit = "often"', "'often' is unknown"),
+        ('index = "a"\npush = ["v.parquet"]', r"write \[\[push\]\] above each"),
         (None, "cannot be read"),
     ],
 )

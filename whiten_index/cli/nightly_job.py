@@ -82,7 +82,7 @@ class NightlyJob(UpdateConfig):
         where = f"job file {path}"
         values = read_job(path, job_keys(cls))
         tables = values.pop("push", [])
-        if not isinstance(tables, list):
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             raise ConfigError(f"{where}: push is a table; write [[push]] above each")
         try:
             job = cls(**values)
