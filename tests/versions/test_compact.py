@@ -24,6 +24,7 @@ from whiten_index.artifacts.atomic import remove_folder
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.cli import cli
 from whiten_index.errors import BusyError, StorageError
+from whiten_index.store import digest_index
 from whiten_index.versions.compaction import compact_store
 from whiten_index.versions.gc import gc_store
 from whiten_index.versions.verify_store import verify_store
@@ -194,3 +195,25 @@ def test_of_a_segment_behind_a_link_the_link_goes(tmp_path):
     assert compact(world).removed == 5
     world.assert_intact()
     assert all((folder / "manifest.json").is_file() for folder in far.iterdir())
+
+
+@pytest.mark.parametrize("read", ["verify", "embeddings"])
+def test_segments_joined_while_their_digests_are_read_are_no_damage(tmp_path, monkeypatch, read):
+    world = new_world(tmp_path, *[8] * 5)
+    compact(world)
+    world.corpora["news"] += [world.numbers(8) for _ in range(5)]
+    world.encode()
+    store, parts, done = world.store, world.records[-1][0].parts, []
+
+    def index(segments):
+        if not done:
+            done.append(None)
+            done.append(compact_store(world.place, segment_rows=SHARD))
+        return digest_index.DigestIndex(segments)
+
+    monkeypatch.setattr("whiten_index.store.segments.DigestIndex", index)
+    if read == "verify":
+        assert verify_store(world.place).damages == ()
+    else:
+        assert store.embeddings(parts[0]).shape == (8, store.dim)
+    assert done[1].removed > 1

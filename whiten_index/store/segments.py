@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -211,10 +211,17 @@ class Segments:
             found = (self.segment(name, verify=verify) for name in names)
             sound = [each for each in found if each is not None]
             sound.sort(key=lambda each: (-each.rows, each.name))
-            self._indexes[verify] = DigestIndex(
-                (each.name, self.tensor(each.name, "digests")) for each in sound
-            )
+            self._indexes[verify] = DigestIndex(self._digests_of(sound))
         return self._indexes[verify]
+
+    def _digests_of(self, segments: Sequence[Segment]) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+        """Yield the names of segments and their digests, but of those removed meanwhile."""
+        for each in segments:
+            try:
+                digests = self.tensor(each.name, "digests")
+            except ArtifactError:
+                continue
+            yield each.name, digests
 
     def tensor(self, name: str, what: str) -> NDArray[Any]:
         """Return ``embeddings`` (n, d), ``digests`` (n, 16) or ``truncated`` (n,), mapped."""
