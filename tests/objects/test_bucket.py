@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.bad_input import process
+from tests.helpers.bad_input import process, run
 from whiten_index.artifacts.object_store import Bucket, ChangedError
 from whiten_index.errors import ConfigError, StorageError
 
@@ -75,6 +75,17 @@ def test_no_address(bucket: str, monkeypatch: pytest.MonkeyPatch, address: str) 
     monkeypatch.setenv("AWS_ENDPOINT_URL", address)
     with pytest.raises(ConfigError, match=r"AWS_ENDPOINT_URL is .*, which is no address"):
         Bucket(f"s3://{bucket}/p")
+
+
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_REGION"])
+def test_a_line_break_in_the_environment(
+    bucket: str, machine: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "from-a-file\n")
+    status, _, said = run("search", f"s3://{bucket}/index", "a")
+    assert status == 2
+    assert f"{name} has a line break" in said
+    assert "from-a-file" not in said
 
 
 def test_nobody_answers(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:

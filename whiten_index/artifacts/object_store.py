@@ -31,6 +31,8 @@ _QUICK = {"connect_timeout": "4s", "timeout": "8s"}
 _BULK = {"connect_timeout": "4s", "timeout": "10m", "read_timeout": "60s"}
 _BLOCK = 64 << 20
 _PART = 16 << 20
+# They are sent in headers, and obstore panics at what those do not take.
+_IN_HEADERS = ("AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION")
 # What to check, by scheme.
 _SETTINGS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (profiles in ~/.aws are not read), "
@@ -74,6 +76,11 @@ class Bucket:
     def __init__(self, uri: str) -> None:
         """Take the URI, without a request to the server."""
         require_plain_environment()
+        for name in _IN_HEADERS:
+            if not re.fullmatch("[ -~]*", os.environ.get(name, "")):
+                raise ConfigError(
+                    f"{name} has a line break or a character beyond ASCII; set it again without"
+                )
         self._scheme, self._name, self._prefix = split_uri(uri)
         self.uri = plain_uri(uri)
         self._obstore = _obstore()
