@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import builtins
+import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from whiten_index import BuildConfig
+from whiten_index import BuildConfig, build_index
 from whiten_index.cli import cli
-from whiten_index.errors import ConfigError, CorpusError, StorageError
+from whiten_index.errors import ClusterError, ConfigError, CorpusError, StorageError
 from whiten_index.pipeline.executor_session import _shared_folders
 
 
@@ -94,3 +96,13 @@ def test_a_corpus_that_a_worker_cannot_reach(tmp_path: Path) -> None:
         pytest.raises(CorpusError, match=said),
     ):
         check()
+
+
+@pytest.mark.service
+def test_a_head_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whiten_index.distributed.cluster._SECONDS_TO_CONNECT", 0.5)
+    pq.write_table(pa.table({"e": [[0.0, 1.0]]}), tmp_path / "c.parquet")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ClusterError, match=f"no Ray cluster can be reached at {address}"):
+            build_index(config(tmp_path, corpus=(str(tmp_path),), address=address))

@@ -11,7 +11,7 @@ import pytest
 
 from tests.helpers.bad_input import process
 from tests.objects.helpers import ROWS, SHARDS, build, corpus_file, hits, keys
-from whiten_index.errors import StorageError
+from whiten_index.errors import ArtifactError, StorageError
 from whiten_index.versions.retention import list_versions
 from whiten_index.versions.verify import verify_paths
 
@@ -145,3 +145,16 @@ def test_copies_are_for_their_owner_alone(
         with pytest.raises(StorageError, match=r"belongs to another user.*WHITEN_INDEX_CACHE"):
             build(corpus, out=out)
         assert list((taken / "objects").iterdir()) == []
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_place_of_a_copy_is_not_waited_for(
+    bucket: str, machine: Any, tmp_path: Path
+) -> None:
+    out = f"s3://{bucket}/index"
+    build(corpus_file(tmp_path / "c.parquet"), out=out)
+    (copy,) = machine("first").rglob("CURRENT")
+    copy.unlink()
+    os.mkfifo(copy)
+    with pytest.raises(ArtifactError, match="is a pipe"):
+        hits(out)

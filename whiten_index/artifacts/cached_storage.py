@@ -175,7 +175,7 @@ class BucketStorage(Storage):
                 self._listed(key).pop(key, None)
             path.unlink(missing_ok=True)
             return None
-        if not exists(path) or path.read_bytes() != found[0]:
+        if _content(path) != found[0]:
             with writing(path):
                 make_folder(path.parent)
                 replace_file(path, found[0])
@@ -219,7 +219,7 @@ class BucketStorage(Storage):
                 self._note_file(key)
 
     def _push_artifact(self, key: str, path: Path) -> None:
-        data, pointer = _manifest_of(path), f"{key}/{MANIFEST}"
+        data, pointer = _content(path / MANIFEST) or b"", f"{key}/{MANIFEST}"
         for name in _files_in(data) or ():
             target = f"{key}/{stamp(data)}/{name}"
             self._listed(key)[target] = self._bucket.upload(target, path / name)
@@ -332,12 +332,7 @@ class BucketStorage(Storage):
         return json.dumps({each: known[each] for each in keys if each in known}).encode()
 
     def _differs(self, key: str, path: Path) -> bool:
-        try:
-            with reading(path):
-                noted = (path / _NOTE).read_bytes()
-            return noted != self._note(key, _manifest_of(path))
-        except FileNotFoundError:
-            return True
+        return _content(path / _NOTE) != self._note(key, _content(path / MANIFEST) or b"")
 
     def _get_artifact(self, key: str, path: Path, *, replace: bool = False) -> bool:
         """Download an artifact, whole or not at all; return whether the bucket has all of it.
@@ -374,7 +369,7 @@ class BucketStorage(Storage):
     def _has_same_file(self, key: str, path: Path) -> bool:
         """Return whether the bucket has the same file; read it if its e-tag changed."""
         note = self.folder / _FILE_NOTES / key
-        if exists(note) and note.read_bytes() == self._note(key):
+        if _content(note) == self._note(key):
             return True
         if self.digest(path) != (path.stat().st_size, sha256_file(path)):
             return False
@@ -459,13 +454,13 @@ def stamp(manifest: bytes) -> str:
     return hashlib.sha256(manifest).hexdigest()[:16]
 
 
-def _manifest_of(path: Path) -> bytes:
-    """Return the bytes of a copy's manifest, none if it has none."""
+def _content(path: Path) -> bytes | None:
+    """Return the bytes of a small file of a copy, None if it is missing or too long."""
     try:
-        with reading(path / MANIFEST):
-            return read_bytes(path / MANIFEST, limit=MANIFEST_BYTES)
-    except FileNotFoundError:
-        return b""
+        with reading(path):
+            return read_bytes(path, limit=MANIFEST_BYTES)
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def _files_in(data: bytes) -> list[str] | None:
@@ -482,12 +477,13 @@ def _described(data: bytes, *, exact: bool = False) -> Files | None:
         sound = not exact or data == sealed_json(fields)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    return files if sound and not any("/" in name for name in files) else None
+    inside = not any("/" in name or name in (MANIFEST, _NOTE) for name in files)
+    return files if sound and inside else None
 
 
 def _is_sound(folder: Path) -> bool:
     """Return whether an artifact and its manifest match their checksums."""
-    files = _described(_manifest_of(folder), exact=True)
+    files = _described(_content(folder / MANIFEST) or b"", exact=True)
     try:
         check_files(folder, {"files": files or {}}, content=True)
     except ArtifactError:

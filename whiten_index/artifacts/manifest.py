@@ -275,7 +275,7 @@ def _damaged(path: Path, how: str, remedy: str) -> ArtifactError:
 
 def _inside(name: str) -> str:
     path = PurePosixPath(name)
-    if path.is_absolute() or str(path) != name or ".." in path.parts or "\0" in name or not name:
+    if path.is_absolute() or str(path) != name or ".." in path.parts or "\0" in name or name == ".":
         raise ValueError("Input should be the path of a file inside the folder")
     return name
 

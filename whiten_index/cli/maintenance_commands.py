@@ -47,7 +47,8 @@ def versions(index: str, verify: str, as_json: bool) -> None:
     notes = [f"{each.name}: {why}" for each in found if (why := each.sound or each.unread)]
     if not any(each.published for each in found):
         notes.append(
-            f"none is published; to publish one: whiten-index rollback {index} --to VERSION"
+            "CURRENT is missing or damaged, so none is published; to publish one: "
+            f"whiten-index rollback {index} --to VERSION"
         )
     report = {"versions": [asdict(each) for each in found]}
     columns = (

@@ -130,10 +130,14 @@ def _connect(ray: Any, address: str) -> None:
 
 
 def _require_open_port(address: str) -> None:
-    """Fail at once for a wrong ``host:port``; Ray would retry for minutes."""
+    """Fail soon for a wrong ``host:port``, or a silent one; Ray would retry for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and "/" not in host and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_CONNECT).close()
+        place = (host.strip("[]"), int(port))
+        with socket.create_connection(place, _SECONDS_TO_CONNECT) as probe:
+            # The first bytes of HTTP/2, which gRPC answers; an encrypted port hangs up.
+            probe.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+            probe.recv(1)
 
 
 def _init(ray: Any, address: str, **options: Any) -> None:
