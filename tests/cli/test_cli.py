@@ -42,21 +42,18 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "arguments",
     [["--help"], ["build", "--help"], ["search", "-h"], ["update", "--help"], ["--version"]],
 )
-def test_help_takes_less_than_half_a_second_of_cpu_and_loads_nothing(arguments: list[str]) -> None:
+def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     code = (
-        "import atexit, resource, sys\n"
+        "import atexit, sys\n"
         "def end():\n"
         "    heavy = {'torch', 'transformers', 'faiss', 'pyarrow', 'numpy'} & set(sys.modules)\n"
-        "    used = resource.getrusage(resource.RUSAGE_SELF)\n"
-        "    print(used.ru_utime + used.ru_stime, *heavy, file=sys.stderr)\n"
+        "    print(*heavy, file=sys.stderr)\n"
         "atexit.register(end)\n"
         "from whiten_index.cli import main; main()\n"
     )
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
     assert done.returncode == 0
-    seconds, *heavy = done.stderr.split()
-    assert not heavy
-    assert float(seconds) < 0.5
+    assert not done.stderr.split()
     if arguments == ["--version"]:
         assert whiten_index.__version__ in done.stdout
     else:

@@ -67,7 +67,8 @@ def away(installed: Path) -> dict[str, Any]:
 
 def code(language: str) -> str:
     """Return the fenced blocks of the documentation in a language."""
-    return "\n".join(re.findall(rf"^```{language}\n(.*?)^```", PAGES, re.MULTILINE | re.DOTALL))
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", PAGES, re.MULTILINE | re.DOTALL)
+    return "\n".join(block for name, block in blocks if name == language)
 
 
 def shown_commands() -> list[list[str]]:

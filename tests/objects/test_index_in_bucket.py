@@ -116,7 +116,7 @@ def test_a_killed_download_leaves_nothing_after_the_next_start(
     code = """if True:
         import os
         from whiten_index.artifacts.object_store import Bucket
-        Bucket.download = lambda _, key, path, size: (path.touch(), os.kill(os.getpid(), 9))
+        Bucket.download = lambda _, key, path: (path.touch(), os.kill(os.getpid(), 9))
         from whiten_index.cli import main
         main()"""
     with process("search", out, "--like", 0, code=code) as child:
