@@ -44,10 +44,9 @@ from whiten_index.artifacts.files import (
     sha256_file,
     writing,
 )
-from whiten_index.artifacts.limits import load_json
+from whiten_index.artifacts.limits import MANIFEST_BYTES, load_json
 from whiten_index.artifacts.manifest import (
     MANIFEST,
-    MANIFEST_BYTES,
     Files,
     Schema,
     check_files,

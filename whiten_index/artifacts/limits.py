@@ -19,6 +19,8 @@ _EXPANSION, _EXPANDED_BYTES = 100, 1 << 30
 _BLOCK = 1 << 16
 # The covariance of wider embeddings would have more than 32 GiB.
 VECTOR_NUMBERS = 1 << 16
+# The largest is the record of a corpus, at 250 bytes a shard: enough for 250,000 shards.
+MANIFEST_BYTES = 64 << 20
 
 T = TypeVar("T")
 

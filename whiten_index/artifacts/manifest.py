@@ -38,14 +38,12 @@ from whiten_index.artifacts.files import (
     walk_files,
     writing,
 )
-from whiten_index.artifacts.limits import canonical_json, load_json
+from whiten_index.artifacts.limits import MANIFEST_BYTES, canonical_json, load_json
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.paths import cut
 
 T = TypeVar("T")
 MANIFEST = "manifest.json"
-# The largest is the record of a corpus, at 250 bytes a shard: enough for 250,000 shards.
-MANIFEST_BYTES = 64 << 20
 # Remedy for every artifact; its reader may know a better one.
 REMEDY = "restore it from a copy, or run the build again"
 _MISSING = "check the path, or build it"

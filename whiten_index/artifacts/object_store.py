@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.address import hide_secrets
-from whiten_index.artifacts.manifest import MANIFEST_BYTES
+from whiten_index.artifacts.limits import MANIFEST_BYTES
 from whiten_index.errors import ConfigError, StorageError
 from whiten_index.paths import require_no_secret, require_plain_environment, shown
 
