@@ -218,7 +218,7 @@ class BucketStorage(Storage):
                 self._note_file(key)
 
     def _push_artifact(self, key: str, path: Path) -> None:
-        data, pointer = _content(path / MANIFEST) or b"", f"{key}/{MANIFEST}"
+        data, pointer = read_bytes(path / MANIFEST, limit=MANIFEST_BYTES), f"{key}/{MANIFEST}"
         for name in _files_in(data) or ():
             target = f"{key}/{stamp(data)}/{name}"
             self._listed(key)[target] = self._bucket.upload(target, path / name)

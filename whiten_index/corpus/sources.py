@@ -94,7 +94,7 @@ def asking(path: str, *, content: bool = False) -> Iterator[None]:
         with reading(path):
             yield
     except Exception as error:
-        # fsspec finds no file whatever an HTTP server answers: the cause tells.
+        # fsspec reports a missing file for every error of an HTTP server; the cause has the error.
         cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
         known = isinstance(cause, TimeoutError) or _library(cause) == "aiohttp"
         answer = cause if cause and known else error
@@ -116,7 +116,7 @@ def _library(error: BaseException | None) -> str:
 
 
 class _Handler(pafs.FSSpecHandler):  # type: ignore[misc]
-    """A file system of fsspec that, unlike pyarrow's handler, tells why a file is not found."""
+    """File system of fsspec that reports why a file is not found, unlike pyarrow's handler."""
 
     def get_file_info(self, paths: Sequence[str]) -> list[Any]:
         return [self._create_file_info(path, self.fs.info(path)) for path in paths]
