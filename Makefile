@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 SETTINGS := pyproject.toml constraints.txt Makefile
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test slow units services faults soak lowest newest lint types imports tables \
+.PHONY: demo test slow figures units services faults soak lowest newest lint types imports tables \
     clean
 
 .venv/runtime: $(SETTINGS)
@@ -33,7 +33,11 @@ test: .venv/tools
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 slow: .venv/tools
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow and not service and not faults"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not service and not faults"
+
+# Whole public sets are encoded, to compare with published figures: some twenty minutes.
+figures: .venv/tools
+	$(BIN)/python -m pytest -m figures
 
 # Debian's packages, for systemd-analyze and promtool alone.
 SYSTEMD := /usr/bin/systemd-analyze

@@ -29,6 +29,7 @@ def try_out(kind: str, folder: Path, count: int) -> None:
     assert not wrong, "\n".join(f"{len(wrong)} of {counts['cases']}: {each}" for each in wrong[:20])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "count"), [("column", 25), ("text", 10)])
 def test_a_sample_of_damages(tmp_path: Path, kind: str, count: int) -> None:
     try_out(kind, tmp_path / "made", count)

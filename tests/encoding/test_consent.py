@@ -309,6 +309,7 @@ def test_a_name_in_a_manifest_is_never_a_folder_here(model, revision, plain, tmp
     assert code == 0, err
 
 
+@pytest.mark.slow
 def test_a_hub_is_asked_only_for_a_model_that_the_opener_names(hub, tmp_path):
     model, mark = code_model(tmp_path / "model", tmp_path / "mark"), tmp_path / "mark"
     commit = hub.add("acme/odd", model)

@@ -108,6 +108,7 @@ def pickled(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
+@pytest.mark.slow
 def test_bert_base_uncased_comes_from_the_hub_and_then_from_the_cache(hub, corpus, tmp_path):
     """Under its old name, at the third try, and with a connection that ends in the midst of it."""
     folder = with_junk(tiny_models.bert(tmp_path / "plain"), tmp_path / "local")

@@ -303,6 +303,7 @@ def test_code_of_a_model_is_part_of_the_identity(elsewhere, tmp_path):
     assert third["documents"][0] != second["documents"][0]
 
 
+@pytest.mark.slow
 def test_code_of_another_repository_is_pinned(hub, tmp_path):
     model, code = code_model(tmp_path / "model", tmp_path / "mark"), tmp_path / "code"
     code.mkdir()

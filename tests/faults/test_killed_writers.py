@@ -14,6 +14,7 @@ from whiten_index.artifacts.atomic import replace_folder
 from whiten_index.errors import StorageError
 
 
+@pytest.mark.slow
 def test_a_killed_command_leaves_nothing_after_the_next_run_of_it(tmp_path: Path) -> None:
     """And a writer that is stopped meanwhile keeps its temporary files and ends well."""
     done = subprocess.run(

@@ -200,10 +200,9 @@ def test_options_that_do_not_go_together_are_refused(options, message, monkeypat
         RetrievalConfig.from_options(options)
 
 
-@pytest.mark.slow
+@pytest.mark.figures
 @pytest.mark.data
 @pytest.mark.timeout(1800)
-@pytest.mark.xdist_group("scifact")
 def test_scifact_has_its_published_figure(data, scifact_work, tmp_path):
     """All-MiniLM-L6-v2 on MTEB's board: nDCG@10 64.51."""
     store = shutil.copytree(scifact_work / "store", tmp_path / "store")

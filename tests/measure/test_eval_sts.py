@@ -60,7 +60,7 @@ PUBLIC = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.figures
 @pytest.mark.timeout(1200)
 def test_the_seven_sets_have_their_public_figures(data):
     encoder = EncoderConfig(pooling="mean", max_length=256)

@@ -93,7 +93,7 @@ def test_folds_that_are_let_through_have_every_class_and_others_are_refused(nest
 
 
 @pytest.mark.data
-@pytest.mark.slow
+@pytest.mark.figures
 @pytest.mark.parametrize("name", ["cr", "trec"])
 def test_minilm_is_within_a_point_of_the_reference(data, name):
     from pipelines.papers.transfer_tasks import read_task

@@ -12,10 +12,9 @@ from benchmarks import scifact
 from whiten_index import open_index
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.figures,
     pytest.mark.data,
     pytest.mark.timeout(1800),
-    pytest.mark.xdist_group("scifact"),
 ]
 
 

@@ -62,6 +62,7 @@ def test_the_readme_fits_a_screen_or_two() -> None:
     assert len(text.encode()) <= 14_000
 
 
+@pytest.mark.slow
 def test_the_first_result_is_as_the_readme_shows_it(tmp_path: Path) -> None:
     text = README.read_text(encoding="utf-8")
     shell, python = (

@@ -115,10 +115,10 @@ def test_nothing_changes_whatever_the_history(tmp_path, seed):
 
 
 def test_it_may_die_anywhere(tmp_path, monkeypatch):
-    world = new_world(tmp_path / "a", *[8] * 6, 43)
+    world = new_world(tmp_path / "a", *[8] * 3, 20)
     compact(world)
     rng = np.random.default_rng(0)
-    for _ in range(3):
+    for _ in range(2):
         world.change(rng, share=0.4)
         world.encode()
     before = reads(world)
