@@ -120,22 +120,25 @@ def _caption(setup: Row, parts: Sequence[Sequence[Row]]) -> str:
         for row in rows
         if row["figure"] == "bytes" and "of table, TOAST" in row["bytes"]
     ]
-    toast = (
-        f" PostgreSQL's table has its TOAST in it, where values go of rows above about 2 kB: at "
-        f"most {max(toasted):.1%} of it here." if toasted else ""
-    )  # fmt: skip
-    return (
-        f"Rows with id and text of {' and '.join(setup['texts'])}, {setup['dim']} dims by "
-        f"{setup['model']}, of which the widest k is all the directions that they have; client and "
-        f"database on one machine. Load: `append` of all rows to a table without an "
-        f"index, {setup['rounds']} times by turns with the database's own ways, which get the rows "
-        f"in their own form before the clock starts (LanceDB as a stream of Arrow); the ratio is "
-        f"of wall time, median (least–greatest), to the best of them ({ways}). Push: from the "
-        f"store to the swap, with "
-        f"{', '.join(builds)}. Recall is of exact search at the same width, for {asked} rows that "
-        f"no table has, by the cheapest setting tried that finds {_ENOUGH:.0%}; a query is sent "
-        f"alone, and the median told.{toast}"
-    )
+    lines = [
+        f"The rows are ids and texts of {' and '.join(setup['texts'])}, embedded by "
+        f"{setup['model']} ({setup['dim']} dims). Client and database run on one machine.",
+        "",
+        f"- **Load** is `append` of all rows to a table without an index, {setup['rounds']} times. "
+        f"The ratio compares its wall time with the fastest way of the database itself ({ways}), "
+        "which gets its rows ready-made: median (least–greatest).",
+        "- **Push** is everything from the store of embeddings to the swap, with "
+        f"{', '.join(builds)}.",
+        f"- **Recall** is measured against exact search at the same width, with {asked} queries "
+        "that are in no table. It is that of the cheapest setting tried that finds "
+        f"{_ENOUGH:.0%}, or of the last one. Latency is the median of single queries.",
+    ]
+    if toasted:
+        lines.append(
+            "- **Bytes** of a PostgreSQL table include TOAST, where it stores rows above about "
+            f"2 kB: at most {max(toasted):.1%} here."
+        )
+    return "\n".join(lines)
 
 
 def _told(options: Mapping[str, str]) -> str:

@@ -191,28 +191,30 @@ def filled(text: str) -> str:
     Raises:
         SystemExit: a mark names no table, or a table's results are not there.
     """
+    above = ""
     for name in re.findall(_MARK, text):
         if name not in TABLES:
             raise SystemExit(f"there is no table {name}; known are {', '.join(TABLES)}")
         try:
-            made = _made(TABLES[name])
+            table, sources = _made(TABLES[name])
         except FileNotFoundError as error:
             raise SystemExit(
                 f"table {name} needs {error.filename}, which is not there: run its benchmark, or "
                 "take the mark out of the document"
             ) from error
-        text, found = _with(text, name, made)
+        told = "- the same runs as above" if sources == above and "\n" in sources else sources
+        text, found = _with(text, name, f"{table}\n\n{told}")
+        above = sources
         if found != 1:
             raise SystemExit(f"a document has {found} places for table {name}; it needs one")
     return text
 
 
-def _made(table: Callable[[], str]) -> str:
-    """Return a table, and under it the runs whose results it was made from."""
+def _made(table: Callable[[], str]) -> tuple[str, str]:
+    """Return a table, and the runs whose results it was made from, a line each."""
     used.clear()
     made = table()
-    sources = [f"- {source(name)}" for name in dict.fromkeys(used)]
-    return "\n".join([made, "", *sources])
+    return made, "\n".join(f"- {source(name)}" for name in dict.fromkeys(used))
 
 
 def _with(text: str, name: str, made: str) -> tuple[str, int]:
