@@ -280,6 +280,22 @@ def test_verify_tells_what_it_could_not_read_from_damage(place: Place, file: str
     assert "damaged" not in stderr
 
 
+@pytest.mark.parametrize("command", ["search", "verify"])
+def test_a_thread_that_the_system_does_not_start_is_no_damage(place: Place, command: str) -> None:
+    code = "from whiten_index.cli import main; main()"
+    arguments = [sys.executable, "-c", code, *map(str, place.command(command))]
+    stack = 1 << 46  # of each thread, more than there are addresses for
+    done = subprocess.run(
+        ["prlimit", f"--stack={stack}:", *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        cwd=PROJECT,
+    )
+    assert (done.returncode, "damage" in done.stderr) == (DISK, False), done.stderr
+    assert "the system starts no more threads" in done.stdout + done.stderr
+
+
 @needs_strace
 @pytest.mark.parametrize(
     ("call", "path"),

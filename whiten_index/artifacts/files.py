@@ -76,8 +76,7 @@ def unforeseen(error: BaseException, *, step: str) -> StorageError | ConfigError
     It names the file or, without one, the stage of the work or ``step``. ``None`` for an error of
     another kind.
     """
-    system = isinstance(error, OSError | MemoryError)
-    if not system and not (isinstance(error, RuntimeError) and _number_of(error)):
+    if not isinstance(error, OSError | MemoryError) and _number_of(error) is None:
         return None
     if named := getattr(error, "filename", None):
         return system_error(named, error)
@@ -91,6 +90,10 @@ def _number_of(error: BaseException) -> int | None:
         return error.errno
     if isinstance(error, MemoryError):
         return errno.ENOMEM
+    # Arrow's plain exception is what it has no kind for, such as a thread that was not started.
+    kinds = OSError | RuntimeError | SafetensorError
+    if not isinstance(error, kinds) and type(error).__name__ != "ArrowException":
+        return None
     return next((_WORDS[words] for words in _WORDS if words in str(error)), None)
 
 
@@ -104,9 +107,9 @@ def reading(path: Path | str) -> Iterator[None]:
     """
     try:
         yield
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, UnicodeError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise
-    except (OSError, MemoryError, RuntimeError, SafetensorError) as error:
+    except Exception as error:
         if _number_of(error) is None:
             raise
         raise system_error(path, error) from error

@@ -101,7 +101,7 @@ class _Commands(click.Group):
             if isinstance(error, PartialFailureError) and "--json" in sys.argv:
                 terminal.print_json({"error": str(error), "failed": error.items})
             context.exit(error.exit_code)
-        except (OSError, MemoryError, RuntimeError) as error:
+        except Exception as error:
             failed = unforeseen(error, step=str(context.invoked_subcommand))
             if failed is None or (isinstance(error, OSError) and error.errno == errno.EPIPE):
                 raise
