@@ -22,6 +22,7 @@ from tests.vectordb.pushed_rows import (
     assert_holds,
     assert_no_secret,
     fill,
+    some_changes,
 )
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb import milvus_writer
@@ -149,6 +150,31 @@ def test_a_client_of_the_user_goes_on(file: Path, client: MilvusClient) -> None:
     with open_writer(f"milvus://{file}", "docs") as writer:
         fill(writer, Rows.make())
     assert client.query("docs", filter="", output_fields=["count(*)"])[0]["count(*)"] == 300
+
+
+def test_what_a_killed_process_left_of_an_index(file: Path) -> None:
+    rows = Rows.make()
+    with open_writer(f"milvus://{file}", "docs") as writer:
+        fill(writer, rows)
+    (index,) = file.rglob("*.idx")
+    index.write_bytes(index.read_bytes()[:99])
+    with open_writer(f"milvus://{file}", "docs") as writer:
+        assert_holds(writer, rows)
+        assert_finds(writer, rows)
+
+
+def test_the_log_of_a_process_that_was_killed_after_its_rows_were_flushed(file: Path) -> None:
+    old, now, put = some_changes()
+    with open_writer(f"milvus://{file}", "docs") as writer:
+        fill(writer, old)
+        with writer.changing(now.pushed, now.layout) as changes:
+            changes.upsert(put)
+            changes.delete([7])
+        logs = {each: each.read_bytes() for each in file.rglob("wal/*")}
+    for path, log in logs.items():
+        path.write_bytes(log)
+    with open_writer(f"milvus://{file}", "docs") as writer:
+        assert_holds(writer, now)
 
 
 def test_one_process_at_a_time(file: Path) -> None:

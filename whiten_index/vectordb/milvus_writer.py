@@ -10,7 +10,7 @@ import importlib
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pymilvus import DataType, MilvusClient
+from pymilvus import DataType, MilvusClient, MilvusException
 
 from whiten_index.artifacts.files import is_file, is_folder
 from whiten_index.corpus.batches import ID, PASSAGE
@@ -86,8 +86,7 @@ class MilvusWriter(AliasWriter):
         self._is_lite = release.startswith("milvus_lite")
         number = release.removeprefix("milvus_lite").lstrip("-")
         self.engine = f"Milvus Lite {number}" if self._is_lite else f"Milvus {release}"
-        found = re.search(r"(\d+)\.(\d+)", number)
-        old = found is not None and (int(found[1]), int(found[2])) < (2, 4)
+        old = re.search(r"(?<![\d.])2\.[0-3](?!\d)", number) is not None
         self._before_2_4 = old and not self._is_lite
         if database not in ("", "default") and self._before_2_4:
             self.close()
@@ -161,15 +160,17 @@ class MilvusWriter(AliasWriter):
         self._milvus.flush(held.name)
         if not self._index_type(held.name):
             chosen = self._options.index_params(held.table.rows)
-            params = MilvusClient.prepare_index_params()
-            params.add_index(
-                field_name=VECTOR, index_type=self._options.index.upper(), index_name=VECTOR,
-                metric_type=layout.metric.upper(),
-                # The client sends each by itself; Milvus Lite sees them only as one object.
-                params={"params": chosen} if self._is_lite else chosen,
-            )  # fmt: skip
-            self._milvus.create_index(held.name, params)
+            self._index(held.name, self._options.index.upper(), layout.metric.upper(), chosen)
         self._load(held.name)
+
+    def _index(self, collection: str, kind: str, metric: str, chosen: Mapping[str, int]) -> None:
+        params = MilvusClient.prepare_index_params()
+        params.add_index(
+            field_name=VECTOR, index_type=kind, index_name=VECTOR, metric_type=metric,
+            # The client sends each by itself; Milvus Lite sees them only as one object.
+            params={"params": chosen} if self._is_lite else chosen,
+        )  # fmt: skip
+        self._milvus.create_index(collection, params)
 
     def _count(self, stored: Stored) -> int:
         self._load(stored.name)
@@ -213,9 +214,22 @@ class MilvusWriter(AliasWriter):
             after = f"{primary} > {_quoted(page[-1][primary])}"
 
     def _load(self, collection: str) -> None:
-        if collection not in self._loaded:
+        if collection in self._loaded:
+            return
+        if self._is_lite:
+            # Counted twice otherwise: rows in the log of a process that was killed.
+            self._milvus.flush(collection)
+        try:
             self._milvus.load_collection(collection)
-            self._loaded.add(collection)
+        except MilvusException:
+            if not self._is_lite:
+                raise
+            # Lite never replaces the part of an index that a full disk or a kill left.
+            found = self._milvus.describe_index(collection, VECTOR)
+            self._milvus.drop_index(collection, VECTOR)
+            self._index(collection, found["index_type"], found["metric_type"], found["params"])
+            self._milvus.load_collection(collection)
+        self._loaded.add(collection)
 
     def _index_type(self, collection: str) -> str:
         """Return the type of the index of a collection, empty if it has none."""
