@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from whiten_index.errors import DatabaseError
 from whiten_index.vectordb import lance_writer
 from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.lance_writer import read_metadata, write_metadata
+from whiten_index.vectordb.pushed_table import PushedTable
 from whiten_index.vectordb.registry import open_writer
 
 pytestmark = pytest.mark.service
@@ -168,7 +170,10 @@ def test_vectors_of_zeros(address: str, metric: str) -> None:
         assert np.abs(np.nansum(found[:7], axis=1) - best).max() < 1e-4
 
 
-@pytest.mark.parametrize("metadata", [None, "[]", '{"metric": "cosine"}'])
+HUGE = json.dumps(PushedTable("v", "t", 12, "float32", rows=10**400).to_json())
+
+
+@pytest.mark.parametrize("metadata", [None, "[]", '{"metric": "cosine"}', HUGE])
 def test_a_table_that_no_push_made(address: str, folder: Path, metadata: str | None) -> None:
     rows = Rows.make()
     field = rows.layout.schema.field(0)

@@ -22,10 +22,7 @@ _OF_DISKS = (
         "this user may not write there: change the permissions of the folder, or name another",
     ),
     (r"no space left|quota exceeded|\(os error (28|122)\)", "make room on that disk; push again"),
-    (
-        "already accessed",
-        "another connection has this folder, which takes one at a time; close it",
-    ),
+    ("already accessed", "another client has this folder, which takes one at a time; close it"),
 )
 _OF_SERVERS = (
     ("certificate_verify_failed", "name a file of certificates to trust in SSL_CERT_FILE"),
@@ -34,10 +31,7 @@ _OF_SERVERS = (
         "connect|unavailable|timeout|deadline|timed out|^50[234]",
         "check that the server runs and answers at this address; push again to resume",
     ),
-    (
-        "json.*length",
-        "leave the longest column out of --keep, or raise the server's common.JSONMaxLength",
-    ),
+    ("json.*length", "leave out the longest column, or raise the server's common.JSONMaxLength"),
 )
 # Characters shown of a message of an engine.
 _SHOWN = 500

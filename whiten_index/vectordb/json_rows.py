@@ -116,7 +116,7 @@ def _to_json(value: Any, kind: pa.DataType) -> Any:
         return None if math.isnan(value) else float(value)
     if pa.types.is_decimal(kind):
         return str(value)
-    return base64.b64encode(value).decode() if _is_bytes(kind) else value
+    return base64.b64encode(value).decode() if is_bytes(kind) else value
 
 
 def _from_json(value: Any, kind: pa.DataType) -> Any:
@@ -129,7 +129,7 @@ def _from_json(value: Any, kind: pa.DataType) -> Any:
         return float(value)
     if pa.types.is_decimal(kind):
         return Decimal(value)
-    return base64.b64decode(value) if _is_bytes(kind) else value
+    return base64.b64decode(value) if is_bytes(kind) else value
 
 
 def _moment(number: int, kind: pa.DataType) -> np.datetime64:
@@ -147,6 +147,7 @@ def _is_plain(kind: pa.DataType) -> bool:
     return any(test(kind) for test in same)
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
+def is_bytes(kind: pa.DataType) -> bool:
+    """Return whether values are bytes."""
     tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
     return any(test(kind) for test in tests)

@@ -17,7 +17,7 @@ from whiten_index.corpus.arrow_types import replaced_leaves
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.engine_support import first_line
-from whiten_index.vectordb.json_rows import from_objects, to_objects
+from whiten_index.vectordb.json_rows import from_objects, is_bytes, to_objects
 from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, RowsError
 
 VECTOR_TYPES = {"float32": "vector", "float16": "halfvec"}
@@ -73,11 +73,7 @@ def _leaf_type(type_: pa.DataType) -> tuple[str, pa.DataType] | None:
         ("double precision", type_, (is_.is_float64,)),
         ("real", pa.float32(), (is_.is_floating,)),
         ("numeric({0.precision},{0.scale})", type_, (is_.is_decimal,)),
-        (
-            "bytea",
-            pa.large_binary(),
-            (is_.is_binary, is_.is_large_binary, is_.is_fixed_size_binary),
-        ),
+        ("bytea", pa.large_binary(), (is_bytes,)),
         ("date", pa.date32(), (is_.is_date,)),
         ("time", pa.time64("us"), (is_.is_time,)),
         ("interval", pa.duration("us"), (is_.is_duration,)),

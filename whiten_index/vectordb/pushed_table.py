@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import DatabaseError
@@ -22,6 +21,8 @@ VectorDtype: TypeAlias = Literal["float32", "float16"]
 Metric: TypeAlias = Literal["cosine", "ip"]
 Ids: TypeAlias = Sequence[str | int]
 
+# A description may be anybody's.
+_Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 _Items = TypeVar("_Items", bound=Sequence[Any] | NDArray[Any])
 
 
@@ -89,8 +90,8 @@ class PushedTable:
     transform: str
     k: int
     dtype: str
-    rows: int
-    done: int = 0
+    rows: _Count
+    done: _Count = 0
     name: str = ""
     changing: str = ""
     lease: str = ""
@@ -111,7 +112,7 @@ class PushedTable:
     def read(cls, text: str | bytes | None) -> PushedTable | None:
         """Return the table of a description, None if no push wrote this text."""
         try:
-            return _pushed_tables().validate_json(text or "")
+            return _DESCRIPTION.validate_json(text or "")
         except ValueError:
             return None
 
@@ -125,9 +126,7 @@ class PushedTable:
         return (self.transform, self.k, self.dtype) == (other.transform, other.k, other.dtype)
 
 
-@functools.cache
-def _pushed_tables() -> TypeAdapter[PushedTable]:
-    return TypeAdapter(PushedTable)
+_DESCRIPTION = TypeAdapter(PushedTable)
 
 
 def vectors_of(rows: pa.RecordBatch) -> NDArray[np.float32]:
