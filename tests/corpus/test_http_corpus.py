@@ -35,11 +35,15 @@ class _Answers(BaseHTTPRequestHandler):
         self.ranges[self.path] = self.ranges.get(self.path, 0) + (wanted is not None)
         fails = not after or (wanted is not None and self.ranges[self.path] > int(after))
         fails = fails and how != "sound"
-        if not fails or how == "whole":
+        tags = {"ETag": '"1"'} if how != "dated" else {}
+        if how in ("dated", "tagged"):
+            later = self.ranges[self.path] > int(after)
+            tags["Last-Modified"] = f"Mon, 01 Jan 2024 00:00:0{1 + later} GMT"
+        if not fails or how in ("whole", "dated", "tagged"):
             whole = how == "whole" or wanted is None
             first, last = (0, None) if whole else map(int, wanted[6:].split("-"))
             data = self.data[first : None if last is None else last + 1]
-            self._answer(200 if whole else 206, data, ETag='"1"')
+            self._answer(200 if whole else 206, data, **tags)
         elif how == "moved":
             self._answer(302, b"", Location=f"/403/x.parquet?X-Amz-Signature={SIGNATURE}")
         elif how == "slow":
@@ -137,6 +141,15 @@ def test_a_file_that_vanishes_while_it_is_read_is_not_damaged(address: str, tmp_
     status, said = _encode(f"{address}/404-after-2/x.parquet", tmp_path / "store")
     assert status == CORPUS
     assert "x.parquet changed while it was read" in said
+
+
+@pytest.mark.parametrize("how", ["dated", "tagged"])
+def test_a_file_of_another_date_has_changed(address: str, tmp_path: Path, how: str) -> None:
+    """Many servers give no ETag; and one that is put back has the ETag that it had."""
+    status, said = _encode(f"{address}/{how}-after-2/x.parquet", tmp_path / "store")
+    assert status == CORPUS
+    assert "x.parquet changed while it was read" in said
+    assert _encode(f"{address}/{how}-after-999/x.parquet", tmp_path / "store")[0] == 0
 
 
 def test_the_signature_of_an_address_that_a_server_leads_to_is_not_shown(

@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from email.utils import mktime_tz, parsedate_tz
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
@@ -287,8 +288,11 @@ def _with_distinct_names(files: list[SourceFile]) -> list[SourceFile]:
     return [replace(file, name=name) for file, name in zip(files, names, strict=True)]
 
 
-# Names under which object stores and fsspec give the version of an object.
-_TAGS = ("etag", "generation", "versionid", "version_id", "md5hash", "created")
+# Names under which servers and fsspec give the version of a file. A date alone is none: a file may
+# be written twice in a second.
+_DATE = "last-modified"
+_TAGS = ("etag", "generation", "versionid", "version_id", "md5hash", "content-md5", "created",
+         "blob_id", _DATE)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,10 +384,9 @@ def _identify(filesystem: Any, path: str) -> Identity:
         # A network file system asks its server when a file is opened, and else may remember.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            found = os.fstat(descriptor)
+            return _identity_of(os.fstat(descriptor))
         finally:
             os.close(descriptor)
-        return _identity_of(found)
     if isinstance(handler := getattr(filesystem, "handler", None), pafs.FSSpecHandler):
         # Some of fsspec's file systems remember listings.
         handler.fs.invalidate_cache()
@@ -392,8 +395,11 @@ def _identify(filesystem: Any, path: str) -> Identity:
     else:
         with filesystem.open_input_file(path) as file:
             given, size = file.metadata() or {}, file.size()
-    if tags := [str(given[key]) for key in sorted(given) if str(key).lower() in _TAGS]:
-        return Identity(size, None, " ".join(tags))
+    tags = {str(key).lower(): str(given[key]) for key in sorted(given) if str(key).lower() in _TAGS}
+    if tags.keys() - {_DATE}:
+        return Identity(size, None, " ".join(tags.values()))
+    if written := parsedate_tz(tags.get(_DATE)):
+        return Identity(size, mktime_tz(written) * 10**9)
     info = _look(filesystem, path)
     if info.type != pafs.FileType.File:
         raise FileNotFoundError(path)
