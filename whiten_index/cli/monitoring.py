@@ -12,7 +12,7 @@ from typing import Any
 from whiten_index.artifacts.atomic import replace_file, require_plain_target
 from whiten_index.artifacts.files import is_folder, read_bounded, writing
 from whiten_index.artifacts.manifest import MANIFEST
-from whiten_index.errors import ConfigError, StorageError, WhitenIndexError
+from whiten_index.errors import ConfigError, StorageError, WhitenIndexError, require_installed
 from whiten_index.paths import cell, cut, require_path
 from whiten_index.versions.published import read_published
 
@@ -89,12 +89,9 @@ def write_metrics(
 
 
 def _client() -> Any:
-    try:
-        import prometheus_client
-    except ImportError as error:
-        raise ConfigError(
-            "metrics need prometheus-client; pip install 'whiten-index[metrics]'"
-        ) from error
+    require_installed("prometheus_client", by="a file of metrics", extra="metrics")
+    import prometheus_client
+
     return prometheus_client
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from whiten_index.distributed.ray_executor import RayExecutor
-from whiten_index.errors import ClusterError, ConfigError, first_line
+from whiten_index.errors import ClusterError, first_line, require_installed
 from whiten_index.paths import require_no_secret
 
 _SECONDS_TO_CONNECT = 10.0
@@ -56,12 +56,9 @@ def _load_ray() -> Any:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     # Otherwise Ray hides GPUs from tasks that ask for none.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise ConfigError(
-            "--runner ray needs Ray, which is not installed; run: pip install 'whiten-index[ray]'"
-        ) from error
+    require_installed("ray", by="--runner ray", extra="ray")
+    import ray
+
     # Ray prints deaths of workers to standard output, which is for results.
     if hasattr(ray._private.worker, "print_to_stdstream"):
         ray._private.worker.print_to_stdstream = lambda *_, **__: None

@@ -29,7 +29,7 @@ from whiten_index.encoding.model_files import (
     refuse_unknown,
     weight_files,
 )
-from whiten_index.errors import EncoderError, StorageError, WhitenIndexError
+from whiten_index.errors import EncoderError, StorageError, WhitenIndexError, require_installed
 
 EMBEDDED_NAMES = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 EMBEDDED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -172,6 +172,7 @@ def find_model(
     all-MiniLM-L6-v2 comes from the embedded package where that is installed (same weights, and
     their digest is checked); other names are a local folder or a name on the Hugging Face hub.
     """
+    require_installed("huggingface_hub", "torch", "transformers", by="a model", extra="encode")
     found = _find(name, revision, local_files_only=local_files_only)
     if found.hub_kernel and not trust_remote_code:
         raise EncoderError(

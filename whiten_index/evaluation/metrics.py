@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.errors import ConfigError, CorpusError, require_installed
 
 Qrels = Mapping[str, Mapping[str, int]]
 Run = Mapping[str, Mapping[str, float]]
@@ -64,12 +64,9 @@ def with_answers(qrels: Qrels) -> dict[str, Mapping[str, int]]:
 
 def require_evaluator() -> Any:
     """Return the module pytrec_eval."""
-    try:
-        import pytrec_eval
-    except ImportError as error:
-        raise ConfigError(
-            "evaluation needs pytrec_eval; pip install 'whiten-index[eval]'"
-        ) from error
+    require_installed("pytrec_eval", by="evaluation", extra="eval")
+    import pytrec_eval
+
     return pytrec_eval
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.artifacts.atomic import replacing, require_plain_target
 from whiten_index.artifacts.files import writing
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, require_installed
 from whiten_index.measure.results import (
     COLUMNS,
     LATENCY,
@@ -40,12 +39,6 @@ _FAMILIES = {
     "faiss": ("FAISS's own PCA", RED, "s"),
     "raw": ("raw embeddings", INK, "D"),
 }
-
-
-def require_drawing() -> None:
-    """Make sure, before any work, that matplotlib is installed."""
-    if find_spec("matplotlib") is None:
-        raise ConfigError("a plot needs matplotlib; pip install 'whiten-index[plot]'")
 
 
 def empty_figure(width: float, height: float) -> Any:
@@ -181,7 +174,7 @@ def check_plot_path(path: Path) -> None:
             f"the ending of {path.name} names no picture format; use {', '.join(_ENDINGS)}"
         )
     require_plain_target(path)
-    require_drawing()
+    require_installed("matplotlib", by="a plot", extra="plot")
 
 
 def draw_spectrum(path: Path | str, description: Mapping[str, Any], eigenvalues: ArrayLike) -> None:

@@ -6,14 +6,13 @@ import base64
 import json
 import re
 from collections import Counter
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import whiten_index
 from whiten_index.artifacts.atomic import replace_file
 from whiten_index.artifacts.files import writing
-from whiten_index.errors import ConfigError
+from whiten_index.errors import require_installed
 from whiten_index.measure.charts import Chart, charts_of
 from whiten_index.measure.results import (
     COLUMNS,
@@ -128,11 +127,7 @@ class _Section:
 
 def check_report() -> None:
     """Make sure, before any work, that a report can be made."""
-    missing = [name for name in ("matplotlib", "jinja2") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"a report needs {' and '.join(missing)}; pip install 'whiten-index[plot]'"
-        )
+    require_installed("matplotlib", "jinja2", by="a report", extra="plot")
 
 
 def write_report(results: Path | str, folder: Path | str) -> Path:

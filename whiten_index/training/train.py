@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import functools
 import hashlib
-import importlib.util
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
-from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.errors import ConfigError, CorpusError, require_installed
 from whiten_index.evaluation.sts_sets import StsSet, read_sts, require_ranked
 from whiten_index.progress import Progress, Silent, Stages
 from whiten_index.training.training_config import BEST, CURVES, POOLINGS, TrainingConfig
@@ -175,11 +174,7 @@ def model_of(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
 
 def require_trainable(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
     """Return the model that is trained; refuse an impossible training before anything is read."""
-    if importlib.util.find_spec("accelerate") is None:
-        raise ConfigError(
-            "training needs accelerate, which is not installed; run: pip install "
-            "'whiten-index[train]'"
-        )
+    require_installed("torch", "transformers", "accelerate", by="training", extra="train")
     if os.environ.get("WORLD_SIZE", "1") != "1" or "LOCAL_RANK" in os.environ:
         raise ConfigError(
             "training is one process on one device; start it without torchrun, and unset "
