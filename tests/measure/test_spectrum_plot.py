@@ -105,7 +105,5 @@ def test_the_old_picture_stays_when_the_disk_fails(tmp_path, monkeypatch):
 
 def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(
-        ConfigError, match=r"needs matplotlib; run: pip install 'whiten"
-    ):
+    with pytest.raises(ConfigError, match=r"needs matplotlib; run: pip install 'whiten"):
         draw_spectrum(tmp_path / "a.png", SMALL, EIGENVALUES)
