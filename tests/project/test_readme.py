@@ -18,7 +18,7 @@ from whiten_index.cli import cli
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Of pip, of ray and of what the pages quote of other programs.
 OTHERS = {
     "--index-url", "--passages", "--head", "--address", "--check", "--group", "--gpu-price",
