@@ -231,6 +231,24 @@ def test_a_rollback_refuses_a_version_whose_searches_need_what_the_store_lacks(
         assert open_index(out).search_embeddings(random_rows(0, rows=1), top_k=1)[0]
 
 
+@pytest.mark.parametrize("file", ["index.faiss", "corpus.json"])
+def test_a_version_with_a_file_of_another_is_no_unforeseen_error(tmp_path: Path, file: str) -> None:
+    out, corpus = tmp_path / "out", tmp_path / "c.parquet"
+    for rows in (50, 60):
+        build(out, write_rows(corpus, random_rows(rows, rows=rows)))
+    fewer, last = names(out)
+    shutil.copy(out / "versions" / fewer / file, out / "versions" / last / file)
+    reseal(out, last, file)
+    query = write_rows(tmp_path / "q.parquet", random_rows(3, rows=2))
+    asked = ("--queries", query, "--embedding-column", "embedding", "--rerank", 50)
+    status, _, stderr = run("search", out, *asked, "--run", tmp_path / "run.trec")
+    assert (status, "Traceback" in stderr) == (ARTIFACT, False), stderr
+    write_rows(corpus, random_rows(60, rows=61))
+    status, _, stderr = run("update", corpus, "--index", out)
+    assert status == 0, stderr
+    assert len(open_index(out)) == 61
+
+
 def find_rerank(out: Path, name: str) -> int | None:
     """Return the candidates that searches of a version rank again by default."""
     fields = json.loads((out / "versions" / name / manifest.MANIFEST).read_text())

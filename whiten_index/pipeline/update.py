@@ -357,6 +357,8 @@ def _kept(
     plan = _similar_plan(base, encoded)
     if plan.built != factory["built"]:
         why = "another index suits so many rows"
+    elif read().ntotal != base.record.rows:
+        why = "it has other rows than its corpus"
     elif not (why := why_not_reusable(read()) or ""):
         reuse = CodeReuse(read, old_rows, OperatingPoint(**factory["tuned"]), factory["rerank"])
         kept["index"] = _trained(base)

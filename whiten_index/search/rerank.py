@@ -135,10 +135,12 @@ def open_reranker(
     found = open_store(
         root, bundle.manifest, given=store, reader="re-ranking", remedy=_REMEDY, verify=full
     )
-    reason = None
+    reason: ArtifactError | None = None
     try:
         record = corpus_record(bundle.source)
-        if not any(map(found.missing_rows, record.distinct_parts)):
+        if record.rows != len(bundle):
+            reason = ArtifactError(f"it has {len(bundle)} rows and its record {record.rows}")
+        elif not any(map(found.missing_rows, record.distinct_parts)):
             return Reranker(
                 found,
                 record,
@@ -151,7 +153,7 @@ def open_reranker(
         reason = error
     raise ArtifactError(
         f"the store {found.place} does not hold the corpus of the index, whose rows re-ranking "
-        f"reads ({found.damaged()} is missing or damaged); {_REMEDY}"
+        f"reads ({reason or f'{found.damaged()} is missing or damaged'}); {_REMEDY}"
     ) from reason
 
 
