@@ -131,6 +131,28 @@ def test_a_folder_takes_no_options_and_one_connection(address: str) -> None:
         assert_clean(writer, Rows.make(5))
 
 
+@pytest.mark.parametrize("part", ["", '{"collections": '])
+def test_a_folder_that_a_killed_process_or_a_full_disk_left(address: str, part: str) -> None:
+    folder = Path(address.removeprefix("qdrant://"))
+    folder.mkdir()
+    (folder / "meta.json").write_text(part)
+    with open_writer(address, "docs") as writer:
+        fill(writer, Rows.make(5))
+        assert_holds(writer, Rows.make(5))
+
+
+def test_a_folder_that_cannot_be_closed(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: QdrantClient) -> None:
+        monkeypatch.undo()
+        raise OSError(5, "Input/output error")
+
+    with (
+        pytest.raises(DatabaseError, match=r"could not be closed .*Input/output error"),
+        open_writer(address, "docs"),
+    ):
+        monkeypatch.setattr(QdrantClient, "close", fail)
+
+
 def test_a_folder_that_cannot_be_written(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted", address)

@@ -68,7 +68,8 @@ class DatabaseWriter(ABC):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        with self._reporting("it could not be closed"):
+            self.close()
 
     def published(self) -> PushedTable | None:
         """Return the published table, None if nothing has the name; refuse what no push made."""

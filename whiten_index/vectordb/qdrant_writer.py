@@ -17,6 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from qdrant_client import QdrantClient, models
 
+from whiten_index.artifacts.files import list_folder
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.alias_writer import METADATA_KEY, AliasWriter
@@ -64,6 +65,9 @@ class QdrantWriter(AliasWriter):
         self.target = f"{place.shown}, collection {name}"
         given = self._connection(place, make=make)
         with self._reporting("it could not be reached"):
+            if make and place.folder and list_folder(place.folder) == [place.folder / "meta.json"]:
+                # The client was cut off before it made its lock; a part of the file stops it.
+                (place.folder / "meta.json").unlink()
             self._client = QdrantClient(**given)
             release = str(self._client.info().version)
         mode = "Qdrant's local mode {}, which searches exactly" if self._local else "Qdrant {}"
