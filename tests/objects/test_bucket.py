@@ -133,3 +133,36 @@ def test_an_object_too_large_for_what_it_is_takes_no_memory(
     assert child.returncode == 5, said
     assert "CURRENT" in said
     assert "more than 67,108,864 bytes" in said
+
+
+class _Page(BaseHTTPRequestHandler):
+    """The page of a proxy, for every request."""
+
+    tagged: bool
+
+    def do_GET(self) -> None:
+        page = b"<html><body>Log in</body></html>"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(page)))
+        if self.tagged:
+            self.send_header("ETag", '"1"')
+        self.end_headers()
+        self.wfile.write(page)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("tagged", [False, True])
+def test_the_page_of_a_proxy_is_no_empty_bucket(
+    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tagged: bool
+) -> None:
+    monkeypatch.setenv("WHITEN_INDEX_CACHE", str(tmp_path))
+    page = type("Page", (_Page,), {"tagged": tagged})
+    with ThreadingHTTPServer(("127.0.0.1", 0), page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        for command in ("versions", "verify"):
+            status, _, said = run(command, "s3://bucket/index")
+            assert (status, "the page of a proxy" in said) == (7, True), said
+        server.shutdown()

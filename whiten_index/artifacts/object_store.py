@@ -95,6 +95,8 @@ class Bucket:
             with self._translated("read", key):
                 found = self._obstore.get(self._quick, self._key(key))
                 tag = {name: found.meta[name] for name in ("e_tag", "version") if found.meta[name]}
+                if "e_tag" not in tag:
+                    raise ValueError("the answer has no ETag, and may be the page of a proxy")
                 if found.meta["size"] > MANIFEST_BYTES:
                     return self._range(key, 0, MANIFEST_BYTES + 1), tag
                 return bytes(found.bytes()), tag
@@ -176,6 +178,9 @@ class Bucket:
         with self._translated("list", folder):
             for some in self._obstore.list(self._quick, self._key(folder) or None, chunk_size=1000):
                 found |= {self._relative(each["path"]): _stat(each["size"], each) for each in some}
+        # The page of a proxy is taken for a list without objects, and for any object.
+        if not found and self.get(f"{folder}/none".lstrip("/")):
+            raise self._failure("list", f"{self.uri}/{folder}", "the answer is the page of a proxy")
         return found
 
     def folders(self) -> list[str]:
@@ -193,7 +198,7 @@ class Bucket:
     def _client(self, client: Mapping[str, Any]) -> Any:
         stores = importlib.import_module("obstore.store")
         options: dict[str, Any] = {
-            "client_options": {**client, **_plain_http()},
+            "client_options": {**client, "allow_http": _plain_http()},
             "retry_config": {
                 "max_retries": 5,
                 "retry_timeout": timedelta(seconds=10),
@@ -286,7 +291,6 @@ def endpoint() -> str:
     return ""
 
 
-def _plain_http() -> dict[str, bool]:
+def _plain_http() -> bool:
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
-    plain = any(os.environ.get(name, "").startswith("http://") for name in names)
-    return {"allow_http": True} if plain else {}
+    return any(os.environ.get(name, "").startswith("http://") for name in names)
