@@ -193,6 +193,12 @@ def test_a_corpus_that_is_not_there(place: Place, corpus: str) -> None:
     assert_refused(place, arguments, CORPUS, "does not exist|holds no Parquet|no file matches")
 
 
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_corpus_whose_name_is_not_utf8(place: Place, scheme: str) -> None:
+    arguments = ("build", f"{scheme}{place.root}/caf\udce9.parquet", *EMBEDDED, "--out", place.out)
+    assert_refused(place, arguments, CORPUS, r"caf\\xe9.parquet is not UTF-8; rename the file")
+
+
 def test_queries_cannot_come_from_a_model_of_another_width(place: Place, tiny_model: Path) -> None:
     arguments = ("build", place.root / "good", *EMBEDDED, "--model", tiny_model, "--out", place.out)
     assert_refused(place, arguments, CORPUS, "6-dim embeddings and .* gives 32")

@@ -51,10 +51,10 @@ def resolve(source: str) -> tuple[Any, str]:
     require_no_secret(source, what="the corpus")
     require_plain_environment()
     if "://" not in source:
-        return pafs.LocalFileSystem(), os.path.normpath(Path(source).expanduser().absolute())
+        return pafs.LocalFileSystem(), _utf8(canonical(source))
     try:
         # Names with spaces and letters beyond ASCII are written as they are, or escaped.
-        filesystem, path = pafs.FileSystem.from_uri(quote(source, safe=_PLAIN))
+        filesystem, path = pafs.FileSystem.from_uri(quote(_utf8(source), safe=_PLAIN))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         import fsspec
 
