@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 SETTINGS := pyproject.toml constraints.txt Makefile
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test slow figures units services faults soak lowest newest lint types imports tables \
+.PHONY: demo test slow figures units services faults soak lowest newest docs lint types imports tables \
     clean
 
 .venv/runtime: $(SETTINGS)
@@ -121,6 +121,22 @@ lowest: .venv/lowest
 newest: .venv/newest
 	PYTHONPATH=. .venv/python-newest/bin/python -m pytest $(CORE)
 
+# Debian's package of a browser, in which tests open the site that is built into site/.
+CHROMIUM := /usr/bin/chromium
+$(CHROMIUM):
+	apt-get update -q
+	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends chromium
+
+.venv/docs: .venv/tools
+	$(PIP) --group docs
+	npm pack --silent --pack-destination .venv iframe-worker@1.0.4
+	tar -xzf .venv/iframe-worker-1.0.4.tgz -C .venv
+	touch $@
+
+docs: .venv/docs $(CHROMIUM)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python -m pytest -m site tests/project
+
 lint: .venv/tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -135,4 +151,4 @@ tables: .venv/tools
 	$(BIN)/python -m benchmarks.tables
 
 clean:
-	rm -rf .venv demo
+	rm -rf .venv demo site

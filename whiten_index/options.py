@@ -79,7 +79,7 @@ def schema(made_from: type[Schema]) -> type[Schema]:
         ConfigError: on making an instance, where a value has the wrong type or is out of bounds, or
             where it holds a secret.
 
-    Example:
+    Examples:
         >>> from typing import Annotated
         >>> from pydantic import Field
         >>> @schema

@@ -24,7 +24,7 @@ class CorpusConfig(CorpusColumns):
         passages: tokens and overlap of the passages that texts are cut into after reading, None
             for whole texts; no text column is then kept.
 
-    Example:
+    Examples:
         >>> CorpusConfig(sources=("docs.parquet",), text_columns=("title", "text")).passages is None
         True
     """

@@ -63,7 +63,7 @@ class ParquetCorpus:
         fingerprints: of each file and of its columns read, empty if only reading it can show a
             change.
 
-    Example:
+    Examples:
         >>> config = CorpusConfig(sources=("docs.parquet",), text_columns=("text",))
         >>> ParquetCorpus.open(config).rows
         60

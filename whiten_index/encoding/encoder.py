@@ -97,7 +97,7 @@ class Encoder:
         device: device that it runs on.
         budget: tokens of a batch.
 
-    Example:
+    Examples:
         >>> encoder = Encoder.load("all-MiniLM-L6-v2", pooling="mean")
         >>> encoder.encode(["A cat sat on the mat."]).shape
         (1, 384)

@@ -27,7 +27,7 @@ class EncoderConfig:
     Raises:
         ConfigError: a value is out of bounds, or two options exclude each other.
 
-    Example:
+    Examples:
         >>> EncoderConfig(pooling="mean", max_length=256).dtype
         'float32'
     """

@@ -105,7 +105,7 @@ def read_sts(
         ConfigError: an ending names no format, or a set or split that is not there.
         CorpusError: a file or a row cannot be used, or a set has fewer than 2 pairs to score.
 
-    Example:
+    Examples:
         >>> read_sts(["sts.tsv"])[0].name
         'sts'
     """

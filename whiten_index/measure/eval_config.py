@@ -42,7 +42,7 @@ class EvalConfig(EvalOptions):
             runs, and whether that may run the model's code.
         transforms: one a setting; empty for the embeddings as they are.
 
-    Example:
+    Examples:
         >>> EvalConfig(transforms=(WhiteningConfig(k=128),)).fit
         'target'
     """

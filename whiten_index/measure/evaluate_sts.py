@@ -42,7 +42,7 @@ def evaluate_sts(
     Raises:
         WhitenIndexError: the model, the transform or the data cannot be used.
 
-    Example:
+    Examples:
         >>> report = evaluate_sts(EvalConfig(), read_sts(["sts.tsv"]))
         >>> list(report["datasets"])
         ['sts']

@@ -85,7 +85,7 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
         ClusterError: the cluster cannot be reached, or has no worker left.
         PartialFailureError: some shards failed on every machine; the others are in the store.
 
-    Example:
+    Examples:
         >>> config = BuildConfig(corpus="docs.parquet", text_columns="text", k=16, out="new")
         >>> build_index(config).to_json()["rows"]
         60

@@ -37,7 +37,7 @@ class BuildConfig(BuildOptions):
     Raises:
         ConfigError: a value is out of bounds, or options do not go together.
 
-    Example:
+    Examples:
         >>> BuildConfig(corpus="docs.parquet", text_columns="text", out="index", k=128).store_place
         PosixPath('index/store')
     """

@@ -107,7 +107,7 @@ def encode_corpus(config: BuildConfig, *, progress: Progress | None = None) -> E
         ClusterError: the cluster cannot be reached, or has no worker left.
         PartialFailureError: some shards failed on every machine; the others are in the store.
 
-    Example:
+    Examples:
         >>> config = BuildConfig(corpus="docs.parquet", text_columns="text", store="store")
         >>> encode_corpus(config).record.rows
         60

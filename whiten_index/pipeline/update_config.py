@@ -73,7 +73,7 @@ class UpdateConfig(GateConfig):
     Raises:
         ConfigError: a value is out of bounds, or options do not go together.
 
-    Example:
+    Examples:
         >>> UpdateConfig(index="index", refit="never").max_shrink
         0.2
     """

@@ -89,7 +89,7 @@ class QueryTransform:
         version: of the index that the transform comes from.
         spec: identity of the encoder; None where the index knows none.
 
-    Example:
+    Examples:
         >>> queries = QueryTransform.of("index")
         >>> queries.encode_queries(["a cat on a mat"]).shape
         (1, 16)
@@ -277,7 +277,7 @@ class QueryTransform:
         Args:
             pushed: the table's state, as ``pushed_version`` returns it.
 
-        Example:
+        Examples:
             >>> QueryTransform.of("index").require(pushed_version("pushed.parquet"))
 
         Raises:

@@ -384,7 +384,7 @@ def open_index(path: Path | str, **options: Unpack[OpenOptions]) -> SearchIndex:
         ArtifactError: nothing is published there, or it is damaged; or the store is not the one
             the index was built from.
 
-    Example:
+    Examples:
         >>> hits = open_index("index").search(["a cat on a mat"], top_k=3)
         >>> len(hits[0]), hits[0][0].id
         (3, 'd0')

@@ -94,7 +94,7 @@ class EmbeddingStore(Segments):
         verify: whether a segment's content is compared with its checksums before its first row is
             read, once for each opened store; else only sizes are compared.
 
-    Example:
+    Examples:
         >>> store = EmbeddingStore.open("store")
         >>> [part.rows for part in store.corpus().parts]
         [60]

@@ -92,7 +92,7 @@ def train_encoder(
         BusyError: another process trains to the same folder.
         StorageError: the disk is full or cannot be written.
 
-    Example:
+    Examples:
         >>> config = TrainingConfig(
         ...     corpus="docs.parquet", model="all-MiniLM-L6-v2", out="trained",
         ...     batch_size=8, groups=96, max_steps=1,

@@ -60,7 +60,7 @@ class TrainingConfig:
     Raises:
         ConfigError: a value is out of bounds, or two options exclude each other.
 
-    Example:
+    Examples:
         >>> TrainingConfig(corpus="sentences.parquet", out="model", positives=1).views
         2
     """

@@ -102,7 +102,7 @@ def push_index(config: PushConfig, *, progress: Progress | None = None) -> PushR
             programs that query it: far fewer rows, another width or type, a missing column. Users
             see the table as it was.
 
-    Example:
+    Examples:
         >>> push_index(PushConfig(index="index", to="vectors.parquet")).rows
         60
     """
@@ -135,7 +135,7 @@ def pushed_version(
             push wrote the file.
         DatabaseError: the database cannot be reached, or no push made what has the name.
 
-    Example:
+    Examples:
         >>> pushed_version("pushed.parquet").k
         16
     """

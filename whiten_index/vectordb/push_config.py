@@ -29,7 +29,7 @@ class PushConfig:
 
     The other attributes are the options of ``whiten-index push``.
 
-    Example:
+    Examples:
         >>> PushConfig(index="index", to="vectors.parquet").dtype
         'float32'
     """

@@ -43,7 +43,7 @@ class Moments:
             needs to be combined. Both are None where a part did not hold them, or where they are
             beyond float64.
 
-    Example:
+    Examples:
         >>> rows = np.random.default_rng(0).normal(size=(1000, 8))
         >>> moments = Moments.of(rows[:400]).update(rows[400:])
         >>> bool(np.allclose(moments.covariance(), np.cov(rows.T)))

@@ -116,7 +116,7 @@ class Whitening:
                 those of unit vectors; embeddings are normalised here.
             config: kind, k and the other choices; by default whitening.
 
-        Example:
+        Examples:
             >>> embeddings = np.random.default_rng(0).normal(size=(1000, 8))
             >>> Whitening.fit(embeddings, WhiteningConfig(k=4)).apply(embeddings).shape
             (1000, 4)

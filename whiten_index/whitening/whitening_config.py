@@ -94,7 +94,7 @@ class WhiteningConfig(TransformShape):
     Raises:
         ConfigError: an option that cannot apply to the kind, or a value outside its bounds.
 
-    Example:
+    Examples:
         >>> WhiteningConfig(kind=Kind.PCA, k=128).gamma
         0.0
     """

@@ -1,0 +1,54 @@
+"""Hooks of the documentation site: pages at the root of the checkout, and links between pages."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+}
+# Search in a folder that no server serves needs this script. `make docs` fetches it.
+SHIM, SHIM_HERE = "https://unpkg.com/iframe-worker/shim", "assets/iframe-worker.js"
+SHIM_FETCHED = ROOT / ".venv" / "package" / "shim" / "index.js"
+_LINK = re.compile(r"\[([^\]\[]*)\]\(([^)\s]+)\)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that stand at the root, where GitHub looks for them."""
+    for source, name in PAGES.items():
+        content = (ROOT / source).read_text(encoding="utf-8")
+        files.append(File.generated(config, name, content=content))
+    if SHIM_FETCHED.exists():
+        files.append(File.generated(config, SHIM_HERE, abs_src_path=str(SHIM_FETCHED)))
+    return files
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Take the script for search from the site rather than from the network."""
+    return output.replace(SHIM, SHIM_HERE) if SHIM_FETCHED.exists() else output
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Lead links to pages of the site; a file of the checkout is named instead."""
+    folder = "" if page.file.src_uri in PAGES.values() else "docs"
+
+    def link(match: re.Match[str]) -> str:
+        text, target = match.groups()
+        path, mark, anchor = target.partition("#")
+        if "://" in target or not path:
+            return match[0]
+        file = posixpath.normpath(posixpath.join(folder, path))
+        if file in PAGES or file.startswith("docs/"):
+            return f"[{text}]({PAGES.get(file, file.removeprefix('docs/'))}{mark}{anchor})"
+        return f"{text} (`{file}`)"
+
+    return _LINK.sub(link, markdown).replace("<details>", '<details markdown="1">')

@@ -1,0 +1,81 @@
+"""The documentation as it was built into ``site/``, opened from the folder in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.site
+
+SITE = Path(__file__).parents[2] / "site"
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Open]:
+    """Opens a page; a script that fails or a request to the network fails the test."""
+    faults, seen, contexts = list[str](), list[str](), list[Any]()
+
+    def opened(name: str, **options: Any) -> Any:
+        contexts.append(browser.new_context(**options))
+        page = contexts[-1].new_page()
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("request", lambda request: seen.append(request.url))
+        page.on("requestfailed", lambda request: faults.append(request.url))
+        page.goto((SITE / name).as_uri())
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert faults == []
+    assert not [url for url in seen if url.startswith("http")], "it needs the network"
+
+
+def test_the_pages_lead_to_one_another(open_page: Open) -> None:
+    page = open_page("index.html")
+    page.locator(".md-sidebar--primary").get_by_text("Choose a transform").click()
+    assert page.locator("h1").inner_text().startswith("Choose a transform")
+    page.get_by_role("link", name="How auto chooses").first.click()
+    assert page.url.endswith("#how-auto-chooses")
+
+
+def test_search_finds_a_command(open_page: Open) -> None:
+    page = open_page("index.html")
+    page.keyboard.press("s")
+    page.keyboard.type("rollback")
+    page.locator(".md-search-result__item a[href*='nightly.html']").first.wait_for()
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in SITE.glob("[a-z]*.html")))
+def test_a_page_fits_a_phone(open_page: Open, name: str) -> None:
+    page = open_page(name, viewport={"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.parametrize(("asked", "scheme"), [("light", "default"), ("dark", "slate")])
+def test_the_colours_are_those_of_the_system(open_page: Open, asked: str, scheme: str) -> None:
+    page = open_page("index.html", color_scheme=asked)
+    assert page.locator("body").get_attribute("data-md-color-scheme") == scheme
+
+
+def test_every_command_and_public_name_is_there(open_page: Open) -> None:
+    import whiten_index
+    from whiten_index.cli import cli
+
+    options = open_page("options.html").locator("h2, h3").all_inner_texts()
+    assert {text.rstrip("¶").split()[-1] for text in options} >= set(cli.commands)
+    names = open_page("api.html").locator("h2").all_inner_texts()
+    public = set(whiten_index.__all__) - {"__version__"}
+    assert {text.rstrip("¶").split("(")[0].strip() for text in names} == public
