@@ -184,7 +184,7 @@ class Bench:
             return dict(found["datasets"][task.name])
 
         kept = self.kept.get(self.key(setting, model, [task]), make)
-        names = ("deviation", "f1", "majority", "notes")
+        names = ("deviation", "majority", "notes")
         return {"ours": kept["accuracy"], **{n: kept[n] for n in names if kept.get(n) is not None}}
 
     def _retrieval(self, setting: Setting, model: Model) -> dict[str, Any]:

@@ -33,18 +33,15 @@ from pipelines.papers.transfer_tasks import (
 from whiten_index.cli import eval_commands, main, terminal
 from whiten_index.cli.schema_options import given
 from whiten_index.errors import ConfigError
-from whiten_index.evaluation.label_table import shown
 from whiten_index.measure.eval_config import EvalConfig, data_path
 from whiten_index.measure.spaces import Scores, Spaces, TextEmbedder, evaluate_sets
 from whiten_index.progress import Progress
 
 # The seven sets whose mean the papers print.
 SEVEN = ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc")
-# What files call the class of paraphrases, which F1 is of.
-_POSITIVE = ("1", "equivalent", "paraphrase", "yes", "true")
 # As published it has train and test only: its dev split is of the train part.
 _DEV_OF_TRAIN = ("mrpc",)
-_POINTS = ("accuracy", "deviation", "f1", "majority")
+_POINTS = ("accuracy", "deviation", "majority")
 
 
 def evaluate_transfer(
@@ -64,8 +61,7 @@ def evaluate_transfer(
 
     Returns:
         JSON values: encoder, name, setting, datasets and average of the first space, and ``runs``,
-        one for each space. Figures times 100; F1 is of the class ``positive`` of two-class pairs,
-        None where none is called as one.
+        one for each space. Figures times 100.
     """
     require_learner()
     tasks = [replace(task, splits=_splits(task)) for task in tasks]
@@ -108,33 +104,19 @@ def _score(
     task: Task, features: NDArray[np.float64], config: EvalConfig, folds: int
 ) -> dict[str, Any]:
     """Return what a task scores in one space, times 100."""
-    positive = _positive(task)
     scored = score_transfer(
         features,
         task.labels,
         task.splits,
         folds=folds,
         seed=config.seed,
-        positive=None if positive is None else task.classes.index(positive),
         threads=config.encoder.threads,
     )
-    scored["positive"] = positive
-    notes = list(_notes(task, scored))
+    notes = list(_notes(scored))
     for name in _POINTS:
         if scored.get(name) is not None:
             scored[name] *= 100
     return {**scored, "dropped": task.dropped, "notes": notes}
-
-
-def _positive(task: Task) -> str | None:
-    """Return the name of the class that F1 is of; None where no name says it."""
-    called = {name.lower(): name for name in task.classes} if _has_f1(task) else {}
-    return next((called[name] for name in _POSITIVE if name in called), None)
-
-
-def _has_f1(task: Task) -> bool:
-    """Return whether F1 is shown with accuracy: of pairs in two classes, as the papers do."""
-    return task.second is not None and len(task.classes) == 2
 
 
 def _splits(task: Task) -> NDArray[np.str_]:
@@ -154,13 +136,8 @@ def _check(task: Task, folds: int) -> None:
         raise ConfigError(f"{task.name}: {error}") from error
 
 
-def _notes(task: Task, scored: Mapping[str, Any]) -> Iterator[str]:
+def _notes(scored: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a reader must know besides the figures."""
-    if _has_f1(task) and scored["positive"] is None:
-        yield (
-            f"no F1, as neither {' nor '.join(map(shown, task.classes))} is known to be the "
-            f"positive class; call it one of {', '.join(_POSITIVE)}"
-        )
     if scored["unconverged"]:
         yield f"{scored['unconverged']} fits ended before they converged"
 
@@ -198,7 +175,7 @@ def transfer(
 
 def _accuracy(figures: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of a task; the deviation is over folds or of a test split."""
-    titles = {"accuracy": "accuracy", "±": "deviation", "± over": "deviation_of", "F1": "f1",
+    titles = {"accuracy": "accuracy", "±": "deviation", "± over": "deviation_of",
               "largest class": "majority"}  # fmt: skip
     chosen = sorted(set(figures.get("chosen", ())))
     penalties = "–".join(f"{c:g}" for c in dict.fromkeys((*chosen[:1], *chosen[-1:])))

@@ -225,7 +225,6 @@ def score_transfer(
     *,
     folds: int = FOLDS,
     seed: int = 0,
-    positive: int | None = None,
     threads: int | None = None,
 ) -> dict[str, Any]:
     """Return how well logistic regression on features (n, d) names the labels (n,).
@@ -234,16 +233,15 @@ def score_transfer(
     another cross-validation. Else the rows of ``test`` are tested, C chosen on ``dev`` where
     there is one, else by cross-validation of ``train``.
 
-    ``folds`` are those of every cross-validation, shuffled by ``seed``. F1 is of the class
-    ``positive``. So many ``threads`` fit at once, by default one a core.
+    ``folds`` are those of every cross-validation, shuffled by ``seed``. So many
+    ``threads`` fit at once, by default one a core.
 
     Returns:
         JSON values, shares of 1: ``accuracy`` (over folds their mean), its ``deviation``, and
         ``deviation_of``: ``folds`` (standard deviation of their accuracies) or ``binomial``,
-        √(p(1 − p)/n). ``f1``, over folds their mean, None without ``positive``. ``chosen_by``:
-        ``nested folds``, ``train folds`` or ``dev``, and the C ``chosen``, one for each classifier
-        tested. ``rows`` by split, ``majority``, the share of the largest class among the tested
-        rows, and ``unconverged`` fits.
+        √(p(1 − p)/n). ``chosen_by``: ``nested folds``, ``train folds`` or ``dev``, and the C
+        ``chosen``, one for each classifier tested. ``rows`` by split, ``majority``, the share of
+        the largest class among the tested rows, and ``unconverged`` fits.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -306,7 +304,6 @@ def score_transfer(
         "accuracy": accuracy,
         "deviation": float(deviation),
         "deviation_of": "folds" if ALL in parts else "binomial",
-        "f1": None if positive is None else _mean_f1(predicted, gold, positive),
         "chosen_by": chosen_by,
         "chosen": chosen,
         "rows": {name: len(rows) for name, rows in parts.items()},
@@ -364,15 +361,3 @@ def pair_features(first: ArrayLike, second: ArrayLike) -> NDArray[np.float64]:
 def binomial_error(share: float, n: int) -> float:
     """Return √(p(1 − p)/n), the standard error of a share p of n rows."""
     return float(np.sqrt(share * (1 - share) / n))
-
-
-def _mean_f1(
-    predicted: Sequence[NDArray[np.int64]], gold: Sequence[NDArray[np.int64]], positive: int
-) -> float:
-    from sklearn.metrics import f1_score
-
-    each = [
-        f1_score(known == positive, found == positive, zero_division=0.0)
-        for known, found in zip(gold, predicted, strict=True)
-    ]
-    return float(np.mean(each))

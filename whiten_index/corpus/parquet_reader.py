@@ -16,6 +16,7 @@ from whiten_index.corpus.sharding import Span
 from whiten_index.corpus.sources import SourceFile, asking
 from whiten_index.errors import CorpusError
 
+_OF_BYTES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 _BATCH_ROWS = 4096
 # A batch of texts has at most this size, however often it names one text.
 _BATCH_BYTES = 64 << 20
@@ -124,7 +125,7 @@ def unpacked_bytes(batch: pa.RecordBatch) -> int:
     """Return the size of a batch with every value of a dictionary written out."""
     size = int(batch.nbytes)
     for column in batch.columns:
-        if pa.types.is_dictionary(column.type) and _is_binary_like(column.type.value_type):
+        if pa.types.is_dictionary(column.type) and column.type.value_type in _OF_BYTES:
             lengths = pc.binary_length(column.dictionary).cast(pa.int64())
             size += pc.sum(lengths.take(column.indices)).as_py() or 0
     return size
@@ -186,7 +187,3 @@ def _longest(array: pa.Array) -> int:
     if pa.types.is_struct(kind):
         return sum(map(_longest, array.flatten()))
     return _longest(array.values) if pa.types.is_nested(kind) else 0
-
-
-def _is_binary_like(kind: pa.DataType) -> bool:
-    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())

@@ -71,20 +71,15 @@ def fit_moments(config: BuildConfig, encoded: EncodeReport) -> Moments:
     size = max(_LEAST_GROUP, math.isqrt(len(parts)))
     groups = [tuple(parts[start : start + size]) for start in range(0, len(parts), size)]
     needs_quartic = parse_shrinkage(wanted.shrinkage)[0] == "ledoit-wolf"
-    stored = functools.partial(_stored_moments, store)
     read = functools.partial(_read_moments, store, wanted.normalize_input)
     moments = Moments.empty(int(store.encoder["dim"]))
     with encoded.stages.stage("fit", rows) as watcher:
-        for sums in (read,) if wanted.normalize_input else (stored, read):
+        for sums in (read,) if wanted.normalize_input else (store.total_moments, read):
             found = Moments.total(chain([moments], encoded.executor.map(sums, groups)))
             if found.quartic is not None or not needs_quartic:
                 break
         watcher.advance(rows)
     return found
-
-
-def _stored_moments(store: EmbeddingStore, group: Group) -> Moments:
-    return store.total_moments(group)
 
 
 def _read_moments(store: EmbeddingStore, normalize: bool, group: Group) -> Moments:

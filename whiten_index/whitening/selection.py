@@ -124,7 +124,8 @@ def score_settings(
             for row, setting in enumerate(grid):
                 if setting.center is center:
                     scale = fit.eigenvalues[: setting.k] ** (-setting.exponent / 2)
-                    pair = (_unit(rows[:, : setting.k], scale) for rows in (queries, candidates))
+                    scaled = (rows[:, : setting.k] * scale for rows in (queries, candidates))
+                    pair = (unit_rows(rows).astype(np.float32) for rows in scaled)
                     total[row] = total[row] + trial.weight * trial.score(*pair)
     return np.array(total) / sum(trial.weight for trial in trials)
 
@@ -197,7 +198,3 @@ def _turned(fit: Whitening, rows: NDArray[np.floating], center: bool) -> NDArray
         x = unit_rows(x)
     turned: NDArray[np.float64] = (x - fit.mean if center else x) @ fit.basis
     return turned
-
-
-def _unit(rows: NDArray[np.float64], scale: NDArray[np.float64]) -> Vectors:
-    return unit_rows(rows * scale).astype(np.float32)
