@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from milvus_lite.index.faiss_hnsw import FaissHnswIndex
 from milvus_lite.server_manager import server_manager_instance
 from pymilvus import MilvusClient
 
@@ -161,6 +162,31 @@ def test_what_a_killed_process_left_of_an_index(file: Path) -> None:
     with open_writer(f"milvus://{file}", "docs") as writer:
         assert_holds(writer, rows)
         assert_finds(writer, rows)
+
+
+def test_changes_whose_index_cannot_be_written_are_not_told_as_made(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: FaissHnswIndex, path: str) -> None:
+        Path(path).write_bytes(b"a part")
+        raise OSError(28, "No space left on device")
+
+    def change(writer: DatabaseWriter) -> None:
+        with writer.changing(now.pushed, now.layout) as changes:
+            changes.upsert(put)
+            changes.delete([7])
+            assert writer.count() == 299
+
+    old, now, put = some_changes()
+    with open_writer(f"milvus://{file}", "docs") as writer:
+        fill(writer, old)
+    with monkeypatch.context() as full, open_writer(f"milvus://{file}", "docs") as writer:
+        assert writer.count() == 300
+        full.setattr(FaissHnswIndex, "save", fail)
+        with pytest.raises(DatabaseError, match="make room"):
+            change(writer)
+    with open_writer(f"milvus://{file}", "docs") as writer:
+        assert_finds(writer, now)
 
 
 def test_the_log_of_a_process_that_was_killed_after_its_rows_were_flushed(file: Path) -> None:

@@ -86,8 +86,7 @@ class MilvusWriter(AliasWriter):
         self._is_lite = release.startswith("milvus_lite")
         number = release.removeprefix("milvus_lite").lstrip("-")
         self.engine = f"Milvus Lite {number}" if self._is_lite else f"Milvus {release}"
-        old = re.search(r"(?<![\d.])2\.[0-3](?!\d)", number) is not None
-        self._before_2_4 = old and not self._is_lite
+        self._before_2_4 = not self._is_lite and bool(re.match(r"v?2\.[0-3]\b", number))
         if database not in ("", "default") and self._before_2_4:
             self.close()
             raise ConfigError(
@@ -145,13 +144,16 @@ class MilvusWriter(AliasWriter):
         self._milvus.drop_collection(collection)
 
     def _point_alias(self, collection: str, *, replaces: bool) -> None:
-        (self._milvus.alter_alias if replaces else self._milvus.create_alias)(
-            collection, self._name
-        )
+        point = self._milvus.alter_alias if replaces else self._milvus.create_alias
+        point(collection, self._name)
 
     def _upsert(self, stored: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
         for part in parts(rows):
             self._milvus.upsert(stored.name, as_objects(part, layout))
+        if self._is_lite:
+            # Only a load tells that an index could not be written.
+            self._milvus.release_collection(stored.name)
+            self._loaded.discard(stored.name)
 
     def _delete(self, stored: Stored, ids: Ids, layout: Layout) -> None:  # noqa: ARG002
         self._milvus.delete(stored.name, filter=_among(ids))
@@ -246,9 +248,8 @@ def collection_schema(layout: Layout) -> Any:
     passages = PASSAGE in layout.key
     if passages:
         schema.add_field(_PRIMARY, is_primary=True, **text)
-    schema.add_field(
-        ID, is_primary=not passages, **({"datatype": DataType.INT64} if whole else text)
-    )
+    kind = {"datatype": DataType.INT64} if whole else text
+    schema.add_field(ID, is_primary=not passages, **kind)
     vector = DataType.FLOAT16_VECTOR if layout.dtype == "float16" else DataType.FLOAT_VECTOR
     schema.add_field(VECTOR, vector, dim=layout.k)
     return schema
@@ -276,13 +277,11 @@ def _as_matrix(vectors: Sequence[Any], k: int) -> NDArray[np.float32]:
 
 def parts(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yield rows in parts that a server takes at once."""
-    if rows.nbytes <= _SENT_BYTES or len(rows) < 2:
-        if len(rows):
-            yield rows
-        return
-    half = len(rows) // 2
-    yield from parts(rows.slice(0, half))
-    yield from parts(rows.slice(half))
+    if rows.nbytes > _SENT_BYTES and (half := len(rows) // 2):
+        yield from parts(rows.slice(0, half))
+        yield from parts(rows.slice(half))
+    elif len(rows):
+        yield rows
 
 
 def _among(ids: Ids) -> str:
