@@ -23,6 +23,7 @@ from tests.acceptance.vectors import (
     COLUMNS,
     DIM,
     OPTIONS,
+    Place,
     Vectors,
     assert_searches,
     build,
@@ -38,20 +39,11 @@ SECRET = "hunter2-horse-staple"
 
 
 @dataclass(frozen=True)
-class Place:
+class Indexed(Place):
     """A corpus and the index that was built from it, which nothing may harm."""
 
-    work: Path
     rows: Vectors
     before: dict[str, str]
-
-    @property
-    def corpus(self) -> Path:
-        return self.work / "corpus"
-
-    @property
-    def index(self) -> Path:
-        return self.work / "index"
 
     def build(self, corpus: object) -> tuple[object, ...]:
         return ("build", corpus, *OPTIONS, "--out", self.index)
@@ -65,11 +57,11 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> Indexed:
     rows = some(120)
     write_corpus(tmp_path / "corpus", rows)
     build(tmp_path / "corpus", tmp_path / "index")
-    return Place(tmp_path, rows, checksums(tmp_path / "index" / "versions"))
+    return Indexed(tmp_path, rows, checksums(tmp_path / "index" / "versions"))
 
 
 def with_nan(path: Path, rows: Vectors) -> None:
@@ -132,7 +124,7 @@ def nothing(path: Path, rows: Vectors) -> None:
     ],
 )
 def test_a_corpus_that_cannot_be_used(
-    place: Place, make: Callable[[Path, Vectors], None], culprit: str
+    place: Indexed, make: Callable[[Path, Vectors], None], culprit: str
 ) -> None:
     path = place.work / "bad.parquet"
     make(path, place.rows)
@@ -147,7 +139,7 @@ def test_a_corpus_that_cannot_be_used(
         place.assert_untouched()
 
 
-def test_damaged_rows_are_skipped_where_that_is_asked_for(place: Place) -> None:
+def test_damaged_rows_are_skipped_where_that_is_asked_for(place: Indexed) -> None:
     path, out = place.work / "bad.parquet", place.work / "other"
     with_nan(path, place.rows)
     report = json.loads(
@@ -172,7 +164,7 @@ def test_damaged_rows_are_skipped_where_that_is_asked_for(place: Place) -> None:
     ],
 )
 def test_a_build_that_was_not_meant_so(
-    place: Place, status: int, culprit: str, command: tuple[object, ...]
+    place: Indexed, status: int, culprit: str, command: tuple[object, ...]
 ) -> None:
     assert culprit in refused(status, *place.build(place.corpus), *command)
     place.assert_untouched()
@@ -197,7 +189,7 @@ def test_a_build_that_was_not_meant_so(
     ],
 )
 def test_a_command_that_finds_no_index_or_was_not_meant_so(
-    place: Place, status: int, culprit: str, command: tuple[str, ...]
+    place: Indexed, status: int, culprit: str, command: tuple[str, ...]
 ) -> None:
     arguments = [each.format(work=place.work) for each in command]
     assert culprit in refused(status, *arguments)
@@ -205,7 +197,7 @@ def test_a_command_that_finds_no_index_or_was_not_meant_so(
     place.assert_untouched()
 
 
-def test_a_model_that_is_not_there(place: Place) -> None:
+def test_a_model_that_is_not_there(place: Indexed) -> None:
     texts = ("build", place.corpus, "--text-column", "title", "--out", place.index, "--model")
     assert "no-model" in refused(4, *texts, place.work / "no-model")
     (place.work / "empty-model").mkdir()
@@ -213,7 +205,7 @@ def test_a_model_that_is_not_there(place: Place) -> None:
     place.assert_untouched()
 
 
-def test_whitening_that_is_impossible(place: Place) -> None:
+def test_whitening_that_is_impossible(place: Indexed) -> None:
     """All rows are equal, or they have fewer directions than are asked for."""
     equal = Vectors(place.rows.ids, np.ones_like(place.rows.rows))
     refused(8, *place.build(equal.write(place.work / "equal.parquet")))
@@ -223,7 +215,7 @@ def test_whitening_that_is_impossible(place: Place) -> None:
     place.assert_untouched()
 
 
-def test_a_job_file_that_is_not_understood(place: Place) -> None:
+def test_a_job_file_that_is_not_understood(place: Indexed) -> None:
     job = place.work / "job.toml"
     good = f'corpus = ["{place.corpus}"]\nembedding-column = "embedding"\nid-column = "id"\n'
     job.write_text(f'{good}out = "{place.work}/other"\nid-colum = "id"\n')
@@ -249,7 +241,7 @@ def test_a_job_file_that_is_not_understood(place: Place) -> None:
     ],
 )
 def test_an_address_with_a_password_is_refused_and_shown_nowhere(
-    place: Place, address: str
+    place: Indexed, address: str
 ) -> None:
     job = place.work / "job.toml"
     if address.startswith(("s3:", "https:")):
@@ -274,7 +266,7 @@ def test_an_address_with_a_password_is_refused_and_shown_nowhere(
     place.assert_untouched()
 
 
-def test_a_file_in_the_place_of_a_folder(place: Place) -> None:
+def test_a_file_in_the_place_of_a_folder(place: Indexed) -> None:
     file = place.work / "file"
     file.write_text("mine")
     for out in (file, file / "below"):
@@ -285,7 +277,7 @@ def test_a_file_in_the_place_of_a_folder(place: Place) -> None:
 
 
 @pytest.mark.parametrize("blocks", [1, 8, 40])
-def test_a_disk_that_takes_no_more(place: Place, blocks: int) -> None:
+def test_a_disk_that_takes_no_more(place: Indexed, blocks: int) -> None:
     """No file can have more blocks of 512 bytes; afterwards the same command ends well."""
     rows = place.rows + some(1000, "more")
     write_corpus(place.corpus, rows)
@@ -327,7 +319,7 @@ def test_an_interrupted_build_goes_on_where_it_stopped(tmp_path: Path, how: sign
     assert_searches(out, rows, tmp_path)
 
 
-def test_output_that_nobody_reads(place: Place) -> None:
+def test_output_that_nobody_reads(place: Indexed) -> None:
     """The work is done; the reader that has gone is no error to tell of."""
     write_corpus(place.corpus, rows := place.rows + some(20, "more"))
     process = start(*place.build(place.corpus))
@@ -340,7 +332,7 @@ def test_output_that_nobody_reads(place: Place) -> None:
     assert_searches(place.index, rows, place.work)
 
 
-def test_output_that_cannot_be_written(place: Place) -> None:
+def test_output_that_cannot_be_written(place: Indexed) -> None:
     """The version is published all the same."""
     write_corpus(place.corpus, rows := place.rows + some(20, "more"))
     command = list(map(str, (PROGRAM, *place.build(place.corpus))))
@@ -351,7 +343,7 @@ def test_output_that_cannot_be_written(place: Place) -> None:
     assert_searches(place.index, rows, place.work)
 
 
-def test_queries_that_do_not_fit(place: Place) -> None:
+def test_queries_that_do_not_fit(place: Indexed) -> None:
     run_file = place.work / "run.trec"
     wide = some(5, "wide", dim=DIM + 1).write(place.work / "wide.parquet")
     order = ("search", place.index, *COLUMNS, "--run", run_file, "--queries")
@@ -365,7 +357,7 @@ def test_queries_that_do_not_fit(place: Place) -> None:
     assert len(search(place.index, some(5, "query").rows, place.work)) == 5
 
 
-def test_errors_are_of_one_class_in_python(place: Place) -> None:
+def test_errors_are_of_one_class_in_python(place: Indexed) -> None:
     with pytest.raises(whiten_index.WhitenIndexError, match="nothing"):
         whiten_index.open_index(place.work / "nothing")
     with_nan(place.work / "bad.parquet", place.rows)

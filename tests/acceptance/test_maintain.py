@@ -16,6 +16,7 @@ from tests.acceptance.commands import done, refused, run, start
 from tests.acceptance.vectors import (
     COLUMNS,
     OPTIONS,
+    Place,
     Vectors,
     assert_searches,
     build,
@@ -34,7 +35,7 @@ FILES = (
 
 
 @dataclass(frozen=True)
-class Place:
+class Indexed(Place):
     """An index of three versions, each of other rows, by one transform.
 
     Attributes:
@@ -42,17 +43,8 @@ class Place:
         names: the versions.
     """
 
-    work: Path
     nights: list[Vectors]
     names: list[str]
-
-    @property
-    def corpus(self) -> Path:
-        return self.work / "corpus"
-
-    @property
-    def index(self) -> Path:
-        return self.work / "index"
 
     @property
     def store(self) -> Path:
@@ -76,10 +68,10 @@ def published(index: Path) -> str:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> Indexed:
     rows = some(300)
     nights = [rows, rows[20:] + some(30, "second"), rows[40:] + some(60, "third")]
-    made = Place(tmp_path, nights, [])
+    made = Indexed(tmp_path, nights, [])
     for number, night in enumerate(nights):
         write_corpus(made.corpus, night)
         if number:
@@ -102,7 +94,7 @@ def listed(index: Path) -> dict[str, dict[str, object]]:
     return {each["name"]: each for each in found}
 
 
-def test_versions_are_listed_newest_first(place: Place) -> None:
+def test_versions_are_listed_newest_first(place: Indexed) -> None:
     found = listed(place.index)
     assert list(found) == place.names[::-1]
     assert [each["rows"] for each in found.values()] == [320, 310, 300]
@@ -112,7 +104,7 @@ def test_versions_are_listed_newest_first(place: Place) -> None:
         assert each["bytes"] == sum(sizes)
 
 
-def test_a_rollback_publishes_the_version_before(place: Place) -> None:
+def test_a_rollback_publishes_the_version_before(place: Indexed) -> None:
     before = checksums(place.index / "versions")
     done("rollback", place.index)
     assert published(place.index) == place.names[1]
@@ -127,7 +119,7 @@ def test_a_rollback_publishes_the_version_before(place: Place) -> None:
     assert published(place.index) == place.names[2]
 
 
-def test_a_rollback_passes_over_a_damaged_version(place: Place) -> None:
+def test_a_rollback_passes_over_a_damaged_version(place: Indexed) -> None:
     flip(place.index / "versions" / place.names[1] / "index.faiss")
     report = json.loads(done("rollback", place.index, "--json"))
     assert report["to"] == place.names[0]
@@ -135,7 +127,7 @@ def test_a_rollback_passes_over_a_damaged_version(place: Place) -> None:
     place.assert_searches(0)
 
 
-def test_prune_keeps_the_newest_versions_and_the_published_one(place: Place) -> None:
+def test_prune_keeps_the_newest_versions_and_the_published_one(place: Indexed) -> None:
     done("prune", place.index, "--keep", 2)
     assert {each.name for each in (place.index / "versions").iterdir()} == set(place.names[1:])
     done("rollback", place.index)
@@ -144,7 +136,7 @@ def test_prune_keeps_the_newest_versions_and_the_published_one(place: Place) -> 
     place.assert_searches(1)
 
 
-def test_gc_removes_what_nothing_needs_and_nothing_else(place: Place) -> None:
+def test_gc_removes_what_nothing_needs_and_nothing_else(place: Indexed) -> None:
     """Embeddings that only removed versions had go; all that is searched stays."""
     done("gc", place.store, "--keep-days", 0)
     before = checksums(place.work)
@@ -175,7 +167,7 @@ def test_gc_removes_what_nothing_needs_and_nothing_else(place: Place) -> None:
     done("verify", place.index)
 
 
-def test_gc_keeps_what_is_recent_and_what_older_versions_need(place: Place) -> None:
+def test_gc_keeps_what_is_recent_and_what_older_versions_need(place: Indexed) -> None:
     done("gc", place.store, "--keep-days", 0)
     done("rollback", place.index, "--to", place.names[0])
     place.assert_searches(0)
@@ -216,7 +208,7 @@ def test_gc_waits_for_an_index_that_was_moved_to_be_named(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("folder", ["versions", "index"])
-def test_gc_stops_where_it_cannot_list_a_folder(place: Place, folder: str) -> None:
+def test_gc_stops_where_it_cannot_list_a_folder(place: Indexed, folder: str) -> None:
     """A file in the place of what says which rows are needed."""
     other = place.work / "other"
     done("build", "--store", place.store, "--whiten", "pca", "--k", 4, "--out", other)
@@ -233,7 +225,7 @@ def test_gc_stops_where_it_cannot_list_a_folder(place: Place, folder: str) -> No
     done("gc", place.store, "--keep-days", 0)
 
 
-def test_compact_joins_files_and_changes_no_answer(place: Place) -> None:
+def test_compact_joins_files_and_changes_no_answer(place: Indexed) -> None:
     queries = some(20, "query").rows
     plain = search(place.index, queries, place.work)
     exact = search(place.index, queries, place.work, "--rerank", 50)
@@ -250,7 +242,7 @@ def test_compact_joins_files_and_changes_no_answer(place: Place) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_flipped_bit_is_found_and_mended(place: Place, name: str) -> None:
+def test_a_flipped_bit_is_found_and_mended(place: Indexed, name: str) -> None:
     done("verify", place.index)
     flip(place.version / name)
     ended = run("verify", place.index, "--json")
@@ -266,7 +258,7 @@ def test_a_flipped_bit_is_found_and_mended(place: Place, name: str) -> None:
     done("update", "--index", place.index)
 
 
-def test_a_flipped_bit_in_what_says_which_version_counts_is_found(place: Place) -> None:
+def test_a_flipped_bit_in_what_says_which_version_counts_is_found(place: Indexed) -> None:
     flip(place.index / "CURRENT")
     assert run("verify", place.index).status == 5
     refused(5, "search", place.index, "--like", "d100")
@@ -275,7 +267,7 @@ def test_a_flipped_bit_in_what_says_which_version_counts_is_found(place: Place) 
     place.assert_searches(2)
 
 
-def test_a_flipped_bit_in_any_file_of_the_store_is_found_and_mended(place: Place) -> None:
+def test_a_flipped_bit_in_any_file_of_the_store_is_found_and_mended(place: Indexed) -> None:
     done("prune", place.index, "--keep", 1)
     done("gc", place.store, "--keep-days", 0)
     before = checksums(place.store)

@@ -16,26 +16,26 @@ import pytest
 import whiten_index
 from tests.acceptance.commands import done, refused
 from tests.acceptance.truth import nearest, unit
-from tests.acceptance.vectors import K, Vectors, build, checksums, some, whitened, write_corpus
+from tests.acceptance.vectors import (
+    K,
+    Place,
+    Vectors,
+    build,
+    checksums,
+    some,
+    whitened,
+    write_corpus,
+)
 
 # Id -> title and vector.
 Held = dict[str, tuple[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
-class Place:
+class Indexed(Place):
     """A corpus of 400 rows in two files, and the index that was built from it."""
 
-    work: Path
     rows: Vectors
-
-    @property
-    def corpus(self) -> Path:
-        return self.work / "corpus"
-
-    @property
-    def index(self) -> Path:
-        return self.work / "index"
 
     def expected(self, rows: Vectors, **options: Any) -> np.ndarray:
         return whiten_index.QueryTransform.of(self.index, **options).reduce(rows.rows)
@@ -62,8 +62,8 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    made = Place(tmp_path, some(400))
+def place(tmp_path: Path) -> Indexed:
+    made = Indexed(tmp_path, some(400))
     write_corpus(made.corpus, made.rows)
     build(made.corpus, made.index)
     return made
@@ -94,7 +94,7 @@ def assert_holds(held: Held, rows: Vectors, vectors: np.ndarray, *, atol: float 
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".npy"])
-def test_a_file_has_what_queries_are_reduced_to(place: Place, suffix: str) -> None:
+def test_a_file_has_what_queries_are_reduced_to(place: Indexed, suffix: str) -> None:
     path = place.work / f"vectors{suffix}"
     assert place.push(path)["rows"] == 400
     held = read(path)
@@ -108,7 +108,7 @@ def test_a_file_has_what_queries_are_reduced_to(place: Place, suffix: str) -> No
     assert_holds(read(path), today, place.expected(today))
 
 
-def test_fewer_numbers_and_halves(place: Place) -> None:
+def test_fewer_numbers_and_halves(place: Indexed) -> None:
     path = place.work / "vectors.parquet"
     place.push(path, "--k", 3, "--dtype", "float16")
     field = pq.read_schema(path).field("vector").type
@@ -118,7 +118,7 @@ def test_fewer_numbers_and_halves(place: Place) -> None:
     assert_holds(read(path), place.rows, place.expected(place.rows, k=3), atol=1e-3)
 
 
-def test_codes_of_rows_that_stay_are_the_same_to_the_byte(place: Place) -> None:
+def test_codes_of_rows_that_stay_are_the_same_to_the_byte(place: Indexed) -> None:
     path = place.work / "vectors.parquet"
     place.push(path)
     before = read(path)
@@ -129,7 +129,7 @@ def test_codes_of_rows_that_stay_are_the_same_to_the_byte(place: Place) -> None:
         assert before[each][1].tobytes() == after[each][1].tobytes()
 
 
-def test_a_file_that_would_shrink_is_left_as_it_is(place: Place) -> None:
+def test_a_file_that_would_shrink_is_left_as_it_is(place: Indexed) -> None:
     path = place.work / "vectors.parquet"
     place.push(path)
     before = path.read_bytes()
@@ -140,7 +140,7 @@ def test_a_file_that_would_shrink_is_left_as_it_is(place: Place) -> None:
     assert_holds(read(path), today, place.expected(today))
 
 
-def test_a_file_that_no_push_wrote_is_left_alone(place: Place) -> None:
+def test_a_file_that_no_push_wrote_is_left_alone(place: Indexed) -> None:
     path = place.rows.write(place.work / "theirs.parquet")
     before = path.read_bytes()
     for more in ((), ("--full",)):
@@ -149,7 +149,7 @@ def test_a_file_that_no_push_wrote_is_left_alone(place: Place) -> None:
         assert path.read_bytes() == before
 
 
-def test_queries_of_an_earlier_transform_are_told_apart(place: Place) -> None:
+def test_queries_of_an_earlier_transform_are_told_apart(place: Indexed) -> None:
     path = place.work / "vectors.parquet"
     place.push(path)
     done("export", place.index, place.work / "query", "--as", "query")
@@ -168,7 +168,7 @@ def test_queries_of_an_earlier_transform_are_told_apart(place: Place) -> None:
     np.testing.assert_allclose(early_vectors @ early_vectors.T, exact @ exact.T, atol=1e-5)
 
 
-def test_a_push_from_python(place: Place) -> None:
+def test_a_push_from_python(place: Indexed) -> None:
     path = place.work / "vectors.parquet"
     config = whiten_index.PushConfig(index=str(place.index), to=str(path))
     whiten_index.push_index(config)
@@ -304,7 +304,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
             connection.execute("DROP DATABASE acceptance WITH (FORCE)")
 
 
-def assert_finds(database: Database, place: Place, rows: Vectors) -> None:
+def assert_finds(database: Database, place: Indexed, rows: Vectors) -> None:
     """Compare rows, and their neighbours by the database's own client, with brute force."""
     vectors = place.expected(rows)
     assert_holds(database.rows(), rows, vectors)
@@ -319,7 +319,7 @@ def assert_finds(database: Database, place: Place, rows: Vectors) -> None:
 
 
 @pytest.mark.service
-def test_a_database_has_every_row_and_then_the_changes(place: Place, database: Database) -> None:
+def test_a_database_has_every_row_and_then_the_changes(place: Indexed, database: Database) -> None:
     first = place.push(*database.target)
     assert (first["mode"], first["pushed"]) == ("all", 400)
     assert_finds(database, place, place.rows)
@@ -336,7 +336,7 @@ def test_a_database_has_every_row_and_then_the_changes(place: Place, database: D
 
 
 @pytest.mark.service
-def test_a_refit_fills_a_new_table(place: Place, database: Database) -> None:
+def test_a_refit_fills_a_new_table(place: Indexed, database: Database) -> None:
     place.push(*database.target)
     rows = place.rows[20:] + some(40, "new")
     write_corpus(place.corpus, rows)
@@ -349,7 +349,7 @@ def test_a_refit_fills_a_new_table(place: Place, database: Database) -> None:
 
 
 @pytest.mark.service
-def test_a_push_that_is_kept_back_changes_nothing(place: Place, database: Database) -> None:
+def test_a_push_that_is_kept_back_changes_nothing(place: Indexed, database: Database) -> None:
     place.push(*database.target)
     today = place.shrink()
     status = json.loads(
@@ -366,7 +366,7 @@ def test_a_push_that_is_kept_back_changes_nothing(place: Place, database: Databa
 
 
 @pytest.mark.service
-def test_a_table_that_no_push_made_is_left_alone(place: Place, postgres: Any) -> None:
+def test_a_table_that_no_push_made_is_left_alone(place: Indexed, postgres: Any) -> None:
     import psycopg
 
     with psycopg.connect(postgres.get_uri(), autocommit=True) as connection:
@@ -379,7 +379,7 @@ def test_a_table_that_no_push_made_is_left_alone(place: Place, postgres: Any) ->
         connection.execute("DROP TABLE theirs")
 
 
-def test_a_database_that_is_not_there(place: Place) -> None:
+def test_a_database_that_is_not_there(place: Indexed) -> None:
     # The client is of the group service, which CI installs before all tests.
     pytest.importorskip("psycopg")
     before = checksums(place.work)

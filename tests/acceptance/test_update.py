@@ -17,6 +17,7 @@ from tests.acceptance.commands import done, refused, run
 from tests.acceptance.truth import SciFact, encode, nearest, whitening
 from tests.acceptance.vectors import (
     K,
+    Place,
     Vectors,
     assert_searches,
     build,
@@ -29,19 +30,10 @@ from tests.acceptance.vectors import (
 
 
 @dataclass(frozen=True)
-class Place:
+class Indexed(Place):
     """A corpus of 400 rows in two files, and the index that was built from it."""
 
-    work: Path
     rows: Vectors
-
-    @property
-    def corpus(self) -> Path:
-        return self.work / "corpus"
-
-    @property
-    def index(self) -> Path:
-        return self.work / "index"
 
     def published(self) -> str:
         return str(json.loads((self.index / "CURRENT").read_text())["version"])
@@ -58,15 +50,15 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    made = Place(tmp_path, some(400))
+def place(tmp_path: Path) -> Indexed:
+    made = Indexed(tmp_path, some(400))
     write_corpus(made.corpus, made.rows)
     build(made.corpus, made.index)
     return made
 
 
 @pytest.mark.parametrize("refit", ["never", "always"])
-def test_searches_equal_brute_force_over_the_new_corpus(place: Place, refit: str) -> None:
+def test_searches_equal_brute_force_over_the_new_corpus(place: Indexed, refit: str) -> None:
     """Rows are whitened by the old rows' moments or, where it is fitted again, by all of today's.
 
     The latter come from those of the old rows, less what left, plus what came.
@@ -81,7 +73,7 @@ def test_searches_equal_brute_force_over_the_new_corpus(place: Place, refit: str
     assert_searches(place.index, today, place.work, fitted=fitted)
 
 
-def test_many_nights_end_as_a_build_from_scratch(place: Place) -> None:
+def test_many_nights_end_as_a_build_from_scratch(place: Indexed) -> None:
     """The same rows in the same order have the same vectors."""
     for night in range(3):
         rows = place.rows[20 * night :] + some(15, f"night{night}-")
@@ -99,7 +91,7 @@ def test_many_nights_end_as_a_build_from_scratch(place: Place) -> None:
         np.testing.assert_allclose(each @ each.T, expected @ expected.T, atol=1e-5)
 
 
-def test_an_unchanged_corpus_publishes_nothing(place: Place) -> None:
+def test_an_unchanged_corpus_publishes_nothing(place: Indexed) -> None:
     before, version = checksums(place.index / "versions"), place.published()
     report = json.loads(done("update", "--index", place.index, "--json"))
     assert (report["up_to_date"], report["rows"]["unchanged"]) == (True, 400)
@@ -110,7 +102,7 @@ def test_an_unchanged_corpus_publishes_nothing(place: Place) -> None:
     assert place.published() == version
 
 
-def test_rows_that_move_are_not_encoded_again(place: Place) -> None:
+def test_rows_that_move_are_not_encoded_again(place: Indexed) -> None:
     moved = place.rows[300:] + place.rows[:300]
     write_corpus(place.corpus, moved)
     report = json.loads(done("update", "--index", place.index, "--json"))
@@ -118,7 +110,7 @@ def test_rows_that_move_are_not_encoded_again(place: Place) -> None:
     assert_searches(place.index, moved, place.work, fitted=place.rows)
 
 
-def test_rows_that_come_back_are_not_encoded_again(place: Place) -> None:
+def test_rows_that_come_back_are_not_encoded_again(place: Indexed) -> None:
     away = place.work / "b.parquet"
     (place.corpus / "b.parquet").rename(away)
     options = ("--refit", "never", "--max-shrink", 0.6)
@@ -131,7 +123,7 @@ def test_rows_that_come_back_are_not_encoded_again(place: Place) -> None:
     assert_searches(place.index, place.rows, place.work, fitted=place.rows)
 
 
-def test_rows_without_ids_are_named_by_their_places(place: Place) -> None:
+def test_rows_without_ids_are_named_by_their_places(place: Indexed) -> None:
     """Rows are told apart by their content; what did not change is not encoded again."""
     index = place.work / "places"
     options = ("--whiten", "whitening", "--k", K, "--factory", "Flat", "--out", index)
@@ -144,7 +136,7 @@ def test_rows_without_ids_are_named_by_their_places(place: Place) -> None:
     assert_searches(index, Vectors(names, now.rows), place.work, fitted=place.rows)
 
 
-def test_a_kept_column_that_changed_is_shown(place: Place) -> None:
+def test_a_kept_column_that_changed_is_shown(place: Indexed) -> None:
     titles = place.rows[:200].titles()
     titles[7] = "another title"
     place.rows[:200].write(place.corpus / "a.parquet", titles=titles)
@@ -158,7 +150,7 @@ def test_a_kept_column_that_changed_is_shown(place: Place) -> None:
     assert shown["d8"] == "title of d8"
 
 
-def test_the_changes_are_listed_for_a_copy_elsewhere(place: Place) -> None:
+def test_the_changes_are_listed_for_a_copy_elsewhere(place: Indexed) -> None:
     base = place.published()
     titles = place.rows[200:].titles()
     titles[3] = "another title"
@@ -179,7 +171,7 @@ def test_the_changes_are_listed_for_a_copy_elsewhere(place: Place) -> None:
     assert (told["base"], told["whitening"]) == (base, "keep")
 
 
-def test_drift_is_measured_and_the_transform_fitted_again(place: Place) -> None:
+def test_drift_is_measured_and_the_transform_fitted_again(place: Indexed) -> None:
     """The divergence is that of two Gaussians, of today's rows and of those at the fit."""
     moved = Vectors(place.rows.ids, place.rows.rows.copy())
     moved.rows[:200] *= 1.5
@@ -202,7 +194,7 @@ def test_drift_is_measured_and_the_transform_fitted_again(place: Place) -> None:
     assert_searches(place.index, moved + some(1, "new"), place.work)
 
 
-def test_rows_of_the_same_distribution_keep_the_transform(place: Place) -> None:
+def test_rows_of_the_same_distribution_keep_the_transform(place: Indexed) -> None:
     today = place.rows[40:] + some(40, "new")
     write_corpus(place.corpus, today)
     report = json.loads(done("update", "--index", place.index, "--json"))
@@ -210,7 +202,7 @@ def test_rows_of_the_same_distribution_keep_the_transform(place: Place) -> None:
     assert_searches(place.index, today, place.work, fitted=place.rows)
 
 
-def test_a_dry_run_tells_what_would_be_done_and_does_nothing(place: Place) -> None:
+def test_a_dry_run_tells_what_would_be_done_and_does_nothing(place: Indexed) -> None:
     place.change()
     before = checksums(place.index)
     plan = json.loads(done("update", "--index", place.index, "--dry-run", "--json"))
@@ -269,7 +261,7 @@ def write_canaries(path: Path, queries: np.ndarray, expected: Sequence[Sequence[
     ids=["shrink", "growth"],
 )
 def test_far_fewer_or_more_rows_are_kept_back_until_it_is_meant(
-    place: Place, rows: slice, wide: tuple[str, float]
+    place: Indexed, rows: slice, wide: tuple[str, float]
 ) -> None:
     today = place.rows[rows] if rows.stop else place.rows + some(500, "new")
     write_corpus(place.corpus, today)
@@ -286,14 +278,14 @@ def test_far_fewer_or_more_rows_are_kept_back_until_it_is_meant(
     assert_searches(place.index, today, place.work, fitted=place.rows)
 
 
-def test_a_version_that_is_too_large_is_kept_back(place: Place) -> None:
+def test_a_version_that_is_too_large_is_kept_back(place: Indexed) -> None:
     place.change()
     version = place.published()
     assert "--max-bytes" in refused(9, "update", "--index", place.index, "--max-bytes", "1KiB")
     assert place.published() == version
 
 
-def test_canaries_that_do_not_find_their_documents_keep_a_version_back(place: Place) -> None:
+def test_canaries_that_do_not_find_their_documents_keep_a_version_back(place: Indexed) -> None:
     today = place.change()
     queries, version = some(3, "query").rows, place.published()
     # Rows that the change leaves as they are.
@@ -310,7 +302,7 @@ def test_canaries_that_do_not_find_their_documents_keep_a_version_back(place: Pl
     assert_searches(place.index, today, place.work, fitted=place.rows)
 
 
-def test_a_corpus_that_was_rolled_back_is_not_published_again(place: Place) -> None:
+def test_a_corpus_that_was_rolled_back_is_not_published_again(place: Indexed) -> None:
     today, first = place.change(), place.published()
     done("update", "--index", place.index, "--refit", "never")
     second = place.published()

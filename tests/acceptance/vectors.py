@@ -21,6 +21,21 @@ OPTIONS = (*COLUMNS, "--keep", "title", "--whiten", "whitening", "--k", K, "--fa
 
 
 @dataclass(frozen=True)
+class Place:
+    """A folder with a corpus, and the index that was built from it."""
+
+    work: Path
+
+    @property
+    def corpus(self) -> Path:
+        return self.work / "corpus"
+
+    @property
+    def index(self) -> Path:
+        return self.work / "index"
+
+
+@dataclass(frozen=True)
 class Vectors:
     """Rows of a corpus: their ids and their raw embeddings in float32."""
 

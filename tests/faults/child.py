@@ -34,6 +34,7 @@ from tests.faults.place import (
     damages_of,
     digest_of,
     embeddings,
+    in_fork,
     names_of,
     vectors_of,
     versions_of,
@@ -159,7 +160,7 @@ class Flow:
             return [status, sorted(sys.modules)]
 
         self.place.put(self.before)
-        ended, found = self.place.in_fork(work)
+        ended, found = in_fork(self.place, work)
         assert ended == 0, self.place.said()
         assert found[0] == (GATE if "kept back" in self.name else 0), self.place.said()
         return found[0], lines.read_text().splitlines(), found[1]
@@ -188,7 +189,7 @@ class Flow:
             return status
 
         place.put(self.before)
-        status, _ = place.in_fork(disturbed)
+        status, _ = in_fork(place, disturbed)
         output = place.said()
         left = place.tree()
         expected = {-signal.SIGKILL} if fault == "kill" else {self.status, SYSTEM}
@@ -249,7 +250,7 @@ class Flow:
     def _next_run(self, left: Tree) -> list[str]:
         key = digest_of(left)
         if key not in self._next_runs:
-            _, found = self.place.in_fork(self._again)
+            _, found = in_fork(self.place, self._again)
             if found is None:
                 found = [f"the next run: {self.place.said()[-3000:]}"]
             self._next_runs[key] = found
@@ -323,7 +324,7 @@ def main(folder: str, part: str, parts: str, share: str, *only: str) -> int:
         place.prepare()
         return place.night_of
 
-    status, place.night_of = place.in_fork(prepared)
+    status, place.night_of = in_fork(place, prepared)
     assert status == 0, place.said()
     before = place.tree()
     for name in only or flows(place):

@@ -22,10 +22,8 @@ import os
 import pickle
 import re
 import shutil
-import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +35,7 @@ import pyarrow.parquet as pq
 
 from tests.faults.disk_model import Disk, Tree, read_tree, write_tree
 from tests.faults.file_operations import Operation, Tap, refuse_all
+from tests.faults.place import in_fork
 
 FLOWS = ("keep", "night")
 FAULTS = ("power", "read-only", "forbidden")
@@ -244,32 +243,6 @@ def names_of(disk: Path) -> set[str]:
     """Return the paths on a disk, without what chance or the number of tries decides in them."""
     changing = r"(?<=/segments/)[0-9a-f]{32}|(?<=s/)\d{6}(?=-)"
     return {re.sub(changing, "*", str(path.relative_to(disk))) for path in disk.rglob("*")}
-
-
-def in_fork(place: Place, work: Callable[[], Any]) -> tuple[int, Any]:
-    """Return the exit status of a fork and what the work returned; what it prints goes to a log."""
-    answer = place.root / "answer"
-    answer.unlink(missing_ok=True)
-    sys.stdout.flush()
-    if pid := os.fork():
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        return status, pickle.loads(answer.read_bytes()) if answer.exists() else None
-    status = 1
-    try:
-        signal.alarm(_SECONDS)
-        log = os.open(place.log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        found = work()
-        status = found if isinstance(found, int) else 0
-        answer.write_bytes(pickle.dumps(found))
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(status)
 
 
 class Setting:

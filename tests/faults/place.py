@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -143,31 +144,6 @@ class Place:
             for path in paths
         }
 
-    def in_fork(self, work: Callable[[], Any]) -> tuple[int, Any]:
-        """Return the exit status of a fork and the value of its work; log its output."""
-        answer = self.root / "answer"
-        answer.unlink(missing_ok=True)
-        sys.stdout.flush()
-        if pid := os.fork():
-            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            return status, json.loads(answer.read_bytes()) if answer.exists() else None
-        status = 1
-        try:
-            signal.alarm(_SECONDS)
-            log = os.open(self.log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            found = work()
-            status = found if isinstance(found, int) else 0
-            answer.write_text(json.dumps(found))
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            with contextlib.suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(status)
-
     def said(self) -> str:
         """Return the output of the last fork."""
         return self.log.read_text(errors="replace")
@@ -222,3 +198,29 @@ def vectors_of(tree: Tree, index: str) -> dict[str, str]:
     files = versions_of(tree, index).get(version, {})
     names = ("index.faiss", "documents.arrow", "whitening.safetensors")
     return {"identity": version.partition("-")[2], **{name: files.get(name, "") for name in names}}
+
+
+def in_fork(place: Any, work: Callable[[], Any]) -> tuple[int, Any]:
+    """Return the exit status of a fork and what its work returned; what it prints goes to a log."""
+    answer = place.root / "answer"
+    answer.unlink(missing_ok=True)
+    sys.stdout.flush()
+    if pid := os.fork():
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return status, pickle.loads(answer.read_bytes()) if answer.exists() else None
+    status = 1
+    try:
+        signal.alarm(_SECONDS)
+        output = os.open(place.log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        found = work()
+        status = found if isinstance(found, int) else 0
+        answer.write_bytes(pickle.dumps(found))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)

@@ -23,6 +23,7 @@ import pytest
 from tests.faults import faults_child
 from tests.faults.disk_model import Disk, Tree, read_tree, write_tree
 from tests.faults.file_operations import Operation, Tap
+from tests.faults.place import in_fork
 from whiten_index.artifacts.atomic import make_folder, remove_folder, replace_file
 from whiten_index.artifacts.manifest import new_artifact
 
@@ -102,7 +103,7 @@ def recorded(folder: Path, work: Callable[[], Any], **options: Any) -> tuple[Dis
         work()
         return done
 
-    status, done = faults_child.in_fork(place, watched)
+    status, done = in_fork(place, watched)
     assert status == 0, place.log.read_text()
     return disk, done
 
@@ -201,7 +202,7 @@ def test_all_of_a_build_that_ended_is_on_the_disk(tmp_path: Path) -> None:
     assert lost <= locks
     shutil.rmtree(place.disk)
     write_tree(place.disk, flushed)
-    _, problems = faults_child.in_fork(place, lambda: faults_child.store_damages(place.out))
+    _, problems = in_fork(place, lambda: faults_child.store_damages(place.out))
     assert problems == []
 
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,12 +15,6 @@ from whiten_index.errors import CorpusError
 
 TEXTS, LABELS = ["a cat", "a dog", "a bird", "a fish"], [1, 0, 1, 0]
 SPLITS = ["train", "train", "test", "test"]
-# Rows and classes of the public sets, counted in their files.
-PUBLIC = {
-    "mr": (10_662, 2), "cr": (3_771, 2), "subj": (10_000, 2), "mpqa": (10_603, 2),
-    "sst2": (9_613, 2), "sst5": (11_855, 5), "trec": (5_952, 6), "mrpc": (5_801, 2),
-    "rte": (2_767, 2),
-}  # fmt: skip
 
 
 def parquet(path: Path, **columns: Any) -> Path:
@@ -107,12 +100,3 @@ def test_minus_one_is_hidden_where_it_is_all_of_a_split_and_a_class_where_it_is_
 def test_what_cannot_be_used_is_named(tmp_path, columns, match):
     with pytest.raises(CorpusError, match=match):
         read_task(parquet(tmp_path / "t.parquet", **columns))
-
-
-@pytest.mark.data
-@pytest.mark.parametrize("name", PUBLIC)
-def test_public_sets_are_whole(data, name):
-    task = read_task(data / "senteval" / f"{name}.parquet")
-    assert (len(task), len(task.classes)) == PUBLIC[name]
-    assert task.dropped == {"text": 0, "label": 0}
-    assert set(np.unique(task.labels)) == set(range(len(task.classes)))
