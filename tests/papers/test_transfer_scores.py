@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 from sklearn.datasets import make_classification
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
 
-from pipelines.papers.transfer_tasks import check_folds, score_transfer
-from whiten_index.errors import ConfigError
+from pipelines.papers.transfer_tasks import score_transfer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -60,32 +57,3 @@ def test_train_and_test_is_a_search_over_folds_of_train(classes):
     assert found["deviation"] ** 2 * 100 == pytest.approx(
         found["accuracy"] * (1 - found["accuracy"])
     )
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_folds_that_are_let_through_have_every_class_and_others_are_refused(nested):
-    """Against the folds themselves, of two classes of each size."""
-
-    def whole(labels, folds):
-        drawn = StratifiedKFold(folds, shuffle=True, random_state=0)
-        for train, _ in drawn.split(labels, labels):
-            if nested:
-                list(drawn.split(train, labels[train]))
-
-    for count in range(2, 14):
-        labels = np.r_[np.zeros(count, int), np.ones(count + 3, int)]
-        for folds in range(2, 14):
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", UserWarning)
-                try:
-                    whole(labels, folds)
-                    right = True
-                except (UserWarning, ValueError):
-                    right = False
-            if right:
-                check_folds(labels, folds, nested=nested)
-                continue
-            most = count - 2 * nested
-            match = f"at most {most} folds" if most >= 2 else "give more rows"
-            with pytest.raises(ConfigError, match=match):
-                check_folds(labels, folds, nested=nested)
