@@ -202,8 +202,8 @@ def filled(text: str) -> str:
                 f"table {name} needs {error.filename}, which is not there: run its benchmark, or "
                 "take the mark out of the document"
             ) from error
-        told = "- the same runs as above" if sources == above and "\n" in sources else sources
-        text, found = _with(text, name, f"{table}\n\n{told}")
+        runs = "- the same runs as above" if sources == above and "\n" in sources else sources
+        text, found = _with(text, name, f"{table}\n\n{runs}")
         above = sources
         if found != 1:
             raise SystemExit(f"a document has {found} places for table {name}; it needs one")

@@ -26,9 +26,9 @@ def test_pairs_are_classified_by_difference_and_product_and_dev_trains_too(
     first = [" ".join(rng.choice(tiny_words, 3)) for _ in range(ROWS)]
     other = [" ".join(rng.choice(tiny_words, 3)) for _ in range(ROWS)]
     second = [one if equal else two for one, two, equal in zip(first, other, same, strict=True)]
-    told = np.where(rng.random(ROWS) < 0.1, 1 - same, same)
+    labels = np.where(rng.random(ROWS) < 0.1, 1 - same, same)
     splits = np.array(["train", "dev", "test"])[np.arange(ROWS) % 3]
-    columns = {"sentence1": first, "sentence2": second, "label": told, "split": splits}
+    columns = {"sentence1": first, "sentence2": second, "label": labels, "split": splits}
     pq.write_table(pa.table(columns), tmp_path / "mrpc.parquet")
     task = read_task(tmp_path / "mrpc.parquet")
     config = EvalConfig(encoder=EncoderConfig(model=str(tiny_model), pooling="mean"))
@@ -37,6 +37,6 @@ def test_pairs_are_classified_by_difference_and_product_and_dev_trains_too(
     u, v = (encoder.encode(side).astype(float) for side in (first, second))
     rows, test = np.hstack([abs(u - v), u * v]), splits == "test"
     model = LogisticRegression(C=found["chosen"][0], max_iter=5000, tol=1e-6)
-    expected = model.fit(rows[~test], told[~test]).score(rows[test], told[test])
+    expected = model.fit(rows[~test], labels[~test]).score(rows[test], labels[test])
     assert found["accuracy"] == pytest.approx(100 * expected, abs=100 / test.sum())
     assert found["rows"] == {"train": 60, "test": 30}
