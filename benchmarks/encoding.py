@@ -48,6 +48,7 @@ _FLOAT32_TEXTS = 4_096
 _MATRIX = {"cpu": (2_048, 4), "cuda": (8_192, 20)}
 # Threads that wait for work spin for a moment, on the time of whoever comes next.
 _PAUSE_SECONDS = 0.3
+_AT_OUR_PRECISION = (peers.PEER_HALF, peers.PEER_PACKED)
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,8 @@ class Measurement:
         if setting.dtype != "float32":
             same = peers.load_peer(setting, dtype=setting.dtype)
             found.append(peers.peer_at_our_precision(same, texts))
+            packed = peers.load_packed_peer(setting)
+            found.append(peers.tuned_peer(packed, texts, peers.PEER_PACKED))
             few = texts[:_FLOAT32_TEXTS]
             self.cosines.append(_float32_cosine(setting, peer, few))
         return [*found, *peers.bounds(setting, texts, self.tokens)]
@@ -159,7 +162,7 @@ class Measurement:
 
     def _compared(self, outputs: Mapping[str, list[NDArray[Any]]]) -> Iterator[dict[str, Any]]:
         joined = {name: np.concatenate(blocks) for name, blocks in outputs.items() if blocks}
-        others = [peers.PEER, peers.PEER_STREAM, peers.PEER_TUNED, peers.PEER_HALF]
+        others = [peers.PEER, peers.PEER_STREAM, peers.PEER_TUNED, *_AT_OUR_PRECISION]
         pairs = [(peers.OURS, other) for other in others] + [(peers.OURS_STREAM, peers.PEER)]
         for one, other in pairs:
             if other in joined:
@@ -219,7 +222,7 @@ class Measurement:
 
     def _ratios(self) -> Iterator[dict[str, Any]]:
         """Yield how many times faster we are than each other, over a list and over a stream."""
-        others = (peers.PEER, peers.PEER_TUNED, peers.PEER_HALF, peers.BARE, peers.PACKED)
+        others = (peers.PEER, peers.PEER_TUNED, *_AT_OUR_PRECISION, peers.BARE, peers.PACKED)
         pairs = [(peers.OURS, other) for other in others if other in self.spent]
         for us, other in [*pairs, (peers.OURS_STREAM, peers.PEER_STREAM)]:
             for clock in ("cpu", "wall"):
@@ -271,13 +274,14 @@ def _float32_cosine(setting: Setting, peer: Any, texts: list[str]) -> dict[str, 
 # --------------------------------------------------------------------------- the command
 
 
-def measure(setting: Setting, name: str, chosen: Sample, rounds: int) -> Path:
+def measure(setting: Setting, name: str, chosen: Sample, rounds: int, *, memory: bool) -> Path:
     """Measure one model; the results are written after every round, should time run out."""
     measured = Measurement(setting, name, chosen)
     file = f"encoding_{setting.device}_{Path(name).name}_{setting.dtype}"
-    _say("  peak memory, a process for each")
-    names = [each.name for each in measured.contenders]
-    measured.extra += memory_rows(names, setting, len(chosen.texts))
+    if memory:
+        _say("  peak memory, a process for each")
+        names = [each.name for each in measured.contenders]
+        measured.extra += memory_rows(names, setting, len(chosen.texts))
     for number in range(rounds):
         measured.round(number)
         path = write(file, measured.rows())
@@ -316,6 +320,7 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=DTYPES, help="ours; float32 on a CPU, else float16")
     parser.add_argument("--texts", type=int, help="4,096 on a CPU, else 200,000")
     parser.add_argument("--rounds", type=int, help="5 on a CPU, else 3")
+    parser.add_argument("--skip-memory", action="store_true", help="measure no peak memory")
     parser.add_argument("--base", action="store_true", help="measure a BERT-base too")
     return parser.parse_args(given)
 
@@ -338,7 +343,8 @@ def main(given: Sequence[str] | None = None) -> None:
         # On a GPU the small model is bound by the tokeniser and the large one by the GPU.
         for name in _models(asked.model, base=asked.base or (device == "cuda" and not asked.model)):
             setting = Setting(str(model_folder(name, Path(work))), device, dtype)
-            print(measure(setting, name, chosen, asked.rounds or _ROUNDS[device]))
+            rounds = asked.rounds or _ROUNDS[device]
+            print(measure(setting, name, chosen, rounds, memory=not asked.skip_memory))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,12 @@ from whiten_index.encoding.batching import LADDERS
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import DtypeName
 from whiten_index.encoding.models import find_model
-from whiten_index.encoding.packing import PackedForward, packing_obstacle
+from whiten_index.encoding.packing import (
+    Attention,
+    PackedForward,
+    packing_obstacle,
+    torch_varlen,
+)
 from whiten_index.encoding.tokenization import TokenWindow, tokenize
 
 CHUNK_ROWS = 1024
@@ -34,10 +39,12 @@ OURS, OURS_STREAM = "ours, one list", "ours, stream"
 PEER, PEER_STREAM = "sentence-transformers, one list", "sentence-transformers, stream"
 PEER_TUNED = "sentence-transformers, tuned, one list"
 PEER_HALF = "sentence-transformers at our precision, one list"
+PEER_PACKED = "sentence-transformers at our precision without padding, one list"
 BARE, PACKED, TOKENISER = "bare sorted model", "bare packed model", "tokeniser alone"
+_PACKED_ATTENTION = "flash_attention_of_torch"
 _PEER_LIBRARY, _PEER_BATCH_SIZE = "sentence-transformers", 32
-_BATCH_SIZES = (8, 16, 32, 64, 128)
-_TUNING_TEXTS = 512
+_BATCH_SIZES = {"cpu": (8, 16, 32, 64, 128), "cuda": (32, 64, 128, 256, 512, 1024)}
+_TUNING_TEXTS = {"cpu": 512, "cuda": 4_096}
 _TOKENISER_CHUNKS = (1024, 8192, 65_536)
 _SETTLING_PASSES = 20
 
@@ -124,12 +131,15 @@ def peer_version() -> str:
         raise SystemExit(f"the peer is missing: pip install {_PEER_LIBRARY}") from error
 
 
-def load_peer(setting: Setting, *, dtype: str | None = None) -> Any:
+def load_peer(setting: Setting, *, dtype: str | None = None, **options: Any) -> Any:
     """Load sentence-transformers' encoder, in its own default or in ``dtype``."""
     library = importlib.import_module("sentence_transformers")
     transformers.utils.logging.disable_progress_bar()
-    options = {} if dtype is None else {"model_kwargs": {"dtype": getattr(torch, dtype)}}
-    peer = library.SentenceTransformer(setting.model, device=setting.device, **options)
+    if dtype is not None:
+        options["dtype"] = getattr(torch, dtype)
+    peer = library.SentenceTransformer(
+        setting.model, device=setting.device, model_kwargs=options or None
+    )
     peer.max_seq_length = MAX_LENGTH
     return peer
 
@@ -139,25 +149,64 @@ def peers(peer: Any, texts: list[str]) -> list[Contender]:
     return [_peer(PEER, peer, [texts]), _peer(PEER_STREAM, peer, [*_chunks(texts)])]
 
 
-def tuned_peer(peer: Any, texts: list[str]) -> Contender:
+def tuned_peer(peer: Any, texts: list[str], name: str = PEER_TUNED) -> Contender:
     """Return the peer with its best batch size."""
-    return _peer(PEER_TUNED, peer, [texts], batch_size=_best_batch_size(peer, texts))
+    return _peer(name, peer, [texts], batch_size=_best_batch_size(peer, texts))
 
 
 def _best_batch_size(peer: Any, texts: list[str]) -> int:
     """Return the batch size that takes the least time, of the lesser of two runs each."""
-    some, device = texts[:: max(len(texts) // _TUNING_TEXTS, 1)], str(peer.device)
+    some, device = texts[:: max(len(texts) // _TUNING_TEXTS[peer.device.type], 1)], str(peer.device)
 
     def seconds(size: int) -> float:
         run = functools.partial(peer.encode, some, batch_size=size, show_progress_bar=False)
         return min(_seconds(run, device) for _ in range(2))
 
-    return min(_BATCH_SIZES, key=seconds)
+    return min(_BATCH_SIZES[peer.device.type], key=seconds)
 
 
 def peer_at_our_precision(peer: Any, texts: list[str]) -> Contender:
     """Return the peer's one list, for a peer loaded in our dtype."""
     return _peer(PEER_HALF, peer, [texts])
+
+
+def load_packed_peer(setting: Setting, kernel: Callable[..., Tensor] | None = None) -> Any:
+    """Load the peer so that it lays texts end to end, which it does for FlashAttention alone.
+
+    The package flash-attn is built for each release of torch and is often missing: its place is
+    taken by ``kernel``, by default torch's own FlashAttention.
+    """
+    from transformers import modeling_flash_attention_utils as attention
+    from transformers.integrations.flash_attention import flash_attention_forward
+
+    given = kernel or _flash_attention
+    functions = (None, given, None, attention._pad_input, attention._unpad_input)
+    attention._lazy_imports = lambda *_, **__: functions
+    transformers.AttentionInterface.register(_PACKED_ATTENTION, flash_attention_forward)
+    transformers.AttentionMaskInterface.register(
+        _PACKED_ATTENTION, transformers.AttentionMaskInterface()["flash_attention_2"]
+    )
+    peer = load_peer(setting, dtype=setting.dtype, attn_implementation=_PACKED_ATTENTION)
+    if not peer[0].can_flatten_inputs:
+        raise SystemExit(f"{_PEER_LIBRARY} {peer_version()} pads {setting.model}")
+    return peer
+
+
+def _flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,  # noqa: ARG001
+    max_seqlen_q: int,
+    max_seqlen_k: int,  # noqa: ARG001
+    softmax_scale: float | None = None,
+    causal: bool = False,
+) -> Tensor:
+    """Attend as the package flash-attn does, (T, heads, k), with torch's kernel."""
+    attention = Attention(cu_seqlens_q, max_seqlen_q, softmax_scale, causal, None)
+    return torch_varlen(query, key, value, attention)
 
 
 def _peer(
