@@ -77,6 +77,27 @@ def growth() -> str:
     return "\n".join(lines)
 
 
+def gpu_index() -> str:
+    """Return what a GPU spares in building an index and in searching it by many queries."""
+    rows = read("gpu_index")
+    one = rows[0]
+    lines = [
+        f"{one['rows']:,} clustered rows of {one['k']} dims; {one['queries']:,} queries at once, "
+        "ten nearest.",
+        "",
+        "| index | made and searched on | training, s | adding, s | queries a second | recall@10 |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        stages = row["stages"]
+        lines.append(
+            f"| {row['factory']} | {row['device_name']} | {stages.get('train', 0):.2f} "
+            f"| {stages['project and add']:.2f} | {row['queries_per_second']:,.0f} "
+            f"| {row['recall@10']:.3f} |"
+        )
+    return "\n".join(lines)
+
+
 def graph_peers() -> str:
     """Return the latency of graphs and lists at equal recalls, beside other libraries."""
     rows = read("graph_peers")

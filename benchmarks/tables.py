@@ -176,6 +176,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "growth": sweep_tables.growth,
     "exact_search": sweep_tables.exact_search,
     "graph_peers": sweep_tables.graph_peers,
+    "gpu_index": sweep_tables.gpu_index,
     "store_dtype": store_dtype,
     "memory": memory,
     "encoding": encoding,

@@ -423,7 +423,7 @@ def test_an_update_that_cannot_read_what_is_published_changes_nothing(
     assert files_of(place.out) == place.needed
 
 
-@pytest.mark.parametrize("error", ["ImportError", "OSError"])
+@pytest.mark.parametrize("error", ["ImportError", "OSError", "RuntimeError"])
 def test_faiss_that_cannot_be_loaded_is_not_called_missing(
     place: Place, tmp_path: Path, error: str
 ) -> None:

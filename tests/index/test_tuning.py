@@ -14,6 +14,7 @@ import pytest
 from whiten_index import BuildConfig, build_index
 from whiten_index.index.exact import exact_neighbours
 from whiten_index.index.factory import inner_index, inner_of
+from whiten_index.index.gpu import most_on_gpu
 from whiten_index.index.tuning import GroundTruth, recall_of, tune, tune_candidates
 from whiten_index.whitening.spectrum import unit_rows
 
@@ -169,3 +170,11 @@ def test_a_graph_has_its_recall_for_queries_from_outside(tmp_path: Path, factory
     tuned = report.manifest["factory"]["tuned"]
     assert tuned["queries"] >= 590
     assert recall == pytest.approx(tuned["recall"], abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("factory", "dim", "most"),
+    [("Flat", 128, 2048), ("IVF4,SQ8", 128, 512), ("IVF4,SQ8", 3080, 256), ("IVF4,SQ8", 6000, 0)],
+)
+def test_codes_that_fill_the_memory_of_a_gpus_block_are_searched_on_the_cpu(factory, dim, most):
+    assert most_on_gpu(inner_index(factory, dim)) == most

@@ -31,7 +31,7 @@ def load_faiss() -> Any:
             import faiss
     except ModuleNotFoundError as error:
         raise ConfigError(f"FAISS is not installed; {_INSTALL}") from error
-    except (ImportError, OSError, MemoryError) as error:
+    except (ImportError, OSError, MemoryError, RuntimeError) as error:
         raise StorageError(
             f"FAISS is installed and cannot be loaded ({error}); fix that and run the same command "
             "again"

@@ -27,7 +27,7 @@ from whiten_index.index.exact import (
     largest,
     merged,
 )
-from whiten_index.index.gpu import MOST_ON_GPU
+from whiten_index.index.gpu import most_on_gpu
 from whiten_index.index.library import load_faiss
 
 Search = Callable[[Vectors, int], tuple[Scores, Rows]]
@@ -70,7 +70,7 @@ def nearest_on_gpu(index: Any, inner: Any, queries: Vectors, top_k: int) -> tupl
 
     The CPU's index searches what the copy cannot, or finds too few rows of.
     """
-    if top_k > MOST_ON_GPU or not len(queries):
+    if top_k > most_on_gpu(inner) or not len(queries):
         return nearest(inner, queries, top_k)
     scores, rows = index.search(queries, top_k)
     short = np.flatnonzero((rows < 0).any(axis=1))
