@@ -5,8 +5,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 SETTINGS := pyproject.toml constraints.txt Makefile
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test slow figures units services faults soak lowest newest docs lint types imports tables \
-    clean
+.PHONY: demo test slow figures units services faults soak lowest newest packages docs lint types \
+    imports tables clean
 
 .venv/runtime: $(SETTINGS)
 	$(PYTHON) -m venv .venv
@@ -132,6 +132,8 @@ $(CHROMIUM):
 	npm pack --silent --pack-destination .venv iframe-worker@1.0.4
 	tar -xzf .venv/iframe-worker-1.0.4.tgz -C .venv
 	touch $@
+
+packages: $(SYSTEMD) $(PROMTOOL) $(STRACE) $(CC) $(CHROMIUM)
 
 docs: .venv/docs $(CHROMIUM)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
