@@ -152,6 +152,16 @@ def test_a_field_that_no_schema_names_is_damage(world: World) -> None:
         world.restore()
 
 
+@pytest.mark.parametrize("file", ["exported/whitening.safetensors", "index/store/*/*/*/moments.*"])
+def test_a_file_that_no_manifest_lists_is_not_used(world: World, file: str) -> None:
+    path = next(world.root.glob(file))
+    fields = json.loads(path.with_name("manifest.json").read_text())
+    del fields["files"][path.name]
+    world.write(f"{path.parent.relative_to(world.root)}/manifest.json", fields)
+    with pytest.raises(WhitenIndexError, match=r"it has no |is missing or damaged"):
+        read_all(world)
+
+
 def read_all(world: World) -> None:
     """Read every manifest through the Python API."""
     open_index(world.index)

@@ -76,11 +76,18 @@ def test_what_only_a_version_needs_and_what_nothing_needs(world):
     assert verify_store(world.place).sound
 
 
-@pytest.mark.parametrize("change", ["digests 15", "digests int32", "embeddings 3", "truncated 9"])
+@pytest.mark.parametrize(
+    "change",
+    ["digests 15", "digests int32", "embeddings 3", "truncated 9", "embeddings NaN"],
+)
 def test_a_segment_whose_arrays_are_others_is_damaged(world, change):
     folder = last_segment(world)
     tensors, (name, to) = load_file(folder / "embeddings.safetensors"), change.split()
-    if name == "truncated":
+    if to == "NaN":
+        tensors[name] = np.where(
+            tensors[name] == tensors[name][3, 1], np.float32("nan"), tensors[name]
+        )
+    elif name == "truncated":
         tensors[name] = tensors[name][: int(to)]
     else:
         tensors[name] = tensors[name].astype(to) if to == "int32" else tensors[name][:, : int(to)]
@@ -90,9 +97,10 @@ def test_a_segment_whose_arrays_are_others_is_damaged(world, change):
     del fields["files"]["manifest.json"]
     manifest.write_manifest(folder / "manifest.json", fields)
     (damage,) = verify_store(world.place).damages
-    assert f"its {name} are" in damage.why
-    with pytest.raises(ArtifactError, match=r"needed rows are in no segment"):
-        gc_store(world.place, keep_days=0)
+    assert ("holds NaN" if to == "NaN" else f"its {name} are") in damage.why
+    if to != "NaN":
+        with pytest.raises(ArtifactError, match=r"needed rows are in no segment"):
+            gc_store(world.place, keep_days=0)
     assert compact_store(world.place, segment_rows=SHARD).damaged == 1
     mend(world)
     assert verify_store(world.place).sound

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -209,16 +209,25 @@ def checked(value: Any, schema: Schema[T], path: Path, *, remedy: str = REMEDY) 
 
 
 def check_files(
-    folder: Path, manifest: Mapping[str, Any], *, content: bool, remedy: str = REMEDY
+    folder: Path,
+    manifest: Mapping[str, Any],
+    *,
+    content: bool,
+    names: Iterable[str] | None = None,
+    remedy: str = REMEDY,
 ) -> None:
     """Check a folder's files against its manifest: sizes, and with ``content`` SHA-256 too.
+
+    With ``names``, these alone are checked, and the manifest must list them.
 
     Raises:
         ArtifactError: a file is missing, is no regular file, or differs from its manifest.
         StorageError: a file cannot be read, or is a link to a file that is not there.
     """
-    for name, expected in manifest["files"].items():
-        path = folder / name
+    for name in manifest["files"] if names is None else names:
+        path, expected = folder / name, manifest["files"].get(name)
+        if expected is None:
+            raise _damaged(folder, f"it has no {name}", remedy)
         try:
             with reading(path):
                 size = require_regular(path)
@@ -259,9 +268,10 @@ def first_damaged(folder: Path, schema: Schema[Any]) -> Path | None:
         return None
     path = folder / MANIFEST
     try:
-        for name, entry in read_manifest(folder, schema)["files"].items():
+        fields = read_manifest(folder, schema)
+        for name in fields["files"]:
             path = folder / name
-            check_files(folder, {"files": {name: entry}}, content=True)
+            check_files(folder, fields, content=True, names=[name])
     except ArtifactError:
         return path
     return None

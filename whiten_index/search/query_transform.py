@@ -185,7 +185,7 @@ class QueryTransform:
         """
         path = Path(folder)
         fields = read_manifest(path, _SCHEMA, remedy=_REMEDY)
-        check_files(path, fields, content=True, remedy=_REMEDY)
+        check_files(path, fields, content=True, names=[WHITENING], remedy=_REMEDY)
         whitening = Whitening.load(path / WHITENING)
         return cls(whitening, fields["encoder"], version=fields["version"], **opening)
 

@@ -243,7 +243,8 @@ class _Training:
             require_free(self.out, files=_files, what=_WHAT)
             return None
         fields = manifest.read_manifest(self.out, _SCHEMA)
-        manifest.check_files(self.out, fields, content=True, remedy=_REMEDY)
+        names = {*fields["files"], RUN}
+        manifest.check_files(self.out, fields, content=True, names=names, remedy=_REMEDY)
         found = manifest.read_json(self.out / RUN, what="a record of training")
         self._require_mine(found.pop("identity", None), where=self.out, what="a model trained")
         return found

@@ -114,11 +114,8 @@ class Version:
     def file(self, name: str) -> Path:
         """Return the path of a file, whose content is checked once."""
         if self.verify and name not in self._checked:
-            remedy = mending(self.folder.parent.parent)
-            if name not in self.fields["files"]:
-                raise ArtifactError(f"{self.folder} is damaged: it has no {name}; {remedy}")
-            one = {"files": {name: self.fields["files"][name]}}
-            check_files(self.folder, one, content=self.verify == FULL, remedy=remedy)
+            remedy, content = mending(self.folder.parent.parent), self.verify == FULL
+            check_files(self.folder, self.fields, content=content, names=[name], remedy=remedy)
             self._checked.add(name)
         return self.folder / name
 
