@@ -27,7 +27,7 @@ from whiten_index import BuildConfig
 from whiten_index.pipeline.choose_transform import choose_setting, piece_evidence
 from whiten_index.pipeline.encode import EncodeReport, encode_corpus
 from whiten_index.pipeline.pseudo_queries import Sample, sample_pieces
-from whiten_index.progress import Silent, Stages
+from whiten_index.progress import Progress, Stages
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import (
@@ -117,7 +117,7 @@ def measure(work: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield a row for each set, layer and width."""
     for name, layer in itertools.product(names, LAYERS):
         case = Case.of(name, layer, work)
-        stages = Stages(Silent())
+        stages = Stages(Progress())
         started = time.perf_counter()
         sample = sample_pieces(replace(case.encoded, stages=stages), 1_000, 0)
         assert isinstance(sample, Sample)

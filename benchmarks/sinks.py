@@ -54,7 +54,7 @@ from benchmarks.sinks_engines import (
     require_all,
 )
 from whiten_index import BuildConfig, build_index, open_index
-from whiten_index.progress import Silent
+from whiten_index.progress import Progress
 from whiten_index.vectordb.push import push_index
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import PushSource
@@ -202,7 +202,7 @@ class Measurement:
     def lines(self, rounds: int) -> Iterator[dict[str, Any]]:
         """Yield all figures."""
         source = self.corpus.source(self.k, self.dtype)
-        batches = tuple(source.batches(0, Silent()))
+        batches = tuple(source.batches(0, Progress()))
         rows = Rows(source.layout, source.pushed(), batches)
         facts = {**self.facts, "rows": len(rows), "k": rows.layout.k}
         queries = unit_rows(source.whitening.apply(self.corpus.held_out)).astype(np.float32)

@@ -24,7 +24,7 @@ from whiten_index.measure.sweep_config import FAISS, RAW, TRUNCATE, Point, Sweep
 from whiten_index.measure.sweep_run import prepare_dataset, read_queries
 from whiten_index.measure.trial import Made, Space, Trial, open_space
 from whiten_index.pipeline.encode import encode_corpus
-from whiten_index.progress import Silent, Stages
+from whiten_index.progress import Progress, Stages
 
 _DIM, _SEEDS, _DRAWS = 384, 5, 10_000
 
@@ -103,7 +103,7 @@ SETTINGS: dict[str, Point] = {
 
 def measure(work: Path, seeds: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each setting."""
-    stages = Stages(Silent())
+    stages = Stages(Progress())
     options = {**scifact(work), "out": str(work / "small-codes"), "threads": 2}
     config = SweepConfig(**options)
     encoded = encode_corpus(config.build)

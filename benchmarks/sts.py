@@ -20,7 +20,7 @@ from whiten_index.evaluation.sts_sets import StsSet, chosen_sets, read_sts
 from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.evaluate_sts import evaluate_geometry, evaluate_sts
 from whiten_index.measure.measure_options import DISTINCT, SCORED, TARGET
-from whiten_index.progress import Silent, Stages
+from whiten_index.progress import Progress, Stages
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 ENCODER = EncoderConfig(pooling="mean", max_length=256)
@@ -66,7 +66,7 @@ def geometry(store: str) -> Iterator[dict[str, Any]]:
 def encoded_states(texts: Sequence[str]) -> Iterator[LayerStates]:
     """Encode texts into a temporary folder, all layers in one pass."""
     with tempfile.TemporaryDirectory() as folder:
-        yield kept_states(texts, ENCODER, Path(folder), Stages(Silent()), ["mean"])["mean"]
+        yield kept_states(texts, ENCODER, Path(folder), Stages(Progress()), ["mean"])["mean"]
 
 
 def main(arguments: Sequence[str]) -> None:

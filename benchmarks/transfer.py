@@ -27,7 +27,7 @@ from pipelines.papers.transfer_tasks import Task, pair_features, read_task, task
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.spaces import EncodedTexts, TextEmbedder
-from whiten_index.progress import Silent, Stages
+from whiten_index.progress import Progress, Stages
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 ENCODER = EncoderConfig(model=None, pooling="mean", max_length=256)
@@ -39,7 +39,7 @@ def measure(store: str) -> Iterator[dict[str, Any]]:
     """Yield a row for each set raw, with the reference, and for each set and transform."""
     tasks = [read_task(path) for path in task_files([data_folder() / "senteval"])]
     raw = EvalConfig(encoder=ENCODER, store=store, seed=SEED)
-    embedder = EncodedTexts(raw, Stages(Silent()))
+    embedder = EncodedTexts(raw, Stages(Progress()))
     embedder.embed([text for task in tasks for text in task.texts])
     for transforms in ((), TRANSFORMS):
         config = EvalConfig(encoder=ENCODER, store=store, seed=SEED, transforms=transforms)

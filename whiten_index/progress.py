@@ -6,11 +6,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 
-class Progress(Protocol):
-    """A watcher of stages; a terminal's bars and a job's log lines are two of them."""
+class Progress:
+    """A watcher of stages that shows nothing; a terminal's bars and log lines are made from it."""
 
     def start(self, stage: str, total: int) -> None:
         """Hear that ``stage`` begins and will handle ``total`` rows."""
@@ -23,22 +22,6 @@ class Progress(Protocol):
 
     def note(self, message: str) -> None:
         """Hear one sentence a user should see."""
-
-
-class Silent:
-    """A watcher that shows nothing."""
-
-    def start(self, stage: str, total: int) -> None:
-        """Ignore it."""
-
-    def advance(self, rows: int) -> None:
-        """Ignore it."""
-
-    def finish(self, stage: str, seconds: float) -> None:
-        """Ignore it."""
-
-    def note(self, message: str) -> None:
-        """Ignore it."""
 
 
 @dataclass

@@ -15,7 +15,7 @@ from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.evaluation.sts_sets import read_sts
 from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.evaluate_sts import evaluate_sts
-from whiten_index.progress import Silent
+from whiten_index.progress import Progress
 from whiten_index.whitening.whitening_config import WhiteningConfig
 
 
@@ -102,7 +102,7 @@ def test_fits_by_numpy(repeated, tiny_model, fit, unit):
     assert found["datasets"]["mine"]["pearson"]["all"] == pytest.approx(pearson, abs=1e-3)
 
 
-class _Encoded(Silent):
+class _Encoded(Progress):
     texts = 0
 
     def start(self, stage: str, total: int) -> None:

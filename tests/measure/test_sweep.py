@@ -21,7 +21,7 @@ from whiten_index.errors import (
 )
 from whiten_index.measure.sweep_config import SweepConfig, grid
 from whiten_index.measure.sweep_run import run_sweep
-from whiten_index.progress import Silent
+from whiten_index.progress import Progress
 
 ROWS, DIM, HELD = 700, 24, 60
 
@@ -70,7 +70,7 @@ def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(cli, list(map(str, arguments)))
 
 
-class _Notes(Silent):
+class _Notes(Progress):
     def __init__(self) -> None:
         self.notes: list[str] = []
 

@@ -10,7 +10,7 @@ from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.evaluation.sts_sets import read_sts
 from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.evaluate_sts import evaluate_sts
-from whiten_index.progress import Silent, Stages
+from whiten_index.progress import Progress, Stages
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def sets(tmp_path_factory, write_parquet, tiny_words):
 )
 def test_every_cell_is_what_its_layers_give_alone(sets, tiny_model, pooling, options, tmp_path):
     config = EvalConfig.from_options({"model": str(tiny_model), **options})
-    stages = Stages(Silent())
+    stages = Stages(Progress())
     texts = [text for each in sets for text in each.texts]
     states = kept_states(texts, config.encoder, tmp_path, stages)[pooling]
     raw, *transformed = score_combinations(config, sets, states, (1, 2, 3), stages)

@@ -15,7 +15,7 @@ from whiten_index.encoding import transformer
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.errors import ConfigError
-from whiten_index.progress import Silent, Stages
+from whiten_index.progress import Progress, Stages
 
 LONGEST = 32
 POOLINGS = ("mean", "cls")
@@ -42,7 +42,7 @@ def truth(tiny_model, texts) -> np.ndarray:
 def states(request, tiny_model, texts, tmp_path_factory) -> LayerStates:
     config = EncoderConfig(model=str(tiny_model), max_length=LONGEST)
     folder = tmp_path_factory.mktemp("states")
-    return kept_states([*texts, *texts[::-1]], config, folder, Stages(Silent()))[request.param]
+    return kept_states([*texts, *texts[::-1]], config, folder, Stages(Progress()))[request.param]
 
 
 def load(folder: Path, poolings: tuple[str, ...]) -> StateEncoder:

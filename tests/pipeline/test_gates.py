@@ -22,7 +22,7 @@ from whiten_index.index.library import INDEX, load_faiss
 from whiten_index.index.ondisk_ivf import IVF_DATA
 from whiten_index.pipeline.gates import CanaryFile, run_gates
 from whiten_index.pipeline.update_config import GateConfig
-from whiten_index.progress import Silent, Stages
+from whiten_index.progress import Progress, Stages
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.versions.bundle import open_unsealed
 from whiten_index.versions.documents import write_documents
@@ -54,7 +54,7 @@ class Version:
         candidate = open_unsealed(self.folder, self.fields)
         if "whitening" in options:
             candidate = replace(candidate, whitening=options.pop("whitening"))
-        stages = Stages(Silent())
+        stages = Stages(Progress())
         options = {"config": config or GateConfig(), "stages": stages, **options}
         found = run_gates(candidate, self.store, self.record, **options)
         assert [gate.name for gate in found] == ["counts", "codes", "canaries", "size"]

@@ -339,6 +339,10 @@ class Schema(Generic[T]):
         config: Any = {"extra": "forbid", "allow_inf_nan": False}
         return TypeAdapter(list[self.shape], config=config)  # type: ignore[name-defined]
 
+    def headed(self, **fields: Any) -> dict[str, Any]:
+        """Return the fields of a manifest with its kind and format."""
+        return {"kind": self.kind, "format_version": self.version, **fields}
+
     def check(self, value: Any) -> T:
         """Return a value of JSON as the schema's type; a ``ValueError`` names a wrong field."""
         try:

@@ -16,11 +16,12 @@ from whiten_index.cli.signals import INTERRUPTED, raise_if_interrupted
 from whiten_index.cli.streams import guarded, print_exception
 from whiten_index.errors import GateError, WhitenIndexError
 from whiten_index.paths import plain_json
+from whiten_index.progress import Progress
 
 _EVERY_SECONDS = 10.0
 
 
-class LogLines:
+class LogLines(Progress):
     """A watcher that prints one line an event, and progress every few seconds."""
 
     def __init__(self, **labels: Any) -> None:

@@ -11,6 +11,7 @@ import click
 
 from whiten_index.cli.signals import raise_if_interrupted
 from whiten_index.paths import cell, plain_json
+from whiten_index.progress import Progress
 
 # Only JSON shows these.
 _FOR_MACHINES = frozenset({
@@ -19,7 +20,7 @@ _FOR_MACHINES = frozenset({
 })  # fmt: skip
 
 
-class Bars:
+class Bars(Progress):
     """Progress bars on a terminal; with ``facts`` notes on the work are printed too."""
 
     def __init__(self, *, facts: bool = False) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from whiten_index.artifacts.prefetch import overlapped
 from whiten_index.errors import ClusterError, StorageError, WhitenIndexError
-from whiten_index.progress import Silent, Stages
+from whiten_index.progress import Progress, Stages
 
 Advance = Callable[[int], None]
 
@@ -196,7 +196,7 @@ def _recorded(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any,
     return function(stages, *args), stages
 
 
-class _Recorder(Silent):
+class _Recorder(Progress):
     """A watcher that keeps its events, other than advances: a replayed stage advances as a whole.
 
     An event is the name of the method and its arguments.

@@ -32,7 +32,7 @@ from whiten_index.index.sizes import IndexBytes, measured_bytes
 from whiten_index.index.training import require_training_rows, train_index
 from whiten_index.index.transforms import EmbeddingReader, VectorSource, rotation_for
 from whiten_index.index.tuning import NEIGHBOURS, GroundTruth, OperatingPoint, tune_to_recall
-from whiten_index.progress import Silent, Stages
+from whiten_index.progress import Progress, Stages
 from whiten_index.whitening.transform import Whitening
 
 _RANGES, _TRAINED = "ranges", "trained.faiss"
@@ -292,7 +292,7 @@ def _code(parts: Path, rows: tuple[int, VectorSource]) -> None:
     blocks = list[NDArray[Any]]()
 
     def coded() -> Iterator[Vectors]:
-        for block in source.blocks(Stages(Silent()), "project"):
+        for block in source.blocks(Stages(Progress()), "project"):
             blocks.append(inner.sa_encode(block) if _adds_codes(inner) else block)
             yield block
 

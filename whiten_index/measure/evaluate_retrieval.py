@@ -34,7 +34,7 @@ from whiten_index.measure.eval_config import RetrievalConfig
 from whiten_index.measure.spaces import Scores, Space, encoder_facts, name_of, report_of, runs_of
 from whiten_index.pipeline.build import build_index
 from whiten_index.pipeline.build_config import BuildConfig
-from whiten_index.progress import Progress, Silent, Stages
+from whiten_index.progress import Progress, Stages
 from whiten_index.search.query_encoder import query_embeddings
 from whiten_index.search.search_index import SearchIndex, open_index
 from whiten_index.store.embedding_store import EmbeddingStore
@@ -89,7 +89,7 @@ def evaluate_retrieval(
             used, or do not fit together, or the rankings cannot be written.
     """
     require_evaluator()
-    stages = Stages(progress or Silent())
+    stages = Stages(progress or Progress())
     if config.run is not None:
         return _judge_file(config, config.run, stages)
     for name in config.names:

@@ -25,7 +25,7 @@ from whiten_index.measure.measure_options import DISTINCT, SCORED
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import encode_corpus
 from whiten_index.pipeline.shard_encoding import LazyEncoder
-from whiten_index.progress import Progress, Silent, Stages
+from whiten_index.progress import Progress, Stages
 from whiten_index.search.query_encoder import QueryEncoder
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.sampling import CorpusEmbeddings
@@ -172,7 +172,7 @@ def evaluate_sets(
     ``score`` returns the figures of a set, ``average`` the means over the sets of a run. The
     embeddings are those of ``config``, unless an ``embedder`` is given.
     """
-    stages = Stages(progress or Silent())
+    stages = Stages(progress or Progress())
     embedder = embedder or EncodedTexts(config, stages)
     spaces = Spaces(config, embedder, stages)
     for each in sets:

@@ -31,7 +31,7 @@ from whiten_index.measure.sweep_config import SweepConfig, grid
 from whiten_index.measure.trial import Dataset, measure_points
 from whiten_index.pipeline.encode import EncodeReport, encode_or_open
 from whiten_index.pipeline.plan import plan_build
-from whiten_index.progress import Progress, Silent, Stages
+from whiten_index.progress import Progress, Stages
 from whiten_index.search.query_encoder import asked_by, query_embeddings
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.sampling import CorpusEmbeddings
@@ -110,7 +110,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
         BusyError: another sweep writes to the same folder.
         StorageError: the disk is full or cannot be written.
     """
-    stages = Stages(progress or Silent())
+    stages = Stages(progress or Progress())
     load_faiss()
     set_threads(config.search_threads)
     require_device(config.build.index_device)

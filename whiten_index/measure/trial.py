@@ -42,7 +42,7 @@ from whiten_index.measure.sweep_config import (
 )
 from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.pipeline.fit import fit_whitening
-from whiten_index.progress import Silent, Stages
+from whiten_index.progress import Progress, Stages
 from whiten_index.search.rerank import Reranker
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.versions.bundle import Bundle
@@ -265,7 +265,7 @@ class Trial:
         discard(folder)
         with writing(folder):
             folder.mkdir()
-        stages, by_faiss = Stages(Silent()), point.vectors.family == FAISS
+        stages, by_faiss = Stages(Progress()), point.vectors.family == FAISS
         parameters, device = dict[str, int](), "cpu"
         if by_faiss:
             size = self._fill_peer(factory, folder, stages)

@@ -24,7 +24,7 @@ from whiten_index.pipeline.publish import (
     version_identity,
     write_files,
 )
-from whiten_index.progress import Progress, Silent, Stages
+from whiten_index.progress import Progress, Stages
 from whiten_index.versions.published import (
     CURRENT,
     find_version,
@@ -94,7 +94,7 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
         raise ConfigError("say where the index goes: --out DIR")
     config = with_absolute_paths(config)
     out, mirror = place_of(config.out_place)
-    stages = Stages(progress or Silent())
+    stages = Stages(progress or Progress())
     load_faiss()
     labels = read_labels(config)
     if config.threads is not None:

@@ -27,7 +27,7 @@ from whiten_index.pipeline.shard_encoding import (
     Window,
     shard_work,
 )
-from whiten_index.progress import Progress, Silent, Stages
+from whiten_index.progress import Progress, Stages
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusFile, CorpusPart, CorpusRecord
 
@@ -89,7 +89,7 @@ class EncodeReport:
 
     def elsewhere(self) -> EncodeReport:
         """Return the report as another machine can take it."""
-        return replace(self, stages=Stages(Silent()), executor=SerialExecutor())
+        return replace(self, stages=Stages(Progress()), executor=SerialExecutor())
 
 
 def encode_corpus(config: BuildConfig, *, progress: Progress | None = None) -> EncodeReport:
@@ -112,7 +112,7 @@ def encode_corpus(config: BuildConfig, *, progress: Progress | None = None) -> E
         >>> encode_corpus(config).record.rows
         60
     """
-    stages = Stages(progress or Silent())
+    stages = Stages(progress or Progress())
     config = with_absolute_paths(config)
     with naming(), executor_session(config, stages) as executor:
         corpus = open_corpus(config, stages)

@@ -35,7 +35,7 @@ from whiten_index.pipeline.gates import size_faults
 from whiten_index.pipeline.labels import read_labels
 from whiten_index.pipeline.shard_encoding import ReadShard, ShardWork, shard_work
 from whiten_index.pipeline.update_config import UpdateConfig
-from whiten_index.progress import Progress, Silent, Stages
+from whiten_index.progress import Progress, Stages
 from whiten_index.store.dtypes import StoreDtype, segment_bytes
 from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.whitening.selection import widths
@@ -63,7 +63,7 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> dict
     """
     if not config.corpus:
         raise ConfigError("--plan estimates the reading of a corpus; name one")
-    stages = Stages(progress or Silent())
+    stages = Stages(progress or Progress())
     corpus = open_corpus(config, stages)
     check_early(config, corpus)
     read_labels(config)
@@ -118,7 +118,7 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> di
         ArtifactError: nothing is published, or it or its store is damaged.
         GateError: the corpus is that of a version which was rolled back.
     """
-    stages = Stages(progress or Silent())
+    stages = Stages(progress or Progress())
     base, corpus, _ = open_base(config, stages)
     work = shard_work(base.config, corpus, write=False)
     kept = kept_parts(work, None if config.read_all else base.read_before(corpus))

@@ -40,7 +40,7 @@ from whiten_index.versions.published import (
     Version,
     ensure_index_id,
 )
-from whiten_index.versions.version_manifest import FORMAT_VERSION, KIND
+from whiten_index.versions.version_manifest import VERSION_SCHEMA
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
 
@@ -97,7 +97,7 @@ def version_identity(
         choices["chosen"] = fingerprint(asdict(fitted.choice))
     return fingerprint(
         {
-            "format_version": FORMAT_VERSION,
+            "format_version": VERSION_SCHEMA.version,
             "corpus": encoded.record.fingerprint,
             "encoder": encoded.store.encoder,
             "encoder_fingerprint": encoded.store.fingerprint,
@@ -204,8 +204,7 @@ def _facts(
     """Return the manifest's fields about inputs and choices."""
     choice, index = spec.fitted.choice, spec.plan.choice
     return {
-        "kind": KIND,
-        "format_version": FORMAT_VERSION,
+        **VERSION_SCHEMA.headed(),
         "identity": spec.identity,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "config": config.to_json(),

@@ -51,7 +51,7 @@ from whiten_index.pipeline.publish import (
 )
 from whiten_index.pipeline.shard_encoding import LazyEncoder
 from whiten_index.pipeline.update_config import UpdateConfig
-from whiten_index.progress import Progress, Silent, Stages
+from whiten_index.progress import Progress, Stages
 from whiten_index.store.digest_index import DigestIndex
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart, CorpusRecord
@@ -147,7 +147,7 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
         BusyError: another process is writing the same folder.
         StorageError: the disk is full or cannot be written.
     """
-    stages, out = Stages(progress or Silent()), Path(config.index)
+    stages, out = Stages(progress or Progress()), Path(config.index)
     load_faiss()
     if config.threads is not None:
         set_threads(config.threads)

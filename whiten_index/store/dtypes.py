@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Literal, cast
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,15 +14,8 @@ from whiten_index.errors import ConfigError
 _FLOAT16_ERROR = 1 / 256
 _NEGLIGIBLE_VARIANCE = 1e-10
 _LOOKED_AT_ROWS = 2048
-
-
 # The numpy names of the types that embeddings are kept in.
 EmbeddingsType = Literal["float16", "float32", "float64"]
-
-
-def type_of(dtype: np.dtype[Any]) -> EmbeddingsType:
-    """Return the numpy name of the type that embeddings are kept in."""
-    return cast(EmbeddingsType, str(dtype))
 
 
 class StoreDtype(Enum):

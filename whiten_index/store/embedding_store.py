@@ -62,8 +62,6 @@ from whiten_index.store.segments import (
 )
 from whiten_index.whitening.moments import Moments
 
-FORMAT_VERSION = 1
-KIND = "store"
 # Files of ids and kept columns, and of digests.
 _DOCUMENTS, _DIGESTS = ".arrow.zst", ".bin"
 # Rows of small parts whose moments are taken together.
@@ -77,7 +75,7 @@ class StoreManifest(Sealed):
     fingerprint: Digest
 
 
-SCHEMA = Schema(KIND, FORMAT_VERSION, StoreManifest)
+SCHEMA = Schema("store", 1, StoreManifest)
 
 
 class EmbeddingStore(Segments):
@@ -141,12 +139,7 @@ class EmbeddingStore(Segments):
             StorageError: the folder cannot be written.
         """
         store = cls(root, encoder, fingerprint)
-        fields = {
-            "kind": KIND,
-            "format_version": FORMAT_VERSION,
-            "encoder": store.encoder,
-            "fingerprint": fingerprint,
-        }
+        fields = SCHEMA.headed(encoder=store.encoder, fingerprint=fingerprint)
         with writing(store.folder):
             for name in ("segments", "digests", "rows", "corpora", FOLDER):
                 make_folder(store.folder / name)

@@ -16,7 +16,6 @@ from whiten_index.artifacts.manifest import Digest, Schema, Sealed
 from whiten_index.artifacts.storage import Place, Storage, settled
 from whiten_index.errors import ArtifactError
 
-_KIND, _VERSION = "registered_index", 1
 FOLDER, _COPIES = "indexes", "registered"
 
 
@@ -25,7 +24,7 @@ class _Fields(Sealed):
     id: Digest | None
 
 
-_SCHEMA = Schema(_KIND, _VERSION, _Fields)
+_SCHEMA = Schema("registered_index", 1, _Fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class IndexRegistry:
         place = owner_of(index)
         path = self.folder / _file_name(place, index_id)
         self.mirror.fetch(path)
-        fields = {"kind": _KIND, "format_version": _VERSION, "index": place, "id": index_id}
+        fields = _SCHEMA.headed(index=place, id=index_id)
         for each in (path, self.copies / path.name):
             with writing(each):
                 if not self._is_sound(each):

@@ -15,8 +15,6 @@ from whiten_index.artifacts.files import writing
 from whiten_index.artifacts.manifest import Count, Flag, Positive, Schema, Sealed, Sha256
 from whiten_index.errors import ArtifactError
 
-KIND, FORMAT_VERSION = "corpus", 1
-
 
 class CorpusSource(TypedDict):
     """Identity of a corpus; see ``CorpusConfig.source_identity``."""
@@ -77,7 +75,7 @@ class _Fields(Sealed):
     index: str
 
 
-SCHEMA = Schema(KIND, FORMAT_VERSION, _Fields)
+SCHEMA = Schema("corpus", 1, _Fields)
 
 
 @dataclass(frozen=True)
@@ -127,17 +125,8 @@ class CorpusRecord:
 
     def save(self, path: Path) -> None:
         """Write the record as sealed JSON, in one step."""
-        value = {
-            "kind": KIND,
-            "format_version": FORMAT_VERSION,
-            "source": dict(self.source),
-            "skipped": dict(self.skipped),
-            "parts": [asdict(part) for part in self.parts],
-            "files": [asdict(file) for file in self.files],
-            "index": self.index,
-        }
         with writing(path):
-            manifest.write_manifest(path, value)
+            manifest.write_manifest(path, SCHEMA.headed(**asdict(self)))
 
     @classmethod
     def load(cls, path: Path) -> CorpusRecord:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,9 @@ from whiten_index.artifacts.tensors import map_tensor, write_tensors
 from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError
 from whiten_index.store.digest_index import DigestIndex, Lookup
-from whiten_index.store.dtypes import EmbeddingsType, StoreDtype, as_kept, keeps_moments, type_of
+from whiten_index.store.dtypes import EmbeddingsType, StoreDtype, as_kept, keeps_moments
 from whiten_index.whitening.moments import Moments
 
-KIND, FORMAT_VERSION = "segment", 1
 EMBEDDINGS, MOMENTS = "embeddings.safetensors", "moments.safetensors"
 REMEDY = "run the same encode or build with the corpus again, which makes just what is missing"
 _NAME = re.compile(r"[0-9a-f]{32}")
@@ -58,7 +57,7 @@ class SegmentManifest(Described):
     segment: Segment
 
 
-SCHEMA = Schema(KIND, FORMAT_VERSION, SegmentManifest)
+SCHEMA = Schema("segment", 1, SegmentManifest)
 
 
 def read_segment(folder: Path) -> SegmentManifest:
@@ -269,7 +268,7 @@ class Segments:
         """
         kept = as_kept(embeddings, dtype, variances=variances)
         cut = np.zeros(len(kept), dtype=np.bool_) if truncated is None else truncated
-        name, kept_as = digests_name(digests), type_of(kept.dtype)
+        name, kept_as = digests_name(digests), cast(EmbeddingsType, str(kept.dtype))
         segment = Segment(name, len(kept), kept_as, int(cut.sum()), kept.nbytes)
         # Taken also where they are not kept: they refuse what is not finite, or too large.
         moments = moments_of(kept_as) if moments_of else Moments.of(kept)
@@ -281,10 +280,10 @@ class Segments:
         self.mirror.drop(folder)
         tensors = {"embeddings": kept, "digests": digests, "truncated": cut.astype(np.uint8)}
         with manifest.new_artifact(folder) as (temporary, fields):
-            write_tensors(temporary / EMBEDDINGS, tensors, kind=KIND, version=FORMAT_VERSION)
+            write_tensors(temporary / EMBEDDINGS, tensors, kind=SCHEMA.kind, version=SCHEMA.version)
             if keeps_moments(*kept.shape):
                 moments.save(temporary / MOMENTS)
-            fields |= {"kind": KIND, "format_version": FORMAT_VERSION, "segment": asdict(segment)}
+            fields |= SCHEMA.headed(segment=asdict(segment))
         self.mirror.push(folder)
         return segment
 

@@ -24,15 +24,14 @@ from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
 from whiten_index.errors import ConfigError, CorpusError, require_installed
 from whiten_index.evaluation.sts_sets import StsSet, read_sts, require_ranked
-from whiten_index.progress import Progress, Silent, Stages
+from whiten_index.progress import Progress, Stages
 from whiten_index.training.training_config import BEST, CURVES, POOLINGS, TrainingConfig
 
 if TYPE_CHECKING:
     from whiten_index.training.trainer import Score
 
-KIND, FORMAT_VERSION = "trained model", 1
 RUN, CURVES_FILE, _CHECKPOINTS = "training.json", "curves.csv", "checkpoints"
-_SCHEMA = Schema(KIND, FORMAT_VERSION, Described)
+_SCHEMA = Schema("trained model", 1, Described)
 _files = functools.partial(manifest.listed_files, schema=_SCHEMA)
 _WHAT, _REMEDY = "a trained model", "remove it to train from the start"
 _RECORD = "checkpoints of a training"
@@ -100,7 +99,7 @@ def train_encoder(
         >>> train_encoder(config).facts["steps"]
         1
     """
-    stages = Stages(progress or Silent())
+    stages = Stages(progress or Progress())
     spec, folder = require_trainable(config)
     dev = None if pairs is None else read_dev(pairs)
     corpus = ParquetCorpus.open(
@@ -291,8 +290,7 @@ class _Training:
                 writer.writeheader()
                 writer.writerows(curves)
             manifest.write_json(path / RUN, {"identity": self.identity, **facts})
-            files = manifest.describe_files(path)
-            fields = {"kind": KIND, "format_version": FORMAT_VERSION, "files": files}
+            fields = _SCHEMA.headed(files=manifest.describe_files(path))
             manifest.write_manifest(path / manifest.MANIFEST, fields)
 
         replace_folder(self.out, make, files=_files, what=_WHAT)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.files import resolved
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import DatabaseError, GateError
-from whiten_index.progress import Progress, Silent, Stages
+from whiten_index.progress import Progress, Stages
 from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.push_check import check_rows
 from whiten_index.vectordb.push_config import PushConfig
@@ -106,7 +106,7 @@ def push_index(config: PushConfig, *, progress: Progress | None = None) -> PushR
         >>> push_index(PushConfig(index="index", to="vectors.parquet")).rows
         60
     """
-    stages = Stages(progress or Silent())
+    stages = Stages(progress or Progress())
     if config.to_file:
         return _write_file(config, stages)
     assert config.table is not None

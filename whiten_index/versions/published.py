@@ -138,9 +138,8 @@ def ensure_index_id(root: Path) -> str:
         return read_index_id(root)
     except ArtifactError:
         index_id = uuid.uuid4().hex
-        fields = {"kind": INDEX_ID_SCHEMA.kind, "format_version": 1, "id": index_id}
         with writing(root):
-            write_manifest(root / INDEX_ID, fields)
+            write_manifest(root / INDEX_ID, INDEX_ID_SCHEMA.headed(id=index_id))
         return index_id
 
 

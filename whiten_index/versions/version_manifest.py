@@ -23,8 +23,6 @@ from whiten_index.artifacts.manifest import (
 )
 from whiten_index.store.records import CorpusSource, EncoderFacts
 
-KIND, FORMAT_VERSION = "index", 1
-
 
 class IndexId(Sealed):
     """Fields of ``index.json``."""
@@ -188,5 +186,5 @@ class CurrentFields(TypedDict):
     digest: Sha256
 
 
-VERSION_SCHEMA = Schema(KIND, FORMAT_VERSION, VersionManifest)
+VERSION_SCHEMA = Schema("index", 1, VersionManifest)
 CURRENT_SCHEMA = Schema("published index", 1, CurrentFields)
