@@ -39,6 +39,10 @@ class Square(Work):
         if trouble == "full":
             raise StorageError("the disk is full")
         if trouble == "exit":
+            # More than a pipe holds: the thread that writes has the lock in its hand.
+            for _ in range(5000):
+                advance(item)
+            time.sleep(0.5)
             os._exit(3)
         if trouble == "die" or (trouble == "once" and self.log_of("begin").count(item) == 1):
             # Results of the items before are on their way.

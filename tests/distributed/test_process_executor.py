@@ -17,6 +17,7 @@ import pytest
 
 from tests.distributed.squares import Square, squares
 from whiten_index import BuildConfig, encode_corpus, open_index
+from whiten_index.distributed import process_executor
 from whiten_index.distributed.executors import SerialExecutor
 from whiten_index.distributed.process_executor import ProcessExecutor
 from whiten_index.encoding.encoder_config import chosen_devices
@@ -54,7 +55,6 @@ def test_one_by_one_an_item_is_finished_before_the_next_is_begun(tmp_path: Path)
         ("raise", CorpusError, "7 is damaged"),
         ("unpicklable", RuntimeError, "7 is damaged"),
         ("die", EncoderError, "was killed, .*run the same command again"),
-        ("exit", EncoderError, "ended with status 3; .*run the same command again"),
     ],
 )
 def test_a_failure_in_a_process_is_raised_and_no_process_stays(
@@ -63,6 +63,21 @@ def test_a_failure_in_a_process_is_raised_and_no_process_stays(
     work = Square(tmp_path / "log", trouble=((7, trouble),))
     with pytest.raises(error, match=message):
         list(ProcessExecutor(TWO).map_unordered(work, range(20)))
+    assert multiprocessing.active_children() == []
+
+
+def test_a_process_that_died_with_the_lock_of_the_events_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_executor, "_SECONDS_TO_FINISH", 3600)
+    work = Square(tmp_path / "log", trouble=((0, "exit"),), seconds=1)
+
+    def take_nothing_before_the_death(rows: int) -> None:
+        while len(multiprocessing.active_children()) == len(TWO):
+            time.sleep(0.01)
+
+    with pytest.raises(EncoderError, match=r"ended with status 3; .*run the same command again"):
+        list(ProcessExecutor(TWO).map_unordered(work, range(2), take_nothing_before_the_death))
     assert multiprocessing.active_children() == []
 
 
@@ -172,19 +187,7 @@ def test_two_processes_make_the_same_store_and_resume_each_other(
     ]
     for part in one.encoded.record.parts:
         np.testing.assert_allclose(
-            two.encoded.store.embeddings(part)[:],
-            one.encoded.store.embeddings(part)[:],
-            atol=1e-3,
+            two.encoded.store.embeddings(part)[:], one.encoded.store.embeddings(part)[:], atol=1e-3
         )
     ids = [[hit.id for hit in open_index(r.out).search(["the old king"])[0]] for r in (one, two)]
     assert ids[0] == ids[1]
-
-
-def test_a_damaged_row_stops_all_processes_with_its_own_error(
-    tiny_model: Path, tmp_path: Path, write_parquet: Any
-) -> None:
-    table = pa.table({"text": ["the cat"] * 29 + [None], "id": range(30)})
-    write_parquet(tmp_path / "c.parquet", table)
-    config = options(tmp_path / "c.parquet", tiny_model, tmp_path / "out", device="cpu,cpu")
-    with pytest.raises(CorpusError, match="has no text in text"):
-        encode_corpus(replace(config, on_bad_row="error"))

@@ -30,7 +30,7 @@ from whiten_index.errors import EncoderError
 _SIGNALS_OF_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
 _SECONDS_BETWEEN_CHECKS = 1.0
 _SECONDS_TO_FINISH = 60.0
-_SECONDS_AFTER_A_KILL = 3.0
+_SECONDS_AFTER_A_DEATH = 3.0
 
 
 class ProcessExecutor(Executor):
@@ -125,9 +125,9 @@ def _end(workers: Sequence[BaseProcess], events: Any, stop: Any) -> None:
         stop.set()
         since = time.monotonic()
         while any(worker.is_alive() for worker in started):
-            # A killed worker may have held a lock that the others wait for.
-            killed = any((worker.exitcode or 0) < 0 for worker in started)
-            limit = _SECONDS_AFTER_A_KILL if killed else _SECONDS_TO_FINISH
+            # A worker that died may have held a lock that the others wait for.
+            died = any(worker.exitcode for worker in started)
+            limit = _SECONDS_AFTER_A_DEATH if died else _SECONDS_TO_FINISH
             if time.monotonic() - since > limit:
                 break
             # A worker does not end before its events are taken.
