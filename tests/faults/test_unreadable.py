@@ -107,7 +107,7 @@ def failing(
     ``when`` says which of the calls, as strace counts them.
     """
     assert STRACE is not None
-    traced = [STRACE, "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}"]
+    traced = [STRACE, "-f", "--seccomp-bpf", "-qq", "-o", "/dev/null", "-e", f"trace={call}"]
     traced += ["-e", f"inject={call}:error={error}:when={when}", "-P", str(path)]
     code = "from whiten_index.cli import main; main()"
     done = subprocess.run(
