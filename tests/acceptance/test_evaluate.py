@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import runpy
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,15 +20,7 @@ from sklearn.linear_model import LogisticRegression
 
 from tests.acceptance.commands import done, refused
 from tests.acceptance.random_corpora import read_trec
-from tests.acceptance.truth import (
-    MAX_LENGTH,
-    SciFact,
-    encode,
-    ndcg,
-    nearest,
-    unit,
-    whitening,
-)
+from tests.acceptance.truth import MAX_LENGTH, SciFact, encode, ndcg, nearest, unit, whitening
 from whiten_index.evaluation.sts_sets import read_sts
 from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.evaluate_sts import evaluate_sts
@@ -267,8 +259,7 @@ def test_correlations_are_those_of_scipy_in_each_aggregation(k: int | None, pair
 
 def test_python_correlates_several_widths_at_once(pairs: Pairs, tmp_path: Path) -> None:
     config = EvalConfig(
-        transforms=(WhiteningConfig(k=8), WhiteningConfig(k=24)),
-        store=str(tmp_path / "store"),
+        transforms=(WhiteningConfig(k=8), WhiteningConfig(k=24)), store=str(tmp_path / "store")
     )
     report = evaluate_sts(config, read_sts([str(pairs.path)]))
     assert len(report["runs"]) == 2
@@ -316,7 +307,9 @@ def test_alignment_and_uniformity_are_those_of_wang_and_isola(pairs: Pairs) -> N
         assert figures["uniformity"] == pytest.approx(uniformity, abs=5e-3)
 
 
-def test_a_transfer_task_is_a_linear_classifier_of_the_embeddings(tmp_path: Path) -> None:
+def test_a_transfer_task_is_a_linear_classifier_of_the_embeddings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Two classes that a line parts are told apart, and shuffled labels are not."""
     animals = ["dogs", "cats", "horses", "owls", "frogs", "whales"]
     markets = ["bonds", "stocks", "taxes", "banks", "loans", "profits"]
@@ -326,9 +319,11 @@ def test_a_transfer_task_is_a_linear_classifier_of_the_embeddings(tmp_path: Path
     split = ["test" if number % 5 == 0 else "train" for number in range(len(texts))]
     path = tmp_path / "topic.parquet"
     pq.write_table(pa.table({"text": texts, "label": labels, "split": split}), path)
-    command = [sys.executable, "-m", "pipelines.papers.transfer", path, *ENCODER, "--folds", 3]
-    said = subprocess.run([*map(str, command), "--json"], check=True, capture_output=True).stdout
-    (run,) = json.loads(said)["runs"]
+    command = ("transfer", path, *ENCODER, "--folds", 3, "--json")
+    monkeypatch.setattr(sys, "argv", list(map(str, command)))
+    with pytest.raises(SystemExit, match=r"^0$"):
+        runpy.run_module("pipelines.papers.transfer", run_name="__main__")
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
     rows, test = encode(texts), np.array(split) == "test"
     classifier = LogisticRegression(max_iter=1000).fit(rows[~test], labels[~test])
     expected = 100 * classifier.score(rows[test], labels[test])

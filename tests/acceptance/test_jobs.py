@@ -15,12 +15,7 @@ from safetensors.numpy import load_file
 
 import whiten_index
 from tests.acceptance.commands import done, refused
-from tests.acceptance.random_corpora import (
-    COLUMNS,
-    RandomCorpus,
-    make_corpus,
-    version_folder,
-)
+from tests.acceptance.random_corpora import COLUMNS, RandomCorpus, make_corpus, version_folder
 from tests.acceptance.truth import MAX_LENGTH, SciFact, encode, unit, whitening
 from whiten_index.whitening.whitening_config import WhiteningConfig
 

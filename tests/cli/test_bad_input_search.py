@@ -73,12 +73,7 @@ def test_a_search_that_cannot_be_answered(
     place: Place, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     options, status, match = SEARCHES[name]
-    queries = pa.table(
-        {
-            "e": list(numbers(3, rows=2)),
-            "same": ["q", "q"],
-        }
-    )
+    queries = pa.table({"e": list(numbers(3, rows=2)), "same": ["q", "q"]})
     pq.write_table(queries, place.root / "q.parquet")
     (place.root / "folder.trec").mkdir()
     monkeypatch.chdir(place.root)

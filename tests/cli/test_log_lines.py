@@ -31,10 +31,7 @@ def raising(error: BaseException) -> Callable[[], Ending]:
     ],
 )
 def test_every_job_says_how_it_ended(
-    capsys: pytest.CaptureFixture[str],
-    work: Callable[[], Ending],
-    status: int,
-    event: str,
+    capsys: pytest.CaptureFixture[str], work: Callable[[], Ending], status: int, event: str
 ) -> None:
     assert run_job(work, kept="shards", lines=LogLines()) == status
     shown = capsys.readouterr()

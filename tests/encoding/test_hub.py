@@ -249,10 +249,7 @@ def test_what_cannot_be_had_is_one_sentence_that_says_what_to_do(hub, bert, tmp_
     log_in = "log in with 'hf auth login' or set HF_TOKEN"
     gated = f"if it is private or gated, ask for access at {hub.url}/org/gated, then {log_in}"
     expected = [
-        (
-            ("nobody/nothing", None, None),
-            ("nobody/nothing' is no folder", "401", log_in),
-        ),
+        (("nobody/nothing", None, None), ("nobody/nothing' is no folder", "401", log_in)),
         (("nobody/nothing", None, "hf_x"), ("nobody/nothing' is no folder", "404", "spelling")),
         (("bert-bas-uncased", None, None), ("'bert-bas-uncased'", hub.url, "spelling")),
         (("org/gated", None, None), (gated,)),

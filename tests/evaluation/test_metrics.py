@@ -14,15 +14,9 @@ from whiten_index.evaluation.metrics import evaluate, spearman
 
 Grades, Scores = Mapping[str, int], Mapping[str, float]
 
-QRELS = {
-    "a": {"d1": 1, "d2": 2, "d3": 0},
-    "b": {"d4": 1},
-}
+QRELS = {"a": {"d1": 1, "d2": 2, "d3": 0}, "b": {"d4": 1}}
 # a: d3 (0), d2 (2), d9 (unjudged), d1 (1) · b: nothing relevant in three
-RUN = {
-    "a": {"d3": 0.9, "d2": 0.8, "d9": 0.7, "d1": 0.6},
-    "b": {"d1": 0.9, "d2": 0.8, "d3": 0.7},
-}
+RUN = {"a": {"d3": 0.9, "d2": 0.8, "d9": 0.7, "d1": 0.6}, "b": {"d1": 0.9, "d2": 0.8, "d3": 0.7}}
 
 
 def test_figures_worked_out_by_hand() -> None:

@@ -83,11 +83,7 @@ def test_a_run_written_and_read_again_is_the_same_to_every_metric(tmp_path, endi
             "q Q0 d 1 0.9 x\np Q0 d 1 0.9 x\nq Q0 d 2 0.1 x\n",
             "line 3, has document 'd' of query 'q' again; keep one, such as the best passage",
         ),
-        (
-            ".jsonl",
-            '{"query_id": "q", "hits": [}',
-            "line 1, is no JSON object .*Expecting value",
-        ),
+        (".jsonl", '{"query_id": "q", "hits": [}', "line 1, is no JSON object .*Expecting value"),
         (
             ".jsonl",
             '{"query_id": "q", "hits": []}\n{"query_id": "q", "hits": []}\n',

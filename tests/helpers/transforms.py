@@ -17,10 +17,7 @@ few = settings(quick, max_examples=8)  # where a property is tried for every kin
 # What a kind cannot do without, for rows of 12 dims.
 NEEDS = {Kind.GROUP: {"group_size": 3}}
 
-SLICED = [
-    *(Kind.PCA, Kind.WHITENING, Kind.ALL_BUT_THE_TOP),
-    *(Kind.RANDOM, Kind.TRUNCATE),
-]
+SLICED = [*(Kind.PCA, Kind.WHITENING, Kind.ALL_BUT_THE_TOP), *(Kind.RANDOM, Kind.TRUNCATE)]
 ROTATED_BACK = [Kind.ZCA, Kind.ZCA_COR, Kind.GROUP]
 WHITENS = [Kind.WHITENING, *ROTATED_BACK]
 

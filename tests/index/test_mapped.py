@@ -93,10 +93,7 @@ def on_disk(tmp_path: Path, rows: np.ndarray) -> Path:
     fields = json.loads((folder / "manifest.json").read_text())
     for name in ("index.faiss", "index.ivfdata"):
         path = folder / name
-        fields["files"][name] = {
-            "bytes": path.stat().st_size,
-            "sha256": sha256_file(path),
-        }
+        fields["files"][name] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
     manifest.write_manifest(folder / "manifest.json", fields)
     set_current(out, folder.name)
     shutil.rmtree(out / "store")

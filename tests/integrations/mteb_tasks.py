@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from datasets import Dataset, DatasetDict
-from mteb.abstasks import (
-    AbsTaskRetrieval,
-    AbsTaskSTS,
-)
+from mteb.abstasks import AbsTaskRetrieval, AbsTaskSTS
 from mteb.abstasks.task_metadata import TaskMetadata
 
 

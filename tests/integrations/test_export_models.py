@@ -70,12 +70,7 @@ KINDS = [
 
 
 def fitted(
-    texts: Sequence[str],
-    k: int,
-    *,
-    unit: bool = False,
-    kind: Kind = Kind.WHITENING,
-    **options: Any,
+    texts: Sequence[str], k: int, *, unit: bool = False, kind: Kind = Kind.WHITENING, **options: Any
 ) -> QueryTransform:
     """Return a transform fitted on the embeddings of texts, with their encoder."""
     encoder = Encoder.load(**options)

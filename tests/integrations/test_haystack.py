@@ -12,10 +12,7 @@ from haystack.components.retrievers.in_memory import InMemoryEmbeddingRetriever
 from haystack.components.writers import DocumentWriter
 from haystack.document_stores.in_memory import InMemoryDocumentStore
 
-from tests.integrations.faces_helpers import (
-    TOP,
-    Places,
-)
+from tests.integrations.faces_helpers import TOP, Places
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.integrations.haystack import (
     WhitenedDocumentEmbedder,

@@ -16,10 +16,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_tests.integration_tests import EmbeddingsIntegrationTests, RetrieversIntegrationTests
 
-from tests.integrations.faces_helpers import (
-    Places,
-    sent,
-)
+from tests.integrations.faces_helpers import Places, sent
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.integrations.langchain import WhitenedEmbeddings, WhitenedRetriever
 

@@ -19,11 +19,7 @@ from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.storage.kvstore import SimpleKVStore
 
-from tests.integrations.faces_helpers import (
-    TOP,
-    Places,
-    sent,
-)
+from tests.integrations.faces_helpers import TOP, Places, sent
 from whiten_index import QueryTransform
 from whiten_index.errors import ConfigError
 from whiten_index.integrations.llama_index import WhitenedEmbedding, WhitenedIndexRetriever

@@ -161,29 +161,17 @@ def test_a_query_that_is_a_document_does_not_find_itself(tiny_model, tmp_path, d
         ({}, "no set is named: name its folder"),
         ({"index": "i", "queries": "q.jsonl"}, "no set is named: .* judge an --index by --queries"),
         ({"sets": ["a", "b/a"]}, "the sets a, a are named; each needs another name"),
-        (
-            {"sets": ["a", "b"], "index": "i"},
-            "the sets a, b are named; .*a run is of one",
-        ),
+        ({"sets": ["a", "b"], "index": "i"}, "the sets a, b are named; .*a run is of one"),
         ({"sets": ["a"], "qrels": "q.tsv"}, "--qrels names the files of a set, and a folder"),
         ({"sets": ["a"], "run": "r.trec", "index": "i"}, "--index and --run each say what is"),
-        (
-            {"sets": ["a"], "run": "r.trec", "k": ("8",)},
-            "--whiten or --k cannot apply, since",
-        ),
-        (
-            {"sets": ["a"], "run": "r.trec", "run_out": "o.trec"},
-            "--run-out cannot apply, since",
-        ),
+        ({"sets": ["a"], "run": "r.trec", "k": ("8",)}, "--whiten or --k cannot apply, since"),
+        ({"sets": ["a"], "run": "r.trec", "run_out": "o.trec"}, "--run-out cannot apply, since"),
         ({"sets": ["a"], "index": "i", "store": "s"}, "--store cannot apply, since an index"),
         ({"sets": ["a"], "index": "i", "max_length": 9}, "--index and --max-length each say what"),
         ({"sets": ["a"], "run": "r.trec", "threads": 2}, "--threads cannot apply, since a run"),
         ({"sets": ["a"], "run_out": "runs.csv"}, "the ending of runs.csv names no run format"),
         ({"sets": ["a"], "metrics": ["spam@10"]}, "metric 'spam@10' is unknown; use one such as"),
-        (
-            {"sets": ["a"], "metrics": ["map@" + "9" * 23]},
-            "of 1,000,000 hits at most",
-        ),
+        ({"sets": ["a"], "metrics": ["map@" + "9" * 23]}, "of 1,000,000 hits at most"),
         (
             {"sets": ["a"], "whiten": "pca", "fit": "target-distinct"},
             "--fit is for pairs of sentences",

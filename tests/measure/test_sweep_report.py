@@ -16,15 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.measure.sweep_records import (
-    DIM,
-    RAW,
-    header,
-    point,
-    read,
-    sweep_records,
-    write_results,
-)
+from tests.measure.sweep_records import DIM, RAW, header, point, read, sweep_records, write_results
 from whiten_index.cli import cli
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.measure import sweep_report

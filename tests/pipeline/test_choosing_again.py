@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.pipeline import choosing
-from tests.pipeline.choosing import (
-    Place,
-    assert_applied,
-    assert_same_choice,
-    choice,
-    stages,
-)
+from tests.pipeline.choosing import Place, assert_applied, assert_same_choice, choice, stages
 from whiten_index.pipeline.build import BuildReport
 
 place = choosing.place

@@ -68,10 +68,7 @@ BAD_LABELS = {
 
 @pytest.mark.parametrize("case", BAD_LABELS)
 def test_labels_that_cannot_choose_are_refused_before_anything_is_encoded(
-    tmp_path: Path,
-    chosen: tuple[Place, BuildReport],
-    case: str,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, chosen: tuple[Place, BuildReport], case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, options = chosen[0], dict[str, Any]()
     if "pairs" in case:

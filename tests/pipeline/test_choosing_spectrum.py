@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.pipeline.choosing import (
-    Place,
-    assert_applied,
-    choice,
-    documents,
-    embedded,
-    parquet,
-)
+from tests.pipeline.choosing import Place, assert_applied, choice, documents, embedded, parquet
 from whiten_index import BuildConfig, build_index
 
 

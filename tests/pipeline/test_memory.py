@@ -80,11 +80,7 @@ def embeddings(rows: int) -> pa.Table:
 
 @pytest.mark.parametrize("kind", ["texts", "embeddings"])
 def test_peak_memory_does_not_depend_on_the_rows(
-    tmp_path: Path,
-    tiny_model: Path,
-    tiny_words: tuple[str, ...],
-    kind: str,
-    record_property: Any,
+    tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...], kind: str, record_property: Any
 ) -> None:
     peaks = {}
     for rows in (SMALL, LARGE):

@@ -18,18 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers import updates
-from tests.helpers.updates import (
-    Place,
-    assert_holds,
-    some_rows,
-    table_of,
-    tree,
-)
-from whiten_index.errors import (
-    ArtifactError,
-    CorpusError,
-    StorageError,
-)
+from tests.helpers.updates import Place, assert_holds, some_rows, table_of, tree
+from whiten_index.errors import ArtifactError, CorpusError, StorageError
 from whiten_index.pipeline.plan import plan_update
 from whiten_index.pipeline.update_config import UpdateConfig
 

@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import updates
-from tests.helpers.updates import (
-    Place,
-    assert_holds,
-    ids_of,
-    some_rows,
-    version_of,
-)
+from tests.helpers.updates import Place, assert_holds, ids_of, some_rows, version_of
 from whiten_index.pipeline.plan import plan_update
 from whiten_index.pipeline.update_config import UpdateConfig
 

@@ -8,19 +8,9 @@ import numpy as np
 import pytest
 
 from tests.helpers import updates
-from tests.helpers.updates import (
-    DIM,
-    Place,
-    ids_of,
-    some_rows,
-    version_of,
-)
+from tests.helpers.updates import DIM, Place, ids_of, some_rows, version_of
 from whiten_index import open_index
-from whiten_index.errors import (
-    ConfigError,
-    GateError,
-    WhiteningError,
-)
+from whiten_index.errors import ConfigError, GateError, WhiteningError
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.versions.retention import rollback

@@ -13,11 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipelines import docstrings_corpus
-from pipelines.docstrings_corpus import (
-    Passage,
-    harvest,
-    main,
-)
+from pipelines.docstrings_corpus import Passage, harvest, main
 
 TELLING = "Read the {} and give back all that it holds, in order."
 

@@ -11,11 +11,7 @@ import pytest
 from benchmarks import scifact
 from whiten_index import open_index
 
-pytestmark = [
-    pytest.mark.figures,
-    pytest.mark.data,
-    pytest.mark.timeout(1800),
-]
+pytestmark = [pytest.mark.figures, pytest.mark.data, pytest.mark.timeout(1800)]
 
 
 # Raw: the published MTEB figure is 64.51. The others were measured independently of this code.

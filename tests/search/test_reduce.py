@@ -15,18 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
 from tests.helpers import tiny_models
 from tests.helpers.builds import build, random_rows, write_rows
 from whiten_index import BuildConfig, QueryTransform, build_index
-from whiten_index.cli import cli
 from whiten_index.encoding.encoder import Encoder
-from whiten_index.errors import (
-    ArtifactError,
-    ConfigError,
-    StorageError,
-)
+from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.integrations.lazy import name_of, open_transform
 from whiten_index.integrations.sentence_transformers import export_model
 from whiten_index.vectordb.push_config import PushConfig
@@ -80,13 +74,6 @@ def columns(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("columns")
     build(root / "out", write_rows(root / "c.parquet", random_rows()))
     return root / "out"
-
-
-def run(*arguments: Any) -> tuple[int, str, str]:
-    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
 
 
 def indexes_of_one_corpus(root: Path, documents: list[str]) -> list[Path]:

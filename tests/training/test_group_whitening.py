@@ -9,10 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from whiten_index.training.group_whitening import (
-    ShuffledGroupWhitening,
-    group_map,
-)
+from whiten_index.training.group_whitening import ShuffledGroupWhitening, group_map
 from whiten_index.training.training_config import GroupMap
 
 DIM = 24
@@ -76,9 +73,7 @@ def test_views_are_whitened_each_over_its_own_batch() -> None:
 
 
 @pytest.mark.parametrize("shape", [(8, 6), (2, 8, 6)])
-def test_gradients_are_those_of_finite_differences(
-    shape: tuple[int, ...],
-) -> None:
+def test_gradients_are_those_of_finite_differences(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     module = ShuffledGroupWhitening(6, groups=2, epsilon=1e-3, shuffle=False)
     rows = torch.randn(shape, dtype=torch.float64, requires_grad=True)

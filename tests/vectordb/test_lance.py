@@ -17,14 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.vectordb.pushed_rows import (
-    HERE,
-    Rows,
-    assert_clean,
-    assert_finds,
-    assert_holds,
-    fill,
-)
+from tests.vectordb.pushed_rows import HERE, Rows, assert_clean, assert_finds, assert_holds, fill
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb import lance_writer
 from whiten_index.vectordb.database_writer import DatabaseWriter

@@ -68,10 +68,7 @@ class World:
 
 @pytest.fixture
 def world(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tiny_model: Path,
-    tiny_words: tuple[str, ...],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: Path, tiny_words: tuple[str, ...]
 ) -> World:
     made = World(tmp_path, tiny_model, tiny_words)
     monkeypatch.setattr(

@@ -13,11 +13,7 @@ from tests.helpers.transforms import few, fit, make_rows, seeds
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.transform import Whitening
-from whiten_index.whitening.whitening_config import (
-    Kind,
-    WhiteningConfig,
-    parse_shrinkage,
-)
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig, parse_shrinkage
 
 sklearn_covariance = pytest.importorskip("sklearn.covariance")
 
@@ -30,10 +26,7 @@ def coefficient(rows, name):
 
 
 def by_scikit_learn(rows, name):
-    fitted = {
-        "ledoit-wolf": sklearn_covariance.ledoit_wolf,
-        "oas": sklearn_covariance.oas,
-    }[name]
+    fitted = {"ledoit-wolf": sklearn_covariance.ledoit_wolf, "oas": sklearn_covariance.oas}[name]
     return fitted(rows)
 
 

@@ -82,7 +82,8 @@ class SweepConfig(SweepOptions, EncodeOptions):
     def __post_init__(self) -> None:
         if not self.out:
             raise ConfigError("say where results and report go: --out DIR")
-        require_folder(self.out, what="the folder of a sweep")
+        for place in (self.out, self.store or ""):
+            require_folder(place, what="a sweep")
         if self.runner != "local":
             raise ConfigError(
                 "a sweep works on one machine: fill a store with encode --runner ray, and sweep "

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.vectordb.pushed_rows import (
-    Rows,
-    fill,
-)
+from tests.vectordb.pushed_rows import Rows, fill
 from whiten_index.vectordb.registry import open_writer
 
 SECRET = "s3cr3t-word"

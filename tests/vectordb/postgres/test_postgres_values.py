@@ -13,11 +13,7 @@ import pyarrow as pa
 import pytest
 
 from tests.vectordb.postgres.helpers import Run, push_all
-from tests.vectordb.pushed_rows import (
-    Rows,
-    assert_holds,
-    fill,
-)
+from tests.vectordb.pushed_rows import Rows, assert_holds, fill
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.registry import open_writer
 
