@@ -39,7 +39,8 @@ def on_post_page(output: str, **_: Any) -> str:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Lead links to pages of the site; a file of the checkout is named instead."""
-    folder = "" if page.file.src_uri in PAGES.values() else "docs"
+    here = posixpath.dirname(page.file.src_uri)
+    folder = "" if page.file.src_uri in PAGES.values() else posixpath.join("docs", here)
 
     def link(match: re.Match[str]) -> str:
         text, target = match.groups()
@@ -48,7 +49,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return match[0]
         file = posixpath.normpath(posixpath.join(folder, path))
         if file in PAGES or file.startswith("docs/"):
-            return f"[{text}]({PAGES.get(file, file.removeprefix('docs/'))}{mark}{anchor})"
+            target = posixpath.relpath(PAGES.get(file, file.removeprefix("docs/")), here or ".")
+            return f"[{text}]({target}{mark}{anchor})"
         return f"{text} (`{file}`)"
 
     return _LINK.sub(link, markdown).replace("<details>", '<details markdown="1">')

@@ -105,8 +105,7 @@ def require_folder(place: Path | str, *, what: str) -> None:
     require_no_secret(place, what="the path")
     if is_uri(place):
         raise ConfigError(
-            f"{what} works in folders, not at {place}; copy what is there to a folder, or leave it "
-            "to build, encode and search, which work in object stores"
+            f"{what} works in folders, not at {place}; copy what is there to a folder"
         )
 
 

@@ -18,11 +18,11 @@ from whiten_index.cli import cli
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Of pip, of ray and of what the pages quote of other programs.
 OTHERS = {
     "--index-url", "--passages", "--head", "--address", "--check", "--group", "--gpu-price",
-    "--cpu-price", "--rm", "--help",
+    "--cpu-price", "--rm", "--help", "--skip-memory", "--texts", "--rounds",
 }  # fmt: skip
 
 

@@ -45,20 +45,20 @@ def open_page(browser: Any) -> Iterator[Open]:
 
 def test_the_pages_lead_to_one_another(open_page: Open) -> None:
     page = open_page("index.html")
-    page.locator(".md-sidebar--primary").get_by_text("Choose a transform").click()
-    assert page.locator("h1").inner_text().startswith("Choose a transform")
-    page.get_by_role("link", name="How auto chooses").first.click()
-    assert page.url.endswith("#how-auto-chooses")
+    page.locator(".md-sidebar--primary").get_by_text("Choose a setting").click()
+    assert page.locator("h1").inner_text().startswith("Choose a setting")
+    page.get_by_role("link", name="It is sometimes wrong").click()
+    assert page.url.endswith("auto.html#how-often-it-is-wrong")
 
 
 def test_search_finds_a_command(open_page: Open) -> None:
     page = open_page("index.html")
     page.keyboard.press("s")
     page.keyboard.type("rollback")
-    page.locator(".md-search-result__item a[href*='nightly.html']").first.wait_for()
+    page.locator(".md-search-result__item a[href*='roll-back.html']").first.wait_for()
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in SITE.glob("[a-z]*.html")))
+@pytest.mark.parametrize("name", sorted(map(str, SITE.rglob("[a-z]*.html"))))
 def test_a_page_fits_a_phone(open_page: Open, name: str) -> None:
     page = open_page(name, viewport={"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -246,6 +246,16 @@ class BucketStorage(Storage):
         self._remove_copy(path)
 
     @override
+    def remove_folder(self, path: Path) -> None:
+        key = self._key(path)
+        known = self._listed(key)
+        # The manifest first: without it, nobody looks for the files.
+        for name in (MANIFEST, *known.below(key)):
+            self._bucket.delete(f"{key}/{name}")
+            known.pop(f"{key}/{name}", None)
+        self._remove_copy(path)
+
+    @override
     def remove(self, path: Path) -> None:
         key = self._key(path)
         self._bucket.delete(key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from whiten_index.artifacts.atomic import remove_path, replace_file
+from whiten_index.artifacts.atomic import remove_folder, remove_path, replace_file
 from whiten_index.artifacts.files import exists, list_folder, resolved
 from whiten_index.artifacts.object_store import Tag, plain_uri
 from whiten_index.paths import is_uri
@@ -52,6 +52,10 @@ class Storage:
     def drop(self, path: Path) -> None:
         """Remove a damaged artifact, so that it is written again everywhere."""
         remove_path(path)
+
+    def remove_folder(self, path: Path) -> None:
+        """Remove an artifact, also from the bucket."""
+        remove_folder(path)
 
     def remove(self, path: Path) -> None:
         """Remove a file, also from the bucket."""

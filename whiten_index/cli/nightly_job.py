@@ -26,7 +26,8 @@ update: ``<step>_failed`` gives the reason, the other steps run, the last line l
 A push also runs if there was nothing to update or the update failed with a known error, because a
 database may be behind. It does not run if the job file is refused (2), another job holds the lock
 (6), or the error is unknown (1). While a database is behind, old versions stay
-(``prune_left_out``): its next push needs them to find what changed.
+(``prune_left_out``): its next push needs them to find what changed. A store in a bucket is not
+collected (``gc_left_out``).
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from whiten_index.cli.signals import INTERRUPTED
 from whiten_index.cli.streams import print_exception
 from whiten_index.errors import BusyError, ConfigError, DatabaseError, GateError, WhitenIndexError
 from whiten_index.options import job_keys, schema
+from whiten_index.paths import is_uri
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.vectordb.push_config import PushConfig
 
@@ -176,7 +178,7 @@ class _Night:
             self._push()
             # What a failure needs to be looked into stays.
             if self.report is not None:
-                self._tidy(Path(self.report["store"]))
+                self._tidy(self.report["store"])
         except KeyboardInterrupt:
             ending = self._stopped(ending)
         self._write_metrics(ending)
@@ -233,7 +235,7 @@ class _Night:
                 report = push_index(config, progress=lines).to_json()
                 lines.log("push_finished", **_shown(report))
 
-    def _tidy(self, store: Path) -> None:
+    def _tidy(self, store: str) -> None:
         """Remove old versions, join small shards and remove shards that are no longer needed."""
         job = self.job
         tables = [f"push {target(config)}" for config in job.push if config.table is not None]
@@ -254,7 +256,11 @@ class _Night:
                 self.lines.log("compact_finished", **compacted.to_json())
                 compacted.require_sound()
         # After compaction, which leaves shards that nothing needs.
-        if job.keep_versions is not None and job.gc and "prune" not in self.failed:
+        if job.keep_versions is None or not job.gc or "prune" in self.failed:
+            return
+        if is_uri(store):
+            self.lines.log("gc_left_out", why="gc does not work in a bucket")
+        else:
             with self._step("gc"):
                 from whiten_index.versions.gc import gc_store
 

@@ -15,7 +15,7 @@ from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.corpus.batches import PASSAGE_TEXT
 from whiten_index.encoding.spec import EncoderOpening
 from whiten_index.errors import ConfigError
-from whiten_index.paths import absolute, require_folder, require_path
+from whiten_index.paths import absolute, as_place, require_path
 from whiten_index.search.query_transform import QueryTransform
 from whiten_index.search.search_index import Hit, SearchIndex, open_index
 from whiten_index.versions.published import CURRENT
@@ -35,11 +35,10 @@ def open_transform(
         ArtifactError: there is no transform, or it is damaged.
         ConfigError: an option cannot be used, or no encoder of texts is known.
     """
-    require_path(str(source), what="the index or query transform")
-    require_folder(source, what="the query transform")
-    folder = Path(source)
-    saved = exists(folder / MANIFEST) and not exists(folder / CURRENT)
-    made = (QueryTransform.load if saved else QueryTransform.of)(folder, **opening)
+    place = as_place(source, what="the index or query transform")
+    local = isinstance(place, Path)
+    saved = local and exists(Path(place, MANIFEST)) and not exists(Path(place, CURRENT))
+    made = (QueryTransform.load if saved else QueryTransform.of)(place, **opening)
     if made.spec is None:
         raise _no_encoder(source, "an embedder")
     return made if k is None else made.truncate(k)

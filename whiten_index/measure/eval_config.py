@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.files import exists, is_folder, resolved
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
@@ -22,7 +23,7 @@ from whiten_index.measure.measure_options import (
     RetrievalOptions,
 )
 from whiten_index.options import options_of, schema
-from whiten_index.paths import require_folder, shown
+from whiten_index.paths import as_place, shown
 from whiten_index.versions.published import Version, read_published
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
@@ -51,7 +52,8 @@ class EvalConfig(EvalOptions):
     transforms: tuple[WhiteningConfig, ...] = ()
 
     def __post_init__(self) -> None:
-        require_folder(self.index or "", what="an evaluation")
+        if self.index is not None:
+            as_place(self.index, what="the index")
         # An index's encoder still runs somewhere, and the user allows what it may do.
         encoder = changed(self.encoder, without=OF_OPENING)
         if self.index and encoder:
@@ -71,7 +73,7 @@ class EvalConfig(EvalOptions):
     @cached_property
     def published(self) -> Version | None:
         """The version of ``index`` that is evaluated, read once."""
-        return None if self.index is None else read_published(Path(self.index))
+        return None if self.index is None else read_published(*place_of(self.index))
 
     @property
     def opening(self) -> dict[str, Any]:

@@ -82,8 +82,7 @@ class SweepConfig(SweepOptions, EncodeOptions):
     def __post_init__(self) -> None:
         if not self.out:
             raise ConfigError("say where results and report go: --out DIR")
-        for place in (self.out, self.store or ""):
-            require_folder(place, what="a sweep")
+        require_folder(self.out, what="the folder of a sweep")
         if self.runner != "local":
             raise ConfigError(
                 "a sweep works on one machine: fill a store with encode --runner ray, and sweep "

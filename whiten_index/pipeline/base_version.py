@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.files import exists
+from whiten_index.artifacts.cached_storage import place_of
+from whiten_index.artifacts.storage import Storage
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import (
@@ -50,6 +51,7 @@ class BaseVersion:
 
     Attributes:
         source: the version and its files.
+        mirror: where the index is, if in a bucket.
         store: the embeddings it was built from.
         record: its corpus in the store.
         fitted: its transform, and the moments that this was fitted on.
@@ -57,6 +59,7 @@ class BaseVersion:
     """
 
     source: Version
+    mirror: Storage
     store: EmbeddingStore
     record: CorpusRecord
     fitted: Fitted
@@ -65,11 +68,12 @@ class BaseVersion:
     @classmethod
     def open(cls, config: UpdateConfig) -> BaseVersion:
         """Open the published version of an index, every checksum verified."""
-        root = Path(config.index)
-        source = with_published(root, Version.check)
+        root, mirror = place_of(config.index)
+        source = with_published(root, Version.check, mirror)
         fields = source.fields
         remedy = "name it with --store DIR, or build the index again"
-        store = open_store(root, fields, given=config.store, reader="an update", remedy=remedy)
+        place = mirror.uri or root
+        store = open_store(place, fields, given=config.store, reader="an update", remedy=remedy)
         record = corpus_record(source)
         if config.store is not None and (
             lacking := sum(map(store.missing_rows, record.distinct_parts))
@@ -83,12 +87,12 @@ class BaseVersion:
         choice = None if (chosen := fields.get("choice")) is None else Choice.from_json(chosen)
         moments, whitening = source.file(MOMENTS), source.file(WHITENING)
         fitted = Fitted(Moments.load(moments), Whitening.load(whitening), choice)
-        return cls(source, store, record, fitted, _build_config(config, fields, store))
+        return cls(source, mirror, store, record, fitted, _build_config(config, fields, store))
 
     @property
     def root(self) -> Path:
-        """Folder of the index."""
-        return Path(str(self.config.out))
+        """Folder of the index, or of the copies of one in a bucket."""
+        return self.source.folder.parent.parent
 
     @property
     def fields(self) -> Mapping[str, Any]:
@@ -221,20 +225,20 @@ def room_wanted(base: BaseVersion, *, rows: int, stored: int | None = None) -> d
 
 
 def require_not_withdrawn(
-    config: UpdateConfig, record: CorpusRecord, *, identity: str | None = None
+    config: UpdateConfig, base: BaseVersion, record: CorpusRecord, *, identity: str | None = None
 ) -> None:
     """Refuse to publish a corpus that was rolled back, unless another transform is made of it.
 
     Raises:
         GateError: the corpus is that of a version which was rolled back.
     """
-    out = Path(config.index)
-    for name, facts in withdrawn_facts(out).items():
+    for name, facts in withdrawn_facts(base.root).items():
         same = config.order == "auto" or identity == facts.get("identity")
         if facts.get("corpus") == record.fingerprint and same:
-            back = f"; or take that version back: whiten-index rollback {out} --to {name}"
+            there = base.mirror.holds(base.root / VERSIONS / name)
+            back = f"; or take that version back: whiten-index rollback {config.index} --to {name}"
             raise GateError(
                 f"the corpus still is that of version {name}, which was rolled back, so nothing is "
                 "published; mend the corpus; or, where the transform was at fault, order another "
-                f"with --refit always or never{back if exists(out / VERSIONS / name) else ''}"
+                f"with --refit always or never{back if there else ''}"
             )

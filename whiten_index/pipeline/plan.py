@@ -144,7 +144,7 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> di
     record = CorpusRecord(corpus.config.source_identity(), tuple(parts), {})
     up_to_date = nothing_to_do(config, base, record)
     if not up_to_date:
-        require_not_withdrawn(config, record)
+        require_not_withdrawn(config, base, record)
     # Parts that differ are read once more, rather than held until all were read.
     gone, came, same = apart(base.record, record)
     again = (work.batch_of(read[id(part)]) for part in came if part.rows)

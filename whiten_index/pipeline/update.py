@@ -6,14 +6,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import require_space
+from whiten_index.artifacts.cached_storage import naming, place_of
 from whiten_index.artifacts.lock import only_writer
+from whiten_index.artifacts.object_store import Tag
+from whiten_index.artifacts.storage import Place
 from whiten_index.distributed.executors import SerialExecutor
 from whiten_index.errors import ConfigError
 from whiten_index.index.choice import IndexPlan
@@ -60,6 +62,7 @@ from whiten_index.versions.bundle import open_unsealed, read_index
 from whiten_index.versions.published import (
     CANDIDATES,
     CHANGES,
+    CURRENT,
     VERSIONS,
     WHITENING,
     find_version,
@@ -82,7 +85,7 @@ class UpdateReport:
     """Result of an update.
 
     Attributes:
-        out: the index folder.
+        out: the index folder, or its URI.
         base: the version that was published before.
         version: the one that is published now.
         manifest: of that.
@@ -90,7 +93,7 @@ class UpdateReport:
         encoded: the report of its first half.
     """
 
-    out: Path
+    out: Place
     base: str
     version: str
     manifest: Mapping[str, Any]
@@ -147,13 +150,15 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
         BusyError: another process is writing the same folder.
         StorageError: the disk is full or cannot be written.
     """
-    stages, out = Stages(progress or Progress()), Path(config.index)
+    stages = Stages(progress or Progress())
+    out, mirror = place_of(config.index)
     load_faiss()
     if config.threads is not None:
         set_threads(config.threads)
     # Nothing is made where there is no index.
-    read_current(out)
-    with advising(), only_writer(out, what="index"):
+    read_current(out, mirror)
+    with naming(), advising(), only_writer(out, what="index"):
+        before = mirror.latest(out / CURRENT)
         tidy(out)
         base, corpus, canaries = open_base(config, stages)
         require_space(room_wanted(base, rows=corpus.rows), f"a version of {corpus.rows:,} rows")
@@ -165,20 +170,22 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
             before=None if config.read_all else base.read_before(corpus),
             remember=False,
         )
-        register(encoded.store, out, stages)
+        register(encoded.store, base.config.out_place, stages)
         changes = _compare(base, encoded)
         version = base.source.name
         if not nothing_to_do(config, base, encoded.record):
-            require_not_withdrawn(config, encoded.record)
+            require_not_withdrawn(config, base, encoded.record)
             spec, facts = decide_update(config, base, encoded)
             same_corpus = encoded.record.fingerprint == base.fields["corpus"]["fingerprint"]
             if spec.reuse is None or not same_corpus:
-                require_not_withdrawn(config, encoded.record, identity=spec.identity)
+                require_not_withdrawn(config, base, encoded.record, identity=spec.identity)
                 facts = {"base": base.source.name, "rows": changes.to_json(), **facts}
-                version = _publish(config, base, encoded, spec, changes, facts, canaries)
+                version = _publish(config, base, encoded, spec, changes, facts, canaries, before)
         _remember(base, encoded)
         fields = read_published(out).fields
-        return UpdateReport(out, base.source.name, version, fields, changes, encoded)
+        return UpdateReport(
+            base.config.out_place, base.source.name, version, fields, changes, encoded
+        )
 
 
 def _compare(base: BaseVersion, encoded: EncodeReport) -> Changes:
@@ -204,6 +211,7 @@ def _publish(
     changes: Changes,
     facts: dict[str, Any],
     canaries: CanaryFile | None,
+    tag: Tag | None,
 ) -> str:
     """Make a candidate and publish it if its gates are passed; return the version.
 
@@ -211,15 +219,15 @@ def _publish(
     the same corpus that was published earlier does not count: tonight's gates have not seen it,
     and its changes are those since another version.
     """
-    out, record = Path(config.index), encoded.record
-    version = find_version(out, spec.identity)
+    out, mirror, record = base.root, base.mirror, encoded.record
+    version = find_version(out, spec.identity, mirror)
     if version is not None:
         made = read_version(out / VERSIONS / version).fields
         if "update" in made and made["update"]["base"] == base.source.name:
-            set_current(out, version)
+            set_current(out, version, mirror=mirror, tag=tag)
             return version
     require_space(room_wanted(base, rows=record.rows), f"a version of {record.rows:,} rows")
-    version = next_version(out, spec.identity)
+    version = next_version(out, spec.identity, mirror)
     new = new_candidate(out, version)
     with version_folder(new, record.rows, encoded.stages) as (folder, fields):
         fields |= write_files(folder, base.config, encoded, spec, version)
@@ -245,7 +253,7 @@ def _publish(
         )
         fields |= {"update": facts, "gates": [gate.to_json() for gate in gates]}
     require_passed(gates, candidate=out / CANDIDATES / version)
-    promote(out, version)
+    promote(out, version, mirror, tag)
     return version
 
 
@@ -255,9 +263,10 @@ def _remember(base: BaseVersion, encoded: EncodeReport) -> None:
     Only now: a corpus that comes in another folder each night would keep its shards for ever, and
     so would one that a gate refused.
     """
-    encoded.store.save_corpus(encoded.record, index=base.root)
+    index = base.config.out_place
+    encoded.store.save_corpus(encoded.record, index=index)
     if dict(base.record.source) != dict(encoded.record.source):
-        encoded.store.forget_corpus(base.record.source, index=base.root)
+        encoded.store.forget_corpus(base.record.source, index=index)
 
 
 # Lists trained for so many times fewer or more rows are still good ones.

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from whiten_index.errors import ConfigError
 from whiten_index.options import MODEL, OUTPUT, RESOURCES, TRANSFORM, Option, flag_of, schema
-from whiten_index.paths import require_folder, require_path
+from whiten_index.paths import as_place, require_path
 
 GATES = "Gates"
 # Each canary is compared with every row.
@@ -117,11 +117,12 @@ class UpdateConfig(GateConfig):
 
     def __post_init__(self) -> None:
         GateConfig.__post_init__(self)
-        for name in ("index", "store", "model", "canary_file"):
+        for name in ("model", "canary_file"):
             if (path := getattr(self, name)) is not None:
                 require_path(path, what=flag_of(name))
         for name in ("index", "store"):
-            require_folder(getattr(self, name) or "", what="an update")
+            if (place := getattr(self, name)) is not None:
+                as_place(place, what=flag_of(name))
         for path in self.corpus:
             require_path(path, what="the corpus")
         if self.choose_again and self.refit == "never":

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from whiten_index.artifacts.atomic import replace_folder
+from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.manifest import (
     Described,
     Digest,
@@ -32,7 +33,6 @@ from whiten_index.artifacts.manifest import (
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderOpening, EncoderSpec, recorded_spec
 from whiten_index.errors import ConfigError
-from whiten_index.paths import require_folder
 from whiten_index.search.query_encoder import QueryEncoder, digest_of, require_same, require_texts
 from whiten_index.store.records import EncoderFacts
 from whiten_index.versions.published import WHITENING, Version, with_published
@@ -150,7 +150,7 @@ class QueryTransform:
         """Read the transform of the published version of an index, and nothing else of it.
 
         Args:
-            index: its folder.
+            index: its folder, or its URI in a bucket.
             k: keep the first k numbers of each vector; None for all.
             verify: None checks the manifest and the transform, whose neighbours need not be there;
                 ``full`` checks every file's checksum, ``manifest`` their sizes.
@@ -158,16 +158,16 @@ class QueryTransform:
 
         Raises:
             ArtifactError: nothing is published there, or it is damaged.
-            ConfigError: the vectors are not as wide as k, or it is no folder but a URI.
+            ConfigError: the vectors are not as wide as k.
         """
-        require_folder(index, what="an export")
+        root, mirror = place_of(index)
 
         def read(version: Version) -> tuple[VersionManifest, Whitening]:
             if verify is not None:
                 version.check()
             return version.fields, Whitening.load(version.file(WHITENING))
 
-        fields, whitening = with_published(Path(index), read, verify=verify or "full")
+        fields, whitening = with_published(root, read, mirror, verify=verify or "full")
         encoder = {**fields["encoder"], "fingerprint": fields["encoder_fingerprint"]}
         made = cls(whitening, encoder, version=fields["version"], **opening)
         return made if k is None else made.truncate(k)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.cached_storage import naming
 from whiten_index.artifacts.files import resolved
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import DatabaseError, GateError
@@ -107,12 +108,13 @@ def push_index(config: PushConfig, *, progress: Progress | None = None) -> PushR
         60
     """
     stages = Stages(progress or Progress())
-    if config.to_file:
-        return _write_file(config, stages)
-    assert config.table is not None
-    # Before the checksums, which take long: the address may be wrong.
-    with open_writer(config.to, config.table, options=config.options) as writer:
-        return _TablePush(config, PushSource.open(config), writer, stages).run()
+    with naming():
+        if config.to_file:
+            return _write_file(config, stages)
+        assert config.table is not None
+        # Before the checksums, which take long: the address may be wrong.
+        with open_writer(config.to, config.table, options=config.options) as writer:
+            return _TablePush(config, PushSource.open(config), writer, stages).run()
 
 
 def pushed_version(
@@ -306,7 +308,7 @@ def _require_rows(
     rows = len(source)
     if rows < before.rows * (1 - config.max_shrink):
         raise GateError(
-            f"{target} has {before.rows:,} rows and version {source.folder.name} of {source.root} "
+            f"{target} has {before.rows:,} rows and version {source.folder.name} of {source.place} "
             f"has {rows:,}, and --max-shrink is {config.max_shrink:g}: {_IF_SO} --max-shrink 1"
         )
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from whiten_index.errors import ConfigError
 from whiten_index.options import CORPUS, Option, schema
-from whiten_index.paths import require_folder
+from whiten_index.paths import as_place
 from whiten_index.vectordb.registry import require_database
 
 PARQUET, ARROW, NPY = ENDINGS = (".parquet", ".arrow", ".npy")
@@ -77,7 +77,7 @@ class PushConfig:
 
     def __post_init__(self) -> None:
         """Check address and options together, without the client of the database."""
-        require_folder(self.index, what="a push")
+        as_place(self.index, what="the index")
         options = {name: _text(f"--option {name}", value) for name, value in self.options.items()}
         object.__setattr__(self, "options", options)
         _text("--to", self.to)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.files import exists, reading
 from whiten_index.artifacts.prefetch import ahead
+from whiten_index.artifacts.storage import Place, Storage
 from whiten_index.corpus.arrow_types import without_views
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.encoding.spec import recorded_spec
@@ -62,6 +64,7 @@ class PushSource:
     """
 
     root: Path
+    mirror: Storage
     folder: Path
     fields: Mapping[str, Any]
     documents: Documents
@@ -74,11 +77,13 @@ class PushSource:
     @classmethod
     def open(cls, config: PushConfig) -> PushSource:
         """Open the published version, checking the checksums of all files that a push reads."""
-        root = Path(config.index)
-        return with_published(root, lambda version: cls._opened(root, version, config))
+        root, mirror = place_of(config.index)
+        return with_published(root, partial(cls._opened, root, mirror, config), mirror)
 
     @classmethod
-    def _opened(cls, root: Path, version: Version, config: PushConfig) -> PushSource:
+    def _opened(
+        cls, root: Path, mirror: Storage, config: PushConfig, version: Version
+    ) -> PushSource:
         # Not the index itself, which may be the largest by far and is not read.
         folder, fields = version.folder, version.fields
         whitening = Whitening.load(version.file(WHITENING))
@@ -93,7 +98,8 @@ class PushSource:
                 f"the kept column {VECTOR!r} has the name that the vectors take; rename it in the "
                 "corpus, or leave it out of --keep"
             )
-        store = open_store(root, fields, given=config.store, reader="a push", remedy=_REMEDY)
+        place = mirror.uri or root
+        store = open_store(place, fields, given=config.store, reader="a push", remedy=_REMEDY)
         record = corpus_record(version)
         if record.rows != len(documents):
             raise ArtifactError(
@@ -105,10 +111,16 @@ class PushSource:
         layout = _layout(documents.schema, whitening.k, config)
         by_bytes = min(_MOST_ROWS, _BATCH_BYTES // (4 * whitening.k))
         at_once = config.batch_rows or max(1, by_bytes)
-        return cls(root, folder, fields, documents, whitening, store, record, layout, at_once)
+        made = (documents, whitening, store, record, layout, at_once)
+        return cls(root, mirror, folder, fields, *made)
 
     def __len__(self) -> int:
         return self.record.rows
+
+    @property
+    def place(self) -> Place:
+        """Folder or URI of the index."""
+        return self.mirror.uri or self.root
 
     def pushed(self) -> PushedTable:
         """Return the description of a table with all rows."""
@@ -207,7 +219,8 @@ class PushSource:
         try:
             raw = self._embeddings.at(rows)
         except ArtifactError as error:
-            if exists(self.folder) or read_current(self.root).version == self.folder.name:
+            current = read_current(self.root, self.mirror)
+            if exists(self.folder) or current.version == self.folder.name:
                 raise
             raise ArtifactError(
                 f"version {self.folder.name} was pruned while it was being pushed, and embeddings "
@@ -258,7 +271,7 @@ def delta_since(
     """Return the changes to make, None for all rows, and the reason."""
     total, most = len(source), int(_MOST_CHANGED * len(source))
     interrupted = before.changing.split()
-    changes = _changes_between(source.root, before.version, [after.version, *interrupted])
+    changes = _changes_between(source, before.version, [after.version, *interrupted])
     if changes is None:
         return None, f"what changed since version {before.version} is not known"
     many = f"more than a tenth of the {total:,} rows changed since version {before.version}"
@@ -281,11 +294,13 @@ def delta_since(
     return delta, why
 
 
-def _changes_between(root: Path, was: str, others: Iterable[str]) -> list[pa.ChunkedArray] | None:
+def _changes_between(
+    source: PushSource, was: str, others: Iterable[str]
+) -> list[pa.ChunkedArray] | None:
     """Return the lists of ids that changed between a version and some others, earlier or later."""
-    one, lists = _history(root, was), dict[str, pa.ChunkedArray]()
+    one, lists = _history(source, was), dict[str, pa.ChunkedArray]()
     for now in others:
-        other = _history(root, now)
+        other = _history(source, now)
         common = next((name for name in other if name in one), None)
         if common is None:
             return None
@@ -295,11 +310,13 @@ def _changes_between(root: Path, was: str, others: Iterable[str]) -> list[pa.Chu
     return list(lists.values())
 
 
-def _history(root: Path, version: str) -> dict[str, pa.ChunkedArray | None]:
+def _history(source: PushSource, version: str) -> dict[str, pa.ChunkedArray | None]:
     """Return the changes of a version and its predecessors, the latest first, None at the end."""
     changes = dict[str, pa.ChunkedArray | None]()
     while version not in changes:
-        changes[version], base = _changes(root / VERSIONS / version)
+        folder = source.root / VERSIONS / version
+        source.mirror.fetch(folder)
+        changes[version], base = _changes(folder)
         version = base or version
     return changes
 

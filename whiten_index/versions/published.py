@@ -20,7 +20,7 @@ import re
 import stat
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -85,6 +85,8 @@ class Current:
     # outlive the version; empty where they were not known. They are published again only if the
     # user names them.
     withdrawn: Mapping[str, WithdrawnFacts]
+    # Versions that a prune removes from a bucket, or has removed: nobody publishes them again.
+    removed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +156,8 @@ def read_current(root: Path, mirror: Storage = LOCAL) -> Current:
         remedy = mending(root)
         value = read_json(path, what="a published index", exact=True, remedy=remedy)
         found = checked(value, CURRENT_SCHEMA, path, remedy=remedy)
-        return Current(found["version"], found["manifest_sha256"], found["withdrawn"])
+        removed = tuple(found.get("removed", ()))
+        return Current(found["version"], found["manifest_sha256"], found["withdrawn"], removed)
 
 
 def set_current(
@@ -168,14 +171,24 @@ def set_current(
     """Publish ``version``, in one step."""
     folder = root / VERSIONS / version
     with writing(root / CURRENT):
-        digest = sha256_file(folder / MANIFEST)
-        known = withdrawn_facts(root)
+        digest, before = sha256_file(folder / MANIFEST), _read_current(root)
+        known = {} if before is None else before.withdrawn
         taken_back = {*(known if withdrawn is None else withdrawn)} - {version}
-        fields = {
-            "version": version,
-            "manifest_sha256": digest,
-            "withdrawn": {name: known.get(name) or _facts(root, name) for name in taken_back},
-        }
+        facts = {name: known.get(name) or _facts(root, name) for name in taken_back}
+    removed = () if before is None else before.removed
+    put_current(root, Current(version, digest, facts, removed), mirror, tag)
+
+
+def put_current(root: Path, current: Current, mirror: Storage, tag: Tag | None) -> None:
+    """Replace ``CURRENT``, if it is still as it was when ``tag`` was read.
+
+    Raises:
+        BusyError: another machine replaced it.
+    """
+    fields = asdict(current)
+    if not current.removed:
+        del fields["removed"]
+    with writing(root / CURRENT):
         try:
             mirror.replace(root / CURRENT, sealed_json(fields), tag)
         except ChangedError as error:
@@ -187,10 +200,16 @@ def set_current(
 
 def withdrawn_facts(root: Path) -> Mapping[str, WithdrawnFacts]:
     """Return the versions withdrawn, none where nothing is published or ``CURRENT`` is damaged."""
+    current = _read_current(root)
+    return {} if current is None else current.withdrawn
+
+
+def _read_current(root: Path) -> Current | None:
+    """Return the content of ``CURRENT``, None where nothing is published or it is damaged."""
     try:
-        return read_current(root).withdrawn
+        return read_current(root)
     except ArtifactError:
-        return {}
+        return None
 
 
 def _facts(root: Path, name: str) -> WithdrawnFacts:
@@ -251,7 +270,8 @@ def version_number(name: str) -> int:
 
 def find_version(root: Path, identity: str, mirror: Storage = LOCAL) -> str | None:
     """Return a sound version with the same identity that was not withdrawn, if there is one."""
-    withdrawn = withdrawn_facts(root)
+    current = _read_current(root)
+    others = () if current is None else (*current.withdrawn, *current.removed)
     for name in mirror.names(root / VERSIONS):
         if name.endswith(f"-{identity[:12]}"):
             mirror.settle(root / VERSIONS / name)
@@ -259,7 +279,7 @@ def find_version(root: Path, identity: str, mirror: Storage = LOCAL) -> str | No
         folder = root / VERSIONS / name
         try:
             version = read_version(folder)
-            if version.fields["identity"] == identity and name not in withdrawn:
+            if version.fields["identity"] == identity and name not in others:
                 version.check()
                 mirror.keep(folder)
                 return name
@@ -274,9 +294,8 @@ def next_version(root: Path, identity: str, mirror: Storage = LOCAL) -> str:
     Numbers are never used again, not even those of versions removed since.
     """
     names = [path.name for inside in (VERSIONS, CANDIDATES) for path in _entries(root, inside)]
-    with contextlib.suppress(ArtifactError):
-        current = read_current(root)
-        names += [current.version, *current.withdrawn]
+    if (current := _read_current(root)) is not None:
+        names += [current.version, *current.withdrawn, *current.removed]
     numbers = map(version_number, (*names, *mirror.names(root / VERSIONS)))
     return f"{max(numbers, default=0) + 1:06d}-{identity[:12]}"
 
@@ -301,7 +320,7 @@ def new_candidate(root: Path, version: str) -> Iterator[tuple[Path, dict[str, An
         yield folder, fields
 
 
-def promote(root: Path, version: str) -> None:
+def promote(root: Path, version: str, mirror: Storage = LOCAL, tag: Tag | None = None) -> None:
     """Make a candidate the published version.
 
     When this process dies on the way, the version before is published, and the new one is either
@@ -314,7 +333,8 @@ def promote(root: Path, version: str) -> None:
         # The new name first: a power cut may leave both or the new one, never none.
         fsync_path(final.parent)
         fsync_path(candidate.parent)
-    set_current(root, version)
+    mirror.push(final)
+    set_current(root, version, mirror=mirror, tag=tag)
 
 
 def with_published(
@@ -352,7 +372,7 @@ def _fetched(root: Path, current: Current, mirror: Storage, verify: str) -> Vers
     return read_version(folder, verify=verify, sha256=current.manifest_sha256)
 
 
-def require_published(root: Path) -> Current | None:
+def require_published(root: Path, mirror: Storage = LOCAL) -> Current | None:
     """Check, before anything is deleted, that the version that ``CURRENT`` names is there.
 
     If it is not, the disk of the versions may not be mounted, and their shards are not known.
@@ -361,7 +381,7 @@ def require_published(root: Path) -> Current | None:
     if not exists(root / CURRENT):
         return None
     current = read_current(root)
-    _require_there(root, current.version)
+    _require_there(root, current.version, mirror)
     return current
 
 
@@ -375,9 +395,9 @@ def _require_there(root: Path, version: str, mirror: Storage = LOCAL) -> None:
         )
 
 
-def read_published(root: Path) -> Version:
+def read_published(root: Path, mirror: Storage = LOCAL) -> Version:
     """Return the published version of an index."""
-    return with_published(root, lambda version: version)
+    return with_published(root, lambda version: version, mirror)
 
 
 def read_version(folder: Path, *, verify: str = FULL, sha256: str | None = None) -> Version:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.atomic import remove_folder, require_path
+from whiten_index.artifacts.atomic import require_path
 from whiten_index.artifacts.cached_storage import BucketStorage, naming, place_of
 from whiten_index.artifacts.files import exists, size_of
 from whiten_index.artifacts.limits import load_json
@@ -23,10 +24,12 @@ from whiten_index.versions.provenance import missing_rows
 from whiten_index.versions.published import (
     CANDIDATES,
     CURRENT,
+    FULL,
     VERSIONS,
     WHITENING,
     Current,
     Version,
+    put_current,
     read_current,
     read_version,
     require_published,
@@ -102,11 +105,14 @@ def list_versions(root: Path | str, *, verify: str = "manifest") -> list[Version
             "use --verify manifest, or copy it to a folder"
         )
     folder = require_path(place)
+    with naming():
+        mirror.latest(folder / CURRENT)
     folders = [folder / VERSIONS / name for name in _names(folder, mirror)]
     if not mirror.uri:
         folders += [folder / CANDIDATES / name for name in version_names(folder, inside=CANDIDATES)]
     try:
-        current = read_current(folder, mirror)
+        with naming():
+            current = read_current(folder)
     except (ArtifactError, FormatError):
         current = None
         if not folders:
@@ -306,7 +312,9 @@ def _names(root: Path, mirror: Storage) -> list[str]:
     """Return the names of the versions, oldest first; in a bucket those with a manifest."""
     if not mirror.uri:
         return version_names(root)
-    found = filter(version_number, mirror.names(root / VERSIONS))
+    found = {*filter(version_number, mirror.names(root / VERSIONS))}
+    with contextlib.suppress(ArtifactError, FormatError):
+        found -= {*read_current(root).removed}
     return sorted(found, key=lambda name: (version_number(name), name))
 
 
@@ -327,7 +335,7 @@ def prune(root: Path | str, *, keep: int, verify: str = "full") -> PruneReport:
     readable. Candidates, links and files are left alone.
 
     Args:
-        root: the index folder.
+        root: the index folder, or its URI.
         keep: versions to keep, the published one among them.
         verify: check of those kept; see ``list_versions``.
 
@@ -339,44 +347,66 @@ def prune(root: Path | str, *, keep: int, verify: str = "full") -> PruneReport:
     """
     if keep < 1:
         raise ConfigError(f"--keep takes how many versions to keep, 1 or more; {keep!r} was given")
-    folder = require_path(root)
-    _require_index(folder)
-    with only_writer(folder, what=_WHAT):
-        current = require_published(folder) or read_current(folder)
-        names = version_names(folder)
-        kept = _kept(folder, current, keep, verify)
+    place, mirror = place_of(root)
+    folder = require_path(place)
+    with naming():
+        tag = mirror.latest(folder / CURRENT)
+        _require_index(folder, mirror)
+    with naming(), only_writer(folder, what=_WHAT):
+        current = require_published(folder, mirror) or read_current(folder)
+        names = _names(folder, mirror)
+        kept = _kept(folder, current, names, keep, verify, mirror)
         others = [name for name in names if name not in kept]
         removed = [
             name
             for name in others
-            if not isinstance(_damage(folder / VERSIONS / name, "manifest"), FormatError)
+            if not isinstance(_damage(folder / VERSIONS / name, "manifest", mirror), FormatError)
         ]
-        freed = sum(size_of(folder / VERSIONS / name) for name in removed)
+        gone = [folder / VERSIONS / name for name in removed]
+        if isinstance(mirror, BucketStorage):
+            # From now on no other machine publishes one of them. A prune that died left some.
+            now = replace(current, removed=(*current.removed, *removed))
+            put_current(folder, now, mirror, tag)
+            before = [folder / VERSIONS / name for name in current.removed]
+            gone += [path for path in before if mirror.sizes(path)]
+            freed = sum(sum(mirror.sizes(path).values()) for path in gone)
+        else:
+            freed = sum(map(size_of, gone))
         tidy(folder)
-        for name in removed:
-            remove_folder(folder / VERSIONS / name)
+        for path in gone:
+            mirror.remove_folder(path)
         left = tuple(name for name in names if name not in removed)
-        return PruneReport(tuple(removed), freed, left, tuple(map(str, strange_entries(folder))))
+        gone_names = tuple(path.name for path in gone)
+        return PruneReport(gone_names, freed, left, tuple(map(str, strange_entries(folder))))
 
 
-def _kept(root: Path, current: Current, keep: int, verify: str) -> set[str]:
+def _kept(
+    root: Path, current: Current, names: list[str], keep: int, verify: str, mirror: Storage
+) -> set[str]:
     """Return the versions to keep; those after the published one only where there is room."""
-    names = version_names(root)
     published = version_number(current.version)
     older = [name for name in reversed(names) if version_number(name) <= published]
     newer = [name for name in names if version_number(name) > published]
     sound = (
         name
         for name in dict.fromkeys([current.version, *older, *newer])
-        if name not in current.withdrawn and _damage(root / VERSIONS / name, verify) is None
+        if name not in current.withdrawn and _damage(root / VERSIONS / name, verify, mirror) is None
     )
     return {current.version, *islice(sound, keep)}
 
 
-def _damage(folder: Path, verify: str) -> ArtifactError | FormatError | None:
+def _damage(
+    folder: Path, verify: str, mirror: Storage = LOCAL
+) -> ArtifactError | FormatError | None:
     """Return the damage of a version; raise ``StorageError`` if it cannot be read."""
     try:
-        read_version(folder, verify=verify).check()
+        if isinstance(mirror, BucketStorage):
+            data = mirror.manifest(folder) or b""
+            if wrong := mirror.damaged(folder, data, content=verify == FULL):
+                return ArtifactError(f"{folder} is damaged: {'; '.join(wrong.values())}")
+            as_manifest(load_json(data), VERSION_SCHEMA, folder)
+        else:
+            read_version(folder, verify=verify).check()
     except (ArtifactError, FormatError) as error:
         return error
     return None

@@ -183,6 +183,7 @@ class CurrentFields(TypedDict):
     version: VersionName
     manifest_sha256: Sha256
     withdrawn: dict[VersionName, WithdrawnFacts]
+    removed: NotRequired[list[VersionName]]
     digest: Sha256
 
 

@@ -1,0 +1,132 @@
+"""Updates, pushes and evaluations of an index in a bucket, from machines without copies of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.objects.helpers import SHARDS, build, corpus_file, hits, keys
+from whiten_index import PushConfig, QueryTransform, open_index, push_index
+from whiten_index.errors import BusyError, ConfigError
+from whiten_index.pipeline.update import update_index
+from whiten_index.pipeline.update_config import UpdateConfig
+from whiten_index.versions.retention import list_versions, prune, rollback
+
+pytestmark = pytest.mark.service
+
+
+def update(index: str | Path, **options: Any) -> Any:
+    return update_index(UpdateConfig(index=str(index), refit="never", **options))
+
+
+def test_a_night_on_another_machine_is_that_of_a_folder(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path
+) -> None:
+    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
+    for place in (out, str(tmp_path / "folder")):
+        build(corpus, out=place)
+    assert push_index(PushConfig(index=out, to=str(tmp_path / "before.parquet"))).pushed > 0
+    corpus_file(tmp_path / "c.parquet", shards=SHARDS + 1)
+    machine("second")
+    done, same = update(out), update(tmp_path / "folder")
+    assert done.changes.to_json() == same.changes.to_json()
+    assert str(done.out) == out
+    assert done.manifest["config"]["out"] == out
+    machine("third")
+    assert update(out).up_to_date
+    assert hits(out) == hits(tmp_path / "folder")
+    for place, name in ((out, "a"), (str(tmp_path / "folder"), "b")):
+        push_index(PushConfig(index=place, to=str(tmp_path / f"{name}.parquet")))
+    one, other = (pq.read_table(tmp_path / f"{name}.parquet") for name in "ab")
+    assert one.equals(other)
+    transform = QueryTransform.of(out, k=4)
+    assert transform.query_digest == QueryTransform.of(tmp_path / "folder", k=4).query_digest
+
+
+def test_of_two_updates_at_once_one_is_published(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from whiten_index.pipeline import update as room
+
+    corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
+    build(corpus, out=out)
+    other = corpus_file(tmp_path / "d.parquet", shards=SHARDS + 2)
+    corpus_file(tmp_path / "c.parquet", shards=SHARDS + 1)
+    real, second = room.write_files, []
+
+    def overtaken(*arguments: Any) -> Any:
+        if not second:
+            second.append(None)
+            machine("second")
+            second[0] = update(out, corpus=(other,))
+            machine("first")
+        return real(*arguments)
+
+    monkeypatch.setattr(room, "write_files", overtaken)
+    with pytest.raises(BusyError, match="was published by another"):
+        update(out)
+    machine("third")
+    assert open_index(out).bundle.manifest["version"] == second[0].version
+    assert update(out, corpus=(corpus,)).changes.to_json()["deleted"] > 0
+
+
+def test_pruned_versions_are_gone_from_the_bucket_and_never_published_again(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from whiten_index.artifacts.object_store import Bucket
+
+    out, names = f"s3://{bucket}/index", list[str]()
+    for more in range(4):
+        corpus = corpus_file(tmp_path / "c.parquet", shards=SHARDS + more)
+        names.append((update(out) if more else build(corpus, out=out)).version)
+    machine("second")
+    real, deleted = Bucket.delete, list[str]()
+
+    def dies(self: Bucket, key: str) -> None:
+        deleted.append(key)
+        if len(deleted) == 3:
+            raise KeyboardInterrupt
+        real(self, key)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "delete", dies)
+        with pytest.raises(KeyboardInterrupt):
+            prune(out, keep=2)
+    assert deleted[0].endswith(f"{names[0]}/manifest.json")
+    # The one that is half removed, and the one that is still whole.
+    machine("third")
+    assert [each.name for each in list_versions(out)] == names[:1:-1]
+    with pytest.raises(ConfigError, match="is no version of"):
+        rollback(out, to=names[1])
+    report = prune(out, keep=2)
+    assert set(report.removed) == {*names[:2]}
+    assert not [key for name in names[:2] for key in keys(s3, bucket, f"index/versions/{name}")]
+    machine("fourth")
+    assert rollback(out).to == names[2]
+    assert hits(out)
+
+
+def test_a_rollback_that_a_prune_overtakes_publishes_nothing(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from whiten_index.versions import retention as room
+
+    out = f"s3://{bucket}/index"
+    first = build(corpus_file(tmp_path / "c.parquet"), out=out).version
+    corpus_file(tmp_path / "c.parquet", shards=SHARDS + 1)
+    second, real = update(out).version, room.set_current
+
+    def overtaken(*arguments: Any, **options: Any) -> None:
+        machine("second")
+        assert prune(out, keep=1).removed == (first,)
+        machine("first")
+        real(*arguments, **options)
+
+    monkeypatch.setattr(room, "set_current", overtaken)
+    with pytest.raises(BusyError):
+        rollback(out)
+    machine("third")
+    assert open_index(out).bundle.manifest["version"] == second
