@@ -125,7 +125,7 @@ ROOM: dict[str, dict[str, object]] = {
     "ibert": {},
     "longformer": {},
     "luke": {"entity_vocab_size": 9},
-    "mpnet": {},
+    "mpnet": {"pad_token_id": 0},
     "gpt2": {},
 }
 

@@ -340,8 +340,9 @@ def _number(name: str, config: dict[str, Any], *keys: str) -> int:
 def _longest(config: dict[str, Any], tokenizer: dict[str, Any]) -> int:
     """Return the most tokens that the tokenizer and the position embeddings both allow."""
     positions = int(config.get("max_position_embeddings") or config.get("n_positions") or 0)
-    if config.get("model_type") in _OFFSET_POSITIONS:
-        positions -= config.get("pad_token_id", 1) + 1
+    if (kind := config.get("model_type")) in _OFFSET_POSITIONS:
+        # MPNet takes 1 whatever it says.
+        positions -= (1 if kind == "mpnet" else config.get("pad_token_id", 1)) + 1
     # XLNet says -1, some tokenizers 1e30: no limit.
     own = int(tokenizer.get("model_max_length") or 0)
     return min(limit if limit > 0 else UNLIMITED for limit in (positions, own))
