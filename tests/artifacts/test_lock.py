@@ -103,16 +103,18 @@ def test_a_dead_owner_of_this_host_is_followed_at_once(tmp_path):
     assert (tmp_path / ".lock").read_text() == ""
 
 
-@pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe", "folder"])
+@pytest.mark.parametrize("kind", ["link", "hard link", "link to nothing", "pipe", "folder"])
 def test_a_lock_that_is_no_plain_file_is_refused_and_its_target_kept(tmp_path, kind):
     victim, lock = tmp_path / "victim", tmp_path / "out" / ".lock"
     lock.parent.mkdir()
-    if kind == "link":
+    if kind in ("link", "hard link"):
         victim.write_text("precious")
     if kind == "pipe":
         os.mkfifo(lock)
     elif kind == "folder":
         lock.mkdir()
+    elif kind == "hard link":
+        lock.hardlink_to(victim)
     else:
         lock.symlink_to(victim)
     with (
@@ -120,7 +122,7 @@ def test_a_lock_that_is_no_plain_file_is_refused_and_its_target_kept(tmp_path, k
         only_writer(lock.parent, what="index"),
     ):
         pass
-    assert (victim.read_text() == "precious") if kind == "link" else not victim.exists()
+    assert not victim.exists() or victim.read_text() == "precious"
 
 
 def test_a_lock_of_deeply_nested_json_names_nobody(tmp_path):

@@ -39,10 +39,12 @@ def only_writer(folder: Path, *, what: str) -> Iterator[None]:
     path = folder / LOCK
     with writing(folder):
         make_folder(folder)
-        _require_plain(path)
+        if exists(path) or is_link(path):
+            _require_plain(path, path.lstat())
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
         with writing(folder):
+            _require_plain(path, os.fstat(descriptor))
             _acquire(descriptor, path, what)
         try:
             yield
@@ -54,15 +56,12 @@ def only_writer(folder: Path, *, what: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _require_plain(path: Path) -> None:
-    """Refuse a lock that is a link or no file: its target would be truncated."""
-    if exists(path) or is_link(path):
-        mode = path.lstat().st_mode
-        if not stat.S_ISREG(mode):
-            raise ArtifactError(
-                f"{path} is not a plain file, as a lock is; remove it, then run the same command "
-                "again"
-            )
+def _require_plain(path: Path, found: os.stat_result) -> None:
+    """Refuse a lock that is a link of any kind or no file: its target would be truncated."""
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        raise ArtifactError(
+            f"{path} is not a plain file, as a lock is; remove it, then run the same command again"
+        )
 
 
 def _acquire(descriptor: int, path: Path, what: str) -> None:
