@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from tests.helpers.bad_input import process, run
+from tests.objects.helpers import build, corpus_file
 from whiten_index.artifacts.object_store import Bucket, ChangedError
 from whiten_index.errors import ConfigError, StorageError
 
@@ -136,16 +138,22 @@ def test_an_object_too_large_for_what_it_is_takes_no_memory(
 
 
 class _Page(BaseHTTPRequestHandler):
-    """The page of a proxy, for every request."""
+    """The page of a proxy, for every request, or for one of those to a server behind it."""
 
     tagged: bool
+    behind = ""
+    wrong, asked = 0, 0
 
     def do_GET(self) -> None:
-        page = b"<html><body>Log in</body></html>"
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(page)))
-        if self.tagged:
-            self.send_header("ETag", '"1"')
+        type(self).asked += 1
+        page, headers = b"<html><body>Log in</body></html>", {"ETag": '"1"'} if self.tagged else {}
+        status, headers["Content-Type"] = 200, "text/html" if self.behind else "text/plain"
+        if self.behind and self.asked != self.wrong:
+            found = requests.get(self.behind + self.path, headers=dict(self.headers), timeout=9)
+            page, status, headers = found.content, found.status_code, dict(found.headers)
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(page))}.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(page)
 
@@ -166,3 +174,25 @@ def test_the_page_of_a_proxy_is_no_empty_bucket(
             status, _, said = run(command, "s3://bucket/index")
             assert (status, "the page of a proxy" in said) == (7, True), said
         server.shutdown()
+
+
+def test_one_page_of_a_proxy_among_answers_is_no_damage(
+    server: str, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = f"s3://{bucket}/index"
+    build(corpus_file(tmp_path / "c.parquet", shards=1), out=out)
+    statuses = list[int]()
+    page = type("Page", (_Page,), {"tagged": True, "behind": server})
+    with ThreadingHTTPServer(("127.0.0.1", 0), page) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.server_port}")
+        while page.asked >= page.wrong:
+            page.wrong, page.asked = page.wrong + 1, 0
+            status, _, said = run("verify", out)
+            assert status in (0, 7), said
+            statuses.append(status)
+            # As at the first look of another machine.
+            machine(str(page.wrong))
+            assert len(Bucket(out).folders()) == 2
+        proxy.shutdown()
+    assert {0, 7} == set(statuses)
