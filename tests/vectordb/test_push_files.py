@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.helpers.bad_input import succeed
+from tests.helpers.bad_input import run, succeed
 from whiten_index import BuildConfig, QueryTransform, build_index
 from whiten_index.errors import ConfigError, GateError, StorageError
 from whiten_index.vectordb.push import PushReport, push_index, pushed_version
@@ -194,6 +195,21 @@ def test_a_file_that_no_push_wrote_is_not_lost(index: Path, tmp_path: Path, name
     for _ in range(2):
         # What a push wrote, the next one replaces.
         assert push_index(PushConfig(index=str(index), to=str(path))).rows == ROWS
+
+
+@pytest.mark.parametrize("name", ["v.parquet", "v.arrow", "v.npy", "v.documents.parquet"])
+@pytest.mark.parametrize("bytes_left", [20, 3000])
+def test_a_file_of_a_push_that_was_cut_short_is_damaged(
+    index: Path, tmp_path: Path, name: str, bytes_left: int
+) -> None:
+    command = ("push", str(index), "--to", str(tmp_path / name.replace("documents.parquet", "npy")))
+    succeed(*command)
+    os.truncate(tmp_path / name, bytes_left)
+    status, _, said = run(*command)
+    assert (status, f"{name} is damaged" in said) == (5, True), said
+    for each in tmp_path.iterdir():
+        each.unlink()
+    succeed(*command)
 
 
 def test_documents_that_no_push_wrote_are_not_lost_to_those_of_vectors(

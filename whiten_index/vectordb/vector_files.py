@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from whiten_index.artifacts.atomic import replacing, require_replaceable
-from whiten_index.artifacts.files import exists, is_link, reading, resolved, writing
+from whiten_index.artifacts.files import exists, is_file, is_link, reading, resolved, writing
 from whiten_index.artifacts.limits import load_json
 from whiten_index.artifacts.manifest import sealed_json, unsealed
-from whiten_index.errors import ConfigError
-from whiten_index.vectordb.push_config import NPY, PARQUET
+from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.vectordb.push_config import ARROW, NPY, PARQUET
 from whiten_index.vectordb.pushed_table import (
     VECTOR,
     Layout,
@@ -35,6 +36,7 @@ _MOST_EARLIER = 8
 
 # Key of the metadata of every file that a push wrote: a ``PushedTable`` as JSON.
 _METADATA = "whiten_index"
+_BEGINNINGS = {PARQUET: b"PAR1", ARROW: b"ARROW1", NPY: b"\x93NUMPY"}
 _HOLDS = "rows that a push wrote"
 _DESCRIBED = ("version", "query_digest", "rows", "k", "dtype", "columns")
 
@@ -84,8 +86,20 @@ def _metadata(path: Path) -> Mapping[bytes, bytes]:
                 return pq.read_metadata(path).metadata or {}
             with pa.memory_map(str(path)) as source:
                 return pa.ipc.open_file(source).schema.metadata or {}
-    except (OSError, pa.ArrowException):
+    except (OSError, pa.ArrowException) as error:
+        _refuse_damaged(path, error)
         return {}
+
+
+def _refuse_damaged(path: Path, error: Exception) -> None:
+    """Refuse a file that cannot be read, although it begins as its format does."""
+    if is_file(path):
+        with reading(path), path.open("rb") as file:
+            if file.read(8).startswith(_BEGINNINGS[ending(path)]):
+                raise ArtifactError(
+                    f"{path} is damaged, such as cut short; remove it, and the .npy file that it "
+                    "describes, if any, then push again"
+                ) from error
 
 
 def _digests(described: Path) -> list[str]:
@@ -99,9 +113,14 @@ def _digest(vectors: Path) -> str:
     try:
         with reading(vectors), vectors.open("rb") as file:
             np.lib.format.read_magic(file)
-            np.lib.format.read_array_header_1_0(file)
-            return hashlib.file_digest(file, "blake2b").hexdigest()
-    except ValueError:
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            end = file.tell() + math.prod(shape) * dtype.itemsize
+            found = hashlib.file_digest(file, "blake2b").hexdigest()
+            if file.tell() != end:
+                raise ValueError(f"it has {file.tell()} bytes instead of {end}")  # noqa: TRY301
+            return found
+    except ValueError as error:
+        _refuse_damaged(vectors, error)
         return ""
 
 
