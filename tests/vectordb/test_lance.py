@@ -405,7 +405,10 @@ def test_a_pending_table_without_its_files(address: str, folder: Path) -> None:
         assert lancedb.connect(folder).open_table("docs__pending").count_rows() == 100
         assert writer.pending() is None
         fill(writer, rows)
+        (folder / "docs__pending.lance").mkdir()
+        writer.discard()
         assert_holds(writer, rows)
+    assert [each.name for each in folder.iterdir()] == ["docs.lance"]
 
 
 @pytest.mark.parametrize("does", ["begin", "resume"])

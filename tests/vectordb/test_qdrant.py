@@ -138,7 +138,12 @@ def test_a_folder_that_a_killed_process_or_a_full_disk_left(address: str, part: 
     (folder / "meta.json").write_text(part)
     with open_writer(address, "docs") as writer:
         fill(writer, Rows.make(5))
+        for name in ("docs__0123abcd", "docs__other"):
+            (folder / "collection" / name).mkdir()
+        writer.discard()
         assert_holds(writer, Rows.make(5))
+    left = sorted(each.name for each in (folder / "collection").iterdir())
+    assert (len(left), left.pop()) == (2, "docs__other")
 
 
 def test_a_folder_that_cannot_be_closed(address: str, monkeypatch: pytest.MonkeyPatch) -> None:

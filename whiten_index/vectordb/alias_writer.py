@@ -35,7 +35,7 @@ class AliasWriter(DatabaseWriter):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self._name = name
+        self._name, self._form = name, re.escape(name) + "__[0-9a-f]{8}"
 
     # The engine's part.
 
@@ -121,7 +121,7 @@ class AliasWriter(DatabaseWriter):
 
     def _read(self, name: str) -> Stored | None:
         """Return a collection of this alias, None if no push made it or it is gone."""
-        if not re.fullmatch(re.escape(self._name) + "__[0-9a-f]{8}", name):
+        if not re.fullmatch(self._form, name):
             return None
         try:
             found = PushedTable.read(self._metadata(name))

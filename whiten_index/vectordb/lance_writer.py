@@ -165,6 +165,8 @@ class LanceWriter(DatabaseWriter):
         """
         pending, published = self._open(self._pending_name), self._open(self._name)
         if pending is None:
+            # A push that was killed may have left a part of the folder.
+            self._database.drop_table(self._pending_name, ignore_missing=True)
             return
         if published is not None:
             self._complete_swap(published.table)
