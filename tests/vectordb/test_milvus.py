@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from milvus_lite.index.faiss_hnsw import FaissHnswIndex
 from milvus_lite.server_manager import server_manager_instance
 from pymilvus import MilvusClient
 
+from tests.helpers.bad_input import process
 from tests.vectordb.pushed_rows import (
     HERE,
     Rows,
@@ -263,6 +266,25 @@ def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DatabaseError, match=r"could not be reached .* check that the") as caught:
         open_writer(f"milvus://127.0.0.1:{port}", "docs")
     assert_no_secret("".join(traceback.format_exception(caught.value)), SECRET)
+
+
+def test_a_server_that_falls_silent(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(milvus_writer, "_ANSWER_SECONDS", 1.0)
+    code = (
+        "import signal; from milvus_lite.server_manager import server_manager_instance as of\n"
+        f"print(of.start_and_get_uri({str(file)!r}), flush=True); signal.pause()"
+    )
+    with process(code=code) as child:
+        assert child.stdout is not None
+        address = child.stdout.readline().strip().replace("http:", "milvus:")
+        with open_writer(address, "docs") as writer:
+            assert writer.published() is None
+            child.send_signal(signal.SIGSTOP)
+            started = time.monotonic()
+            with pytest.raises(DatabaseError, match="check that the server runs and answers"):
+                writer.published()
+            assert time.monotonic() - started < 20
+        child.kill()
 
 
 @pytest.mark.parametrize(

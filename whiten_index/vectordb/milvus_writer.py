@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,9 @@ _PAGE_ROWS = 8192
 _STRONG = {"consistency_level": "Strong"}
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 _TOKEN = "MILVUS_TOKEN"
-_CONNECT_SECONDS = 10.0
+_CONNECT_SECONDS, _ANSWER_SECONDS = 10.0, 300.0
+# Calls that take as long as the rows do.
+_LONG = ("create_index", "flush", "load_collection")
 
 # What the client and Milvus Lite log as errors, they raise too.
 for _name in ("pymilvus", "milvus_lite", "grpc"):
@@ -80,6 +83,8 @@ class MilvusWriter(AliasWriter):
                     timeout=_CONNECT_SECONDS, **place.parameters,
                 )  # fmt: skip
                 opened.callback(self._milvus.close)
+                if not self._local:
+                    self._milvus = _Bounded(self._milvus)
                 release = str(self._milvus.get_server_version())
             self._opened = opened.pop_all()
         # A server may be Lite as well.
@@ -238,6 +243,17 @@ class MilvusWriter(AliasWriter):
         names = self._milvus.list_indexes(collection, field_name=VECTOR)
         found = dict(self._milvus.describe_index(collection, names[0])) if names else {}
         return str(found.get("index_type", ""))
+
+
+class _Bounded:
+    """A client of a server, of which most calls end after a time; it tries for long otherwise."""
+
+    def __init__(self, client: MilvusClient) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._client, name)
+        return found if name in _LONG else partial(found, timeout=_ANSWER_SECONDS)
 
 
 def collection_schema(layout: Layout) -> Any:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -24,6 +26,13 @@ _ISOLATE = (
     "SELECT pg_catalog.current_schema(), pg_catalog.current_setting('search_path'), "
     "pg_catalog.set_config('search_path', '', false)"
 )
+# Seconds of silence for statements that are quick, besides those of ``lock_timeout``.
+_SILENCE = 120
+# A machine that is gone is noticed within two minutes, also while it builds an index.
+_ALIVE = {
+    "keepalives_idle": 60, "keepalives_interval": 15, "keepalives_count": 4,
+    "tcp_user_timeout": 120_000,
+}  # fmt: skip
 _ENCODE = "write @ : / ? # % of a user as %40 %3A %2F %3F %23 %25, and set PGPASSWORD"
 
 # SQLSTATE, or its class, of rows that are refused.
@@ -45,6 +54,38 @@ _REMEDIES = {
 }
 
 
+class _Connection(psycopg.Connection):  # type: ignore[misc]
+    """A connection that gives up a server after so many seconds of silence, None for never."""
+
+    limit: float | None = None
+
+    def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
+        return super().wait(self._bounded(gen), *args, **options)
+
+    def _bounded(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        last = time.monotonic()
+        try:
+            state = next(gen)
+            while True:
+                if ready := (yield state):
+                    last = time.monotonic()
+                elif self.limit is not None and time.monotonic() - last > self.limit:
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError(f"no answer within {self.limit} seconds")
+                state = gen.send(ready)
+        except StopIteration as done:
+            return done.value
+
+    @contextmanager
+    def patient(self) -> Iterator[None]:
+        """Wait for the block's statements as long as they take."""
+        before, self.limit = self.limit, None
+        try:
+            yield
+        finally:
+            self.limit = before
+
+
 def connect(address: str, options: PostgresOptions, *, make: bool) -> tuple[Any, str | None, str]:
     """Return a connection without transactions, its first schema, and its search path.
 
@@ -56,13 +97,16 @@ def connect(address: str, options: PostgresOptions, *, make: bool) -> tuple[Any,
     if not make:
         given["default_transaction_read_only"] = "on"
     try:
-        connection = psycopg.connect(
+        given_there = conninfo.conninfo_to_dict(address)
+        connection = _Connection.connect(
             address,
+            **{name: value for name, value in _ALIVE.items() if name not in given_there},
             autocommit=True,
             prepare_threshold=None,
             client_encoding="UTF8",
             fallback_application_name="whiten-index",
         )
+        connection.limit = options.lock_timeout + _SILENCE
         isolated: Any = connection.execute(_ISOLATE).fetchone()
         connection.execute(
             "SELECT set_config(name, %s::jsonb->>name, false) FROM pg_settings "

@@ -197,7 +197,8 @@ class PostgresWriter(DatabaseWriter):
                     sql.SQL(", ").join(settings),
                 )  # fmt: skip
         self._execute("ALTER TABLE {} RESET (autovacuum_enabled)", place)
-        self._execute("ANALYZE {}", place)
+        with self._connection.patient():
+            self._execute("ANALYZE {}", place)
 
     def _publish(self, held: Stored) -> None:  # noqa: ARG002
         """Publish the pending table in one transaction; wait ``lock_timeout`` for readers."""
@@ -269,10 +270,12 @@ class PostgresWriter(DatabaseWriter):
 
     def _count(self, stored: Stored) -> int:
         place = self._place(stored.name)
-        return int(self._execute("SELECT count(*) FROM {}", place).fetchone()[0])
+        with self._connection.patient():
+            return int(self._execute("SELECT count(*) FROM {}", place).fetchone()[0])
 
     def _fetch(self, stored: Stored, ids: Ids, layout: Layout) -> pa.Table:
-        return self._format(layout).fetch(self._connection, self._place(stored.name), ids)
+        with self._connection.patient():
+            return self._format(layout).fetch(self._connection, self._place(stored.name), ids)
 
     def _search(
         self, stored: Stored, vectors: NDArray[np.float32], top_k: int, *, exact: bool
@@ -288,7 +291,7 @@ class PostgresWriter(DatabaseWriter):
         type_ = sql.Identifier(extension, VECTOR_TYPES[table.dtype])
         scores = list[list[float]]()
         # Rolled back, so that no setting outlives the searches.
-        with self._connection.transaction(force_rollback=True):
+        with self._connection.patient(), self._connection.transaction(force_rollback=True):
             self._set(settings)
             for vector in vectors.tolist():
                 far = sql.SQL("{} OPERATOR({}.{}) {}::{}").format(*parts, str(vector), type_)
@@ -325,7 +328,8 @@ class PostgresWriter(DatabaseWriter):
         names = {"maintenance_work_mem", "max_parallel_maintenance_workers"}
         with self._connection.transaction():
             self._set(self._options.model_dump(include=names, exclude_none=True))
-            yield
+            with self._connection.patient():
+                yield
 
     def _lock_alone(self) -> None:
         """Keep all others from the published table until the transaction ends.
@@ -360,7 +364,8 @@ class PostgresWriter(DatabaseWriter):
         """Set the search path that triggers of the table may need, behind the server's own."""
         path = f"pg_catalog, {self._users_path}".rstrip(", ")
         self._set({"search_path": path})
-        yield
+        with self._connection.patient():
+            yield
         self._set({"search_path": ""})
 
     def _lock(self, seconds: float | None = None) -> None:

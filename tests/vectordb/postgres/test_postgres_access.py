@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +52,21 @@ def test_no_password_is_shown(
     with pytest.raises(DatabaseError, match=why) as told:
         open_writer(address.replace("postgres:@", "no_such_role@"), "docs")
     assert_no_secret(told.value, SECRET, "no_such_role")
+
+
+def test_a_server_that_falls_silent(
+    address: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("whiten_index.vectordb.postgres_server._SILENCE", 0)
+    with open_writer(address, "docs", options={"lock_timeout": "1"}) as writer:
+        of = "SELECT pid FROM pg_stat_activity WHERE application_name = 'whiten-index'"
+        ((pid,),) = run(of)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(DatabaseError, match=r"no answer within 1 seconds\); push again"):
+                writer.published()
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize(
