@@ -40,6 +40,12 @@ def run(*arguments: Any) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
+def night(job: Path, *flags: str) -> tuple[int, list[dict[str, Any]]]:
+    """Run a nightly job; return its exit status and its log lines."""
+    status, stdout, _ = run("nightly", job, *flags)
+    return status, [json.loads(line) for line in stdout.splitlines()]
+
+
 def succeed(*arguments: Any) -> str:
     """Return standard output of a command that must succeed."""
     status, stdout, stderr = run(*arguments)

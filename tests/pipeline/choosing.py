@@ -19,14 +19,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from scipy.stats import rankdata
 
 from tests.helpers import tiny_models
+from tests.helpers.bad_input import run
 from whiten_index import BuildConfig, build_index
-from whiten_index.cli import cli
 from whiten_index.pipeline.build import BuildReport
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.transform import Whitening
@@ -137,13 +136,6 @@ def assert_same_choice(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert [setting_of(row) for row in ours] == [setting_of(row) for row in theirs]
     for name in ("score", "error"):
         assert [r[name] for r in ours] == pytest.approx([r[name] for r in theirs], abs=1e-3)
-
-
-def run(*arguments: Any) -> tuple[int, str, str]:
-    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
 
 
 def assert_refused(status: int, match: str, *arguments: Any) -> None:

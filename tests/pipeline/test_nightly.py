@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.helpers.bad_input import numbers, table
+from tests.helpers.bad_input import night, numbers, table
 from whiten_index import open_index
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.cli import cli
@@ -77,14 +77,6 @@ def news(tmp_path: Path, published: Path, monkeypatch: pytest.MonkeyPatch) -> Ne
     return made
 
 
-def run(job: Path, *flags: str) -> tuple[int, list[dict[str, Any]]]:
-    """Run the job in this process; return its exit status and its log lines."""
-    result = CliRunner().invoke(cli, ["nightly", str(job), *flags])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, [json.loads(line) for line in result.stdout.splitlines()]
-
-
 def names_of(events: list[dict[str, Any]], *endings: str) -> list[str]:
     return [event["event"] for event in events if event["event"].endswith(endings)]
 
@@ -103,11 +95,11 @@ def test_nights_in_a_row(news: News) -> None:
     )  # fmt: skip
     news.change()
     before = sorted(path for path in news.root.rglob("*") if "lock" not in path.name)
-    status, events = run(job, "--dry-run")
+    status, events = night(job, "--dry-run")
     assert (status, events[-1]["event"], events[-1]["keep_versions"]) == (0, "planned", 1), events
     assert sorted(path for path in news.root.rglob("*") if "lock" not in path.name) == before
 
-    status, events = run(job)
+    status, events = night(job)
     assert (status, events[-1]["event"]) == (0, "published"), events
     rows = {"total": 58, "new": 0, "changed": 2, "document": 0, "deleted": 2, "unchanged": 56}
     assert events[-1]["rows"] == rows
@@ -125,7 +117,7 @@ def test_nights_in_a_row(news: News) -> None:
     assert found["published_rows",] == 58
     assert {("update_gate_passed", name) for name in gates} <= set(found)
 
-    status, events = run(job)
+    status, events = night(job)
     assert (status, events[-1]["event"]) == (0, "up_to_date"), events
     assert not names_of(events, "drift", "decision", "gate")
     assert news.measured()["last_success_timestamp_seconds",] > 0
@@ -133,7 +125,7 @@ def test_nights_in_a_row(news: News) -> None:
 
 def test_nothing_is_removed_unasked(news: News) -> None:
     for keys, steps in (({}, []), ({"keep_versions": 2, "gc": False}, ["prune_finished"])):
-        status, events = run(news.job(corpus="news", **keys))
+        status, events = night(news.job(corpus="news", **keys))
         assert status == 0
         assert names_of(events, "prune_finished", "compact_finished", "gc_finished") == steps
     assert not list(news.root.glob("*.prom"))
@@ -143,8 +135,8 @@ def test_a_failed_gate(news: News) -> None:
     job = news.job(corpus="news", max_shrink=0.1, keep_versions=1, metrics=str(news.metrics))
     (news.root / "news" / "a.parquet").unlink()
     before = (news.index / "CURRENT").read_bytes()
-    assert run(job, "--dry-run")[0] == 9
-    status, events = run(job)
+    assert night(job, "--dry-run")[0] == 9
+    status, events = night(job)
     assert (status, events[-1]["event"], events[-1]["exit_code"]) == (9, "gate_failed", 9), events
     assert "size" in [event["name"] for event in events if not event.get("passed", True)]
     assert Path(events[-1]["candidate"]).is_dir()
@@ -166,7 +158,7 @@ def test_whatever_the_update_fails_of_the_last_line_and_the_metrics_say_so(
     news: News, monkeypatch: pytest.MonkeyPatch, error: BaseException, expected: int
 ) -> None:
     monkeypatch.setattr("whiten_index.pipeline.update.update_index", raising(error))
-    status, events = run(news.job(keep_versions=2, compact=True, metrics=str(news.metrics)))
+    status, events = night(news.job(keep_versions=2, compact=True, metrics=str(news.metrics)))
     event = "interrupted" if expected == 130 else "failed"
     assert (status, events[-1]["event"]) == (expected, event)
     assert [each for each in events if each["event"] in CLOSING] == events[-1:]
@@ -181,12 +173,12 @@ def test_whatever_the_update_fails_of_the_last_line_and_the_metrics_say_so(
 def test_a_job_that_finds_another_one_leaves_the_metrics_to_that(news: News) -> None:
     job = news.job(corpus="news", metrics=str(news.metrics))
     with only_writer(news.index, what="it"):
-        assert run(job)[0] == 6
+        assert night(job)[0] == 6
         assert not news.metrics.exists()
-    assert run(job)[0] == 0
+    assert night(job)[0] == 0
     before = news.metrics.read_bytes()
     with only_writer(news.index, what="it"):
-        status, events = run(job)
+        status, events = night(job)
     assert (status, events[-1]["event"]) == (6, "failed")
     assert news.metrics.read_bytes() == before
 
@@ -200,7 +192,7 @@ def test_what_follows_an_update_cannot_undo_it(
     monkeypatch.setattr(f"whiten_index.versions.{names[step]}", raising(error))
     news.change()
     keys = {"keep_versions": 2, "compact": True, "metrics": str(news.metrics)}
-    status, events = run(news.job(corpus="news", **keys))
+    status, events = night(news.job(corpus="news", **keys))
     assert (status, events[-1]["event"]) == (expected, "published")
     assert (events[-1]["failed"], events[-1]["exit_code"]) == ([step], expected)
     (failed,) = [event for event in events if event["event"] == f"{step}_failed"]
@@ -220,7 +212,7 @@ def test_an_interruption_after_the_update(news: News, monkeypatch: pytest.Monkey
         "whiten_index.versions.compaction.compact_store", raising(KeyboardInterrupt())
     )
     keys = {"keep_versions": 2, "compact": True, "metrics": str(news.metrics)}
-    status, events = run(news.job(corpus="news", **keys))
+    status, events = night(news.job(corpus="news", **keys))
     assert (status, events[-1]["event"]) == (130, "interrupted")
     assert (events[-1]["update"], events[-1]["stopped_in"]) == ("up_to_date", "compact")
     assert not names_of(events, "gc_finished")
@@ -235,7 +227,7 @@ def test_metrics_that_cannot_be_written_do_not_hide_the_update(
 ) -> None:
     monkeypatch.setattr("whiten_index.cli.nightly_job.write_metrics", raising(StorageError("full")))
     corpus = "news" if found else "none"
-    status, events = run(news.job(corpus=corpus, metrics=str(news.metrics)))
+    status, events = night(news.job(corpus=corpus, metrics=str(news.metrics)))
     assert status == (7 if found else 3)
     assert events[-2]["event"] == "metrics_failed"
     assert events[-1]["event"] == ("up_to_date" if found else "failed")
@@ -246,7 +238,7 @@ def test_a_path_that_is_refused_for_metrics_stays_as_it_is(news: News, name: str
     news.metrics = news.root / name
     job = news.job(metrics=str(news.metrics))
     before = news.metrics.read_bytes() if news.metrics.exists() else None
-    status, events = run(job)
+    status, events = night(job)
     assert (status, events[-1]["event"]) == (2, "failed")
     assert "does not end in .prom" in events[-1]["message"]
     assert (news.metrics.read_bytes() if news.metrics.exists() else None) == before
@@ -279,7 +271,7 @@ def test_job_files_that_cannot_be_used(tmp_path: Path, text: str | None, match: 
     job = tmp_path / "job.toml"
     if text is not None:
         job.write_text(text)
-    status, events = run(job)
+    status, events = night(job)
     assert (status, events[-1]["event"], events[-1]["error"]) == (2, "failed", "ConfigError")
     assert re.search(match, events[-1]["message"])
 

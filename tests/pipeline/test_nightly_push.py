@@ -13,12 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
+from tests.helpers.bad_input import night
 from tests.vectordb.memory_writer import MemoryWriter, Server
 from whiten_index import BuildConfig, build_index
 from whiten_index.artifacts.lock import only_writer
-from whiten_index.cli import cli
 from whiten_index.cli.nightly_job import NightlyJob, target
 from whiten_index.cli.signals import stop_on_signals
 from whiten_index.errors import ConfigError
@@ -106,24 +105,16 @@ def world(no_index: World) -> World:
     return no_index
 
 
-def run(job: Path, *flags: str) -> tuple[int, list[dict[str, Any]]]:
-    """Run the job in this process; return its exit status and its log lines."""
-    result = CliRunner().invoke(cli, ["nightly", str(job), *flags])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, [json.loads(line) for line in result.stdout.splitlines()]
-
-
 def test_every_database_follows(world: World) -> None:
     job = world.job(DOCS, MORE, first="keep-versions = 1")
-    status, events = run(job)
+    status, events = night(job)
     assert (status, events[-1]["event"]) == (0, "up_to_date")
     world.assert_pushed("docs", "more")
     pushed = [event for event in events if event["event"] == "push_finished"]
     assert [event["mode"] for event in pushed] == ["all", "all"]
     assert (pushed[1]["k"], world.options) == (3, [{}, {"m": "16", "on_disk": "true"}])
     world.change()
-    status, events = run(job)
+    status, events = night(job)
     assert (status, events[-1]["event"]) == (0, "published")
     names = [event["event"] for event in events]
     # Pruned first, what changed would not be known.
@@ -131,7 +122,7 @@ def test_every_database_follows(world: World) -> None:
     pushed = [event for event in events if event["event"] == "push_finished"]
     assert [(event["mode"], event["pushed"]) for event in pushed] == [("changes", 1)] * 2
     world.assert_pushed("docs", "more")
-    _, events = run(job)
+    _, events = night(job)
     assert [e["mode"] for e in events if e["event"] == "push_finished"] == ["nothing"] * 2
 
 
@@ -139,7 +130,7 @@ def test_a_push_that_fails_undoes_nothing(world: World) -> None:
     world.servers["docs"].fails_after = 0
     world.change()
     job = world.job(DOCS, MORE, first="keep-versions = 1")
-    status, events = run(job)
+    status, events = night(job)
     assert (status, events[-1]["event"]) == (FAILED, "published")
     assert (events[-1]["failed"], events[-1]["exit_code"]) == ([OF_DOCS], FAILED)
     (failed,) = [event for event in events if event["event"] == "push_failed"]
@@ -150,24 +141,24 @@ def test_a_push_that_fails_undoes_nothing(world: World) -> None:
     assert "gc_finished" in {event["event"] for event in events}
     # The next night makes up for it, though there is nothing to publish.
     world.servers["docs"].fails_after = None
-    status, events = run(job)
+    status, events = night(job)
     assert (status, events[-1]["event"]) == (0, "up_to_date")
     world.assert_pushed("docs", "more")
 
 
 def test_a_database_that_is_behind_needs_the_versions_between(world: World) -> None:
     job = world.job(DOCS, first="keep-versions = 1")
-    assert run(job)[0] == 0
+    assert night(job)[0] == 0
     for _ in range(2):
         world.change()
         world.servers["docs"].fails_after = 0
-        status, events = run(job)
+        status, events = night(job)
         assert (status, events[-1]["failed"]) == (FAILED, [OF_DOCS])
         (left_out,) = [event for event in events if event["event"].startswith("prune")]
         assert left_out["event"] == "prune_left_out"
         assert "a database is behind" in left_out["why"]
     world.servers["docs"].fails_after = None
-    status, events = run(job)
+    status, events = night(job)
     (pushed,) = [event for event in events if event["event"] == "push_finished"]
     assert (status, pushed["mode"], pushed["pushed"]) == (0, "changes", 1)
     assert len(list((world.root / "index" / "versions").iterdir())) == 1
@@ -177,7 +168,7 @@ def test_a_file_that_cannot_be_written_keeps_no_versions(world: World) -> None:
     path = world.root / "v.parquet"
     job = world.job(f"to = {json.dumps(str(path))}", first="keep-versions = 1")
     job.write_text(job.read_text().replace("v.parquet", "no/v.parquet"))
-    status, events = run(job)
+    status, events = night(job)
     assert (status, events[-1]["failed"]) == (FAILED, [f"push {world.root / 'no/v.parquet'}"])
     assert "prune_finished" in {event["event"] for event in events}
 
@@ -192,7 +183,7 @@ def test_a_check_that_fails_is_no_gate_of_the_update(
 
     monkeypatch.setattr(MemoryWriter, "finish", lossy)
     world.change()
-    status, events = run(world.job(DOCS))
+    status, events = night(world.job(DOCS))
     assert (status, events[-1]["event"]) == (FAILED, "published")
     (failed,) = [event for event in events if event["event"] == "push_failed"]
     assert "counts 199 rows" in failed["message"]
@@ -201,14 +192,14 @@ def test_a_check_that_fails_is_no_gate_of_the_update(
 def test_what_is_published_is_pushed_where_a_gate_fails(world: World) -> None:
     """A database that a night could not reach is not behind for as long as gates fail."""
     whole, job = world.raw, world.job(DOCS, first="keep-versions = 1\ncompact = true")
-    assert run(job)[0] == 0
+    assert night(job)[0] == 0
     world.servers["docs"].fails_after = 0
     world.change()
-    assert run(job)[0] == FAILED
+    assert night(job)[0] == FAILED
     world.servers["docs"].fails_after = None
     world.raw = world.raw[:20]
     world.write()
-    status, events = run(job)
+    status, events = night(job)
     assert (status, events[-1]["event"], events[-1]["exit_code"]) == (9, "gate_failed", 9)
     names = [event["event"] for event in events]
     assert names.index("update_failed") < names.index("push_finished")
@@ -222,18 +213,18 @@ def test_a_push_that_fails_too_leaves_the_exit_status_to_the_gate(world: World) 
     world.servers["docs"].fails_after = 0
     world.raw = world.raw[:20]
     world.write()
-    status, events = run(world.job(DOCS))
+    status, events = night(world.job(DOCS))
     assert (status, events[-1]["event"], events[-1]["failed"]) == (9, "gate_failed", [OF_DOCS])
 
 
 def test_a_rollback_reaches_the_database_though_its_gate_fails(world: World) -> None:
     job = world.job(DOCS)
-    assert run(job)[0] == 0
+    assert night(job)[0] == 0
     world.change()
-    assert run(job)[0] == 0
+    assert night(job)[0] == 0
     changed = world.row(3)
     rollback(world.root / "index")
-    status, events = run(job)
+    status, events = night(job)
     assert (status, events[-1]["event"]) == (9, "gate_failed")
     assert "rolled back" in events[-1]["message"]
     world.assert_pushed("docs")
@@ -242,7 +233,7 @@ def test_a_rollback_reaches_the_database_though_its_gate_fails(world: World) -> 
 
 def test_what_is_published_is_pushed_whatever_the_update_failed_of(world: World) -> None:
     (world.root / "c.parquet").unlink()
-    status, events = run(world.job(DOCS))
+    status, events = night(world.job(DOCS))
     (failed,) = [event for event in events if event["event"] == "update_failed"]
     assert (status, events[-1]["event"]) == (failed["exit_code"], "failed")
     assert events[-1]["message"] == failed["message"]
@@ -251,7 +242,7 @@ def test_what_is_published_is_pushed_whatever_the_update_failed_of(world: World)
 
 def test_nothing_is_pushed_beside_another_job(world: World) -> None:
     with only_writer(world.root / "index", what="it"):
-        status, events = run(world.job(DOCS))
+        status, events = night(world.job(DOCS))
     assert (status, events[-1]["event"]) == (6, "failed")
     assert world.servers["docs"] == Server()
 
@@ -270,7 +261,7 @@ def test_a_push_that_is_stopped(world: World, monkeypatch: pytest.MonkeyPatch, r
     world.change()
     world.raw = world.raw[:rows]
     world.write()
-    status, events = run(world.job(DOCS, MORE, first="keep-versions = 1"))
+    status, events = night(world.job(DOCS, MORE, first="keep-versions = 1"))
     last = events[-1]
     assert last["stopped_in"] == OF_DOCS
     ours = [e["event"] for e in events if e["event"].startswith(("push_", "prune_"))]
@@ -288,7 +279,7 @@ def test_a_client_that_is_not_installed_stops_no_update(
     monkeypatch.setattr("whiten_index.vectordb.push.open_writer", open_writer)
     world.change()
     job = world.job(DOCS, MORE, f"to = {json.dumps(str(world.root / 'v.parquet'))}")
-    status, events = run(job)
+    status, events = night(job)
     assert (status, events[-1]["event"]) == (FAILED, "published")
     failed = [event for event in events if event["event"] == "push_failed"]
     assert [(event["to"], event["exit_code"]) for event in failed] == [
@@ -301,7 +292,7 @@ def test_a_client_that_is_not_installed_stops_no_update(
 
 
 def test_a_dry_run_looks_for_the_clients(world: World) -> None:
-    status, events = run(world.job(DOCS, MORE, 'to = "v.parquet"'), "--dry-run")
+    status, events = night(world.job(DOCS, MORE, 'to = "v.parquet"'), "--dry-run")
     assert (status, events[-1]["event"]) == (FAILED, "planned")
     failed = [event["to"] for event in events if event["event"] == "push_failed"]
     assert failed == ["postgresql://me@h/db", "qdrant://h"]
@@ -309,14 +300,14 @@ def test_a_dry_run_looks_for_the_clients(world: World) -> None:
 
 def test_a_dry_run_pushes_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("whiten_index.vectordb.registry.require_client", lambda _: None)
-    status, events = run(world.job(DOCS), "--dry-run")
+    status, events = night(world.job(DOCS), "--dry-run")
     assert (status, events[-1]["push"]) == (0, ["postgresql://me@h/db docs"])
     assert world.servers["docs"] == Server()
 
 
 def test_every_line_of_a_push_tells_its_target(world: World) -> None:
     path = world.root / "v.parquet"
-    _, events = run(world.job(DOCS, MORE, f"to = {json.dumps(str(path))}"))
+    _, events = night(world.job(DOCS, MORE, f"to = {json.dumps(str(path))}"))
     first = [event["event"] for event in events].index("push_started")
     places = [(event.get("to"), event.get("table")) for event in events[first:-1]]
     expected = [("postgresql://me@h/db", "docs"), ("qdrant://h", "more"), (str(path), None)]
@@ -333,12 +324,12 @@ def test_a_refit_is_noted_once_with_its_target(world: World, to: str) -> None:
     to = to if "://" in to else str(world.root / to)
     push = DOCS if "://" in to else f"to = {json.dumps(to)}"
     job = world.job(push)
-    _, events = run(job)
+    _, events = night(job)
     (first,) = [event for event in events if event["event"] == "push_finished"]
     world.raw = world.raw @ np.diag(np.linspace(1, 3, DIM)).astype("f4")
     world.write()
     job.write_text(job.read_text().replace('"never"', '"always"'))
-    status, events = run(job)
+    status, events = night(job)
     (second,) = [event for event in events if event["event"] == "push_finished"]
     assert (status, second["rows"]) == (0, ROWS)
     assert second["query_digest"] != first["query_digest"]
@@ -367,7 +358,7 @@ def test_a_store_that_was_moved_is_known_where_the_update_failed(world: World) -
     moved = world.root / "moved"
     (world.root / "index" / "store").rename(moved)
     (world.root / "c.parquet").unlink()
-    status, events = run(world.job(DOCS, first=f"store = {json.dumps(str(moved))}"))
+    status, events = night(world.job(DOCS, first=f"store = {json.dumps(str(moved))}"))
     assert (status, events[-1]["event"]) == (3, "failed")
     world.assert_pushed("docs")
 
@@ -378,12 +369,12 @@ def test_a_file_of_somebody_else_stops_no_update(world: World) -> None:
     job = world.job(f"to = {json.dumps(str(path))}", DOCS)
     path.write_bytes(b"mine")
     world.change()
-    status, events = run(job, "--dry-run")
+    status, events = night(job, "--dry-run")
     assert (status, events[-1]["event"]) == (FAILED, "planned")
     (failed, _) = [event for event in events if event["event"] == "push_failed"]
     assert (failed["to"], failed["exit_code"]) == (str(path), FAILED)
     assert "holds something else than rows that a push wrote" in failed["message"]
-    status, events = run(job)
+    status, events = night(job)
     assert (status, events[-1]["event"]) == (FAILED, "published")
     assert events[-1]["failed"] == [f"push {path}"]
     assert path.read_bytes() == b"mine"

@@ -81,6 +81,20 @@ class World:
         given = {"to": HERE, "table": "docs", "batch_rows": 64} | options
         return push_index(PushConfig(index=str(self.root / "index"), **given))
 
+    def change(self, *numbers: int, more: int = 0) -> None:
+        """Give documents other vectors, and columns of ``more``, and update the index."""
+        for number in numbers:
+            row, column = self.rows[f"d{number}"]
+            self.rows[f"d{number}"] = (row + 1, column + more)
+        self.update()
+
+    def cut_off(self, after: int, **options: Any) -> None:
+        """Push to a server that fails after so many batches."""
+        self.server.fails_after = after
+        with pytest.raises(DatabaseError):
+            self.push(**options)
+        self.server.fails_after = None
+
     def assert_same(self, **options: Any) -> None:
         """The database holds the documents there are, with the vectors of a fresh push."""
         table = self.server.published
@@ -177,12 +191,9 @@ def test_another_form_makes_a_new_table(world: World, options: dict[str, Any]) -
 
 def test_many_changes_make_a_new_table(world: World) -> None:
     first = world.push()
-    for i in range(30):
-        world.rows[f"d{i}"] = (world.rows[f"d{i}"][0] + 1, i)
-    world.update()
+    world.change(*range(30))
     assert world.push().mode == "changes"
-    world.rows["d30"] = (world.rows["d30"][0] + 1, 30)
-    world.update()
+    world.change(30)
     # Thirty of them by one update, one by another: nobody has all of them in one list.
     world.server.published = None
     rollback(world.root / "index", to=first.version)
@@ -197,11 +208,8 @@ def test_many_changes_make_a_new_table(world: World) -> None:
 
 
 def test_a_push_that_was_cut_off_goes_on(world: World) -> None:
-    world.server.fails_after = 2
-    with pytest.raises(DatabaseError):
-        world.push()
+    world.cut_off(2)
     assert world.server.published is None
-    world.server.fails_after = None
     report = world.push()
     assert (report.resumed, report.pushed) == (128, ROWS - 128)
     assert world.server.connections == 0
@@ -210,10 +218,7 @@ def test_a_push_that_was_cut_off_goes_on(world: World) -> None:
 
 def test_what_was_cut_off_is_dropped_where_another_version_is_published(world: World) -> None:
     world.push()
-    world.server.fails_after = 2
-    with pytest.raises(DatabaseError):
-        world.push(k=4, full=True)
-    world.server.fails_after = None
+    world.cut_off(2, k=4, full=True)
     del world.rows["d9"]
     world.update()
     assert world.push(k=4, full=True).resumed == 0
@@ -228,17 +233,12 @@ def test_what_was_cut_off_is_dropped_where_another_version_is_published(world: W
 def test_a_change_that_was_cut_off_is_ended(world: World) -> None:
     world.server.transactions = False
     first = world.push()
-    for i in range(3):
-        world.rows[f"d{i}"] = (world.rows[f"d{i}"][0] + 1, 1000 + i)
-    world.update()
-    world.server.fails_after = 1
-    with pytest.raises(DatabaseError):
-        world.push(batch_rows=1)
+    world.change(0, 1, 2, more=1000)
+    world.cut_off(1, batch_rows=1)
     told = world.server.published
     assert told is not None
     assert told.pushed.version == first.version
     assert told.pushed.changing
-    world.server.fails_after = None
     assert world.push().mode == "changes"
     world.assert_same()
     assert world.push().mode == "nothing"
@@ -248,10 +248,8 @@ def test_a_change_that_was_cut_off_is_taken_back_after_a_rollback(world: World) 
     world.server.transactions = False
     before = dict(world.rows)
     first = world.push()
-    for i in range(3):
-        world.rows[f"d{i}"] = (world.rows[f"d{i}"][0] + 1, 1000 + i)
     del world.rows["d9"]
-    world.update()
+    world.change(0, 1, 2, more=1000)
     for version in (None, first.version):
         # The second push, back to the first version, is cut off too.
         world.server.fails_after = 1
@@ -271,12 +269,8 @@ def test_a_change_that_was_cut_off_is_taken_back_after_a_rollback(world: World) 
 def test_a_change_that_was_cut_off_whose_version_is_gone(world: World) -> None:
     world.server.transactions = False
     first = world.push()
-    world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
-    world.update()
-    world.server.fails_after = 0
-    with pytest.raises(DatabaseError):
-        world.push()
-    world.server.fails_after = None
+    world.change(1)
+    world.cut_off(0)
     rollback(world.root / "index", to=first.version)
     world.rows["d1"] = (world.rows["d1"][0] - 1, 1)
     prune(world.root / "index", keep=1)
@@ -289,8 +283,7 @@ def test_a_change_that_was_cut_off_whose_version_is_gone(world: World) -> None:
 @pytest.mark.parametrize("what", [b"base", None])
 def test_a_list_of_changes_that_is_damaged(world: World, what: bytes | None) -> None:
     world.push()
-    world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
-    world.update()
+    world.change(1)
     (path,) = world.root.glob("index/versions/*/changes.arrow")
     if what is None:
         path.write_bytes(b"no arrow")
@@ -308,8 +301,7 @@ def test_a_list_of_changes_that_is_damaged(world: World, what: bytes | None) -> 
 
 def test_a_flipped_bit_in_the_list_of_changes_leaves_no_row_as_it_was(world: World) -> None:
     world.push()
-    world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
-    world.update()
+    world.change(1)
     (path,) = world.root.glob("index/versions/*/changes.arrow")
     whole = path.read_bytes()
     assert whole.count(b"d1") == 1
@@ -374,10 +366,7 @@ def test_rows_that_a_database_refuses_are_dropped(
 
 
 def test_more_rows_than_were_sent_are_not_gone_on_with(world: World) -> None:
-    world.server.fails_after = 2
-    with pytest.raises(DatabaseError):
-        world.push()
-    world.server.fails_after = None
+    world.cut_off(2)
     pending = world.server.pending
     assert pending is not None
     pending.pushed = replace(pending.pushed, done=ROWS + 1)
@@ -388,8 +377,7 @@ def test_more_rows_than_were_sent_are_not_gone_on_with(world: World) -> None:
 def drop_version(world: World) -> str:
     """Publish another version, and prune the one before and its embeddings away."""
     (was,) = (path.name for path in (world.root / "index" / "versions").iterdir())
-    world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
-    world.update()
+    world.change(1)
     prune(world.root / "index", keep=1)
     return was
 
@@ -428,8 +416,7 @@ def test_damaged_embeddings_are_not_pushed(world: World, changed: bool) -> None:
     """The check compares with the same store, so it cannot see it."""
     if changed:
         world.push()
-        world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
-        world.update()
+        world.change(1)
     shards = sorted(world.root.glob("index/store/*/segments/*/embeddings.safetensors"))
     for path in shards:
         data = bytearray(path.read_bytes())
@@ -471,8 +458,7 @@ def test_rows_that_no_push_sent_are_not_lost(world: World) -> None:
     assert table is not None
     mine = {**next(iter(table.rows.values())), "id": "mine"}
     table.rows[("mine",)] = mine
-    world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
-    world.update()
+    world.change(1)
     for options in ({}, {"k": 4}):
         with pytest.raises(GateError, match="has 301 rows, and 1 of them were put there by somet"):
             world.push(**options)
@@ -486,13 +472,8 @@ def test_a_cut_off_change_whose_rows_were_taken_away_is_filled_anew(world: World
     """Done again it would be refused, night after night."""
     world.server.transactions = False
     world.push()
-    for i in range(3):
-        world.rows[f"d{i}"] = (world.rows[f"d{i}"][0] + 1, 1000 + i)
-    world.update()
-    world.server.fails_after = 1
-    with pytest.raises(DatabaseError):
-        world.push(batch_rows=1)
-    world.server.fails_after = None
+    world.change(0, 1, 2, more=1000)
+    world.cut_off(1, batch_rows=1)
     assert world.server.published is not None
     world.server.published.rows.pop(("d200",))
     report = world.push()
@@ -612,8 +593,7 @@ def test_changes_that_do_not_come_back_are_taken_back(
     first = world.push()
     assert world.server.published is not None
     before = dict(world.server.published.rows)
-    world.rows["d1"] = (world.rows["d1"][0] + 1, 1)
-    world.update()
+    world.change(1)
     fetch = MemoryWriter.fetch
     monkeypatch.setattr(
         MemoryWriter, "fetch", lambda self, ids, layout, **more: fetch(self, [], layout, **more)

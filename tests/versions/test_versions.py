@@ -77,19 +77,16 @@ def make_candidate(out: Path, source: str) -> str:
     return name
 
 
-def test_every_flipped_bit_and_every_cut_of_current_is_noticed(out: Path) -> None:
+def test_a_bit_flipped_in_any_byte_and_every_cut_of_current_is_noticed(out: Path) -> None:
     set_current(out, names(out)[0], withdrawn=names(out)[1:])
     path = out / "CURRENT"
     whole = path.read_bytes()
-    flipped = (
-        whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :]
-        for at in range(len(whole))
-        for bit in range(8)
-    )
-    for data in (*flipped, *(whole[:size] for size in range(len(whole)))):
-        path.write_bytes(data)
-        with pytest.raises(ArtifactError):
-            read_current(out)
+    for at in range(len(whole)):
+        flipped = whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :]
+        for data in (flipped, whole[:at]):
+            path.write_bytes(data)
+            with pytest.raises(ArtifactError):
+                read_current(out)
     path.write_bytes(whole)
     assert read_current(out).version == names(out)[0]
 

@@ -30,10 +30,12 @@ from whiten_index.versions import published
 DIM, SHARD = 6, 40
 
 
+_TABLE = np.random.default_rng(7).standard_normal((20_000, DIM)).astype(np.float32)
+
+
 def vectors(numbers: Sequence[int]) -> np.ndarray[Any, Any]:
     """Return the embeddings (n, d) that these numbers stand for."""
-    table = np.random.default_rng(7).standard_normal((20_000, DIM)).astype(np.float32)
-    return table[np.asarray(numbers, dtype=np.int64)].reshape(-1, DIM)
+    return _TABLE[np.asarray(numbers, dtype=np.int64)].reshape(-1, DIM)
 
 
 @dataclass
