@@ -1,10 +1,11 @@
 """The documents' tables, made from the raw results; ``--check`` fails where the two differ.
 
-Run ``python -m benchmarks.tables`` after a benchmark.
+Run ``python -m benchmarks.tables`` after a benchmark. It also makes the notebook of a tutorial.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -24,6 +25,8 @@ from benchmarks.results_file import RESULTS, read, require_sources, source, used
 
 _ROOT = Path(__file__).parents[1]
 DOCUMENTS = [_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md"))]
+_TUTORIAL = _ROOT / "docs/tutorials/first-index.md"
+_NOTEBOOK = _ROOT / "docs/notebooks/first_index.ipynb"
 _MARK = r"<!-- table (\w+) -->"
 
 
@@ -224,6 +227,27 @@ def _with(text: str, name: str, made: str) -> tuple[str, int]:
     return re.subn(pattern, rf"\g<1>{escaped}\n\g<2>", text, flags=re.DOTALL)
 
 
+def notebook(tutorial: str) -> str:
+    """Return a tutorial as a notebook without outputs: its shell and Python blocks are cells."""
+    own_line = re.sub(r"(?m)^This page is also.*\n", "", tutorial)
+    cells = list[dict[str, Any]]()
+    kind: dict[str, Any]
+    for part in re.split(r"(?ms)^(```(?:sh|python|text)\n.*?^```\n)", own_line):
+        language, _, code = part.removesuffix("```\n").partition("\n")
+        if language in ("```sh", "```python"):
+            source = code if language == "```python" else f"%%sh\n{code}"
+            kind = {"cell_type": "code", "execution_count": None, "outputs": []}
+        elif part.strip() and language != "```text":
+            source, kind = part, {"cell_type": "markdown"}
+        else:
+            continue
+        lines = source.strip("\n").splitlines(keepends=True)
+        cells.append({**kind, "id": f"cell-{len(cells)}", "metadata": {}, "source": lines})
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    made = {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(made, indent=1, ensure_ascii=False) + "\n"
+
+
 def main(arguments: list[str]) -> int:
     """Fill the tables, or with ``--check`` only compare; return the exit status."""
     require_sources()
@@ -231,8 +255,11 @@ def main(arguments: list[str]) -> int:
     if missing := TABLES.keys() - {name for t in texts.values() for name in re.findall(_MARK, t)}:
         raise SystemExit(f"no document has a place for {', '.join(sorted(missing))}")
     same = True
+    made_of = {path: filled(text) for path, text in texts.items()}
+    texts[_NOTEBOOK] = _NOTEBOOK.read_text(encoding="utf-8")
+    made_of[_NOTEBOOK] = notebook(_TUTORIAL.read_text(encoding="utf-8"))
     for path, text in texts.items():
-        made = filled(text)
+        made = made_of[path]
         same = same and made == text
         if "--check" not in arguments:
             path.write_text(made, encoding="utf-8")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,12 +14,15 @@ from pathlib import Path
 import click
 import pytest
 
+from benchmarks import tables
 from pipelines import reproduce_papers, train_whitenedcse
 from pipelines.papers import transfer
 from whiten_index.cli import cli
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+TUTORIALS = ROOT / "docs" / "tutorials"
+NOTEBOOK = ROOT / "docs" / "notebooks" / "first_index.ipynb"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Of pip, of ray and of what the pages quote of other programs.
 OTHERS = {
@@ -62,20 +67,49 @@ def test_the_readme_fits_a_screen_or_two() -> None:
     assert len(text.encode()) <= 14_000
 
 
-@pytest.mark.slow
-def test_the_first_result_is_as_the_readme_shows_it(tmp_path: Path) -> None:
-    text = README.read_text(encoding="utf-8")
-    shell, python = (
-        "\n".join(re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
-        for language in ("sh", "python")
+def commands(page: Path) -> str:
+    """The shell and Python blocks of a page, or the cells of a notebook, as one shell script."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"(?ms)^```(sh|python)\n(.*?)^```", text)
+    if page == NOTEBOOK:
+        cells = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if "outputs" in cell]
+        blocks = [("sh" if cell.startswith("%%sh\n") else "python", cell) for cell in cells]
+    python = f"'{sys.executable}' - <<'END_OF_BLOCK'\n{{}}\nEND_OF_BLOCK\n"
+    return "".join(
+        code.removeprefix("%%sh") + "\n" if kind == "sh" else python.format(code)
+        for kind, code in blocks
     )
-    assert max(shell.count("\n"), python.count("\n")) <= 6
+
+
+def lines_of(text: str) -> set[str]:
+    """Lines but for what another machine or another day prints: numbers, versions, widths."""
+    masked = re.sub(r"-[0-9a-f]{12}\b|[\d.,:+]*\d", "#", text)
+    return {" ".join(line.split()) for line in masked.splitlines()}
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "pages",
+    [
+        pytest.param([README], marks=pytest.mark.slow),
+        pytest.param([NOTEBOOK, TUTORIALS / "nightly-job.md"], marks=pytest.mark.slow),
+        pytest.param([NOTEBOOK, TUTORIALS / "postgresql.md"], marks=pytest.mark.service),
+    ],
+)
+def test_the_commands_of_a_page_print_what_it_shows(pages: list[Path], tmp_path: Path) -> None:
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     # The path is that of this checkout, whichever one is installed.
     env = {**os.environ, "PATH": programs, "PYTHONPATH": str(ROOT)}
-    for command in (("sh", "-e", "-c", shell), (sys.executable, "-c", python)):
+    for page in pages:
         done = subprocess.run(
-            command, cwd=tmp_path, env=env, check=False, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        assert "try" in done.stdout
+            ["sh", "-e", "-c", commands(page)],
+            cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        for server in tmp_path.glob("postgres/postmaster.pid"):
+            os.kill(int(server.read_text().split()[0]), signal.SIGINT)
+        assert done.returncode == 0, done.stdout
+        told = (TUTORIALS / "first-index.md" if page == NOTEBOOK else page).read_text("utf-8")
+        assert page != NOTEBOOK or tables.notebook(told) == page.read_text("utf-8")
+        shown = re.findall(r"(?ms)^```text\n(.*?)^```", told)
+        if sys.version_info[:2] == (3, 11):  # other versions have other help pages and docstrings
+            assert lines_of("".join(shown)) <= lines_of(done.stdout), done.stdout
