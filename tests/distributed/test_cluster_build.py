@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from whiten_index import BuildConfig
 from whiten_index.errors import ClusterError, PartialFailureError
 from whiten_index.pipeline.build import build_index
 from whiten_index.pipeline.encode import encode_corpus
+from whiten_index.pipeline.update import update_index
+from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.whitening.moments import Moments
 
 pytestmark = pytest.mark.service
@@ -257,6 +260,23 @@ def test_a_shard_that_fails_is_reported_and_the_rest_is_done(
     report = build(path, out, three_nodes.address, on_bad_row="skip")
     assert report.encoded.counts.reused == SHARD_ROWS * 3
     assert report.encoded.counts.skipped == {"not_finite": 1}
+
+
+@pytest.mark.parametrize("refit", ["never", "always"])
+def test_an_update_on_a_cluster_is_that_of_one_machine(three_nodes, column, tmp_path, refit):
+    corpus = shutil.copytree(column, tmp_path / "corpus")
+    second = (corpus / "1.parquet").rename(tmp_path / "1.parquet")
+    outs = [build(corpus, tmp_path / name, factory="IVF16,SQ8", k=12).out for name in "ab"]
+    second.rename(corpus / "1.parquet")
+    runners = [{}, {"runner": "ray", "address": three_nodes.address}]
+    one, other = (
+        update_index(UpdateConfig(index=str(out), refit=refit, max_growth=4, **runner))
+        for out, runner in zip(outs, runners, strict=True)
+    )
+    assert other.encoded.executor.remote
+    assert one.encoded.record.fingerprint == other.encoded.record.fingerprint
+    for name in ("index.faiss", "documents.arrow", "whitening.safetensors"):
+        assert (version_of(one) / name).read_bytes() == (version_of(other) / name).read_bytes()
 
 
 def test_the_command_line_reports_shards_that_failed(three_nodes, tmp_path, write_parquet_to):

@@ -22,8 +22,10 @@ from whiten_index.errors import (
 )
 from whiten_index.options import flag_of
 from whiten_index.pipeline.build_config import BuildConfig
+from whiten_index.pipeline.build_options import RunnerOptions
 from whiten_index.pipeline.early_checks import check_early
 from whiten_index.pipeline.encode import open_corpus
+from whiten_index.pipeline.executor_session import with_absolute_paths
 from whiten_index.pipeline.fit import Fitted
 from whiten_index.pipeline.gates import CanaryFile
 from whiten_index.pipeline.update_config import UpdateConfig
@@ -141,7 +143,8 @@ def _build_config(
         "threads": config.threads,
         "index_device": config.index_device,
     }
-    build, trust = BuildConfig(**given), config.trust_remote_code
+    given |= {name: getattr(config, name) for name in RunnerOptions.__dataclass_fields__}
+    build, trust = with_absolute_paths(BuildConfig(**given)), config.trust_remote_code
     recorded = recorded_spec(fields["encoder"])
     if recorded is None:
         return replace(build, model=config.model, revision=None, trust_remote_code=trust)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,7 +17,6 @@ from whiten_index.artifacts.cached_storage import naming, place_of
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.object_store import Tag
 from whiten_index.artifacts.storage import Place
-from whiten_index.distributed.executors import SerialExecutor
 from whiten_index.errors import ConfigError
 from whiten_index.index.choice import IndexPlan
 from whiten_index.index.code_reuse import why_not_reusable
@@ -41,6 +41,7 @@ from whiten_index.pipeline.changes import (
     stored_rows,
 )
 from whiten_index.pipeline.encode import EncodeReport, encode_shards
+from whiten_index.pipeline.executor_session import executor_session
 from whiten_index.pipeline.fit import fit_moments, fit_whitening
 from whiten_index.pipeline.gates import CanaryFile, require_passed, run_gates
 from whiten_index.pipeline.labels import read_labels
@@ -149,6 +150,8 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
         GateError: the new version is not published, and kept aside.
         BusyError: another process is writing the same folder.
         StorageError: the disk is full or cannot be written.
+        ClusterError: the cluster cannot be reached, or has no worker left.
+        PartialFailureError: some shards failed on every machine; the others are in the store.
     """
     stages = Stages(progress or Progress())
     out, mirror = place_of(config.index)
@@ -157,7 +160,7 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
         set_threads(config.threads)
     # Nothing is made where there is no index.
     read_current(out, mirror)
-    with naming(), advising(), only_writer(out, what="index"):
+    with naming(), advising(), only_writer(out, what="index"), ExitStack() as machines:
         before = mirror.latest(out / CURRENT)
         tidy(out)
         base, corpus, canaries = open_base(config, stages)
@@ -166,7 +169,7 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
             base.config,
             corpus,
             stages,
-            executor=SerialExecutor(),
+            executor=machines.enter_context(executor_session(base.config, stages)),
             before=None if config.read_all else base.read_before(corpus),
             remember=False,
         )

@@ -9,6 +9,7 @@ from pydantic import Field
 from whiten_index.errors import ConfigError
 from whiten_index.options import MODEL, OUTPUT, RESOURCES, TRANSFORM, Option, flag_of, schema
 from whiten_index.paths import as_place, require_path
+from whiten_index.pipeline.build_options import RunnerOptions
 
 GATES = "Gates"
 # Each canary is compared with every row.
@@ -64,7 +65,7 @@ class GateConfig:
 
 
 @schema
-class UpdateConfig(GateConfig):
+class UpdateConfig(RunnerOptions, GateConfig):
     """Options of an update; all others are those of the published version.
 
     Without ``corpus``, the files that the version was built from are read. ``model`` must be the
