@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PLACES, FLIPS = 20, 200
+PLACES, FLIPS = 20, 120
 # Where FAISS would read what nobody has checked.
 CHECKS: dict[str, dict[str, Any]] = {"full": {}, "sizes": {"verify": "manifest"}}
 
