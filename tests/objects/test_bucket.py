@@ -100,7 +100,12 @@ def test_nobody_answers(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert time.monotonic() - started < 25
 
 
-class _Endless(BaseHTTPRequestHandler):
+class _Silent(BaseHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class _Endless(_Silent):
     """Objects of 64 TiB."""
 
     def do_GET(self) -> None:
@@ -116,9 +121,6 @@ class _Endless(BaseHTTPRequestHandler):
         self.end_headers()
         if part:
             self.wfile.write(b"[" * size)
-
-    def log_message(self, *_: Any) -> None:
-        pass
 
 
 def test_an_object_too_large_for_what_it_is_takes_no_memory(
@@ -137,7 +139,7 @@ def test_an_object_too_large_for_what_it_is_takes_no_memory(
     assert "more than 67,108,864 bytes" in said
 
 
-class _Page(BaseHTTPRequestHandler):
+class _Page(_Silent):
     """The page of a proxy, for every request, or for one of those to a server behind it."""
 
     tagged: bool
@@ -156,9 +158,6 @@ class _Page(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(page)
-
-    def log_message(self, *_: Any) -> None:
-        pass
 
 
 @pytest.mark.parametrize("tagged", [False, True])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 import traceback
@@ -20,7 +18,6 @@ from pymilvus import MilvusClient
 
 from tests.helpers.bad_input import process
 from tests.vectordb.pushed_rows import (
-    HERE,
     Rows,
     assert_finds,
     assert_holds,
@@ -220,22 +217,12 @@ except WhitenIndexError as error:
     told = []
     with open_writer(f"milvus://{file}", "docs") as writer:
         fill(writer, Rows.make())
-        told.append(_ran(code))
-    told.append(_ran(code))
-    assert "for one process at a time" in told[0].stdout
-    assert told[1].stdout.split() == ["300"]
-    assert [each.stderr for each in told] == ["", ""]
-
-
-def _ran(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
-    )
+        with process(code=code) as child:
+            told.append(child.communicate(timeout=60))
+    with process(code=code) as child:
+        told.append(child.communicate(timeout=60))
+    assert "for one process at a time" in told[0][0]
+    assert (told[1][0].split(), told[0][1], told[1][1]) == (["300"], "", "")
 
 
 def test_a_file_in_the_place_of_the_folder(file: Path) -> None:

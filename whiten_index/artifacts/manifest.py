@@ -209,13 +209,9 @@ def checked(value: Any, schema: Schema[T], path: Path, *, remedy: str = REMEDY) 
 
 
 def check_files(
-    folder: Path,
-    manifest: Mapping[str, Any],
-    *,
-    content: bool,
-    names: Iterable[str] | None = None,
-    remedy: str = REMEDY,
-) -> None:
+    folder: Path, manifest: Mapping[str, Any], *, content: bool,
+    names: Iterable[str] | None = None, remedy: str = REMEDY,
+) -> None:  # fmt: skip
     """Check a folder's files against its manifest: sizes, and with ``content`` SHA-256 too.
 
     With ``names``, these alone are checked, and the manifest must list them.

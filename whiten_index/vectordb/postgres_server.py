@@ -29,10 +29,7 @@ _ISOLATE = (
 # Seconds of silence for statements that are quick, besides those of ``lock_timeout``.
 _SILENCE = 120
 # A machine that is gone is noticed within two minutes, also while it builds an index.
-_ALIVE = {
-    "keepalives_idle": 60, "keepalives_interval": 15, "keepalives_count": 4,
-    "tcp_user_timeout": 120_000,
-}  # fmt: skip
+_ALIVE = {"keepalives_idle": 60, "keepalives_interval": 15, "tcp_user_timeout": 120_000}
 _ENCODE = "write @ : / ? # % of a user as %40 %3A %2F %3F %23 %25, and set PGPASSWORD"
 
 # SQLSTATE, or its class, of rows that are refused.

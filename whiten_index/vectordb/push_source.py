@@ -226,10 +226,6 @@ class PushSource:
                 f"version {self.folder.name} was pruned while it was being pushed, and embeddings "
                 f"of it are gone from {self.store.place}; push again, a newer version is published"
             ) from error
-        if not np.isfinite(raw).all():
-            raise ArtifactError(
-                f"the store {self.store.place} holds NaN or infinity; encode the corpus again"
-            )
         return unit_rows(self.whitening.apply(raw))
 
 
