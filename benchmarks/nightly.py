@@ -52,14 +52,14 @@ def night(work: Path) -> list[dict[str, Any]]:
     _write_texts(corpus, before)
     built = _timed(*fresh, "--out", work / "index")
     _write_texts(corpus, after)
-    updated = _timed("update", "--index", work / "index")
+    updated = _timed("update", work / "index")
     rows = [
         {"figure": "night", "what": "build", **built},
         {"figure": "night", "what": "update", "kept": True, **updated},
     ]
     # A fresh build of the new corpus, and an update that fits again, for comparison.
     _timed(*fresh, "--out", work / "fresh")
-    refitted = _timed("update", "--index", work / "index", "--refit", "always")
+    refitted = _timed("update", work / "index", "--refit", "always")
     rows.append({"figure": "night", "what": "refit", **refitted})
     rows.append({"figure": "equal", **compare(work / "index", work / "fresh")})
     return rows
@@ -79,10 +79,10 @@ def nights(work: Path) -> list[dict[str, Any]]:
     for number in range(1, NIGHTS + 1):
         rows = _next(rows, rng, lambda _: _between(embeddings, rng))
         _write_embeddings(corpus, rows)
-        done = _timed("update", "--index", work / "index")
+        done = _timed("update", work / "index")
         found.append({"figure": "nights", "night": number, "what": "update", **done})
         print(json.dumps(found[-1]), flush=True)
-    refitted = _timed("update", "--index", work / "index", "--refit", "always")
+    refitted = _timed("update", work / "index", "--refit", "always")
     found.append({"figure": "nights", "night": NIGHTS, "what": "refit", **refitted})
     built = _timed(*fresh, "--out", work / "fresh")
     found.append({"figure": "nights", "night": NIGHTS, "what": "fresh build", **built})

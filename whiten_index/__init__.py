@@ -16,9 +16,13 @@ if TYPE_CHECKING:
     from whiten_index.evaluation.sts_sets import read_sts
     from whiten_index.measure.eval_config import EvalConfig
     from whiten_index.measure.evaluate_sts import evaluate_sts
+    from whiten_index.measure.sweep_config import SweepConfig
+    from whiten_index.measure.sweep_run import run_sweep
     from whiten_index.pipeline.build import build_index
     from whiten_index.pipeline.build_config import BuildConfig
     from whiten_index.pipeline.encode import encode_corpus
+    from whiten_index.pipeline.update import update_index
+    from whiten_index.pipeline.update_config import UpdateConfig
     from whiten_index.search.query_transform import QueryTransform
     from whiten_index.search.search_index import open_index
     from whiten_index.store.embedding_store import EmbeddingStore
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from whiten_index.training.training_config import TrainingConfig
     from whiten_index.vectordb.push import push_index, pushed_version
     from whiten_index.vectordb.push_config import PushConfig
+    from whiten_index.versions.retention import list_versions, rollback
     from whiten_index.whitening.moments import Moments
     from whiten_index.whitening.transform import Whitening
     from whiten_index.whitening.whitening_config import WhiteningConfig
@@ -42,25 +47,32 @@ _HOME = {
     "ParquetCorpus": "corpus.parquet_corpus",
     "PushConfig": "vectordb.push_config",
     "QueryTransform": "search.query_transform",
+    "SweepConfig": "measure.sweep_config",
     "TrainingConfig": "training.training_config",
+    "UpdateConfig": "pipeline.update_config",
     "WhitenIndexError": "errors",
     "Whitening": "whitening.transform",
     "WhiteningConfig": "whitening.whitening_config",
     "build_index": "pipeline.build",
     "encode_corpus": "pipeline.encode",
     "evaluate_sts": "measure.evaluate_sts",
+    "list_versions": "versions.retention",
     "open_index": "search.search_index",
     "push_index": "vectordb.push",
     "pushed_version": "vectordb.push",
     "read_sts": "evaluation.sts_sets",
+    "rollback": "versions.retention",
+    "run_sweep": "measure.sweep_run",
     "train_encoder": "training.train",
+    "update_index": "pipeline.update",
 }
 
 __all__ = [
     "BuildConfig", "CorpusConfig", "EmbeddingStore", "Encoder", "EvalConfig", "Moments",
-    "ParquetCorpus", "PushConfig", "QueryTransform", "TrainingConfig", "WhitenIndexError",
-    "Whitening", "WhiteningConfig", "__version__", "build_index", "encode_corpus",
-    "evaluate_sts", "open_index", "push_index", "pushed_version", "read_sts", "train_encoder",
+    "ParquetCorpus", "PushConfig", "QueryTransform", "SweepConfig", "TrainingConfig",
+    "UpdateConfig", "WhitenIndexError", "Whitening", "WhiteningConfig", "__version__",
+    "build_index", "encode_corpus", "evaluate_sts", "list_versions", "open_index", "push_index",
+    "pushed_version", "read_sts", "rollback", "run_sweep", "train_encoder", "update_index",
 ]  # fmt: skip
 
 

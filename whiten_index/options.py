@@ -6,8 +6,10 @@ arguments and job files, makes the options of the command line, and is recorded 
 
 from __future__ import annotations
 
+import difflib
 import functools
 import types
+from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
@@ -101,6 +103,8 @@ def schema(made_from: type[Schema]) -> type[Schema]:
         for name, value in values.items():
             flag = flags.get(name, flag_of(name))
             require_no_secret(value, what=flag)
+            if hasattr(value, "to_parquet"):
+                raise ConfigError(f"{flag} takes paths; first: data.to_parquet('docs.parquet')")
             for each in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(each, int) and abs(each) >> 63:
                     raise ConfigError(
@@ -140,6 +144,13 @@ def job_keys(made: type) -> dict[str, str]:
     """Return key of a job file -> field of a schema: the field's name, or its flag's."""
     keys = {each.name: each.name for each in fields(made)}
     return keys | {each.flag[2:].replace("-", "_"): each.name for each in options_of(made)}
+
+
+def unknown(name: str, known: Iterable[str]) -> str:
+    """Return a sentence about a name that is not among the known ones; the nearest comes first."""
+    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
+    meant = f"did you mean {near[0]}? K" if near else "k"
+    return f"{name} is unknown; {meant}nown are {', '.join(sorted(known))}"
 
 
 def flag_of(name: str) -> str:
@@ -204,10 +215,12 @@ def _message(made: type, error: ValidationError) -> str:
     flag = option.flag if option else flag_of(name)
     kinds, choices = _kinds(_hints(made).get(name, Any))
     if found["type"] == "unexpected_keyword_argument":
-        known = ", ".join(sorted(each.name for each in fields(made)))
-        return f"{name} is unknown; known are {known}"
+        return unknown(name, [each.name for each in fields(made)])
     if found["type"] == "missing":
-        return f"{flag} is missing"
+        lacking = [str(each["loc"][0]) for each in error.errors() if each["type"] == "missing"]
+        flags = {each.name: each.flag for each in options_of(made)}
+        named = [flags.get(each, flag_of(each)) for each in lacking]
+        return f"{' and '.join(named)} {'is' if len(named) == 1 else 'are'} missing"
     given = shown(found["input"])
     if choices:
         return f"{flag} {given} is unknown; use {', '.join(choices)}"

@@ -131,11 +131,11 @@ def test_a_corpus_that_cannot_be_used(
     assert culprit in refused(3, *place.build(path))
     place.assert_untouched()
     if make is not without_rows:
-        assert culprit in refused(3, "update", path, "--index", place.index)
+        assert culprit in refused(3, "update", place.index, path)
         place.assert_untouched()
     else:
         # Nothing is left of the corpus: a gate may see to that.
-        assert run("update", path, "--index", place.index).status in (3, 9)
+        assert run("update", place.index, path).status in (3, 9)
         place.assert_untouched()
 
 
@@ -178,11 +178,11 @@ def test_a_build_that_was_not_meant_so(
         (5, "nothing", ("inspect", "{work}/nothing")),
         (5, "nothing", ("verify", "{work}/nothing")),
         (5, "nothing", ("push", "{work}/nothing", "--to", "{work}/v.parquet")),
-        (5, "nothing", ("update", "--index", "{work}/nothing")),
+        (5, "nothing", ("update", "{work}/nothing")),
         (2, "--top-k", ("search", "{work}/index", "--like", "d1", "--top-k", "0")),
         (2, "year", ("search", "{work}/index", "--like", "d1", "--filter", "year > 3")),
         (3, "nobody", ("search", "{work}/index", "--like", "nobody")),
-        (2, "sometimes", ("update", "--index", "{work}/index", "--refit", "sometimes")),
+        (2, "sometimes", ("update", "{work}/index", "--refit", "sometimes")),
         (2, "--keep", ("prune", "{work}/index", "--keep", "0")),
         (2, ".csv", ("push", "{work}/index", "--to", "{work}/v.csv")),
         (2, "--table", ("push", "{work}/index", "--to", "lancedb://{work}/lance")),
@@ -249,7 +249,7 @@ def test_an_address_with_a_password_is_refused_and_shown_nowhere(
         commands: list[tuple[object, ...]] = [
             place.build(address),
             ("build", place.corpus, *OPTIONS, "--out", address),
-            ("update", address, "--index", place.index),
+            ("update", place.index, address),
             ("build", "--config", job),
         ]
     else:

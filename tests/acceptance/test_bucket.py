@@ -175,7 +175,7 @@ def test_what_a_bucket_does_not_take_is_refused(s3: Any, bucket: str, tmp_path: 
         ("prune", index, "--keep", 1),
         ("gc", f"{index}/store"),
         ("compact", f"{index}/store"),
-        ("update", tmp_path / "corpus", "--index", index),
+        ("update", index, tmp_path / "corpus"),
         ("push", index, "--to", tmp_path / "v.parquet"),
     ):
         assert "s3" in refused(2, *command)

@@ -75,7 +75,7 @@ def place(tmp_path: Path) -> Indexed:
     for number, night in enumerate(nights):
         write_corpus(made.corpus, night)
         if number:
-            done("update", "--index", made.index, "--refit", "never")
+            done("update", made.index, "--refit", "never")
         else:
             build(made.corpus, made.index)
         made.names.append(published(made.index))
@@ -147,7 +147,7 @@ def test_gc_removes_what_nothing_needs_and_nothing_else(place: Indexed) -> None:
 
     # Every row changes, and changes back.
     write_corpus(place.corpus, place.nights[2].moved(0.5))
-    done("update", "--index", place.index, "--refit", "never")
+    done("update", place.index, "--refit", "never")
     done("rollback", place.index, "--to", place.names[2])
     done("prune", place.index, "--keep", 1)
     names = {each.name for each in (place.index / "versions").iterdir()}
@@ -236,7 +236,7 @@ def test_compact_joins_files_and_changes_no_answer(place: Indexed) -> None:
     assert search(place.index, queries, place.work) == plain
     assert search(place.index, queries, place.work, "--rerank", 50) == exact
     # Whatever is made from the store afterwards is the same too.
-    report = json.loads(done("update", "--index", place.index, "--refit", "always", "--json"))
+    report = json.loads(done("update", place.index, "--refit", "always", "--json"))
     assert report["counts"]["encoded"] == 0
     assert_searches(place.index, place.nights[2], place.work)
 
@@ -249,13 +249,13 @@ def test_a_flipped_bit_is_found_and_mended(place: Indexed, name: str) -> None:
     assert ended.status == 5
     assert not ended.json["sound"]
     assert name in json.dumps(ended.json)
-    for command in (("search", place.index, "--like", "d100"), ("update", "--index", place.index)):
+    for command in (("search", place.index, "--like", "d100"), ("update", place.index)):
         assert refused(5, *command)
     done(*place.build())
     done("search", place.index, "--like", "d100")
     found = {hits[0][0] for hits in search(place.index, place.nights[2].rows[:50], place.work)}
     assert found == set(place.nights[2].ids[:50])
-    done("update", "--index", place.index)
+    done("update", place.index)
 
 
 def test_a_flipped_bit_in_what_says_which_version_counts_is_found(place: Indexed) -> None:

@@ -44,14 +44,14 @@ class Indexed(Place):
         """Change 5 rows, remove 10 and add 12; return those that the index has now."""
         rows = self.rows[:5].moved() + self.rows[5:390] + some(12, "new")
         write_corpus(self.corpus, rows)
-        done("update", "--index", self.index, "--refit", "never")
+        done("update", self.index, "--refit", "never")
         return rows
 
     def shrink(self) -> Vectors:
         """Remove 150 rows; return those that the index has now."""
         rows = self.rows[:250]
         write_corpus(self.corpus, rows)
-        done("update", "--index", self.index, "--refit", "never", "--max-shrink", 0.5)
+        done("update", self.index, "--refit", "never", "--max-shrink", 0.5)
         return rows
 
     def push(self, to: object, *options: object) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def test_queries_of_an_earlier_transform_are_told_apart(place: Indexed) -> None:
     early = whiten_index.QueryTransform.load(place.work / "query")
     early.require(whiten_index.pushed_version(str(path)))
     write_corpus(place.corpus, place.rows + some(50, "new"))
-    done("update", "--index", place.index, "--refit", "always")
+    done("update", place.index, "--refit", "always")
     place.push(path)
     with pytest.raises(whiten_index.WhitenIndexError):
         early.require(whiten_index.pushed_version(str(path)))
@@ -340,7 +340,7 @@ def test_a_refit_fills_a_new_table(place: Indexed, database: Database) -> None:
     place.push(*database.target)
     rows = place.rows[20:] + some(40, "new")
     write_corpus(place.corpus, rows)
-    done("update", "--index", place.index, "--refit", "always")
+    done("update", place.index, "--refit", "always")
     assert place.push(*database.target)["mode"] == "all"
     assert_finds(database, place, rows)
     vectors = place.expected(rows).astype(np.float64)

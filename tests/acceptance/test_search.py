@@ -304,7 +304,7 @@ def test_an_open_index_takes_up_an_update_when_it_is_told_to(tmp_path: Path) -> 
     assert opened.reload() is False
     titles["new"] = "bond prices fall when interest rates rise"
     write_titles(corpus, titles)
-    done("update", "--index", index)
+    done("update", index)
     assert "new" not in {hit.id for hit in opened.search([question], top_k=30)[0]}
     assert opened.reload() is True
     (hits,) = opened.search([question], top_k=30)

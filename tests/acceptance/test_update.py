@@ -64,7 +64,7 @@ def test_searches_equal_brute_force_over_the_new_corpus(place: Indexed, refit: s
     The latter come from those of the old rows, less what left, plus what came.
     """
     today = place.change()
-    report = json.loads(done("update", "--index", place.index, "--refit", refit, "--json"))
+    report = json.loads(done("update", place.index, "--refit", refit, "--json"))
     counts = {"total": 402, "new": 12, "changed": 5, "deleted": 10, "document": 0, "unchanged": 385}
     assert report["rows"] == counts
     assert (report["counts"]["encoded"], report["up_to_date"]) == (17, False)
@@ -78,7 +78,7 @@ def test_many_nights_end_as_a_build_from_scratch(place: Indexed) -> None:
     for night in range(3):
         rows = place.rows[20 * night :] + some(15, f"night{night}-")
         write_corpus(place.corpus, rows)
-        done("update", "--index", place.index, "--refit", "always" if night == 2 else "never")
+        done("update", place.index, "--refit", "always" if night == 2 else "never")
     build(place.corpus, place.work / "fresh")
     vectors = []
     for name in ("index", "fresh"):
@@ -93,11 +93,11 @@ def test_many_nights_end_as_a_build_from_scratch(place: Indexed) -> None:
 
 def test_an_unchanged_corpus_publishes_nothing(place: Indexed) -> None:
     before, version = checksums(place.index / "versions"), place.published()
-    report = json.loads(done("update", "--index", place.index, "--json"))
+    report = json.loads(done("update", place.index, "--json"))
     assert (report["up_to_date"], report["rows"]["unchanged"]) == (True, 400)
     # A file that was written anew is read, and has the same rows.
     write_corpus(place.corpus, place.rows)
-    assert json.loads(done("update", "--index", place.index, "--json"))["up_to_date"]
+    assert json.loads(done("update", place.index, "--json"))["up_to_date"]
     assert checksums(place.index / "versions") == before
     assert place.published() == version
 
@@ -105,7 +105,7 @@ def test_an_unchanged_corpus_publishes_nothing(place: Indexed) -> None:
 def test_rows_that_move_are_not_encoded_again(place: Indexed) -> None:
     moved = place.rows[300:] + place.rows[:300]
     write_corpus(place.corpus, moved)
-    report = json.loads(done("update", "--index", place.index, "--json"))
+    report = json.loads(done("update", place.index, "--json"))
     assert report["counts"]["encoded"] == 0
     assert_searches(place.index, moved, place.work, fitted=place.rows)
 
@@ -114,11 +114,11 @@ def test_rows_that_come_back_are_not_encoded_again(place: Indexed) -> None:
     away = place.work / "b.parquet"
     (place.corpus / "b.parquet").rename(away)
     options = ("--refit", "never", "--max-shrink", 0.6)
-    report = json.loads(done("update", "--index", place.index, *options, "--json"))
+    report = json.loads(done("update", place.index, *options, "--json"))
     assert report["rows"]["deleted"] == 200
     assert_searches(place.index, place.rows[:200], place.work, fitted=place.rows)
     away.rename(place.corpus / "b.parquet")
-    report = json.loads(done("update", "--index", place.index, *options, "--json"))
+    report = json.loads(done("update", place.index, *options, "--json"))
     assert (report["rows"]["new"], report["counts"]["encoded"]) == (200, 0)
     assert_searches(place.index, place.rows, place.work, fitted=place.rows)
 
@@ -129,7 +129,7 @@ def test_rows_without_ids_are_named_by_their_places(place: Indexed) -> None:
     options = ("--whiten", "whitening", "--k", K, "--factory", "Flat", "--out", index)
     done("build", place.corpus, "--embedding-column", "embedding", *options)
     (place.rows[:50] + place.rows[60:200]).write(place.corpus / "a.parquet")
-    report = json.loads(done("update", "--index", index, "--refit", "never", "--json"))
+    report = json.loads(done("update", index, "--refit", "never", "--json"))
     assert (report["rows"]["total"], report["counts"]["encoded"]) == (390, 0)
     names = [f"a.parquet#0:{i}" for i in range(190)] + [f"b.parquet#0:{i}" for i in range(200)]
     now = place.rows[:50] + place.rows[60:]
@@ -140,7 +140,7 @@ def test_a_kept_column_that_changed_is_shown(place: Indexed) -> None:
     titles = place.rows[:200].titles()
     titles[7] = "another title"
     place.rows[:200].write(place.corpus / "a.parquet", titles=titles)
-    report = json.loads(done("update", "--index", place.index, "--json"))
+    report = json.loads(done("update", place.index, "--json"))
     assert (report["rows"]["document"], report["counts"]["encoded"]) == (1, 0)
     hits = json.loads(done("search", place.index, "--like", "d7", "--json"))["results"][0]["hits"]
     near = hits[0]["id"]
@@ -157,7 +157,7 @@ def test_the_changes_are_listed_for_a_copy_elsewhere(place: Indexed) -> None:
     (place.rows[:4].moved() + place.rows[10:200]).write(place.corpus / "a.parquet")
     place.rows[200:].write(place.corpus / "b.parquet", titles=titles)
     some(2, "new").write(place.corpus / "c.parquet")
-    done("update", "--index", place.index, "--refit", "never")
+    done("update", place.index, "--refit", "never")
     path = place.index / "versions" / place.published() / "changes.arrow"
     with pa.ipc.open_file(path) as file:
         table = file.read_all()
@@ -177,7 +177,7 @@ def test_drift_is_measured_and_the_transform_fitted_again(place: Indexed) -> Non
     moved.rows[:200] *= 1.5
     moved.rows[:200] += np.linspace(-1, 1, moved.rows.shape[1], dtype=np.float32)
     write_corpus(place.corpus, moved)
-    kept = json.loads(done("update", "--index", place.index, "--refit", "never", "--json"))
+    kept = json.loads(done("update", place.index, "--refit", "never", "--json"))
     mean, matrix = whitening(place.rows.rows.astype(np.float64), K)
     today = (moved.rows.astype(np.float64) - mean) @ matrix
     shift, covariance = today.mean(axis=0), np.cov(today.T)
@@ -189,7 +189,7 @@ def test_drift_is_measured_and_the_transform_fitted_again(place: Indexed) -> Non
     assert_searches(place.index, moved, place.work, fitted=place.rows)
     # The drift since the fit stays known; auto does what never left.
     some(1, "new").write(place.corpus / "c.parquet")
-    report = json.loads(done("update", "--index", place.index, "--json"))
+    report = json.loads(done("update", place.index, "--json"))
     assert report["decision"]["whitening"] == "refit"
     assert_searches(place.index, moved + some(1, "new"), place.work)
 
@@ -197,7 +197,7 @@ def test_drift_is_measured_and_the_transform_fitted_again(place: Indexed) -> Non
 def test_rows_of_the_same_distribution_keep_the_transform(place: Indexed) -> None:
     today = place.rows[40:] + some(40, "new")
     write_corpus(place.corpus, today)
-    report = json.loads(done("update", "--index", place.index, "--json"))
+    report = json.loads(done("update", place.index, "--json"))
     assert report["decision"]["whitening"] == "keep"
     assert_searches(place.index, today, place.work, fitted=place.rows)
 
@@ -205,7 +205,7 @@ def test_rows_of_the_same_distribution_keep_the_transform(place: Indexed) -> Non
 def test_a_dry_run_tells_what_would_be_done_and_does_nothing(place: Indexed) -> None:
     place.change()
     before = checksums(place.index)
-    plan = json.loads(done("update", "--index", place.index, "--dry-run", "--json"))
+    plan = json.loads(done("update", place.index, "--dry-run", "--json"))
     assert plan["rows"]["new"] == 12
     assert plan["rows"]["changed"] == 5
     assert plan["rows"]["deleted"] == 10
@@ -229,7 +229,7 @@ def test_texts_that_are_new_are_encoded_and_a_reader_takes_the_new_version(
     pq.write_table(pa.Table.from_pylist(table, schema), corpus / "a.parquet")
     open_index = whiten_index.open_index(index)
     assert not open_index.reload()
-    report = json.loads(done("update", corpus, "--index", index, "--refit", "never", "--json"))
+    report = json.loads(done("update", index, corpus, "--refit", "never", "--json"))
     assert report["counts"]["encoded"] == 2
     query = "Who looks after the lamp of a lighthouse?"
     assert fresh["id"] not in {hit.id for hit in open_index.search([query])[0]}
@@ -266,14 +266,14 @@ def test_far_fewer_or_more_rows_are_kept_back_until_it_is_meant(
     today = place.rows[rows] if rows.stop else place.rows + some(500, "new")
     write_corpus(place.corpus, today)
     before, version = checksums(place.index / "versions"), place.published()
-    foreseen = run("update", "--index", place.index, "--dry-run", "--json")
+    foreseen = run("update", place.index, "--dry-run", "--json")
     assert (foreseen.status, bool(foreseen.json["refused"])) == (9, True)
-    assert wide[0] in refused(9, "update", "--index", place.index)
+    assert wide[0] in refused(9, "update", place.index)
     assert place.published() == version
     assert checksums(place.index / "versions") == before
     assert len(list((place.index / "candidates").iterdir())) == 1
     assert_searches(place.index, place.rows, place.work)
-    done("update", "--index", place.index, *wide, "--refit", "never")
+    done("update", place.index, *wide, "--refit", "never")
     assert place.published() != version
     assert_searches(place.index, today, place.work, fitted=place.rows)
 
@@ -281,7 +281,7 @@ def test_far_fewer_or_more_rows_are_kept_back_until_it_is_meant(
 def test_a_version_that_is_too_large_is_kept_back(place: Indexed) -> None:
     place.change()
     version = place.published()
-    assert "--max-bytes" in refused(9, "update", "--index", place.index, "--max-bytes", "1KiB")
+    assert "--max-bytes" in refused(9, "update", place.index, "--max-bytes", "1KiB")
     assert place.published() == version
 
 
@@ -294,7 +294,7 @@ def test_canaries_that_do_not_find_their_documents_keep_a_version_back(place: In
     near = [[each for each, _ in hits if each in same][:2] for hits in found]
     assert all(near)
     wrong = write_canaries(place.work / "wrong.parquet", queries, [*near[:2], ["d155"]])
-    order = ("update", "--index", place.index, "--refit", "never", "--canary-file")
+    order = ("update", place.index, "--refit", "never", "--canary-file")
     refused(9, *order, wrong)
     assert place.published() == version
     assert_searches(place.index, place.rows, place.work)
@@ -304,11 +304,11 @@ def test_canaries_that_do_not_find_their_documents_keep_a_version_back(place: In
 
 def test_a_corpus_that_was_rolled_back_is_not_published_again(place: Indexed) -> None:
     today, first = place.change(), place.published()
-    done("update", "--index", place.index, "--refit", "never")
+    done("update", place.index, "--refit", "never")
     second = place.published()
     done("rollback", place.index)
     assert place.published() == first
-    refused(9, "update", "--index", place.index, place.corpus, "--refit", "never")
+    refused(9, "update", place.index, place.corpus, "--refit", "never")
     assert place.published() == first
     done("rollback", place.index, "--to", second)
     assert_searches(place.index, today, place.work, fitted=place.rows)

@@ -125,7 +125,7 @@ def test_work_whose_output_is_lost_is_done(place: Path, tmp_path: Path) -> None:
     corpus = write_rows(tmp_path / "c.parquet", random_rows(rows=40))
     options = ["--embedding-column", "embedding", "--id-column", "id", "--k", "4"]
     build_it = ["build", corpus, *options, "--out", str(tmp_path / "i")]
-    update = ["update", "--index", str(tmp_path / "i"), "--log"]
+    update = ["update", str(tmp_path / "i"), "--log"]
     assert [status for status, _ in run_in_forks([build_it, update], "full")] == [7, 7]
     assert len(open_index(tmp_path / "i")) == 40
 

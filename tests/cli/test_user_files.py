@@ -19,7 +19,7 @@ PIPES: dict[str, tuple[tuple[Any, ...], int]] = {
     "corpus": (("build", "P", *EMBEDDED, "--out", "new"), CORPUS),
     "queries": (("search", "out", "--queries", "P", *EMBEDDED, "--run", "r.trec"), CORPUS),
     "pairs": (("eval", "sts", "P.tsv", "--model", "m"), CORPUS),
-    "canaries": (("update", "--index", "out", "--canary-file", "P.parquet"), CORPUS),
+    "canaries": (("update", "out", "--canary-file", "P.parquet"), CORPUS),
     "job file": (("build", "--config", "P"), OPTIONS),
     "nightly job": (("nightly", "P"), OPTIONS),
     "run": (("search", "out", *QUERIES, "--run", "P.trec"), OPTIONS),

@@ -104,7 +104,7 @@ def new_world(folder: Path) -> World:
     build(root / "index", str(corpus), keep=("title",), shard_rows=20)
     succeed("compact", root / "index" / "store")
     write_rows(corpus / "3.parquet", random_rows(3, rows=30), **_columns(3, 30))
-    succeed("update", "--index", root / "index")
+    succeed("update", root / "index")
     succeed("export", root / "index", root / "exported", "--as", "query")
     shutil.copytree(root, folder / "kept")
     return World(root, folder / "kept")

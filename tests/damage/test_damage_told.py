@@ -44,7 +44,7 @@ def test_a_damaged_version_is_sent_to_verify_which_knows_the_cheaper_way(
     place.change()
     place.update()
     damage(version_of(place.out) / name)  # type: ignore[operator]
-    for command in (("update", "--index", place.out), ("inspect", place.out)):
+    for command in (("update", place.out), ("inspect", place.out)):
         status, _, stderr = run(*command)
         assert status == ARTIFACT
         assert f"whiten-index verify {place.out} says how to mend it" in stderr
@@ -53,7 +53,7 @@ def test_a_damaged_version_is_sent_to_verify_which_knows_the_cheaper_way(
     stdout = run("verify", place.out)[1]
     assert f"whiten-index rollback {place.out} --to {first.name}" in stdout
     assert run("rollback", place.out, "--to", first.name)[0] == 0
-    assert run("update", "--index", place.out)[0] == 0
+    assert run("update", place.out)[0] == 0
 
 
 def shared_segment(place: Place) -> tuple[CorpusPart, Path]:

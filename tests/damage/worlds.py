@@ -88,11 +88,11 @@ def prepare(root: Path, kind: str) -> None:
     push(root, "memory")
     write_corpus(root, kind, 1)
     # A file's time says whether it changed.
-    run("update", "--index", root / "index", "--refit", "never", "--read-all", "--json")
+    run("update", root / "index", "--refit", "never", "--read-all", "--json")
     run("compact", root / "index/store")
     write_corpus(root, kind, 2)
     with pytest.raises(RefusedError) as refused:
-        run("update", "--index", root / "index", "--max-shrink", "0.1", "--read-all")
+        run("update", root / "index", "--max-shrink", "0.1", "--read-all")
     assert refused.value.status == GATE, refused.value.stderr
     for form, name in (("query", "query"), ("matrix", "matrix.safetensors")):
         run("export", root / "index", root / "exports" / name, "--as", form)
@@ -211,9 +211,7 @@ READERS: Mapping[str, Callable[[Path], Any]] = {
     "push npy": lambda root: push(root, "rows.npy"),
 }
 WRITERS: Mapping[str, Callable[[Path], Any]] = {
-    "update": lambda root: after(
-        root, "update", "--index", _INDEX, "--max-shrink", "1", "--refit", "never"
-    ),
+    "update": lambda root: after(root, "update", _INDEX, "--max-shrink", "1", "--refit", "never"),
     "build": after_build,
     "rollback": lambda root: after(root, "rollback", _INDEX),
     "prune": lambda root: after(root, "prune", _INDEX, "--keep", "2"),

@@ -85,10 +85,10 @@ COMMANDS = {
     "search": "search {index} 'the cat'",
     "search of a file": "search {index} --queries {root}/queries.parquet --text-column text "
     "--id-column id --run {out}/run.trec",
-    "update": "update --index {index} {root}/more.parquet",
-    "update with canaries": "update --index {index} {root}/fewer.parquet "
+    "update": "update {index} {root}/more.parquet",
+    "update with canaries": "update {index} {root}/fewer.parquet "
     "--canary-file {root}/canaries.parquet",
-    "plan of an update": "update --index {index} {root}/more.parquet --dry-run",
+    "plan of an update": "update {index} {root}/more.parquet --dry-run",
     "export": "export {index} {out}/st --as sentence-transformers",
     "eval sts": "eval sts {root}/pairs.parquet --index {index}",
     "eval geometry": "eval geometry {root}/pairs.parquet --index {index}",
@@ -299,7 +299,7 @@ def test_a_name_in_a_manifest_is_never_a_folder_here(model, revision, plain, tmp
         shutil.copytree(tmp_path / "plain-model", home / name)
     monkeypatch.chdir(home)
     bad = forged(plain, tmp_path / "bad", model=model, revision=revision)
-    commands = (("search", bad, "the cat"), ("update", "--index", bad, "--read-all"))
+    commands = (("search", bad, "the cat"), ("update", bad, "--read-all"))
     for command in commands:
         code, _, err = run(*command)
         assert code == ENCODER_EXIT, err
@@ -336,7 +336,7 @@ def test_a_hub_is_asked_only_for_a_model_that_the_opener_names(hub, tmp_path):
     shutil.copytree(model, tmp_path / "acme/odd")
     mark.unlink()
     search = ("search", index, "the cat")
-    for command in (search, ("update", "--index", index, "--read-all"), (*search, FLAG)):
+    for command in (search, ("update", index, "--read-all"), (*search, FLAG)):
         code, said, asked = do(theirs, *command)
         assert (code, asked) == (ENCODER_EXIT, []), said
         assert "acme/odd" in said

@@ -76,7 +76,7 @@ def flows(place: Place) -> dict[str, list[object]]:
     stored = ["--store", store, "--shard-rows", 40, "--store-dtype", "float32"]
     build = ["build", place.corpus, *COLUMNS, *stored, "--whiten", "pca", "--k", 3,
              "--factory", "Flat", "--threads", 1]  # fmt: skip
-    update = ["update", "--index", index, "--threads", 1]
+    update = ["update", index, "--threads", 1]
     like = ["--like", 3, "--rerank", 20, "--rerank-by", "embeddings", "--json"]
     return {
         "encode": ["encode", place.corpus, *COLUMNS, *stored],

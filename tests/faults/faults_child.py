@@ -157,7 +157,7 @@ class Place:
         from whiten_index.cli import cli
 
         try:
-            cli.main(["update", "--index", str(self.out), "--refit", refit, "--threads", "1"])
+            cli.main(["update", str(self.out), "--refit", refit, "--threads", "1"])
         except SystemExit as ended:
             return int(ended.code or 0)
         raise AssertionError("the command line ends the process")

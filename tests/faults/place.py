@@ -70,7 +70,7 @@ class Place:
                 self.must("build", self.corpus, *common, "--k", 4, "--factory", "IVF2,Flat",
                           "--out", self.index)  # fmt: skip
             elif night < 3:
-                self.must("update", "--index", self.index, "--refit", "always", "--threads", 1)
+                self.must("update", self.index, "--refit", "always", "--threads", 1)
             self.night_of.setdefault(self.published(self.index), min(night, 2))
             if night == 1:
                 for name in ("pushed.parquet", "pushed.npy"):
@@ -85,7 +85,7 @@ class Place:
                     "build", file, *common, "--k", 2, "--factory", "Flat", "--out", self.other
                 )
             else:
-                self.must("update", "--index", self.other, "--refit", "always", "--threads", 1)
+                self.must("update", self.other, "--refit", "always", "--threads", 1)
         self.must("prune", self.other, "--keep", 1)
 
     def write_corpus(self, night: int) -> None:

@@ -62,7 +62,7 @@ class Place:
             "compact": ("compact", self.store),
             "prune": ("prune", self.out, "--keep", 2),
             "rollback": ("rollback", self.out),
-            "update": ("update", "--index", self.out, self.corpus),
+            "update": ("update", self.out, self.corpus),
             "search": ("search", self.out, "--like", 3),
             "inspect": ("inspect", self.out),
             "verify": ("verify", self.out),

@@ -149,7 +149,7 @@ def test_a_job_file_gives_defaults_that_flags_override(corpus, tmp_path):
     for text, message in (
         (
             job.read_text() + "wings = 2\n",
-            "sets 'wings', which is unknown; known are address, base",
+            "wings is unknown; known are address, base",
         ),
         (
             "corpus = 'c'\nout = 'o'\nembedding_column = 'v'\ntransforms = 3\n",

@@ -386,7 +386,7 @@ def test_a_file_of_somebody_else_stops_no_update(world: World) -> None:
     [
         ('table = "docs"', r"push 1: --to is missing"),
         ('to = "postgresql://h/db"', r"push 1: a database needs the name of a table"),
-        (f'{DOCS}\nindex = "x"', r"push 1 sets 'index', which is unknown; known are "),
+        (f'{DOCS}\nindex = "x"', r"push 1: index is unknown; known are "),
         (f"{DOCS}\nfull = 1", r"push 1: --full takes true or false"),
         (f"{DOCS}\nbatch-rows = 9\nbatch_rows = 8", r"push 1 sets batch_rows twice"),
         (f"{DOCS}\noptions = {{m = [1]}}", r"push 1: --option m takes text, a number"),

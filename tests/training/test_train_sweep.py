@@ -114,7 +114,7 @@ def test_a_sweep_trains_scores_and_shows_each_setting_once(run: Any, tmp_path: P
         (SWEEP.replace("m={positives}", "m"), "several runs of A are called m"),
         (SWEEP.replace('name = "whitened"', ""), "has a table and a name"),
         (SWEEP.replace("[base]", '[base]\nwhiten = "no"'), "--whiten takes true or false"),
-        (SWEEP.replace("groups = 8", "grups = 8"), "grups is unknown; known are"),
+        (SWEEP.replace("groups = 8", "grups = 8"), "grups is unknown; did you mean groups?"),
         (SWEEP.replace('name = "whitened"', 'name = "w"\ngroups = 5'), "5 groups do not divide 32"),
     ],
 )

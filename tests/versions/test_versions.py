@@ -241,7 +241,7 @@ def test_a_version_with_a_file_of_another_is_no_unforeseen_error(tmp_path: Path,
     status, _, stderr = run("search", out, *asked, "--run", tmp_path / "run.trec")
     assert (status, "Traceback" in stderr) == (ARTIFACT, False), stderr
     write_rows(corpus, random_rows(60, rows=61))
-    status, _, stderr = run("update", corpus, "--index", out)
+    status, _, stderr = run("update", out, corpus)
     assert status == 0, stderr
     assert len(open_index(out)) == 61
 

@@ -9,6 +9,7 @@ from typing import Any
 from whiten_index.artifacts.files import read_bounded, reading
 from whiten_index.artifacts.limits import load_toml
 from whiten_index.errors import ConfigError
+from whiten_index.options import unknown
 from whiten_index.paths import require_no_secret
 
 
@@ -38,8 +39,7 @@ def rename_keys(
     for key, value in values.items():
         name = names.get(key.replace("-", "_"))
         if name is None:
-            known = ", ".join(sorted(names))
-            raise ConfigError(f"{where} sets {key!r}, which is unknown; known are {known}")
+            raise ConfigError(f"{where}: {unknown(key, names)}")
         if name in found:
             raise ConfigError(f"{where} sets {name} twice, once as {key}; leave one out")
         found[name] = value

@@ -24,6 +24,7 @@ from whiten_index.cli import (
     search_command,
     terminal,
 )
+from whiten_index.cli.schema_options import own_config_option
 from whiten_index.cli.signals import INTERRUPTED, stop_on_signals
 from whiten_index.cli.streams import guarded, open_closed_descriptors, print_exception
 from whiten_index.errors import ConfigError, PartialFailureError, WhitenIndexError
@@ -133,8 +134,46 @@ def cli() -> None:
     """Build and search whitened FAISS indexes of Parquet corpora."""
 
 
+# Command -> what follows its name in the example of its help.
+_EXAMPLES = {
+    "build": "docs.parquet --text-column text --id-column id --out index",
+    "encode": "docs.parquet --text-column text --store store",
+    "search": "index 'how do I catch an error' --top-k 3 --filter \"lang = 'en'\"",
+    "export": "index whitening.safetensors",
+    "push": "index --to postgresql://me@localhost/news --table docs",
+    "update": "index docs.parquet --dry-run",
+    "rollback": "index --to 3",
+    "sweep": "docs.parquet --text-column text --out swept",
+    "prune": "index --keep 3",
+    "gc": "index --dry-run",
+}
+
+
+def _set_verbosity(_: click.Context, parameter: click.Parameter, given: bool) -> None:
+    terminal.VERBOSITY[str(parameter.name)] = given
+
+
+def _complete(command: click.Command) -> None:
+    """Add what every command has: an example, ``--config``, and how much is said."""
+    for each in getattr(command, "commands", {}).values():
+        _complete(each)
+    if example := _EXAMPLES.get(str(command.name)):
+        command.epilog = f"Example: whiten-index {command.name} {example}"
+    if isinstance(command, click.Group):
+        return
+    if not {"config", "job"} & {each.name for each in command.params}:
+        own_config_option(command)
+    for name, said in (
+        ("quiet", "Show no progress and no notes but warnings."),
+        ("verbose", "Show every stage that ends, and its seconds."),
+    ):
+        settings: Any = {"is_flag": True, "expose_value": False, "callback": _set_verbosity}
+        command.params.append(click.Option([f"-{name[0]}", f"--{name}"], help=said, **settings))
+
+
 for members in _SECTIONS.values():
     for command in members:
+        _complete(command)
         cli.add_command(command)
 
 

@@ -89,13 +89,15 @@ def _show_plan(options: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 @click.command(cls=GroupedCommand)
+@click.argument("index", type=click.Path(readable=False))
 @corpus_argument
-@schema_options(UpdateConfig)
+@config_option
+@schema_options(UpdateConfig, without=("index",))
 @log_option
 @click.option("--dry-run", is_flag=True, help="Only say what would be done, and how long it takes.")
 @json_option
 def update(dry_run: bool, log: bool, as_json: bool, **options: Any) -> None:
-    """Bring --index up to date with its CORPUS; left out, the one that it was built from.
+    """Bring INDEX up to date with its CORPUS; left out, the one that it was built from.
 
     Rows are identified by id and text; known texts are not encoded again. The new version is
     published only where every gate passes, else kept aside (exit status 9). --dry-run ends with 9
@@ -167,6 +169,6 @@ def _version_lines(report: Mapping[str, Any]) -> Iterator[str]:
         report = {**report, "choice": {**choice, "candidates": best}}
     yield from terminal.describe(
         report, "base", "created", "rows", "files", "counts", "corpus", "encoder",
-        "runtimes", "whitening", "choice", "drift", "decision", "update", "gates", "factory",
-        "geometry", "spectrum", "seconds", "bytes", "config",
+        "runtimes", "whitening", "quality", "choice", "drift", "decision", "update", "gates",
+        "factory", "geometry", "spectrum", "seconds", "bytes", "config",
     )  # fmt: skip

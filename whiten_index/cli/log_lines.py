@@ -12,13 +12,12 @@ from typing import Any, NoReturn
 
 from whiten_index.address import hide_secrets
 from whiten_index.artifacts.files import unforeseen
+from whiten_index.cli import terminal
 from whiten_index.cli.signals import INTERRUPTED, raise_if_interrupted
 from whiten_index.cli.streams import guarded, print_exception
 from whiten_index.errors import GateError, WhitenIndexError
 from whiten_index.paths import plain_json
 from whiten_index.progress import Progress
-
-_EVERY_SECONDS = 10.0
 
 
 class LogLines(Progress):
@@ -41,7 +40,7 @@ class LogLines(Progress):
         raise_if_interrupted()
         self._rows += rows
         now = time.monotonic()
-        if now - self._last < _EVERY_SECONDS:
+        if now - self._last < terminal.EVERY_SECONDS:
             return
         self._last = now
         rate = self._rows / (now - self._started)

@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from whiten_index.artifacts.files import exists
 from whiten_index.cli import terminal
 from whiten_index.cli.schema_options import json_option, verify_option
 from whiten_index.errors import ArtifactError, StorageError
+from whiten_index.paths import is_uri
+from whiten_index.progress import Progress, Stages
 
 if TYPE_CHECKING:
     from whiten_index.versions.verify_store import VerifyReport
 
 index_argument = click.argument("index", type=click.Path(readable=False))
-store_argument = click.argument("store", type=click.Path(readable=False))
+store_argument = click.argument("store", metavar="INDEX|STORE", type=click.Path(readable=False))
+
+
+def _store_of(place: str) -> str:
+    """Return the store of an index, or what is given if it is none."""
+    from whiten_index.versions.provenance import open_store
+    from whiten_index.versions.published import CURRENT, read_published
+
+    if is_uri(place) or not exists(Path(place) / CURRENT):
+        return place
+    fields, so = read_published(Path(place)).fields, "name the store itself"
+    return str(open_store(Path(place), fields, given=None, reader="this command", remedy=so).place)
+
+
+def _stage(name: str) -> AbstractContextManager[Progress]:
+    """Show how long a step takes, of which nobody knows how far it is."""
+    return Stages(terminal.Bars()).stage(name, 0)
 
 
 @click.command()
@@ -67,7 +87,9 @@ def versions(index: str, verify: str, as_json: bool) -> None:
 
 @click.command()
 @index_argument
-@click.option("--to", help="The version. [default: the newest sound one before the published]")
+@click.option(
+    "--to", help="The version or its number. [default: the newest sound one before the published]"
+)
 @json_option
 def rollback(index: str, to: str | None, as_json: bool) -> None:
     """Publish an earlier version of INDEX again; the one left is kept, as withdrawn."""
@@ -94,7 +116,8 @@ def prune(index: str, keep: int, verify: str, as_json: bool) -> None:
     """Remove versions of INDEX but the published one and the newest sound ones before it."""
     from whiten_index.versions.retention import prune as remove
 
-    pruned = asdict(remove(index, keep=keep, verify=verify))
+    with _stage("prune"):
+        pruned = asdict(remove(index, keep=keep, verify=verify))
     freed = f"{len(pruned['removed'])} versions removed, {terminal.in_words(pruned['bytes'])}"
     lines = (f"{index}: {freed}", *terminal.describe(pruned, "removed", "kept"))
     odd = "is a link, no folder, or has the name of no version, and was left alone"
@@ -136,12 +159,14 @@ def gc(
     keep_days: float,
     as_json: bool,
 ) -> None:
-    """Remove from STORE what no corpus, and no version of an index built from it, needs."""
+    """Remove from STORE, or that of INDEX, what no corpus and no version of an index needs."""
     from whiten_index.versions.gc import gc_store
 
-    report = gc_store(
-        store, dry_run=dry_run, forget=forget, indexes=indexes, keep_days=keep_days
-    ).to_json()
+    store = _store_of(store)
+    with _stage("gc"):
+        report = gc_store(
+            store, dry_run=dry_run, forget=forget, indexes=indexes, keep_days=keep_days
+        ).to_json()
     freed = "would be freed" if dry_run else "freed"
     lines = (
         f"{store}: {terminal.in_words(report['bytes'])} {freed}; what nothing needs and is younger "
@@ -155,10 +180,11 @@ def gc(
 @store_argument
 @json_option
 def compact(store: str, as_json: bool) -> None:
-    """Join the small and the mostly unused segments of STORE; no row of a corpus changes."""
+    """Join the small and mostly unused segments of STORE, or that of INDEX; rows stay equal."""
     from whiten_index.versions.compaction import compact_store
 
-    report = compact_store(store)
+    with _stage("compact"):
+        report = compact_store(_store_of(store))
     terminal.show(report.to_json(), as_json=as_json)
     report.require_sound()
 
@@ -173,7 +199,8 @@ def verify(paths: tuple[str, ...], no_store: bool, as_json: bool) -> None:
     """Check every checksum of indexes and stores, and say how to mend what is damaged."""
     from whiten_index.versions.verify import verify_paths
 
-    reports = verify_paths(paths, with_stores=not no_store)
+    with _stage("verify"):
+        reports = verify_paths(paths, with_stores=not no_store)
     sound = all(report.sound for report in reports)
     found = {"sound": sound, "reports": [report.to_json() for report in reports]}
     lines = (line for report in reports for line in _verify_lines(report))

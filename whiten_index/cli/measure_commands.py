@@ -40,7 +40,7 @@ def sweep(plan: bool, as_json: bool, **options: Any) -> None:
     indexes, and agreement with exact search of the raw embeddings is measured. Points that are in
     the results already are not measured again.
     """
-    from whiten_index.measure.results import RESULTS
+    from whiten_index.measure.results import RESULTS, read_runs, recommend
     from whiten_index.measure.sweep_config import SweepConfig
     from whiten_index.measure.sweep_report import check_report, write_report
     from whiten_index.measure.sweep_run import plan_sweep, run_sweep
@@ -53,6 +53,10 @@ def sweep(plan: bool, as_json: bool, **options: Any) -> None:
         return
     check_report()
     said = run_sweep(config, progress=terminal.Bars()).to_json()
+    advice = recommend(read_runs(config.folder / RESULTS)[said["run"]])
+    made = "" if advice.point is None else advice.point.build_options(config.target_recall)
+    command = made and f"{config.build.command()} --out INDEX {made}"
+    said["recommended"] = {"why": advice.reason, "command": command or None}
     said["report"] = str(write_report(config.folder / RESULTS, config.folder))
     terminal.show(said, _lines(said), as_json=as_json)
 

@@ -28,7 +28,7 @@ _OTHER = "Other options"
 # Groups of a command's own come before the resources.
 _ORDER = (CORPUS, MODEL, TRANSFORM, INDEX, RESOURCES, OUTPUT, _OTHER)
 _JOB = "whiten_index.job"
-_NOT_IN_JOBS = ("as_json", "plan", "config", "help")
+_NOT_IN_JOBS = ("as_json", "plan", "config", "help", "quiet", "verbose")
 
 
 class GroupedCommand(click.Command):
@@ -39,7 +39,7 @@ class GroupedCommand(click.Command):
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
+            if record is not None and isinstance(parameter, click.Option):
                 heading = getattr(parameter, "group", None) or _OTHER
                 groups.setdefault(heading, []).append(record)
         for heading in sorted(groups, key=_place_of_group):
@@ -96,9 +96,12 @@ def given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**job, **{name: value for name, value in values.items() if value not in (None, ())}}
 
 
-def _read_job(context: click.Context, _: click.Parameter, path: str | None) -> None:
+def _read_job(
+    context: click.Context, _: click.Parameter, path: str | None, *, all_by_click: bool = False
+) -> None:
     if path is None:
         return
+    by_click = [each for each in context.command.params if all_by_click or each.required]
     from whiten_index.artifacts.job_file import read_job
     from whiten_index.pipeline.build_options import BuildOptions
 
@@ -110,17 +113,21 @@ def _read_job(context: click.Context, _: click.Parameter, path: str | None) -> N
     # One job serves a build and other commands, which ignore what only a build knows.
     known = {**job_keys(BuildOptions), **own}
     job = read_job(Path(path), known)
-    context.meta[_JOB] = {name: value for name, value in job.items() if name in own.values()}
+    context.meta[_JOB] = job = {name: job[name] for name in job if name in own.values()}
+    # Click itself asks for these.
+    context.default_map = {each.name: job[each.name] for each in by_click if each.name in job}
 
 
-config_option = click.option(
-    "--config",
-    type=click.Path(dir_okay=False, readable=False),
-    is_eager=True,
-    expose_value=False,
-    callback=_read_job,
-    help="Job file (TOML) with values of the options below.",
-)
+_CONFIG: dict[str, Any] = {
+    "type": click.Path(dir_okay=False, readable=False),
+    "is_eager": True,
+    "expose_value": False,
+    "help": "Job file (TOML) with values of the other options.",
+}
+config_option = click.option("--config", callback=_read_job, **_CONFIG)
+# Of a command whose options are no schema.
+_by_click = functools.partial(_read_job, all_by_click=True)
+own_config_option = click.option("--config", callback=_by_click, **_CONFIG)
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on standard output."
 )

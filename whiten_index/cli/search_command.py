@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from whiten_index.cli.schema_options import (
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
 from whiten_index.paths import cell, shown
+from whiten_index.progress import Stages
 
 if TYPE_CHECKING:
     from whiten_index.search.search_index import Hit, SearchIndex
@@ -132,13 +134,14 @@ def _search_file(
     if exists(run) and exists(queries) and Path(run).samefile(queries):
         raise ConfigError(f"--run {run} is the file of the queries; name another file")
     config = CorpusConfig(sources=(queries,), **columns)
-    written = write_run(Path(run), opened.rank(config, **how))
+    with Stages(terminal.Bars()).stage("search", 0):
+        written = write_run(Path(run), opened.rank(config, **how))
     line = f"{run}: top {how['top_k']} of {written:,} queries"
     report = {"run": run, "queries": written, "top_k": how["top_k"]}
     terminal.show(report, [line], as_json=as_json)
 
 
-def _hit_lines(found: list[tuple[str, list[Hit]]], passages: bool) -> Iterator[str]:
+def _hit_lines(found: Sequence[tuple[str, Sequence[Hit]]], passages: bool) -> Iterator[str]:
     """Yield score, id and kept columns of each hit, and the passage found on another line."""
     from whiten_index.corpus.batches import (
         PASSAGE_COLUMNS,
@@ -148,12 +151,16 @@ def _hit_lines(found: list[tuple[str, list[Hit]]], passages: bool) -> Iterator[s
     )
 
     added = PASSAGE_COLUMNS if passages else ()
+    width = shutil.get_terminal_size((120, 24)).columns
     for query, hits in found:
         yield cell(query)
         for hit in hits:
             columns = hit.columns
-            kept = "  ".join(str(value) for name, value in columns.items() if name not in added)
-            yield f"  {hit.score:.4f}  {cell(hit.id)}  {terminal.one_line(kept)}".rstrip()
+            kept = "  ".join(f"{n}: {value}" for n, value in columns.items() if n not in added)
+            start = f"  {hit.score:.4f}  {cell(hit.id)}  "
+            yield f"{start}{terminal.one_line(kept, max(width - len(start), 20))}".rstrip()
             if passages:
                 place = f"[{columns[PASSAGE_START]}:{columns[PASSAGE_END]}]"
-                yield f"          {place} {terminal.one_line(columns[PASSAGE_TEXT])}"
+                start = f"          {place} "
+                text = terminal.one_line(columns[PASSAGE_TEXT], max(width - len(start), 20))
+                yield start + text

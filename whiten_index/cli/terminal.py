@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,27 +22,61 @@ _FOR_MACHINES = frozenset({
 })  # fmt: skip
 
 
+EVERY_SECONDS = 10.0
+# Set by the options -q and -v of the command that runs.
+VERBOSITY = {"quiet": False, "verbose": False}
+
+
 class Bars(Progress):
-    """Progress bars on a terminal; with ``facts`` notes on the work are printed too."""
+    """Progress on standard error; with ``facts`` notes on the work are printed too.
+
+    On a terminal it is a bar that vanishes when the stage ends, elsewhere a line every few seconds.
+    """
 
     def __init__(self, *, facts: bool = False) -> None:
-        self.facts = facts
+        self.facts = facts and not VERBOSITY["quiet"]
         self._bar: Any = None
 
     def start(self, stage: str, total: int) -> None:
-        """Open a bar."""
-        from tqdm import tqdm
+        """Open a bar, or start to tell the time."""
+        self._done, self._started = 0, time.monotonic()
+        self._ended = threading.Event()
+        if VERBOSITY["quiet"]:
+            return
+        if total and sys.stderr.isatty():
+            from tqdm import tqdm
 
-        self._bar = tqdm(total=total, desc=stage, unit=" rows", unit_scale=True, disable=None)
+            self._bar = tqdm(total=total, desc=stage, unit=" rows", unit_scale=True, leave=False)
+            return
+        given = stage, total, self._ended
+        threading.Thread(target=self._tell, args=given, daemon=True).start()
+
+    def _tell(self, stage: str, total: int, ended: threading.Event) -> None:
+        """Say how far a stage is, until it ends."""
+        while not ended.wait(EVERY_SECONDS):
+            self._say(stage, total)
+
+    def _say(self, stage: str, total: int, end: str = "") -> None:
+        spent, done = time.monotonic() - self._started, self._done
+        rows = f"{done:,} of {total:,} rows in " if total else ""
+        left = f", {duration(spent * (total - done) / done)} left" if 0 < done < total else ""
+        click.echo(f"{stage}: {rows}{duration(spent)}{end or left}", err=True)
 
     def advance(self, rows: int) -> None:
         """Move the bar."""
-        self._bar.update(rows)
+        self._done += rows
+        if self._bar is not None:
+            self._bar.update(rows)
         raise_if_interrupted()
 
     def finish(self, stage: str, seconds: float) -> None:  # noqa: ARG002
-        """Close the bar."""
-        self._bar.close()
+        """Remove the bar."""
+        self._ended.set()
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        if VERBOSITY["verbose"]:
+            self._say(stage, 0, ", done")
 
     def note(self, message: str) -> None:
         """Print a note next to the bars; warnings go to standard error."""

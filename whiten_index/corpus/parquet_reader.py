@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from whiten_index.artifacts.limits import check_expanded
 from whiten_index.corpus.sharding import Span
-from whiten_index.corpus.sources import SourceFile, asking
+from whiten_index.corpus.sources import SourceFile, asking, to_parquet
 from whiten_index.errors import CorpusError
 
 _OF_BYTES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
@@ -40,7 +40,7 @@ def unchanged(file: SourceFile, *, fault: str = "is damaged") -> Iterator[None]:
             raise file.changed() from error
         raise CorpusError(
             f"{file.path} {fault} ({str(error).splitlines()[0][:160]}); restore the file or take "
-            "it out of the corpus, then run the same command again"
+            "it out of the corpus, then run the same command again" + to_parquet(file.path)
         ) from error
     file.require_unchanged()
 

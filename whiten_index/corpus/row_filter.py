@@ -4,6 +4,7 @@ The text is parsed as a Python expression and only comparisons, ``in``, ``is Non
 ``or`` and ``not`` over columns and literals are translated: nothing is ever evaluated. As in SQL, a
 null satisfies no comparison, neither ``==`` nor ``!=``, neither ``in`` nor ``not in``. Numbers are
 rounded as a column of floats is: ``score == 0.1`` finds 0.1 in float32 too.
+SQL's words are understood too: ``lang = 'en' AND day >= '2024-01-31' AND title IS NOT NULL``.
 Dates and times are written ``date('2024-01-31')``, ``time('12:00')`` and
 ``datetime('2024-01-31T12:00:00')``, columns whose names are no words of Python
 ``column('my column')``.
@@ -15,6 +16,7 @@ import ast
 import datetime
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -39,11 +41,18 @@ _LITERALS: Mapping[str, Callable[[str], Any]] = {
     "time": datetime.time.fromisoformat,
     "datetime": datetime.datetime.fromisoformat,
 }
+# Strings and words of a condition, and what is between them.
+_PARTS = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\w+|\s+|<>|[<>=!]=?|.", re.DOTALL)
+_SQL = {
+    "AND": "and", "OR": "or", "NOT": "not", "IN": "in", "IS": "is", "NULL": "None", "TRUE": "True",
+    "FALSE": "False", "=": "==", "<>": "!=",
+}  # fmt: skip
 _NOT_UNDERSTOOD = (
     SyntaxError, ValueError, TypeError, OverflowError, RecursionError, MemoryError,
 )  # fmt: skip
 # Arrow compares term by term, and recurses into what nests until the stack ends.
 _MOST_TERMS, _MOST_LEVELS, _MOST_CHARACTERS = 1_000, 100, 4 << 20
+_MOST_SQL = 1 << 16  # characters
 # Beyond every column of integers, and within a decimal.
 _BEYOND = 10**30
 _TOO_DEEP = f"it nests more than {_MOST_LEVELS} levels"
@@ -66,11 +75,13 @@ class RowFilter:
         try:
             if len(text) > _MOST_CHARACTERS:
                 raise ValueError(f"it has more than {_MOST_CHARACTERS:,} characters")
-            tree = ast.parse(text.strip(), mode="eval").body
+            tree = ast.parse(_as_python(text.strip()), mode="eval").body
             _require_limits(tree)
             _condition(tree, {})
         except _NOT_UNDERSTOOD as error:
-            why = cut(str(error), most=200)
+            why = cut(error.msg if isinstance(error, SyntaxError) else str(error), most=200)
+            if isinstance(error, SyntaxError) and error.text and error.offset:
+                why += f" at {cut(error.text[error.offset - 1 :], most=40)!r}"
             if isinstance(error, RecursionError | MemoryError) or "nested" in why:
                 why = _TOO_DEEP
             raise ConfigError(
@@ -97,7 +108,7 @@ class RowFilter:
         except MemoryError:
             # Arrow's is an ``ArrowException`` too.
             raise
-        except (pa.ArrowException, TypeError) as error:
+        except (pa.ArrowException, TypeError, ValueError) as error:
             raise CorpusError(
                 f"the row filter {cut(self.text, most=200)!r} does not fit the columns "
                 f"({str(error).splitlines()[0]}); compare a column with a value of its own type"
@@ -105,6 +116,20 @@ class RowFilter:
         mask = np.zeros(rows.num_rows, dtype=np.bool_)
         mask[passing.to_numpy()] = True
         return mask
+
+
+def _as_python(text: str) -> str:
+    """Return a condition in which SQL's words and signs are those of Python."""
+    if len(text) > _MOST_SQL:
+        return text
+    found, before = list[str](), ""
+    for part in _PARTS.findall(text):
+        word = _SQL.get(part, part)
+        if before.lower() in ("is", "not") and part.lower() == "null":
+            word = "None"
+        found.append(word)
+        before = before if part.isspace() else part
+    return "".join(found)
 
 
 def _plain_integers(column: Any) -> Any:
@@ -183,7 +208,7 @@ def _link(left: ast.expr, op: ast.cmpop, right: ast.expr, types: _Types) -> Any:
 def _members(node: ast.expr, column: pa.DataType | None) -> list[Any] | pa.Array:
     if not isinstance(node, ast.List | ast.Tuple | ast.Set):
         raise TypeError("'in' takes a list")
-    members = [_literal(each) for each in node.elts]
+    members = [_moment(_literal(each), column) for each in node.elts]
     # Bytes may be text nobody declared.
     texts = (None, pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
     for member in members:
@@ -210,10 +235,22 @@ def _value(node: ast.expr, other: pa.DataType | None) -> Any:
     value = _literal(node)
     if value is None:
         raise ValueError("compare with None by 'is None' or 'is not None'")
-    value = _rounded(value, other)
+    value = _rounded(_moment(value, other), other)
     # Arrow takes a whole number for an int64, which not all of a uint64 are.
     unsigned = other == pa.uint64() and type(value) is int
     return pc.scalar(pa.scalar(value, other) if unsigned else value)
+
+
+def _moment(value: Any, column: pa.DataType | None) -> Any:
+    """Return a text as the date or time that a column of these holds."""
+    if not isinstance(value, str) or column is None:
+        return value
+    if pa.types.is_timestamp(column):
+        moment = _LITERALS["datetime"](value)
+        aware = column.tz is None or moment.tzinfo is not None
+        return moment if aware else moment.replace(tzinfo=datetime.UTC)
+    kind = "date" if pa.types.is_date(column) else "time" if pa.types.is_time(column) else None
+    return value if kind is None else _LITERALS[kind](value)
 
 
 def _rounded(value: Any, column: pa.DataType | None) -> Any:

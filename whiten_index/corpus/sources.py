@@ -6,7 +6,9 @@ import contextlib
 import errno
 import fnmatch
 import functools
+import json
 import os
+import shlex
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +25,14 @@ from whiten_index.errors import ConfigError, CorpusError, StorageError, first_li
 from whiten_index.paths import cut, require_no_secret, require_plain_environment
 
 SUFFIXES = (".parquet", ".pq", ".parq")
+# Reader of pyarrow and its function by the ending of a file that is no Parquet.
+_READERS = {
+    ".csv": ("csv", "read_csv"),
+    ".json": ("json", "read_json"),
+    ".jsonl": ("json", "read_json"),
+    ".arrow": ("feather", "read_table"),
+    ".feather": ("feather", "read_table"),
+}
 _PLAIN = "".join(map(chr, range(33, 127)))
 _HIDDEN = "._"
 # Decides by the names below the source whether a file is wanted or, with ``whole=False``, whether a
@@ -41,6 +51,24 @@ def find_files(sources: Sequence[str | Path]) -> list[SourceFile]:
             raise CorpusError(f"{file.path} is named twice in the corpus; name each file once")
         seen.add(file.place)
     return _with_distinct_names(files)
+
+
+def to_parquet(*paths: str) -> str:
+    """Return how the first file that can be converted is; of ``datasets`` it is the folder."""
+    found = (PurePosixPath(each) for each in paths)
+    dataset = {PurePosixPath(each).parent for each in paths if each.endswith("/dataset_info.json")}
+    path = next((each for each in (*dataset, *found) if each.suffix in _READERS or dataset), None)
+    if path is None:
+        return ""
+    old, new = json.dumps(str(path)), json.dumps(f"{path.stem}.parquet")
+    code = f"import datasets; datasets.load_from_disk({old}).to_parquet({new})"
+    if not dataset:
+        module, read = _READERS[path.suffix]
+        code = (
+            f"import pyarrow.{module} as i, pyarrow.parquet as o; "
+            f"o.write_table(i.{read}({old}), {new})"
+        )
+    return f"; a corpus is Parquet, which this makes of it: python -c {shlex.quote(code)}"
 
 
 def resolve(source: str) -> tuple[Any, str]:
@@ -163,6 +191,7 @@ def _files_of(source: str) -> list[SourceFile]:
         raise CorpusError(
             f"{source} holds no Parquet file ({len(listed)} files, none ending with "
             f"{', '.join(SUFFIXES)}); name the files with a glob, or another folder"
+            + to_parquet(*listed)
         )
     return files
 

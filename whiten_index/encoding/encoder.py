@@ -129,6 +129,9 @@ class Encoder:
         }
         self.budget = cached_budget(LADDERS[self._kind], facts)
 
+    def __repr__(self) -> str:
+        return f"Encoder({self.spec.model!r}, {self.spec.dim} dims, {self.device})"
+
     @classmethod
     def load(cls, model: str | None = None, **options: Any) -> Encoder:
         """Load a model by hub name, local folder, or None for the embedded one.

@@ -228,6 +228,7 @@ def by_reason(skipped: Mapping[str, str]) -> list[str]:
 
 
 TOLERANCE = 0.006  # of nDCG@10: a loss this small is within what a choice of queries moves
+_DEEP, _DEEP_LOSS = "quality.recall@100", 0.01  # a loss above this is told
 _LEVELS = (0.95, 0.9, 0.8)  # of agreement, if nothing is judged
 # Times whose medians differ by more than this factor from round to round are not compared.
 _STEADY = 1.5
@@ -320,13 +321,17 @@ def recommend(sweep: Sweep) -> Recommendation:
         goal = f"at {least:.0f}% or more of the raw embeddings' ten nearest neighbours"
         end = ". Without judgements quality is unknown."
     if near := [point for point in others if value(point) >= least - 1e-9]:
-        point = min(near, key=order)
+        # Raw embeddings of no more bytes beat it.
+        point = min([*near, *filter(None, [sweep.raw])], key=order)
         said = f"{point.name} takes the fewest bytes per row among the settings {goal}"
         end = "." if judged else end
     else:
         point = max(others, key=lambda p: (value(p), -(p.number(PER_ROW) or 0.0)))
         said = f"No setting is {goal}; the nearest is {point.name}"
     found = COLUMNS[measure][1](point.number(measure) or 0.0)
+    deep = [0.0 if p is None else p.number(_DEEP) or 0.0 for p in (sweep.raw, point)]
+    if (lost := deep[0] - deep[1]) > _DEEP_LOSS:
+        end += f" It loses {100 * lost:.1f} points of recall@100."
     return Recommendation(measure, point, f"{said}: {found} at {_bytes(sweep, point)}{end}")
 
 

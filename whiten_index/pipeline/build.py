@@ -54,9 +54,13 @@ class BuildReport:
     manifest: Mapping[str, Any]
     encoded: EncodeReport
 
+    def __repr__(self) -> str:
+        rows, done = self.encoded.record.rows, "up to date" * self.up_to_date or "published"
+        return f"BuildReport({str(self.out)!r}, version {self.version}, {rows:,} rows, {done})"
+
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        made = ("whitening", "choice", "factory", "bytes", "made_by")
+        made = ("whitening", "quality", "choice", "factory", "bytes", "made_by")
         encoded = self.encoded.to_json()
         encoded.pop("encoder")
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,9 +12,9 @@ from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.passages import PassageConfig
 from whiten_index.errors import ConfigError
 from whiten_index.index.choice import IndexPlan, choose_factory, parse_bytes
-from whiten_index.options import flag_of, schema
+from whiten_index.options import flag_of, options_of, schema
 from whiten_index.paths import as_place, require_path
-from whiten_index.pipeline.build_options import BuildOptions
+from whiten_index.pipeline.build_options import BuildOptions, EncodeOptions
 from whiten_index.store.dtypes import StoreDtype
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
@@ -153,6 +154,16 @@ class BuildConfig(BuildOptions):
             self.factory, rows=rows, dim=dim, k=k, budget=budget, target_recall=target
         )
         return IndexPlan(choice, self.seed, target, budget=budget, device=self.index_device)
+
+    def command(self) -> str:
+        """Return the build with the options of corpus, encoder and store that are not defaults."""
+        words = ["whiten-index", "build", *self.corpus]
+        for each in options_of(EncodeOptions):
+            value = getattr(self, each.name)
+            if value not in (each.default, None):
+                for one in value if isinstance(value, tuple) else [value]:
+                    words += [each.flag] if one is True else [each.flag, str(one)]
+        return shlex.join(words)
 
     def dtype_kept(self) -> StoreDtype:
         """Return the type of the stored embeddings."""

@@ -28,6 +28,7 @@ from whiten_index.whitening.selection import (
     choose_by_spectrum,
     keeps,
     reciprocal_ranks,
+    score_raw,
     score_settings,
     settings,
     widths,
@@ -46,7 +47,7 @@ _SENTENCE_WEIGHT = 2.0
 # With 100, 200 and 400 documents the choice still moved nDCG@10 of SciFact by 0.7.
 _ENOUGH_DOCUMENTS = 300
 # Changes whenever the same sample would give another choice.
-_RULES = 2
+_RULES = 3
 _OPTIONS = ("k", "exponent", "center", "normalize_input", "floor", "choose_sample", "seed")
 
 
@@ -130,7 +131,15 @@ def _choose(
         grid, scores = _scored(fit, evidence.trials, tried, config)
         setting, candidates = choose_by_scores(grid, scores, errors=evidence.errors)
         watcher.advance(evidence.count)
-    return Choice(evidence.rule, setting, evidence.measure, evidence.count, candidates, why)
+        raw = score_raw(evidence.trials)
+    found = Choice(evidence.rule, setting, evidence.measure, evidence.count, candidates, why, raw)
+    score = max(each.score for each in candidates if each.k == setting.k and each.leads)
+    if not keeps(score, raw):
+        encoded.stages.watcher.note(
+            f"note: the transform scores {score:.3f} and raw embeddings {raw:.3f} without labels; "
+            "leave --k and --exponent out, or keep the raw embeddings with --whiten none"
+        )
+    return found
 
 
 def piece_evidence(encoded: EncodeReport, sample: Sample) -> Evidence:

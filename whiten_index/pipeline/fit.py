@@ -17,7 +17,7 @@ from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import Choice
-from whiten_index.whitening.spectrum import unit_rows
+from whiten_index.whitening.spectrum import default_width, unit_rows
 from whiten_index.whitening.transform import Whitening
 from whiten_index.whitening.whitening_config import parse_shrinkage
 
@@ -58,6 +58,12 @@ def fit_whitening(config: BuildConfig, encoded: EncodeReport, labels: Labels | N
         wanted = replace(wanted, k=setting.k, exponent=setting.exponent, center=setting.center)
     whitening = Whitening.fit(moments, wanted)
     _note_rounding(encoded, whitening)
+    usual = default_width(whitening.dim)
+    if config.k is None and whitening.k == whitening.rank < usual:
+        encoded.stages.watcher.note(
+            f"note: k is {whitening.k} and not {usual}, as the embeddings of {moments.count:g} "
+            "rows span no more directions"
+        )
     return Fitted(moments, whitening, choice)
 
 

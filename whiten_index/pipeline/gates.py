@@ -352,7 +352,7 @@ class _Trial:
         if count:
             self._check_sampled(gate, rows, best[:count], near[:count], cosines[:count])
         if canaries is not None:
-            share = _recall(best[count:, :_TOP_K], cosines[count:, :_TOP_K])
+            share = recall(best[count:, :_TOP_K], cosines[count:, :_TOP_K])
             gate.found.update(queries=len(canaries), query_recall=share)
             gate.blame(_below(share, gate.bound["query_recall"], "canary queries"))
             rescorer = reranker if most else None
@@ -395,8 +395,8 @@ class _Trial:
                 f"that of id {first!r}"
             )
         own[~own.any(axis=1), -1] = True
-        gate.found["recall"] = recall = _recall(best[:, 1:], cosines[~own].reshape(len(rows), -1))
-        gate.blame(_below(recall, gate.bound["recall"], "sampled rows"))
+        gate.found["recall"] = found = recall(best[:, 1:], cosines[~own].reshape(len(rows), -1))
+        gate.blame(_below(found, gate.bound["recall"], "sampled rows"))
 
     def _check_answers(
         self,
@@ -445,7 +445,7 @@ class _Trial:
         return max(round(target - margin, 6), 0.0)
 
 
-def _recall(best: Vectors, cosines: Vectors) -> float | None:
+def recall(best: Vectors, cosines: Vectors) -> float | None:
     """Return the share of the nearest rows that are found, None if there are none.
 
     ``best`` (q, n) are the cosines of the nearest, and ``cosines`` (q, m) those of the rows found;

@@ -38,7 +38,9 @@ from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.progress import Progress, Stages
 from whiten_index.store.dtypes import StoreDtype, segment_bytes
 from whiten_index.store.records import CorpusPart, CorpusRecord
+from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import widths
+from whiten_index.whitening.spectrum import Spectrum
 
 _CALIBRATION_ROWS = 256
 _FLOAT32_BYTES = 4
@@ -69,6 +71,7 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> dict
     read_labels(config)
     work = shard_work(config, corpus, write=False)
     dim, missing = work.store.dim, list[Shard]()
+    sample = Moments.empty(dim)
     rows = to_encode = raw_bytes = 0
     with stages.stage("look up shards", corpus.rows) as watcher:
         for shard in corpus.shards:
@@ -76,9 +79,19 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> dict
             rows, to_encode = rows + len(found.batch), to_encode + len(found.to_encode)
             raw_bytes += len(found.batch) * dim * _itemsize(work, found)
             missing += [shard] if len(found.to_encode) else []
+            if isinstance(found.batch, EmbeddingBatch) and not sample.count:
+                sample = sample.update(found.batch.embeddings)
             watcher.advance(shard.rows)
     rate = _rows_per_second(config, work, missing, stages)
     k, settled = _expected_width(config, rows=rows, dim=dim)
+    rank = Spectrum.of(sample.covariance()).rank if sample.count > 1 else dim
+    # So many rows that more would hardly add a direction.
+    rank = rank if rank < sample.count - 1 else dim
+    if settled and config.k is not None and k > (rank := min(rank, max(rows - 1, 1))):
+        stages.watcher.note(
+            f"note: --k {k} is above the rank {rank} of a sample of the embeddings, and a build "
+            f"would refuse it; use --k {rank} or less, or --k full"
+        )
     choice = config.index_plan(rows=rows, dim=dim, k=k).choice
     return {
         "shards": len(corpus.shards),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from whiten_index import __version__
 from whiten_index.artifacts.manifest import fingerprint
@@ -20,17 +21,20 @@ from whiten_index.distributed.executors import remote_call
 from whiten_index.errors import StorageError
 from whiten_index.evaluation.geometry_scores import Geometry
 from whiten_index.index.choice import FactoryChoice, IndexPlan
+from whiten_index.index.exact import exact_neighbours
 from whiten_index.index.factory import inner_index
 from whiten_index.index.faiss_build import CodeReuse, IndexBuildResult, build_faiss_index
 from whiten_index.index.library import describe_faiss
 from whiten_index.index.transforms import is_lossy
 from whiten_index.index.tuning import has_parameters
 from whiten_index.paths import is_uri
+from whiten_index.pipeline.gates import recall
+from whiten_index.search.rerank import EMBEDDINGS, Reranker
 from whiten_index.search.search_index import hits_of
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings, drawn_rows
-from whiten_index.versions.bundle import open_unsealed
+from whiten_index.versions.bundle import Bundle, open_unsealed
 from whiten_index.versions.documents import write_documents
 from whiten_index.versions.published import (
     DOCUMENTS,
@@ -52,6 +56,9 @@ if TYPE_CHECKING:
 
 
 _ROWS, _LEAST_ROWS = 2_048, 3
+_TOP_K, _COMPARED, _LEAST_COMPARED = 10, 200, 100
+# Agreement with raw search below this is told as a warning.
+_POOR = 0.5
 
 
 @dataclass(frozen=True)
@@ -178,17 +185,59 @@ def write_files(
             "index": made.sizes.to_json(),
         },
     }
-    _require_searchable(folder, fields)
+    bundle = _require_searchable(folder, fields)
+    with stages.stage("compare with raw", record.rows) as watcher:
+        fields["quality"] = _quality(encoded, bundle, config.seed)
+        watcher.advance(record.rows)
+    share = (fields["quality"] or {}).get("agreement_at_10", 1.0)
+    if share < _POOR:
+        stages.watcher.note(
+            f"note: the index finds only {share:.0%} of the ten nearest by raw embeddings; a "
+            "larger --k, an --exponent nearer 0 or a finer --factory finds more"
+        )
     return fields
 
 
-def _require_searchable(folder: Path, fields: Mapping[str, Any]) -> None:
+def _quality(encoded: EncodeReport, bundle: Bundle, seed: int) -> dict[str, float] | None:
+    """Return the share of a row's ten nearest by raw embeddings that the index finds, of 200 rows.
+
+    Rows as near as the tenth count; the row itself does not. None for fewer than 100 rows.
+    """
+    store, record = encoded.store, encoded.record
+    if record.rows < _LEAST_COMPARED:
+        return None
+    rows = np.sort(drawn_rows(record, _COMPARED, np.random.default_rng(seed)))
+    queries = CorpusEmbeddings(store, record).at(rows).astype(np.float32)
+    best = remote_call(encoded.executor, encoded.stages, _raw_cosines, store, record, queries)
+    most = int(bundle.manifest["factory"]["rerank"] or 0)
+    again = Reranker(store, record, bundle.whitening, candidates=most) if most else None
+    _, found = bundle.search(queries, _TOP_K + 1, rescorer=again, by_row=True)
+    own = found == rows[:, None]
+    own[~own.any(axis=1), -1] = True
+    others = found[~own].reshape(len(rows), -1)
+    raw = Reranker(store, record, bundle.whitening, candidates=0, by=EMBEDDINGS)
+    share = recall(best[:, 1:], raw(queries, others))
+    return None if share is None else {"agreement_at_10": share, "queries": len(rows)}
+
+
+def _raw_cosines(
+    _: Stages, store: EmbeddingStore, record: CorpusRecord, queries: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Return the best cosines (q, 11) of raw queries with all rows."""
+    blocks = (
+        unit_rows(block).astype(np.float32) for block in CorpusEmbeddings(store, record).blocks()
+    )
+    return exact_neighbours(blocks, unit_rows(queries).astype(np.float32), _TOP_K + 1)[0]
+
+
+def _require_searchable(folder: Path, fields: Mapping[str, Any]) -> Bundle:
     """Search once as readers will, so that a broken version is not published."""
     bundle = open_unsealed(folder, fields)
     query = bundle.whitening.mean + np.random.default_rng(0).normal(size=(1, bundle.dim))
     scores, rows = bundle.search(query.astype(np.float32), 1)
     # The list that is searched first may be empty: then any row will do.
     hits_of(bundle, scores[0], np.maximum(rows[0], 0))
+    return bundle
 
 
 def _index_note(choice: FactoryChoice) -> str:

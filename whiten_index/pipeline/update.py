@@ -119,7 +119,10 @@ class UpdateReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
         kept, files = self.encoded.counts.kept_files, len(self.encoded.record.files)
-        encoded, made = self.encoded.to_json(), ("whitening", "factory", "bytes", "created")
+        encoded, made = (
+            self.encoded.to_json(),
+            ("whitening", "quality", "factory", "bytes", "created"),
+        )
         return {
             "out": str(self.out),
             **{name: encoded[name] for name in ("store", "counts", "seconds", "stage_rows")},
@@ -131,7 +134,7 @@ class UpdateReport:
             "drift": self.update.get("drift"),
             "decision": self.update.get("decision"),
             "gates": self.gates,
-            **{name: self.manifest[name] for name in made},
+            **{name: self.manifest.get(name) for name in made},
         }
 
 

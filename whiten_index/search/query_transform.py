@@ -138,6 +138,9 @@ class QueryTransform:
         """Share it within a process, so that the encoder is loaded once."""
         return self
 
+    def __repr__(self) -> str:
+        return f"QueryTransform({self.dim} to {self.k} dims, version {self.version})"
+
     @classmethod
     def of(
         cls,

@@ -6,9 +6,10 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.cached_storage import place_of
@@ -48,6 +49,14 @@ class Hit:
     score: float
     row: int
     columns: Mapping[str, Any]
+
+
+class Hits(list[Hit]):
+    """The hits of one query, best first."""
+
+    def to_arrow(self) -> pa.Table:
+        """Return a table with a row a hit: score, id and kept columns; ``to_pandas`` turns it."""
+        return pa.Table.from_pylist([{"score": h.score, "id": h.id, **h.columns} for h in self])
 
 
 class OpenOptions(EncoderOpening, total=False):
@@ -129,14 +138,12 @@ class Opened:
 
     def search(
         self, embeddings: NDArray[np.floating], top_k: int, chosen: RowFilter | None
-    ) -> list[list[Hit]]:
+    ) -> list[Hits]:
         """Return the hits of raw embeddings (n, d)."""
         scores, rows = self._nearest(embeddings, top_k, chosen)
         return [hits_of(self.bundle, *pair) for pair in zip(scores, rows, strict=True)]
 
-    def search_like(
-        self, document_id: str | int, top_k: int, chosen: RowFilter | None
-    ) -> list[Hit]:
+    def search_like(self, document_id: str | int, top_k: int, chosen: RowFilter | None) -> Hits:
         """Return the documents nearest to a document, itself left out."""
         row = self.bundle.documents.find(document_id)
         scores, rows = self.bundle.search_like(
@@ -164,9 +171,9 @@ class Opened:
         return self.bundle.search(embeddings, top_k, row_filter=chosen, rescorer=self.reranker)
 
 
-def hits_of(bundle: Bundle, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> list[Hit]:
+def hits_of(bundle: Bundle, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> Hits:
     """Return the hits of one query by their row numbers, where those are not negative."""
-    hits = []
+    hits = Hits()
     for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
         if row >= 0:
             columns = bundle.documents.get(row)
@@ -266,13 +273,21 @@ class SearchIndex:
         current = read_current(self._root, self._mirror)
         return current.manifest_sha256 == self.bundle.source.sha256
 
+    @overload
+    def search(self, texts: str, *, top_k: int = 10, row_filter: str | None = None) -> Hits: ...  # type: ignore[overload-overlap]
+
+    @overload
     def search(
         self, texts: Sequence[str], *, top_k: int = 10, row_filter: str | None = None
-    ) -> list[list[Hit]]:
-        """Return the hits of each text, best first, a document once.
+    ) -> list[Hits]: ...
+
+    def search(
+        self, texts: str | Sequence[str], *, top_k: int = 10, row_filter: str | None = None
+    ) -> Hits | list[Hits]:
+        """Return the hits of each text, or of one text, best first, a document once.
 
         Args:
-            texts: the queries.
+            texts: the queries, or one.
             top_k: hits a query at most.
             row_filter: condition on kept columns that hits must pass, such as ``lang == 'en'``.
 
@@ -285,6 +300,8 @@ class SearchIndex:
         """
         opened = self._opened
         chosen = opened.filter(row_filter)
+        if isinstance(texts, str):
+            return opened.search(opened.encode([texts]), top_k, chosen)[0]
         return opened.search(opened.encode(texts), top_k, chosen)
 
     def search_embeddings(
@@ -293,14 +310,14 @@ class SearchIndex:
         *,
         top_k: int = 10,
         row_filter: str | None = None,
-    ) -> list[list[Hit]]:
+    ) -> list[Hits]:
         """Return the hits of each raw, unwhitened embedding (n, d), best first; see ``search``."""
         opened = self._opened
         return opened.search(embeddings, top_k, opened.filter(row_filter))
 
     def search_like(
         self, document_id: str | int, *, top_k: int = 10, row_filter: str | None = None
-    ) -> list[Hit]:
+    ) -> Hits:
         """Return the documents nearest to a document, itself left out; see ``search``.
 
         Raises:
@@ -371,12 +388,15 @@ class SearchIndex:
             yield from opened.rankings(ids[part], embeddings[part], top_k, chosen)
 
 
-def open_index(path: Path | str, **options: Unpack[OpenOptions]) -> SearchIndex:
+def open_index(
+    path: Path | str, *, preload: bool = False, **options: Unpack[OpenOptions]
+) -> SearchIndex:
     """Open the published version of an index for search.
 
     Args:
         path: the index folder, or its URI; of one in an object store the published version is
             copied to this machine, once.
+        preload: load the encoder now, not on the first query by text.
         options: see ``OpenOptions`` and ``EncoderOpening``.
 
     Raises:
@@ -397,6 +417,8 @@ def open_index(path: Path | str, **options: Unpack[OpenOptions]) -> SearchIndex:
     if (store := options.get("store")) is not None:
         options["store"] = absolute(store)
     index = SearchIndex(root, mirror, options)
+    if preload:
+        _ = index.encoder
     if threads is not None:
         set_threads(threads)
     return index

@@ -196,8 +196,8 @@ def rollback(root: Path | str, *, to: str | None = None) -> RollbackReport:
 
     Args:
         root: the index folder, or its URI.
-        to: a version; by default the newest that is sound, not withdrawn, and older than the
-            published one.
+        to: a version, or its number; by default the newest that is sound, not withdrawn, and older
+            than the published one.
 
     Raises:
         ConfigError: there is no such version, or it is the published one.
@@ -270,6 +270,10 @@ def _older(
 
 def _named(root: Path, current: Current | None, name: str, mirror: Storage) -> tuple[Version, str]:
     names = _names(root, mirror)
+    if name.isdecimal():
+        # Its number alone, where that is of one version.
+        numbered = [each for each in names if version_number(each) == int(name)]
+        name = numbered[0] if len(numbered) == 1 else name
     if current is not None and name == current.version:
         raise ConfigError(f"{name} is the published version already; name another with --to")
     if name not in names:

@@ -99,6 +99,7 @@ class ChoiceFacts(TypedDict):
     sample: Count
     why: str
     candidates: list[_Candidate]
+    raw_score: NotRequired[Number | None]
 
 
 class _Tuned(TypedDict):
@@ -161,6 +162,7 @@ class VersionManifest(Described):
     counts: _Counts
     made_by: dict[str, Any]
     geometry: dict[str, _Figures] | None
+    quality: NotRequired[_Figures | None]
     version: VersionName
     factory: _Factory
     bytes: _Bytes

@@ -349,7 +349,7 @@ def decide(drift: Drift, *, threshold: float = DRIFT_THRESHOLD, order: Order = "
     ``noise_variance``: new topics may need directions that the transform drops.
     """
     figure = f"the drift is {drift.kl_of_refit:.4g} nats a dimension"
-    room = f"{threshold:g} and {drift.noise_kl:.2g} of sampling noise"
+    room = f"{threshold + drift.noise_kl:.4g} ({threshold:g}, and the rest is sampling noise)"
     lost = drift.variance_lost
     refits = False
     if order != "auto":

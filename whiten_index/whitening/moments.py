@@ -56,6 +56,9 @@ class Moments:
     cubic: NDArray[np.float64] | None = None
     quartic: float | None = None
 
+    def __repr__(self) -> str:
+        return f"Moments({self.count:g} rows, {self.dim} dims)"
+
     @classmethod
     def empty(cls, dim: int) -> Moments:
         """Return the moments of no rows of ``dim`` coordinates: the zero of ``+``."""

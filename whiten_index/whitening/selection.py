@@ -57,6 +57,7 @@ class Choice:
     sample: int  # number of documents, queries or pairs scored
     candidates: Sequence[Candidate]  # the alternatives; none if the spectrum alone decided
     why: str  # one sentence for the user
+    raw_score: float | None = None  # of the embeddings as they are
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Choice:
@@ -128,6 +129,18 @@ def score_settings(
                     pair = (unit_rows(rows).astype(np.float32) for rows in scaled)
                     total[row] = total[row] + trial.weight * trial.score(*pair)
     return np.array(total) / sum(trial.weight for trial in trials)
+
+
+def score_raw(trials: Sequence[Trial]) -> float:
+    """Return the mean score of the embeddings as they are."""
+    total = sum(
+        trial.weight
+        * trial.score(
+            *(unit_rows(rows).astype(np.float32) for rows in (trial.queries, trial.candidates))
+        ).mean()
+        for trial in trials
+    )
+    return float(total / sum(trial.weight for trial in trials))
 
 
 def keeps(score: float, best: float) -> bool:

@@ -105,6 +105,11 @@ class Whitening:
     shuffle: bool = False
     seed: int | None = None
 
+    def __repr__(self) -> str:
+        return (
+            f"Whitening({self.kind.value}, {self.dim} to {self.k} dims, exponent {self.exponent:g})"
+        )
+
     @classmethod
     def fit(
         cls, data: Moments | NDArray[np.floating], config: WhiteningConfig | None = None
