@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from whiten_index.training.training_config import TrainingConfig
     from whiten_index.vectordb.push import push_index, pushed_version
     from whiten_index.vectordb.push_config import PushConfig
-    from whiten_index.versions.retention import list_versions, rollback
+    from whiten_index.versions.retention import list_versions
     from whiten_index.whitening.moments import Moments
     from whiten_index.whitening.transform import Whitening
     from whiten_index.whitening.whitening_config import WhiteningConfig
@@ -61,7 +61,6 @@ _HOME = {
     "push_index": "vectordb.push",
     "pushed_version": "vectordb.push",
     "read_sts": "evaluation.sts_sets",
-    "rollback": "versions.retention",
     "run_sweep": "measure.sweep_run",
     "train_encoder": "training.train",
     "update_index": "pipeline.update",
@@ -72,7 +71,7 @@ __all__ = [
     "ParquetCorpus", "PushConfig", "QueryTransform", "SweepConfig", "TrainingConfig",
     "UpdateConfig", "WhitenIndexError", "Whitening", "WhiteningConfig", "__version__",
     "build_index", "encode_corpus", "evaluate_sts", "list_versions", "open_index", "push_index",
-    "pushed_version", "read_sts", "rollback", "run_sweep", "train_encoder", "update_index",
+    "pushed_version", "read_sts", "run_sweep", "train_encoder", "update_index",
 ]  # fmt: skip
 
 

@@ -149,10 +149,6 @@ _EXAMPLES = {
 }
 
 
-def _set_verbosity(_: click.Context, parameter: click.Parameter, given: bool) -> None:
-    terminal.VERBOSITY[str(parameter.name)] = given
-
-
 def _complete(command: click.Command) -> None:
     """Add what every command has: an example, ``--config``, and how much is said."""
     for each in getattr(command, "commands", {}).values():
@@ -163,12 +159,15 @@ def _complete(command: click.Command) -> None:
         return
     if not {"config", "job"} & {each.name for each in command.params}:
         own_config_option(command)
-    for name, said in (
-        ("quiet", "Show no progress and no notes but warnings."),
-        ("verbose", "Show every stage that ends, and its seconds."),
-    ):
-        settings: Any = {"is_flag": True, "expose_value": False, "callback": _set_verbosity}
-        command.params.append(click.Option([f"-{name[0]}", f"--{name}"], help=said, **settings))
+    settings: Any = {
+        "is_flag": True,
+        "expose_value": False,
+        "callback": lambda _, option, given: terminal.VERBOSITY.update({option.name: given}),
+    }
+    command.params += [
+        click.Option(["-q", "--quiet"], help="Show warnings and the result alone.", **settings),
+        click.Option(["-v", "--verbose"], help="Show the seconds of each stage.", **settings),
+    ]
 
 
 for members in _SECTIONS.values():

@@ -15,7 +15,7 @@
     options = {m = 16}
 
 Steps run in the order of the first line. Nothing is removed without ``keep-versions``, and the
-store keeps its shards with ``gc = false``. Paths are relative to the working folder.
+store keeps its shards with ``gc = false``. Paths are relative to the folder of the job file.
 
 Each line on standard output is one event, a JSON object. The last is ``published``,
 ``up_to_date``, ``gate_failed``, ``failed`` or ``interrupted``, or ``planned`` after a dry run. The
@@ -58,6 +58,7 @@ from whiten_index.vectordb.push_config import PushConfig
 _LOGGED_APART = ("drift", "decision", "gates", "notes")
 # Options that name, next to the address, the place of a table.
 _PLACES = ("schema", "db")
+_PATHS = {"index", "corpus", "store", "canary_file", "metrics"}
 
 
 @schema
@@ -83,6 +84,8 @@ class NightlyJob(UpdateConfig):
         """Read a job file, and refuse it whole if any key or value is not valid."""
         where = f"job file {path}"
         values = read_job(path, job_keys(cls))
+        for key in _PATHS & values.keys():
+            values[key] = _from(path.parent, values[key])
         tables = values.pop("push", [])
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             raise ConfigError(f"{where}: push is a table; write [[push]] above each")
@@ -96,6 +99,8 @@ class NightlyJob(UpdateConfig):
         for number, table in enumerate(tables, 1):
             push = f"{where}, push {number}"
             named = rename_keys(table, keys, where=push)
+            for key in {"to", "store"} & named.keys():
+                named[key] = _from(path.parent, named[key])
             try:
                 config = PushConfig(index=job.index, **named)
             except ConfigError as error:
@@ -116,6 +121,14 @@ class NightlyJob(UpdateConfig):
         return UpdateConfig(
             **{name: getattr(self, name) for name in UpdateConfig.__dataclass_fields__}
         )
+
+
+def _from(folder: Path, value: Any) -> Any:
+    """Return paths of a job file as seen from the working folder; no path stays as it is."""
+    if isinstance(value, list):
+        return [_from(folder, each) for each in value]
+    path = isinstance(value, str) and value and ":" not in value and value[0] != "~"
+    return str(folder / value) if path else value
 
 
 def run_nightly(path: Path, *, dry_run: bool = False) -> int:

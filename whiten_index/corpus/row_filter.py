@@ -52,7 +52,6 @@ _NOT_UNDERSTOOD = (
 )  # fmt: skip
 # Arrow compares term by term, and recurses into what nests until the stack ends.
 _MOST_TERMS, _MOST_LEVELS, _MOST_CHARACTERS = 1_000, 100, 4 << 20
-_MOST_SQL = 1 << 16  # characters
 # Beyond every column of integers, and within a decimal.
 _BEYOND = 10**30
 _TOO_DEEP = f"it nests more than {_MOST_LEVELS} levels"
@@ -120,8 +119,6 @@ class RowFilter:
 
 def _as_python(text: str) -> str:
     """Return a condition in which SQL's words and signs are those of Python."""
-    if len(text) > _MOST_SQL:
-        return text
     found, before = list[str](), ""
     for part in _PARTS.findall(text):
         word = _SQL.get(part, part)

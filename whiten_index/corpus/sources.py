@@ -27,12 +27,9 @@ from whiten_index.paths import cut, require_no_secret, require_plain_environment
 SUFFIXES = (".parquet", ".pq", ".parq")
 # Reader of pyarrow and its function by the ending of a file that is no Parquet.
 _READERS = {
-    ".csv": ("csv", "read_csv"),
-    ".json": ("json", "read_json"),
-    ".jsonl": ("json", "read_json"),
-    ".arrow": ("feather", "read_table"),
-    ".feather": ("feather", "read_table"),
-}
+    ".csv": ("csv", "csv"), ".json": ("json", "json"), ".jsonl": ("json", "json"),
+    ".arrow": ("feather", "table"), ".feather": ("feather", "table"),
+}  # fmt: skip
 _PLAIN = "".join(map(chr, range(33, 127)))
 _HIDDEN = "._"
 # Decides by the names below the source whether a file is wanted or, with ``whole=False``, whether a
@@ -63,10 +60,10 @@ def to_parquet(*paths: str) -> str:
     old, new = json.dumps(str(path)), json.dumps(f"{path.stem}.parquet")
     code = f"import datasets; datasets.load_from_disk({old}).to_parquet({new})"
     if not dataset:
-        module, read = _READERS[path.suffix]
+        module, kind = _READERS[path.suffix]
         code = (
             f"import pyarrow.{module} as i, pyarrow.parquet as o; "
-            f"o.write_table(i.{read}({old}), {new})"
+            f"o.write_table(i.read_{kind}({old}), {new})"
         )
     return f"; a corpus is Parquet, which this makes of it: python -c {shlex.quote(code)}"
 

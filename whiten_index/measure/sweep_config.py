@@ -77,6 +77,10 @@ class SweepConfig(SweepOptions, EncodeOptions):
 
     Raises:
         ConfigError: an option is unknown or invalid, or options do not go together.
+
+    Examples:
+        >>> SweepConfig(store="store", out="swept", widths="16,8").ks
+        (8, 16)
     """
 
     def __post_init__(self) -> None:

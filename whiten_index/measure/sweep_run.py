@@ -109,6 +109,10 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
         ArtifactError: the results file is damaged.
         BusyError: another sweep writes to the same folder.
         StorageError: the disk is full or cannot be written.
+
+    Examples:
+        >>> run_sweep(SweepConfig(store="store", out="swept")).measured  # doctest: +SKIP
+        98
     """
     stages = Stages(progress or Progress())
     load_faiss()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from whiten_index.artifacts.cached_storage import naming, place_of
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.storage import Place
-from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.errors import ArtifactError, ConfigError, GateError
 from whiten_index.index.library import load_faiss, set_threads
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import EncodeReport, encode_or_open
@@ -34,6 +35,8 @@ from whiten_index.versions.published import (
     set_current,
     tidy,
 )
+
+_MAX_SHRINK, _LEAST_GUARDED = 0.2, 100  # a smaller index is soon built again
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
         EncoderError: the model cannot be found or loaded.
         WhiteningError: the embeddings do not allow the transform.
         ArtifactError: the store is damaged and there is no corpus to mend it from.
+        GateError: many rows would be replaced by few, without ``force``.
         BusyError: another process is writing the same folder.
         StorageError: the disk is full or cannot be written.
         ClusterError: the cluster cannot be reached, or has no worker left.
@@ -110,6 +114,7 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
             encoded = encode_or_open(config, stages, executor)
             rows = encoded.record.rows
             register(encoded.store, config.out_place, stages)
+            _require_rows(config, rows, out)
             fitted = fit_whitening(config, encoded, labels)
             plan = config.index_plan(rows=rows, dim=fitted.whitening.dim, k=fitted.whitening.k)
             spec = VersionSpec(fitted, plan, version_identity(encoded, fitted, plan))
@@ -126,6 +131,18 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
                 set_current(out, version, mirror=mirror, tag=before)
             manifest = read_published(out).fields
             return BuildReport(config.out_place, version, up_to_date, manifest, encoded)
+
+
+def _require_rows(config: BuildConfig, rows: int, out: Path) -> None:
+    """Refuse to replace many rows by few, as a trial with ``--limit`` would."""
+    had = 0
+    with contextlib.suppress(ArtifactError):
+        had = read_published(out).fields["rows"]
+    if not config.force and had >= _LEAST_GUARDED and rows < had * (1 - _MAX_SHRINK):
+        raise GateError(
+            f"{out} has {had:,} rows, and this build would publish {rows:,} in their place; name "
+            "another --out, or add --force. What was encoded is kept"
+        )
 
 
 def _current(out: Path) -> str | None:

@@ -26,7 +26,9 @@ _NAMED_TRANSFORM_OPTIONS = ("groups", "group_size", "shuffle", "shrinkage", "rem
 _LABEL_OPTIONS = ("queries", "qrels", "qrels_split", "pairs")
 _RUNNER_OPTIONS = ("address", "workers")
 # Not recorded: the resources that did the work, and permissions, which are never read from a file.
-_NOT_RECORDED = ("runner", "address", "workers", "trust_remote_code", "local_files_only")
+_NOT_RECORDED = (
+    "runner", "address", "workers", "trust_remote_code", "local_files_only", "force",
+)  # fmt: skip
 
 
 @schema

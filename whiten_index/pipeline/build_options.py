@@ -201,4 +201,7 @@ class BuildOptions(IndexOptions, TransformOptions, EncodeOptions):
         str | None,
         Option("Folder of the index, or its place in a bucket: s3://BUCKET/PREFIX.", OUTPUT),
     ] = None
+    force: Annotated[
+        bool, Option("Publish though a fifth or more of the rows before are gone.", OUTPUT)
+    ] = False
     seed: Annotated[int, Option("Seed of every random sample, direction and group.", INDEX)] = 0

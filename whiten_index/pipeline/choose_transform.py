@@ -28,7 +28,6 @@ from whiten_index.whitening.selection import (
     choose_by_spectrum,
     keeps,
     reciprocal_ranks,
-    score_raw,
     score_settings,
     settings,
     widths,
@@ -131,7 +130,9 @@ def _choose(
         grid, scores = _scored(fit, evidence.trials, tried, config)
         setting, candidates = choose_by_scores(grid, scores, errors=evidence.errors)
         watcher.advance(evidence.count)
-        raw = score_raw(evidence.trials)
+        # A rotation changes no cosine.
+        whole = Setting(fit.k, 0.0, center=False)
+        raw = float(score_settings(fit, evidence.trials, [whole]).mean())
     found = Choice(evidence.rule, setting, evidence.measure, evidence.count, candidates, why, raw)
     score = max(each.score for each in candidates if each.k == setting.k and each.leads)
     if not keeps(score, raw):

@@ -85,9 +85,8 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> dict
     rate = _rows_per_second(config, work, missing, stages)
     k, settled = _expected_width(config, rows=rows, dim=dim)
     rank = Spectrum.of(sample.covariance()).rank if sample.count > 1 else dim
-    # So many rows that more would hardly add a direction.
-    rank = rank if rank < sample.count - 1 else dim
-    if settled and config.k is not None and k > (rank := min(rank, max(rows - 1, 1))):
+    # Of more rows than that, others would hardly add a direction.
+    if config.k is not None and k > rank and sample.count > rank + 1:
         stages.watcher.note(
             f"note: --k {k} is above the rank {rank} of a sample of the embeddings, and a build "
             f"would refuse it; use --k {rank} or less, or --k full"

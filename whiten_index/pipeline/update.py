@@ -119,10 +119,8 @@ class UpdateReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
         kept, files = self.encoded.counts.kept_files, len(self.encoded.record.files)
-        encoded, made = (
-            self.encoded.to_json(),
-            ("whitening", "quality", "factory", "bytes", "created"),
-        )
+        encoded = self.encoded.to_json()
+        made = ("whitening", "quality", "factory", "bytes", "created")
         return {
             "out": str(self.out),
             **{name: encoded[name] for name in ("store", "counts", "seconds", "stage_rows")},
@@ -155,6 +153,10 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
         StorageError: the disk is full or cannot be written.
         ClusterError: the cluster cannot be reached, or has no worker left.
         PartialFailureError: some shards failed on every machine; the others are in the store.
+
+    Examples:
+        >>> update_index(UpdateConfig(index="index")).up_to_date
+        True
     """
     stages = Stages(progress or Progress())
     out, mirror = place_of(config.index)

@@ -97,6 +97,10 @@ def list_versions(root: Path | str, *, verify: str = "manifest") -> list[Version
     Raises:
         ArtifactError: there is no index.
         ConfigError: it is in a bucket and ``verify`` is full.
+
+    Examples:
+        >>> [each.published for each in list_versions("index")]
+        [True]
     """
     place, mirror = place_of(root)
     if mirror.uri and verify != "manifest":

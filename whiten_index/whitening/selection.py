@@ -131,18 +131,6 @@ def score_settings(
     return np.array(total) / sum(trial.weight for trial in trials)
 
 
-def score_raw(trials: Sequence[Trial]) -> float:
-    """Return the mean score of the embeddings as they are."""
-    total = sum(
-        trial.weight
-        * trial.score(
-            *(unit_rows(rows).astype(np.float32) for rows in (trial.queries, trial.candidates))
-        ).mean()
-        for trial in trials
-    )
-    return float(total / sum(trial.weight for trial in trials))
-
-
 def keeps(score: float, best: float) -> bool:
     """Return whether a width's score is at least 97 % of the best one."""
     # Correlations may be negative.

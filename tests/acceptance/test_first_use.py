@@ -1,0 +1,160 @@
+"""Steps of a first day: what is said meanwhile, what a build costs, one grammar, other files."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+import whiten_index
+from tests.acceptance.commands import done, refused, run
+from whiten_index.cli import terminal
+
+ROWS, DIM = 400, 32
+COLUMNS = ("--embedding-column", "e", "--id-column", "id")
+
+
+def write(path: Path, rows: int = ROWS, rank: int = DIM) -> Path:
+    random = np.random.default_rng(0)
+    spread = random.standard_normal((rank, DIM)) / np.sqrt(np.arange(1, DIM + 1))
+    day = datetime.date(2024, 1, 1)
+    pq.write_table(
+        pa.table(
+            {
+                "id": [f"d{row}" for row in range(rows)],
+                "e": list((random.standard_normal((rows, rank)) @ spread).astype(np.float32)),
+                "day": [day + datetime.timedelta(row) for row in range(rows)],
+            }
+        ),
+        path,
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("first") / "c.parquet")
+
+
+@pytest.fixture(scope="module")
+def index(corpus: Path) -> Path:
+    out = corpus.parent / "index"
+    done("build", corpus, *COLUMNS, "--keep", "day", "--out", out, "--k", 24, "--whiten", "pca")
+    return out
+
+
+def test_a_pipe_has_lines_of_progress(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "EVERY_SECONDS", 1e-4)
+    order = ("build", corpus, *COLUMNS, "--out")
+    assert "encode: " in run(*order, tmp_path / "a").err
+    assert "publish" not in run(*order, tmp_path / "b", "-q").err
+    monkeypatch.undo()
+    assert run(*order, tmp_path / "c").err == ""
+    assert "publish: " in run(*order, tmp_path / "d", "-v").err
+
+
+def test_a_build_says_what_the_reduction_costs(corpus: Path, index: Path, tmp_path: Path) -> None:
+    table = pq.read_table(corpus)
+    unit = np.stack(table["e"].to_numpy()).astype(np.float64)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    near = np.argsort(-(unit @ unit.T), axis=1)[:, 1:11]
+    opened = whiten_index.open_index(index)
+    rows = range(0, ROWS, 4)
+    hits = [opened.search_like(f"d{row}") for row in rows]
+    share = np.mean(
+        [
+            len({h.row for h in found} & set(near[row])) / 10
+            for row, found in zip(rows, hits, strict=True)
+        ]
+    )
+    quality = json.loads(done("inspect", index, "--json"))["quality"]
+    assert quality["agreement_at_10"] == pytest.approx(share, abs=0.05)
+    ended = run(
+        "build", corpus, *COLUMNS, "--out", tmp_path / "narrow", "--k", 2, "--whiten", "pca"
+    )
+    assert "of the ten nearest by raw embeddings" in ended.err
+
+
+def test_few_rows_do_not_replace_many_unless_forced(corpus: Path, tmp_path: Path) -> None:
+    order = ("build", corpus, *COLUMNS, "--out", tmp_path / "i", "--k", 4)
+    done(*order)
+    assert "--force" in refused(9, *order, "--limit", 10)
+    done(*order, "--limit", 10, "--force")
+
+
+def test_the_commands_take_the_index_first(index: Path, tmp_path: Path) -> None:
+    done("update", index, "--dry-run")
+    assert done("gc", index, "--dry-run").startswith(f"{index}/store: ")
+    done("compact", index)
+    assert "published version already" in refused(2, "rollback", index, "--to", 1)
+    job = tmp_path / "search.toml"
+    job.write_text(f'index = "{index}"\nlike = ["d1"]\ntop-k = 2\n')
+    assert len(done("search", "--config", job).splitlines()) == 3
+    assert "day: 2024-" in done("search", index, "--like", "d1")
+    job.write_text("top-kk = 2\n")
+    assert "did you mean top_k?" in refused(2, "search", index, "--config", job)
+    assert "Example: whiten-index update index" in done("update", "--help")
+
+
+def test_filters_take_the_words_of_sql(index: Path) -> None:
+    opened = whiten_index.open_index(index)
+    for said, rows in (
+        ("day >= '2024-01-11' AND NOT id = 'd20'", ROWS - 11),
+        ("day IS NOT NULL AND id <> 'd1' and id is not null", ROWS - 1),
+        ("id IN ('d1', 'a AND b') OR day = '2024-01-01'", 2),
+    ):
+        assert opened.matches(said) == rows
+    wrong = refused(2, "search", index, "--like", "d1", "--filter", "id = 'd1' AND AND day = 1")
+    assert "at 'and day == 1'" in wrong
+
+
+def test_other_files_are_refused_with_what_converts_them(tmp_path: Path) -> None:
+    pa.csv.write_csv(pa.table({"text": ["a cat", "a dog"]}), tmp_path / "c.csv")
+    for path in (tmp_path / "c.csv", tmp_path):
+        said = refused(3, "build", path, "--text-column", "text", "--out", tmp_path / "i")
+        code = shlex.split(said[said.index("python -c ") :])[2]
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+        assert pq.read_table(tmp_path / "c.parquet").num_rows == 2
+        (tmp_path / "c.parquet").unlink()
+
+
+def test_a_plan_foresees_a_k_above_the_rank(tmp_path: Path) -> None:
+    path = write(tmp_path / "low.parquet", rank=6)
+    order = ("build", path, *COLUMNS, "--out", tmp_path / "i", "--whiten", "pca")
+    assert "rank 6 of a sample" in run(*order, "--k", 8, "--plan").err
+    assert "k is 6 and not 10" in run(*order).err
+
+
+def test_a_sweep_recommends_a_command_that_runs(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "s"
+    order = ("sweep", corpus, *COLUMNS, "--out", out, "--k", "8,32", "--codecs", "fp32,sq8")
+    found = json.loads(done(*order, "--transforms", "pca", "--indexes", "flat", "--json"))
+    command = shlex.split(found["recommended"]["command"])
+    assert command[:2] == ["whiten-index", "build"]
+    done(*(str(tmp_path / "i") if word == "INDEX" else word for word in command[1:]))
+
+
+def test_one_text_has_its_hits_and_reprs_are_one_line(tmp_path: Path, tiny_model: Path) -> None:
+    pq.write_table(pa.table({"text": ["the cat sat", "a dog ran", "blue bird"]}), tmp_path / "t")
+    config = whiten_index.BuildConfig(
+        corpus=tmp_path / "t", text_columns="text", model=str(tiny_model), out=tmp_path / "i"
+    )
+    report = whiten_index.build_index(config)
+    opened = whiten_index.open_index(tmp_path / "i", preload=True)
+    hits = opened.search("the cat sat", top_k=2)
+    assert hits == opened.search(["the cat sat"], top_k=2)[0]
+    assert hits.to_arrow().column_names == ["score", "id"]
+    moments = whiten_index.Moments.of(np.eye(3))
+    for each in (report, opened.bundle.whitening, opened.encoder, moments):
+        assert len(repr(each)) < 150
