@@ -127,6 +127,10 @@ def test_other_files_are_refused_with_what_converts_them(tmp_path: Path) -> None
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
         assert pq.read_table(tmp_path / "c.parquet").num_rows == 2
         (tmp_path / "c.parquet").unlink()
+    for name in ("data-00000-of-00001.arrow", "dataset_info.json", "state.json"):
+        (tmp_path / name).touch()
+    said = refused(3, "build", tmp_path, "--text-column", "text", "--out", tmp_path / "i")
+    assert f'load_from_disk("{tmp_path}").to_parquet("{tmp_path.name}.parquet")' in said
 
 
 def test_a_plan_foresees_a_k_above_the_rank(tmp_path: Path) -> None:

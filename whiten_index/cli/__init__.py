@@ -137,15 +137,11 @@ def cli() -> None:
 # Command -> what follows its name in the example of its help.
 _EXAMPLES = {
     "build": "docs.parquet --text-column text --id-column id --out index",
-    "encode": "docs.parquet --text-column text --store store",
     "search": "index 'how do I catch an error' --top-k 3 --filter \"lang = 'en'\"",
     "export": "index whitening.safetensors",
     "push": "index --to postgresql://me@localhost/news --table docs",
     "update": "index docs.parquet --dry-run",
-    "rollback": "index --to 3",
     "sweep": "docs.parquet --text-column text --out swept",
-    "prune": "index --keep 3",
-    "gc": "index --dry-run",
 }
 
 

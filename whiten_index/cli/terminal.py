@@ -48,19 +48,16 @@ class Bars(Progress):
 
             self._bar = tqdm(total=total, desc=stage, unit=" rows", unit_scale=True, leave=False)
             return
-        given = stage, total, self._ended
-        threading.Thread(target=self._tell, args=given, daemon=True).start()
+        told = threading.Thread(target=self._tell, args=(stage, total, self._ended), daemon=True)
+        told.start()
 
     def _tell(self, stage: str, total: int, ended: threading.Event) -> None:
         """Say how far a stage is, until it ends."""
         while not ended.wait(EVERY_SECONDS):
-            self._say(stage, total)
-
-    def _say(self, stage: str, total: int, end: str = "") -> None:
-        spent, done = time.monotonic() - self._started, self._done
-        rows = f"{done:,} of {total:,} rows in " if total else ""
-        left = f", {duration(spent * (total - done) / done)} left" if 0 < done < total else ""
-        click.echo(f"{stage}: {rows}{duration(spent)}{end or left}", err=True)
+            spent, done = time.monotonic() - self._started, self._done
+            rows = f"{done:,} of {total:,} rows in " if total else ""
+            left = f", {duration(spent * (total - done) / done)} left" if 0 < done < total else ""
+            click.echo(f"{stage}: {rows}{duration(spent)}{left}", err=True)
 
     def advance(self, rows: int) -> None:
         """Move the bar."""
@@ -69,14 +66,14 @@ class Bars(Progress):
             self._bar.update(rows)
         raise_if_interrupted()
 
-    def finish(self, stage: str, seconds: float) -> None:  # noqa: ARG002
+    def finish(self, stage: str, seconds: float) -> None:
         """Remove the bar."""
         self._ended.set()
         if self._bar is not None:
             self._bar.close()
             self._bar = None
         if VERBOSITY["verbose"]:
-            self._say(stage, 0, ", done")
+            click.echo(f"{stage}: done in {duration(seconds)}", err=True)
 
     def note(self, message: str) -> None:
         """Print a note next to the bars; warnings go to standard error."""

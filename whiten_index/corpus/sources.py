@@ -25,6 +25,7 @@ from whiten_index.errors import ConfigError, CorpusError, StorageError, first_li
 from whiten_index.paths import cut, require_no_secret, require_plain_environment
 
 SUFFIXES = (".parquet", ".pq", ".parq")
+_DATASET = "dataset_info.json"
 # Reader of pyarrow and its function by the ending of a file that is no Parquet.
 _READERS = {
     ".csv": ("csv", "csv"), ".json": ("json", "json"), ".jsonl": ("json", "json"),
@@ -52,20 +53,17 @@ def find_files(sources: Sequence[str | Path]) -> list[SourceFile]:
 
 def to_parquet(*paths: str) -> str:
     """Return how the first file that can be converted is; of ``datasets`` it is the folder."""
-    found = (PurePosixPath(each) for each in paths)
-    dataset = {PurePosixPath(each).parent for each in paths if each.endswith("/dataset_info.json")}
-    path = next((each for each in (*dataset, *found) if each.suffix in _READERS or dataset), None)
-    if path is None:
-        return ""
-    old, new = json.dumps(str(path)), json.dumps(f"{path.stem}.parquet")
-    code = f"import datasets; datasets.load_from_disk({old}).to_parquet({new})"
-    if not dataset:
-        module, kind = _READERS[path.suffix]
-        code = (
-            f"import pyarrow.{module} as i, pyarrow.parquet as o; "
-            f"o.write_table(i.read_{kind}({old}), {new})"
-        )
-    return f"; a corpus is Parquet, which this makes of it: python -c {shlex.quote(code)}"
+    for path in map(PurePosixPath, paths):
+        if (dataset := path.name == _DATASET) or path.suffix in _READERS:
+            path = path.parent if dataset else path
+            old, new = json.dumps(str(path)), json.dumps(f"{path.stem}.parquet")
+            code = f"import datasets; datasets.load_from_disk({old}).to_parquet({new})"
+            if not dataset:
+                module, kind = _READERS[path.suffix]
+                code = f"import pyarrow.{module} as i, pyarrow.parquet as o; "
+                code += f"o.write_table(i.read_{kind}({old}), {new})"
+            return f"; a corpus is Parquet, which this makes of it: python -c {shlex.quote(code)}"
+    return ""
 
 
 def resolve(source: str) -> tuple[Any, str]:
@@ -188,7 +186,7 @@ def _files_of(source: str) -> list[SourceFile]:
         raise CorpusError(
             f"{source} holds no Parquet file ({len(listed)} files, none ending with "
             f"{', '.join(SUFFIXES)}); name the files with a glob, or another folder"
-            + to_parquet(*listed)
+            + to_parquet(*sorted(listed, key=lambda each: not each.endswith(_DATASET)))
         )
     return files
 

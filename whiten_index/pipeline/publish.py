@@ -20,7 +20,7 @@ from whiten_index.artifacts.storage import Place, settled
 from whiten_index.distributed.executors import remote_call
 from whiten_index.errors import StorageError
 from whiten_index.evaluation.geometry_scores import Geometry
-from whiten_index.index.choice import FactoryChoice, IndexPlan
+from whiten_index.index.choice import IndexPlan
 from whiten_index.index.exact import exact_neighbours
 from whiten_index.index.factory import inner_index
 from whiten_index.index.faiss_build import CodeReuse, IndexBuildResult, build_faiss_index
@@ -149,7 +149,9 @@ def write_files(
 ) -> dict[str, Any]:
     """Write index, transform, documents and corpus record; return the manifest's fields."""
     store, record, fitted, stages = encoded.store, encoded.record, spec.fitted, encoded.stages
-    stages.watcher.note(_index_note(spec.plan.choice))
+    plan = spec.plan.choice
+    size = f"{plan.expected.total:,} bytes expected"
+    stages.watcher.note(f"index {plan.built}: {plan.why}; {size}")
     made = build_faiss_index(
         CorpusEmbeddings(store, record),
         fitted.whitening,
@@ -238,13 +240,6 @@ def _require_searchable(folder: Path, fields: Mapping[str, Any]) -> Bundle:
     # The list that is searched first may be empty: then any row will do.
     hits_of(bundle, scores[0], np.maximum(rows[0], 0))
     return bundle
-
-
-def _index_note(choice: FactoryChoice) -> str:
-    """Return the note about an index before work on it starts."""
-    parts = {name: size for name, size in vars(choice.expected).items() if size}
-    split = ", ".join(f"{name} {size:,}" for name, size in parts.items())
-    return f"index {choice.built}: {choice.why}; {choice.expected.total:,} bytes expected ({split})"
 
 
 def _facts(
