@@ -147,23 +147,20 @@ _EXAMPLES = {
 
 def _complete(command: click.Command) -> None:
     """Add what every command has: an example, ``--config``, and how much is said."""
-    for each in getattr(command, "commands", {}).values():
-        _complete(each)
     if example := _EXAMPLES.get(str(command.name)):
         command.epilog = f"Example: whiten-index {command.name} {example}"
-    if isinstance(command, click.Group):
-        return
-    if not {"config", "job"} & {each.name for each in command.params}:
-        own_config_option(command)
-    settings: Any = {
+    said: dict[str, Any] = {
         "is_flag": True,
         "expose_value": False,
         "callback": lambda _, option, given: terminal.VERBOSITY.update({option.name: given}),
     }
-    command.params += [
-        click.Option(["-q", "--quiet"], help="Show warnings and the result alone.", **settings),
-        click.Option(["-v", "--verbose"], help="Show the seconds of each stage.", **settings),
-    ]
+    for each in getattr(command, "commands", {"": command}).values():
+        if not {"config", "job"} & {parameter.name for parameter in each.params}:
+            own_config_option(each)
+        each.params += [
+            click.Option(["-q", "--quiet"], help="Show warnings and the result alone.", **said),
+            click.Option(["-v", "--verbose"], help="Show the seconds of each stage.", **said),
+        ]
 
 
 for members in _SECTIONS.values():

@@ -1,18 +1,6 @@
 """The nightly job of an index: update, push, prune, compact, collect garbage, write metrics.
 
-``whiten-index nightly job.toml`` runs it. A job file::
-
-    index = "/var/lib/whiten-index/news"    # a published index, whose settings are kept
-    corpus = ["/srv/corpus/news"]           # default: the corpus that the index was built from
-    refit = "auto"                          # and any other option of `whiten-index update`
-    keep-versions = 7                       # remove older versions, then shards that none needs
-    compact = true                          # join small shards of the store
-    metrics = "/var/lib/prometheus/node-exporter/news.prom"     # needs whiten-index[metrics]
-
-    [[push]]                                # a database to bring up to date; there may be several
-    to = "postgresql://news@db/news"        # its password: PGPASSWORD or ~/.pgpass, never here
-    table = "docs"                          # and any other option of `whiten-index push`
-    options = {m = 16}
+``whiten-index nightly job.toml`` runs it; ``pipelines/deploy/job.toml`` is one, with every key.
 
 Steps run in the order of the first line. Nothing is removed without ``keep-versions``, and the
 store keeps its shards with ``gc = false``. Paths are relative to the folder of the job file.

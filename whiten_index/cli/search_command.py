@@ -158,9 +158,8 @@ def _hit_lines(found: Sequence[tuple[str, Sequence[Hit]]], passages: bool) -> It
             columns = hit.columns
             kept = "  ".join(f"{n}: {value}" for n, value in columns.items() if n not in added)
             start = f"  {hit.score:.4f}  {cell(hit.id)}  "
-            yield f"{start}{terminal.one_line(kept, max(width - len(start), 20))}".rstrip()
+            yield (start + terminal.one_line(kept, max(width - len(start), 20))).rstrip()
             if passages:
                 place = f"[{columns[PASSAGE_START]}:{columns[PASSAGE_END]}]"
                 start = f"          {place} "
-                text = terminal.one_line(columns[PASSAGE_TEXT], max(width - len(start), 20))
-                yield start + text
+                yield start + terminal.one_line(columns[PASSAGE_TEXT], max(width - len(start), 20))

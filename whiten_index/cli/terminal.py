@@ -28,10 +28,7 @@ VERBOSITY = {"quiet": False, "verbose": False}
 
 
 class Bars(Progress):
-    """Progress on standard error; with ``facts`` notes on the work are printed too.
-
-    On a terminal it is a bar that vanishes when the stage ends, elsewhere a line every few seconds.
-    """
+    """A bar on a terminal, else lines on standard error; with ``facts`` notes are printed too."""
 
     def __init__(self, *, facts: bool = False) -> None:
         self.facts = facts and not VERBOSITY["quiet"]
@@ -48,8 +45,8 @@ class Bars(Progress):
 
             self._bar = tqdm(total=total, desc=stage, unit=" rows", unit_scale=True, leave=False)
             return
-        told = threading.Thread(target=self._tell, args=(stage, total, self._ended), daemon=True)
-        told.start()
+        told = stage, total, self._ended
+        threading.Thread(target=self._tell, args=told, daemon=True).start()
 
     def _tell(self, stage: str, total: int, ended: threading.Event) -> None:
         """Say how far a stage is, until it ends."""

@@ -169,6 +169,9 @@ def parse_bytes(text: str | int, *, option: str = "--memory-budget") -> int:
 
 def in_units(size: int) -> str:
     """Return bytes as a text that ``parse_bytes`` takes, never less than they are."""
+    for unit, base in (("GiB", 2**30), ("MiB", 2**20)):
+        if size % base == 0:
+            return f"{size // base}{unit}"
     for unit, base in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
         if size >= 10 * base:
             return f"{math.ceil(10 * size / base) / 10:g}{unit}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -121,7 +120,7 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
             # What follows needs no model in memory.
             encoded = replace(encoded, work=None)
             version = find_version(out, spec.identity, mirror)
-            up_to_date = version is not None and version == _current(out)
+            up_to_date = version is not None and version == _published(out).get("version")
             if version is None:
                 version = next_version(out, spec.identity, mirror)
                 new = new_version(out, version, mirror)
@@ -135,9 +134,7 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
 
 def _require_rows(config: BuildConfig, rows: int, out: Path) -> None:
     """Refuse to replace many rows by few, as a trial with ``--limit`` would."""
-    had = 0
-    with contextlib.suppress(ArtifactError):
-        had = read_published(out).fields["rows"]
+    had = _published(out).get("rows", 0)
     if not config.force and had >= _LEAST_GUARDED and rows < had * (1 - _MAX_SHRINK):
         raise GateError(
             f"{out} has {had:,} rows, and this build would publish {rows:,} in their place; name "
@@ -145,10 +142,9 @@ def _require_rows(config: BuildConfig, rows: int, out: Path) -> None:
         )
 
 
-def _current(out: Path) -> str | None:
-    """Return the published version; a damaged ``CURRENT`` counts as none and is replaced."""
+def _published(out: Path) -> Mapping[str, Any]:
+    """Return the published manifest; a damaged ``CURRENT`` counts as none and is replaced."""
     try:
-        fields = read_published(out).fields
+        return read_published(out).fields
     except ArtifactError:
-        return None
-    return str(fields["version"])
+        return {}

@@ -61,8 +61,7 @@ def fit_whitening(config: BuildConfig, encoded: EncodeReport, labels: Labels | N
     usual = default_width(whitening.dim)
     if config.k is None and whitening.k == whitening.rank < usual:
         encoded.stages.watcher.note(
-            f"note: k is {whitening.k} and not {usual}, as the embeddings of {moments.count:g} "
-            "rows span no more directions"
+            f"note: k is {whitening.k} and not {usual}, as {moments.count:g} rows span no more"
         )
     return Fitted(moments, whitening, choice)
 

@@ -85,11 +85,9 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> dict
     rate = _rows_per_second(config, work, missing, stages)
     k, settled = _expected_width(config, rows=rows, dim=dim)
     rank = Spectrum.of(sample.covariance()).rank if sample.count > 1 else dim
-    # Of more rows than that, others would hardly add a direction.
     if config.k is not None and k > rank and sample.count > rank + 1:
         stages.watcher.note(
-            f"note: --k {k} is above the rank {rank} of a sample of the embeddings, and a build "
-            f"would refuse it; use --k {rank} or less, or --k full"
+            f"note: --k {k} is above the rank {rank} of a sample, and a build would refuse it"
         )
     choice = config.index_plan(rows=rows, dim=dim, k=k).choice
     return {

@@ -57,8 +57,7 @@ if TYPE_CHECKING:
 
 _ROWS, _LEAST_ROWS = 2_048, 3
 _TOP_K, _COMPARED, _LEAST_COMPARED = 10, 200, 100
-# Agreement with raw search below this is told as a warning.
-_POOR = 0.5
+_POOR = 0.5  # a lower agreement is told as a warning
 
 
 @dataclass(frozen=True)
@@ -201,10 +200,7 @@ def write_files(
 
 
 def _quality(encoded: EncodeReport, bundle: Bundle, seed: int) -> dict[str, float] | None:
-    """Return the share of a row's ten nearest by raw embeddings that the index finds, of 200 rows.
-
-    Rows as near as the tenth count; the row itself does not. None for fewer than 100 rows.
-    """
+    """Return the share of 200 rows' ten nearest by raw embeddings that the index finds."""
     store, record = encoded.store, encoded.record
     if record.rows < _LEAST_COMPARED:
         return None

@@ -274,10 +274,8 @@ def _older(
 
 def _named(root: Path, current: Current | None, name: str, mirror: Storage) -> tuple[Version, str]:
     names = _names(root, mirror)
-    if name.isdecimal():
-        # Its number alone, where that is of one version.
-        numbered = [each for each in names if version_number(each) == int(name)]
-        name = numbered[0] if len(numbered) == 1 else name
+    numbered = [each for each in names if str(version_number(each)) == name]
+    name = numbered[0] if len(numbered) == 1 else name
     if current is not None and name == current.version:
         raise ConfigError(f"{name} is the published version already; name another with --to")
     if name not in names:
