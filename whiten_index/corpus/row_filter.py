@@ -121,10 +121,8 @@ def _as_python(text: str) -> str:
     """Return a condition in which SQL's words and signs are those of Python."""
     found, before = list[str](), ""
     for part in _PARTS.findall(text):
-        word = _SQL.get(part, part)
-        if before.lower() in ("is", "not") and part.lower() == "null":
-            word = "None"
-        found.append(word)
+        null = before.lower() in ("is", "not") and part.lower() == "null"
+        found.append("None" if null else _SQL.get(part, part))
         before = before if part.isspace() else part
     return "".join(found)
 

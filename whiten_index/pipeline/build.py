@@ -86,7 +86,6 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
         EncoderError: the model cannot be found or loaded.
         WhiteningError: the embeddings do not allow the transform.
         ArtifactError: the store is damaged and there is no corpus to mend it from.
-        GateError: many rows would be replaced by few, without ``force``.
         BusyError: another process is writing the same folder.
         StorageError: the disk is full or cannot be written.
         ClusterError: the cluster cannot be reached, or has no worker left.
