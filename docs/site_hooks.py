@@ -32,9 +32,10 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_post_page(output: str, **_: Any) -> str:
+def on_post_page(output: str, page: Any, **_: Any) -> str:
     """Take the script for search from the site rather than from the network."""
-    return output.replace(SHIM, SHIM_HERE) if SHIM_FETCHED.exists() else output
+    here = posixpath.relpath(SHIM_HERE, posixpath.dirname(page.file.src_uri) or ".")
+    return output.replace(SHIM, here) if SHIM_FETCHED.exists() else output
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
