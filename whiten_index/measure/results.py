@@ -321,8 +321,9 @@ def recommend(sweep: Sweep) -> Recommendation:
         goal = f"at {least:.0f}% or more of the raw embeddings' ten nearest neighbours"
         end = ". Without judgements quality is unknown."
     if near := [point for point in others if value(point) >= least - 1e-9]:
+        point = min(near, key=order)
         # Raw embeddings of no more bytes beat it.
-        point = min([*near, *filter(None, [sweep.raw])], key=order)
+        point = next((p for p in known if p.is_raw and order(p)[1:3] <= order(point)[1:3]), point)
         said = f"{point.name} takes the fewest bytes per row among the settings {goal}"
         end = "." if judged else end
     else:
