@@ -26,17 +26,12 @@ class Progress:
 
 @dataclass
 class Stages:
-    """Times the stages of a job and reports them to a watcher.
-
-    Attributes:
-        watcher: receiver of the events.
-        seconds: stage -> wall seconds, stages in the order they ran.
-        rows: stage -> rows handled.
-    """
+    """Times the stages of a job and reports them to a watcher."""
 
     watcher: Progress
+    # Stage -> wall seconds, stages in the order they ran.
     seconds: dict[str, float] = field(default_factory=dict)
-    rows: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)  # stage -> rows handled
 
     @contextmanager
     def stage(self, name: str, total: int) -> Iterator[Progress]:

@@ -49,23 +49,14 @@ from whiten_index.whitening.transform import Whitening
 
 @dataclass(frozen=True, eq=False)
 class BaseVersion:
-    """The published version that an update starts from.
+    """The published version that an update starts from."""
 
-    Attributes:
-        source: the version and its files.
-        mirror: where the index is, if in a bucket.
-        store: the embeddings it was built from.
-        record: its corpus in the store.
-        fitted: its transform, and the moments that this was fitted on.
-        config: the build that would make it again, of the corpus as it is now.
-    """
-
-    source: Version
-    mirror: Storage
-    store: EmbeddingStore
-    record: CorpusRecord
-    fitted: Fitted
-    config: BuildConfig
+    source: Version  # the version and its files
+    mirror: Storage  # where the index is, if in a bucket
+    store: EmbeddingStore  # the embeddings it was built from
+    record: CorpusRecord  # its corpus in the store
+    fitted: Fitted  # its transform, and the moments that this was fitted on
+    config: BuildConfig  # the build that would make it again, of the corpus as it is now
 
     @classmethod
     def open(cls, config: UpdateConfig) -> BaseVersion:

@@ -33,19 +33,15 @@ class ChangeKind(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Changes:
-    """Changes of the documents of a corpus.
+    """Changes of the documents of a corpus."""
 
-    Attributes:
-        total: documents that the corpus has now.
-        counts: kind -> documents. Without an id column, documents are known by file and
-            content, and none is changed: one is deleted and another new.
-        table: columns ``id`` and ``kind``, for a copy that knows documents by their ids. Without
-            an id column, ids count rows of a file, so that a row deleted at its top changes the
-            document of every id after it.
-    """
-
-    total: int
+    total: int  # documents that the corpus has now
+    # Kind -> documents. Without an id column, documents are known by file and content, and none is
+    # changed: one is deleted and another new.
     counts: dict[ChangeKind, int]
+    # Columns `id` and `kind`, for a copy that knows documents by their ids. Without an id column,
+    # ids count rows of a file, so that a row deleted at its top changes the document of every id
+    # after it.
     table: pa.Table
 
     def to_json(self) -> dict[str, int]:

@@ -47,35 +47,20 @@ Window = tuple[Shard, ...]
 
 @dataclass
 class Counts:
-    """Counts of rows: ``read`` is the sum of ``encoded``, ``reused`` and ``skipped``.
+    """Counts of rows: ``read`` is the sum of ``encoded``, ``reused`` and ``skipped``."""
 
-    Attributes:
-        read: rows read from the corpus.
-        encoded: rows encoded in this run.
-        reused: rows whose embeddings were in the store.
-        truncated: texts cut to the encoder's limit, encoded and reused alike.
-        passages: embeddings of the rows, if texts were cut into passages; else 0.
-        duplicates: rows among the encoded that took the embedding of an identical text.
-        tokens: tokens encoded in this run.
-        padded_tokens: likewise, padding counted.
-        out_of_memory: batches that did not fit into the memory and were tried again by halves.
-        skipped: reason -> rows left out.
-        remade_shards: shards whose rows were found damaged and encoded again.
-        kept_files: unchanged files, which were not read.
-    """
-
-    read: int = 0
-    encoded: int = 0
-    reused: int = 0
-    truncated: int = 0
-    passages: int = 0
-    duplicates: int = 0
-    tokens: int = 0
-    padded_tokens: int = 0
-    out_of_memory: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
-    remade_shards: int = 0
-    kept_files: int = 0
+    read: int = 0  # rows read from the corpus
+    encoded: int = 0  # rows encoded in this run
+    reused: int = 0  # rows whose embeddings were in the store
+    truncated: int = 0  # texts cut to the encoder's limit, encoded and reused alike
+    passages: int = 0  # embeddings of the rows, if texts were cut into passages; else 0
+    duplicates: int = 0  # rows among the encoded that took the embedding of an identical text
+    tokens: int = 0  # tokens encoded in this run
+    padded_tokens: int = 0  # likewise, padding counted
+    out_of_memory: int = 0  # batches that did not fit into the memory, and were halved
+    skipped: Counter[str] = field(default_factory=Counter)  # reason -> rows left out
+    remade_shards: int = 0  # shards whose rows were found damaged and encoded again
+    kept_files: int = 0  # unchanged files, which were not read
 
     def add(self, other: Counts) -> None:
         """Add the counts of other rows."""

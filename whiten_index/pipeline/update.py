@@ -83,23 +83,14 @@ from whiten_index.whitening.transform import Whitening
 
 @dataclass(frozen=True, eq=False)
 class UpdateReport:
-    """Result of an update.
+    """Result of an update."""
 
-    Attributes:
-        out: the index folder, or its URI.
-        base: the version that was published before.
-        version: the one that is published now.
-        manifest: of that.
-        changes: changes of the documents.
-        encoded: the report of its first half.
-    """
-
-    out: Place
-    base: str
-    version: str
-    manifest: Mapping[str, Any]
-    changes: Changes
-    encoded: EncodeReport
+    out: Place  # the index folder, or its URI
+    base: str  # the version that was published before
+    version: str  # the one that is published now
+    manifest: Mapping[str, Any]  # of that
+    changes: Changes  # changes of the documents
+    encoded: EncodeReport  # the report of its first half
 
     @property
     def up_to_date(self) -> bool:

@@ -12,17 +12,11 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, eq=False)
 class Lookup:
-    """Places of rows (n,).
+    """Places of rows (n,)."""
 
-    Attributes:
-        names: of the segments.
-        segment: (n,) int32, number of the segment, −1 where a row is not known.
-        row: (n,) int32, its row in that segment.
-    """
-
-    names: tuple[str, ...]
-    segment: NDArray[np.int32]
-    row: NDArray[np.int32]
+    names: tuple[str, ...]  # of the segments
+    segment: NDArray[np.int32]  # (n,) number of the segment, −1 where a row is not known
+    row: NDArray[np.int32]  # (n,) its row in that segment
 
     @property
     def known(self) -> NDArray[np.bool_]:

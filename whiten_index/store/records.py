@@ -29,40 +29,26 @@ class CorpusSource(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class CorpusPart:
-    """A stretch of rows of a corpus, as they were read together.
+    """A stretch of rows of a corpus, as they were read together."""
 
-    Attributes:
-        digests: name of the digests of its texts; empty where every row was skipped.
-        documents: name of its ids and kept columns.
-        rows: n.
-        read: rows read from the corpus.
-        truncated: texts cut to the encoder's limit.
-        bytes: size of its embeddings in the store.
-    """
-
+    # Name of the digests of its texts; empty where every row was skipped.
     digests: Annotated[str, StringConstraints(pattern="^([0-9a-f]{32})?$")]
+    # Name of its ids and kept columns.
     documents: Annotated[str, StringConstraints(pattern="^[0-9a-f]*$")]
-    rows: Count
-    read: Count
-    truncated: Count
-    bytes: Count
+    rows: Count  # n
+    read: Count  # rows read from the corpus
+    truncated: Count  # texts cut to the encoder's limit
+    bytes: Count  # size of its embeddings in the store
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusFile:
-    """One file of a corpus, whose parts follow those of the files before it.
+    """One file of a corpus, whose parts follow those of the files before it."""
 
-    Attributes:
-        name: of the file within the corpus.
-        fingerprint: changes with the file and the columns read; empty where only reading shows.
-        parts: number of its parts.
-        skipped: reason -> rows left out.
-    """
-
-    name: str
-    fingerprint: str
-    parts: Count
-    skipped: Mapping[str, Count] = field(default_factory=dict)
+    name: str  # of the file within the corpus
+    fingerprint: str  # changes with the file and the columns read; empty where only reading shows
+    parts: Count  # number of its parts
+    skipped: Mapping[str, Count] = field(default_factory=dict)  # reason -> rows left out
 
 
 class _Fields(Sealed):
@@ -80,20 +66,13 @@ SCHEMA = Schema("corpus", 1, _Fields)
 
 @dataclass(frozen=True)
 class CorpusRecord:
-    """The parts of one corpus in order, enough to index it without reading it again.
+    """The parts of one corpus in order, enough to index it without reading it again."""
 
-    Attributes:
-        source: identity of the corpus.
-        parts: its rows.
-        skipped: reason -> rows left out.
-        files: files that the parts come from, in their order.
-        index: the one index that it is kept for; empty if there are several, or the user made it.
-    """
-
-    source: Mapping[str, Any]
-    parts: tuple[CorpusPart, ...]
-    skipped: Mapping[str, int]
-    files: tuple[CorpusFile, ...] = ()
+    source: Mapping[str, Any]  # identity of the corpus
+    parts: tuple[CorpusPart, ...]  # its rows
+    skipped: Mapping[str, int]  # reason -> rows left out
+    files: tuple[CorpusFile, ...] = ()  # files that the parts come from, in their order
+    # The one index that it is kept for; empty if there are several, or the user made it.
     index: str = ""
 
     @property

@@ -34,21 +34,13 @@ _ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A finished segment.
+    """A finished segment."""
 
-    Attributes:
-        name: the name of its digests; see ``digests_name``.
-        rows: n.
-        dtype: numpy name of the embeddings' type.
-        truncated: texts that were longer than the encoder's limit.
-        bytes: size of the embeddings.
-    """
-
-    name: Digest
-    rows: Positive
+    name: Digest  # of its digests; see ``digests_name``
+    rows: Positive  # n
     dtype: EmbeddingsType
-    truncated: Count
-    bytes: Count
+    truncated: Count  # texts that were longer than the encoder's limit
+    bytes: Count  # size of the embeddings
 
 
 class SegmentManifest(Described):

@@ -33,25 +33,16 @@ _SMALL = 1 / 4
 
 @dataclass(frozen=True)
 class CompactReport:
-    """Result of a compaction.
+    """Result of a compaction."""
 
-    Attributes:
-        store: the root folder.
-        rows: written into new segments.
-        written: new segments.
-        removed: segments that these replace, and those whose rows are all in others.
-        damaged: segments that were left alone.
-        before: ``segments`` of the store before, and ``bytes`` of these and of the rows of corpora.
-        after: the same now.
-    """
-
-    store: str
-    rows: int
-    written: int
-    removed: int
-    damaged: int
+    store: str  # the root folder
+    rows: int  # written into new segments
+    written: int  # new segments
+    removed: int  # segments that these replace, and those whose rows are all in others
+    damaged: int  # segments that were left alone
+    # `segments` of the store before, and `bytes` of these and of the rows of corpora.
     before: Mapping[str, int]
-    after: Mapping[str, int]
+    after: Mapping[str, int]  # the same now
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""

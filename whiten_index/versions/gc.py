@@ -48,33 +48,19 @@ _DAY = 86400.0
 
 @dataclass(frozen=True)
 class GcReport:
-    """Result of a gc, or what it would do.
+    """Result of a gc, or what it would do."""
 
-    Attributes:
-        store: the root folder.
-        dry_run: whether nothing was removed.
-        segments: removed.
-        parts: files of digests, and of ids and kept columns, removed.
-        leftovers: unfinished files of writers that died, removed.
-        bytes: freed, those of leftovers not counted.
-        kept: kind -> how many of it stay; ``recent`` of them stay for their age alone.
-        indexes: those built from the store.
-        references: corpora and versions that need something.
-        forgotten: indexes that were registered and are no more.
-        registered: indexes that are registered from now on.
-    """
-
-    store: str
-    dry_run: bool
-    segments: int
-    parts: int
-    leftovers: int
-    bytes: int
-    kept: dict[str, int]
-    indexes: tuple[str, ...]
-    references: int
-    forgotten: tuple[str, ...]
-    registered: tuple[str, ...] = ()
+    store: str  # the root folder
+    dry_run: bool  # whether nothing was removed
+    segments: int  # removed
+    parts: int  # files of digests, and of ids and kept columns, removed
+    leftovers: int  # unfinished files of writers that died, removed
+    bytes: int  # freed, those of leftovers not counted
+    kept: dict[str, int]  # kind -> how many of it stay; `recent` of them stay for their age alone
+    indexes: tuple[str, ...]  # those built from the store
+    references: int  # corpora and versions that need something
+    forgotten: tuple[str, ...]  # indexes that were registered and are no more
+    registered: tuple[str, ...]  # indexes that are registered from now on
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""

@@ -42,43 +42,26 @@ from whiten_index.whitening.moments import Moments
 
 @dataclass(frozen=True)
 class Damage:
-    """A file or folder that is damaged or missing, or cannot be read.
-
-    Attributes:
-        path: of it.
-        why: the reason.
-        touches: corpora and versions that need it.
-        remedy: advice, and its cost.
-    """
+    """A file or folder that is damaged or missing, or cannot be read."""
 
     path: str
     why: str
-    touches: tuple[str, ...]
-    remedy: str
+    touches: tuple[str, ...]  # corpora and versions that need it
+    remedy: str  # advice, and its cost
 
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Result of a verification.
+    """Result of a verification."""
 
-    Attributes:
-        path: of the index or store.
-        kind: ``index`` or ``store``.
-        checked: kind of thing -> how many were looked at.
-        bytes: of these.
-        damages: everything damaged.
-        unread: everything that the system does not let be read: it may be sound or damaged.
-        stores: folders of the stores that an index reads.
-        notes: things that were not looked at, without being damaged.
-    """
-
-    path: str
-    kind: str
-    checked: Mapping[str, int]
-    bytes: int
-    damages: tuple[Damage, ...]
-    stores: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    path: str  # of the index or store
+    kind: str  # `index` or `store`
+    checked: Mapping[str, int]  # kind of thing -> how many were looked at
+    bytes: int  # of these
+    damages: tuple[Damage, ...]  # everything damaged
+    stores: tuple[str, ...] = ()  # folders of the stores that an index reads
+    notes: tuple[str, ...] = ()  # things that were not looked at, without being damaged
+    # Everything that the system does not let be read: it may be sound or damaged.
     unread: tuple[Damage, ...] = ()
 
     @property
@@ -96,17 +79,10 @@ Remedy = tuple[Sequence[str], str]
 
 
 class Check:
-    """One look at the files of an index or of an encoder in a store.
-
-    Attributes:
-        only: paths to look at; None for all.
-        checked: kind of thing -> how many were looked at.
-        bytes: of these.
-        stores: folders of stores that are read.
-        notes: things that were not looked at.
-    """
+    """One look at the files of an index or of an encoder in a store; see ``VerifyReport``."""
 
     def __init__(self, only: frozenset[str] | None = None) -> None:
+        """Take the paths to look at; None for all."""
         self.only = only
         self.checked, self.bytes = Counter[str](), 0
         self.stores, self.notes = list[str](), list[str]()
