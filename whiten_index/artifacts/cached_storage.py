@@ -53,14 +53,7 @@ from whiten_index.artifacts.manifest import (
     fingerprint,
     sealed_json,
 )
-from whiten_index.artifacts.object_store import (
-    ANY,
-    Bucket,
-    ChangedError,
-    Stat,
-    Tag,
-    endpoint,
-)
+from whiten_index.artifacts.object_store import ANY, Bucket, ChangedError, Stat, Tag, endpoint
 from whiten_index.artifacts.storage import LOCAL, Place, Storage
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
 from whiten_index.paths import as_place

@@ -19,11 +19,7 @@ from whiten_index.artifacts.limits import LINE_BYTES, VECTOR_NUMBERS, LimitError
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus.arrow_types import without_views
 from whiten_index.corpus.batches import ID, EmbeddingBatch, TextBatch, row_digests
-from whiten_index.corpus.corpus_config import (
-    CorpusConfig,
-    check_columns,
-    check_same_types,
-)
+from whiten_index.corpus.corpus_config import CorpusConfig, check_columns, check_same_types
 from whiten_index.corpus.parquet_reader import (
     SpanReader,
     footer_digest,

@@ -13,14 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whiten_index import __version__
-from whiten_index.distributed.executors import (
-    Advance,
-    Executor,
-    Failure,
-    Work,
-    ignore,
-    portable,
-)
+from whiten_index.distributed.executors import Advance, Executor, Failure, Work, ignore, portable
 from whiten_index.errors import (
     ClusterError,
     ConfigError,

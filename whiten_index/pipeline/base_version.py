@@ -13,13 +13,7 @@ from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.storage import Storage
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.spec import recorded_spec
-from whiten_index.errors import (
-    ArtifactError,
-    ConfigError,
-    CorpusError,
-    GateError,
-    WhiteningError,
-)
+from whiten_index.errors import ArtifactError, ConfigError, CorpusError, GateError, WhiteningError
 from whiten_index.options import flag_of
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.build_options import RunnerOptions
@@ -221,11 +215,7 @@ def room_wanted(base: BaseVersion, *, rows: int, stored: int | None = None) -> d
 def require_not_withdrawn(
     config: UpdateConfig, base: BaseVersion, record: CorpusRecord, *, identity: str | None = None
 ) -> None:
-    """Refuse to publish a corpus that was rolled back, unless another transform is made of it.
-
-    Raises:
-        GateError: the corpus is that of a version which was rolled back.
-    """
+    """Refuse to publish a corpus that was rolled back, unless another transform is made of it."""
     for name, facts in withdrawn_facts(base.root).items():
         same = config.order == "auto" or identity == facts.get("identity")
         if facts.get("corpus") == record.fingerprint and same:

@@ -43,12 +43,7 @@ class Fitted:
 
 
 def fit_whitening(config: BuildConfig, encoded: EncodeReport, labels: Labels | None) -> Fitted:
-    """Fit the transform that the options name, or choose one and fit it.
-
-    Raises:
-        WhiteningError: the embeddings do not allow it.
-        CorpusError: labels do not fit the corpus.
-    """
+    """Fit the transform that the options name, or choose one and fit it."""
     wanted, choice = config.whitening_config(), None
     moments = fit_moments(config, encoded)
     if config.chooses:

@@ -196,11 +196,7 @@ def run_gates(
 
 
 def require_passed(gates: Sequence[Gate], *, candidate: Path | str) -> None:
-    """Refuse a version that did not pass; ``candidate`` is the folder in which it is kept aside.
-
-    Raises:
-        GateError: one of the gates was not passed.
-    """
+    """Refuse a version that did not pass; ``candidate`` is the folder in which it is kept aside."""
     if failed := [f"gate {gate.name}: {gate.why}" for gate in gates if not gate.passed]:
         raise GateError(
             f"the new version is not published: {'; '.join(failed)}. It is kept in {candidate}; "

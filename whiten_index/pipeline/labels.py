@@ -50,12 +50,7 @@ class Evidence:
 
 
 def read_labels(config: BuildConfig) -> Labels | None:
-    """Read and check the labels that the transform is chosen by, None if the options name none.
-
-    Raises:
-        ConfigError: no model can encode the labels.
-        CorpusError: a file cannot be used, or holds too little.
-    """
+    """Read and check the labels that the transform is chosen by, None if the options name none."""
     source = str(config.pairs or config.qrels)
     labels: Labels
     if config.pairs is not None:

@@ -58,10 +58,6 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> dict
         JSON values. Only ``read`` and ``reused`` are counted; ``reused`` and ``to_encode`` are
         rows, or passages. Rate and seconds are None if nothing is to be encoded. ``k`` is the
         widest that can be built unless it is settled.
-
-    Raises:
-        CorpusError: the corpus cannot be used.
-        EncoderError: the model cannot be found or loaded.
     """
     if not config.corpus:
         raise ConfigError("--plan estimates the reading of a corpus; name one")
@@ -120,13 +116,6 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> di
         and ``free`` ones are by folder. ``other_seconds`` are all but those of encoding, by what it
         took the published version. ``refused`` is why a gate would keep the version back, as far as
         rows alone show.
-
-    Raises:
-        CorpusError: the corpus cannot be used.
-        EncoderError: the model is gone, or is another one by now.
-        ConfigError: the corpus holds embeddings of another width.
-        ArtifactError: nothing is published, or it or its store is damaged.
-        GateError: the corpus is that of a version which was rolled back.
     """
     stages = Stages(progress or Progress())
     base, corpus, _ = open_base(config, stages)

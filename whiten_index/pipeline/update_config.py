@@ -18,11 +18,7 @@ _MOST_CANARIES, _MOST_GROWTH = 1_000_000, 1e12
 
 @schema
 class GateConfig:
-    """Options of the gates that a new version must pass.
-
-    Raises:
-        ConfigError: a value is out of bounds.
-    """
+    """Options of the gates that a new version must pass."""
 
     canaries: Annotated[
         int,

@@ -53,13 +53,7 @@ from whiten_index.store.dtypes import keeps_moments
 from whiten_index.store.index_registry import FOLDER, IndexRegistry, owner_of
 from whiten_index.store.records import CorpusPart, CorpusRecord, EncoderFacts
 from whiten_index.store.result_cache import ResultCache
-from whiten_index.store.segments import (
-    REMEDY,
-    EmbeddingRows,
-    Segments,
-    digests_name,
-    finite,
-)
+from whiten_index.store.segments import REMEDY, EmbeddingRows, Segments, digests_name, finite
 from whiten_index.whitening.moments import Moments
 
 # Files of ids and kept columns, and of digests.

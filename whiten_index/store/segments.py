@@ -137,9 +137,6 @@ class Segments:
         Args:
             name: of its digests.
             verify: check the content against its checksums, not only the sizes.
-
-        Raises:
-            FormatError: a later release wrote it.
         """
         folder = self.segments_folder / name
         self.mirror.fetch(folder)
@@ -157,11 +154,7 @@ class Segments:
         return fields["segment"]
 
     def check_segment(self, folder: Path, fields: SegmentManifest, *, content: bool) -> None:
-        """Check the files of a segment, the shapes of its arrays, and with ``content`` for NaN.
-
-        Raises:
-            ArtifactError: a file is missing or damaged, or an array is another's.
-        """
+        """Check the files of a segment, the shapes of its arrays, and with ``content`` for NaN."""
         manifest.check_files(folder, fields, content=content)
         segment, each = fields["segment"], {"digests": (DIGEST_BYTES,), "truncated": ()}
         if self._width is not None:
@@ -254,9 +247,6 @@ class Segments:
             moments_of: returns the moments of the rows as kept in a type, for an encoder that
                 takes them on its device.
             variances: (d,) of many rows like these, which say what float16 may lose.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
         """
         kept = as_kept(embeddings, dtype, variances=variances)
         cut = np.zeros(len(kept), dtype=np.bool_) if truncated is None else truncated
@@ -285,9 +275,6 @@ class Segments:
         Args:
             name: of their digests; a segment of that name holds all of them, in order.
             digests: returns (n, 16), where they are in other segments.
-
-        Raises:
-            ArtifactError: some are in no segment, or in a damaged one.
         """
         with contextlib.suppress(_GoneError):
             return self._opened_embeddings(name)

@@ -16,12 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from whiten_index.artifacts.files import walk_files
-from whiten_index.encoding.export_st import (
-    Module,
-    flush,
-    pooling_module,
-    write_folder,
-)
+from whiten_index.encoding.export_st import Module, flush, pooling_module, write_folder
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.pooling import Pooling, pool
 from whiten_index.encoding.spec import EncoderSpec

@@ -15,14 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import remove_folder, require_path
-from whiten_index.artifacts.files import (
-    fsync_path,
-    is_folder,
-    reading,
-    resolved,
-    size_of,
-    writing,
-)
+from whiten_index.artifacts.files import fsync_path, is_folder, reading, resolved, size_of, writing
 from whiten_index.artifacts.lock import LOCK, only_writer
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.errors import ArtifactError, ConfigError
