@@ -212,7 +212,7 @@ class BucketStorage(Storage):
 
     def _push_artifact(self, key: str, path: Path) -> None:
         data, pointer = read_bytes(path / MANIFEST, limit=MANIFEST_BYTES), f"{key}/{MANIFEST}"
-        for name in _files_in(data) or ():
+        for name in _described(data) or ():
             target = f"{key}/{stamp(data)}/{name}"
             self._listed(key)[target] = self._bucket.upload(target, path / name)
         try:
@@ -328,7 +328,7 @@ class BucketStorage(Storage):
         """Return the note of a copy: sizes and e-tags of its object, or of those of a manifest."""
         keys = [key]
         if data is not None:
-            files = (f"{stamp(data)}/{name}" for name in _files_in(data) or ())
+            files = (f"{stamp(data)}/{name}" for name in _described(data) or ())
             keys = [f"{key}/{name}" for name in (MANIFEST, *files)]
         known = self._listed(key)
         return json.dumps({each: known[each] for each in keys if each in known}).encode()
@@ -342,7 +342,7 @@ class BucketStorage(Storage):
         With ``replace``, it takes the place of a copy if it is sound.
         """
         data = self.manifest(path)
-        names = None if data is None else _files_in(data)
+        names = None if data is None else _described(data)
         if data is None or names is None:
             return False
         with self._downloading(path) as temporary:
@@ -463,12 +463,6 @@ def _content(path: Path) -> bytes | None:
             return read_bytes(path, limit=MANIFEST_BYTES)
     except (FileNotFoundError, ValueError):
         return None
-
-
-def _files_in(data: bytes) -> list[str] | None:
-    """Return the files that a manifest names, None if it is damaged."""
-    files = _described(data)
-    return None if files is None else list(files)
 
 
 def _described(data: bytes, *, exact: bool = False) -> Files | None:

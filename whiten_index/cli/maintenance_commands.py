@@ -164,9 +164,10 @@ def gc(
 
     store = _store_of(store)
     with _stage("gc"):
-        report = gc_store(
+        found = gc_store(
             store, dry_run=dry_run, forget=forget, indexes=indexes, keep_days=keep_days
-        ).to_json()
+        )
+    report = asdict(found)
     freed = "would be freed" if dry_run else "freed"
     lines = (
         f"{store}: {terminal.in_words(report['bytes'])} {freed}; what nothing needs and is younger "
@@ -185,7 +186,7 @@ def compact(store: str, as_json: bool) -> None:
 
     with _stage("compact"):
         report = compact_store(_store_of(store))
-    terminal.show(report.to_json(), as_json=as_json)
+    terminal.show(asdict(report), as_json=as_json)
     report.require_sound()
 
 

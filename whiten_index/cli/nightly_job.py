@@ -254,7 +254,7 @@ class _Night:
                 from whiten_index.versions.compaction import compact_store
 
                 compacted = compact_store(store)
-                self.lines.log("compact_finished", **compacted.to_json())
+                self.lines.log("compact_finished", **asdict(compacted))
                 compacted.require_sound()
         # After compaction, which leaves shards that nothing needs.
         if job.keep_versions is None or not job.gc or "prune" in self.failed:
@@ -265,7 +265,7 @@ class _Night:
             with self._step("gc"):
                 from whiten_index.versions.gc import gc_store
 
-                self.lines.log("gc_finished", **gc_store(store).to_json())
+                self.lines.log("gc_finished", **asdict(gc_store(store)))
 
     @contextmanager
     def _step(

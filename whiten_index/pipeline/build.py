@@ -40,21 +40,13 @@ _MAX_SHRINK, _LEAST_GUARDED = 0.2, 100  # a smaller index is soon built again
 
 @dataclass(frozen=True)
 class BuildReport:
-    """Result of a build.
+    """Result of a build."""
 
-    Attributes:
-        out: the index folder, or its URI.
-        version: the published version.
-        up_to_date: whether that version was there already, made of the same inputs and choices.
-        manifest: of the version.
-        encoded: the report of its first half.
-    """
-
-    out: Place
-    version: str
-    up_to_date: bool
-    manifest: Mapping[str, Any]
-    encoded: EncodeReport
+    out: Place  # the index folder, or its URI
+    version: str  # the published version
+    up_to_date: bool  # whether it was there already, made of the same inputs and choices
+    manifest: Mapping[str, Any]  # of the version
+    encoded: EncodeReport  # the report of its first half
 
     def __repr__(self) -> str:
         rows, done = self.encoded.record.rows, "up to date" * self.up_to_date or "published"

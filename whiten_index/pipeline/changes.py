@@ -112,12 +112,12 @@ def document_rows(documents: pa.Table, digests: NDArray[np.uint8]) -> Documents:
     return Documents(ids, digests, columns)
 
 
-@dataclass(frozen=True)
 class StoredRows:
     """Documents of parts that are in a store; a part is read whenever its documents are needed."""
 
-    store: EmbeddingStore
-    parts: tuple[CorpusPart, ...]
+    def __init__(self, store: EmbeddingStore, parts: Iterable[CorpusPart]) -> None:
+        """Take the parts, of which some may have no documents."""
+        self.store, self.parts = store, [part for part in parts if part.rows]
 
     def __iter__(self) -> Iterator[Documents]:
         """Yield the documents of each part."""
@@ -132,11 +132,6 @@ class StoredRows:
         if PASSAGE not in documents.column_names:
             return ids
         return ids.filter(pc.equal(documents[PASSAGE], 0).combine_chunks())
-
-
-def stored_rows(store: EmbeddingStore, parts: Iterable[CorpusPart]) -> StoredRows:
-    """Return the documents of those parts in a store that have any."""
-    return StoredRows(store, tuple(part for part in parts if part.rows))
 
 
 def part_digests(

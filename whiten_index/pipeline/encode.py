@@ -51,23 +51,15 @@ ShardResult = tuple[CorpusPart, Mapping[str, int]]
 
 @dataclass(frozen=True)
 class EncodeReport:
-    """Result of an encode.
+    """Result of an encode."""
 
-    Attributes:
-        store: the embeddings.
-        record: the corpus, in parts.
-        counts: rows read, encoded, reused and skipped.
-        stages: seconds and rows by stage.
-        work: reads and encodes shards of the corpus, None if a store alone was opened.
-        executor: runs the work.
-    """
-
-    store: EmbeddingStore
-    record: CorpusRecord
-    counts: Counts
-    stages: Stages
+    store: EmbeddingStore  # the embeddings
+    record: CorpusRecord  # the corpus, in parts
+    counts: Counts  # rows read, encoded, reused and skipped
+    stages: Stages  # seconds and rows by stage
+    # Reads and encodes shards of the corpus, None if a store alone was opened.
     work: ShardWork | None = field(default=None, repr=False)
-    executor: Executor = field(default_factory=SerialExecutor, repr=False)
+    executor: Executor = field(default_factory=SerialExecutor, repr=False)  # runs the work
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""

@@ -23,11 +23,11 @@ from whiten_index.pipeline.base_version import (
 )
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.changes import (
+    StoredRows,
     apart,
     compare,
     count_documents,
     document_rows,
-    stored_rows,
 )
 from whiten_index.pipeline.early_checks import check_early, possible_widths
 from whiten_index.pipeline.encode import kept_parts, open_corpus
@@ -148,7 +148,7 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> di
     gone, came, same = apart(base.record, record)
     again = (work.batch_of(read[id(part)]) for part in came if part.rows)
     changes = compare(
-        stored_rows(base.store, gone),
+        StoredRows(base.store, gone),
         (document_rows(batch.documents, work.digests_of(batch)) for batch in again),
         same=count_documents(work.store, same, passages=base.passages),
         by_content=base.config.id_column is None,

@@ -34,11 +34,11 @@ from whiten_index.pipeline.base_version import (
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.changes import (
     Changes,
+    StoredRows,
     apart,
     compare,
     count_documents,
     part_digests,
-    stored_rows,
 )
 from whiten_index.pipeline.encode import EncodeReport, encode_shards
 from whiten_index.pipeline.executor_session import executor_session
@@ -193,8 +193,8 @@ def _compare(base: BaseVersion, encoded: EncodeReport) -> Changes:
     rows = sum(part.rows for part in came)
     with encoded.stages.stage("compare", rows) as watcher:
         changes = compare(
-            stored_rows(base.store, gone),
-            stored_rows(encoded.store, came),
+            StoredRows(base.store, gone),
+            StoredRows(encoded.store, came),
             same=count_documents(encoded.store, same, passages=base.passages),
             by_content=base.config.id_column is None,
         )

@@ -109,11 +109,6 @@ class EmbeddingStore(Segments):
         return EmbeddingStore, (self.place, self.encoder, self.fingerprint, self.verify)
 
     @property
-    def place(self) -> Place:
-        """Folder or URI, as users name it."""
-        return self.mirror.uri or self.root
-
-    @property
     def fingerprint(self) -> str:
         """Fingerprint of the encoder."""
         return self.folder.name

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import exists, is_folder, list_folder
 from whiten_index.artifacts.manifest import Count, Described, Digest, Positive, Schema
-from whiten_index.artifacts.storage import Storage
+from whiten_index.artifacts.storage import Place, Storage
 from whiten_index.artifacts.tensors import map_tensor, write_tensors
 from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError
@@ -78,7 +78,7 @@ class RowView:
 
     def __init__(self, arrays: Sequence[NDArray[np.floating]], places: Lookup) -> None:
         """Take the arrays (m_i, d), and the array and the row there of each row (n,)."""
-        self._arrays, self._places = arrays, places
+        self._arrays, self.places = arrays, places
         self.shape = (len(places.row), int(arrays[0].shape[1]))
         self.dtype: np.dtype[Any] = np.result_type(*(array.dtype for array in arrays))
 
@@ -87,7 +87,7 @@ class RowView:
 
     def __getitem__(self, wanted: slice | NDArray[np.integer]) -> NDArray[np.floating]:
         """Return rows (m, d) by a slice or by their numbers."""
-        segments, rows = self._places.segment[wanted], self._places.row[wanted]
+        segments, rows = self.places.segment[wanted], self.places.row[wanted]
         found = np.empty((len(rows), self.shape[1]), dtype=self.dtype)
         for segment in np.unique(segments):
             inside = segments == segment
@@ -121,7 +121,8 @@ class Segments:
         self._sound = set[str]()
 
     @property
-    def _place(self) -> Path | str:
+    def place(self) -> Place:
+        """Folder or URI of the store, as users name it."""
         return self.mirror.uri or self.folder.parent
 
     def segment_names(self) -> list[str]:
@@ -182,7 +183,7 @@ class Segments:
             folder = self.segments_folder / name
             culprit = manifest.first_damaged(folder, SCHEMA) or folder
             raise ArtifactError(
-                f"segment {name} of the store {self._place} cannot be read: {culprit} is missing "
+                f"segment {name} of the store {self.place} cannot be read: {culprit} is missing "
                 f"or damaged; {REMEDY}"
             )
         return found
@@ -296,7 +297,7 @@ class Segments:
             self.look_again()
         missing = int(np.count_nonzero(~places.known))
         raise ArtifactError(
-            f"{missing:,} of {len(digests):,} rows of the store {self._place} cannot be read: "
+            f"{missing:,} of {len(digests):,} rows of the store {self.place} cannot be read: "
             f"{self.damaged()} is missing or damaged; {REMEDY}"
         )
 

@@ -43,19 +43,12 @@ _STSB = "STS-B"
 
 @dataclass(frozen=True)
 class TrainReport:
-    """Report of a training.
+    """Report of a training."""
 
-    Attributes:
-        out: folder of the model.
-        facts: steps and scores, as JSON values.
-        stages: seconds and steps.
-        again: whether the same model was there already.
-    """
-
-    out: Path
-    facts: Mapping[str, Any]
-    stages: Stages
-    again: bool = False
+    out: Path  # folder of the model
+    facts: Mapping[str, Any]  # steps and scores, as JSON values
+    stages: Stages  # seconds and steps
+    again: bool = False  # whether the same model was there already
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""

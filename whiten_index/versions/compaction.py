@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,6 @@ class CompactReport:
     # `segments` of the store before, and `bytes` of these and of the rows of corpora.
     before: Mapping[str, int]
     after: Mapping[str, int]  # the same now
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
-        return asdict(self)
 
     def require_sound(self) -> None:
         """Raise ``ArtifactError`` if damaged segments were left alone."""

@@ -7,9 +7,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,10 +53,6 @@ class GcReport:
     references: int  # corpora and versions that need something
     forgotten: tuple[str, ...]  # indexes that were registered and are no more
     registered: tuple[str, ...]  # indexes that are registered from now on
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
-        return asdict(self)
 
 
 def gc_store(
