@@ -183,7 +183,6 @@ def _condition(node: ast.expr, types: _Types) -> Any:
 
 
 def _link(left: ast.expr, op: ast.cmpop, right: ast.expr, types: _Types) -> Any:
-    """Return the expression of one comparison."""
     if isinstance(op, ast.In | ast.NotIn):
         found = _value(left, None)
         members = _members(right, _type_of(left, types))

@@ -49,7 +49,6 @@ def cluster(
 
 
 def _load_ray() -> Any:
-    """Return the module, imported on first need."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if os.environ.get("RAY_AUTH_TOKEN"):
         # Ray ignores a token without this mode, which it reads while it is imported.

@@ -259,7 +259,6 @@ class RayExecutor(Executor):
             raise error
 
     def _greet(self, ref: Any) -> None:
-        """Take in a worker that started."""
         worker = self._starting.pop(ref)
         try:
             worker.node, refusal = self._ray.get(ref)

@@ -145,7 +145,6 @@ class BuildConfig(BuildOptions):
         self.require_both()
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
-        """Refuse these options where they are given."""
         if given := [flag_of(name) for name in names if getattr(self, name)]:
             raise ConfigError(f"{' and '.join(given)} {why}")
 

@@ -6,7 +6,6 @@ Labels decide if there are any, else pieces of the corpus, else the spectrum alo
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.tensors import content_digest
 from whiten_index.errors import StorageError, WhiteningError
 from whiten_index.pipeline.early_checks import possible_widths
 from whiten_index.pipeline.labels import Evidence, Labels, labelled_trials, labels_digest
@@ -66,7 +66,7 @@ def choose_setting(
         "corpus": encoded.record.fingerprint,
         "rules": _RULES,
         "pieces": list(RECIPE),
-        "moments": _digest(moments),
+        "moments": content_digest({"mean": moments.mean, "scatter": moments.scatter}, {}),
         "encoder": encoded.store.encoder,
         "options": {name: getattr(config, name) for name in _OPTIONS},
         "widths": ks,
@@ -180,7 +180,6 @@ def _scored(
 
 
 def _widths(ks: tuple[int, ...] | None, rank: int) -> tuple[int, ...]:
-    """Return the widths among which k is chosen."""
     if ks is None:
         return widths(rank)
     if found := tuple(k for k in ks if k <= rank):
@@ -198,11 +197,6 @@ def _default_width(fit: Whitening, ks: tuple[int, ...] | None) -> int:
         return default
     allowed = _widths(ks, fit.k)
     return max((k for k in allowed if k <= default), default=min(allowed))
-
-
-def _digest(moments: Moments) -> str:
-    data = b"".join(np.ascontiguousarray(x).tobytes() for x in (moments.mean, moments.scatter))
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _pca(moments: Moments, config: BuildConfig) -> Whitening:

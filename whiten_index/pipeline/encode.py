@@ -17,6 +17,7 @@ from whiten_index.distributed.ray_executor import RayExecutor
 from whiten_index.encoding.encoder_config import chosen_devices, window_factor
 from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.errors import ConfigError, CorpusError, PartialFailureError
+from whiten_index.options import options_of
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.early_checks import check_early
 from whiten_index.pipeline.executor_session import executor_session, with_absolute_paths
@@ -32,15 +33,10 @@ from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusFile, CorpusPart, CorpusRecord
 
 # Options of reading a corpus, which a build from the store alone has no use for.
-_READING = {
-    "text_columns": "--text-column",
-    "embedding_column": "--embedding-column",
-    "id_column": "--id-column",
-    "keep": "--keep",
-    "row_filter": "--filter",
-    "limit": "--limit",
-    "passage_tokens": "--passage-tokens",
-}
+_READING = (
+    "text_columns", "embedding_column", "id_column", "keep", "row_filter", "limit",
+    "passage_tokens",
+)  # fmt: skip
 # Five shards of given embeddings at a time, each as read and as kept.
 _BYTES_TO_OVERLAP = 10 * SHARD_BYTES
 _NAMED = 5
@@ -194,7 +190,6 @@ def kept_parts(work: ShardWork, before: CorpusRecord | None) -> dict[int, KeptFi
 
 
 def _by_file(corpus: ParquetCorpus) -> list[list[Shard]]:
-    """Return the shards of each file."""
     found: list[list[Shard]] = [[] for _ in corpus.files]
     for shard in corpus.shards:
         found[shard.file].append(shard)
@@ -319,7 +314,8 @@ def _record(
 
 def _open_store(config: BuildConfig, stages: Stages, executor: Executor) -> EncodeReport:
     """Return the store as it is, once its embeddings are checked."""
-    given = [option for name, option in _READING.items() if getattr(config, name)]
+    options = [each for each in options_of(BuildConfig) if each.name in _READING]
+    given = [each.flag for each in options if getattr(config, each.name)]
     if given:
         raise ConfigError(
             f"{' and '.join(given)} says how to read a corpus, and none is named; name it, or "

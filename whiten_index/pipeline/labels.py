@@ -170,7 +170,6 @@ def _spearman_by_fold(gold: NDArray[np.float64]) -> Callable[[Vectors, Vectors],
 
 
 def _names(encoded: EncodeReport) -> Iterator[str]:
-    """Yield the id of each row of the corpus."""
     for part in encoded.record.parts:
         if part.rows:
             yield from map(str, encoded.store.documents(part)[ID].to_pylist())

@@ -241,7 +241,6 @@ def _require_searchable(folder: Path, fields: Mapping[str, Any]) -> Bundle:
 def _facts(
     config: BuildConfig, encoded: EncodeReport, spec: VersionSpec, made: IndexBuildResult
 ) -> dict[str, Any]:
-    """Return the manifest's fields about inputs and choices."""
     choice, index = spec.fitted.choice, spec.plan.choice
     return {
         **VERSION_SCHEMA.headed(),

@@ -135,9 +135,7 @@ class Segments:
     def segment(self, name: str, *, verify: bool = True) -> Segment | None:
         """Return a segment, None where it is missing, unfinished or damaged.
 
-        Args:
-            name: of its digests.
-            verify: check the content against its checksums, not only the sizes.
+        ``verify`` checks the content against its checksums, not only the sizes.
         """
         folder = self.segments_folder / name
         self.mirror.fetch(folder)

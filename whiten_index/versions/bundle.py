@@ -172,7 +172,6 @@ class Bundle:
     def _by_embedding(
         self, row_filter: RowFilter | None, rescorer: Rescorer | None, *, copy: Any = None
     ) -> Search:
-        """Return the search by raw embeddings."""
         by_vector = self._by_vector(row_filter, copy=copy)
         if rescorer is None:
             return lambda queries, most: by_vector(self.transforms(queries), most)

@@ -40,11 +40,7 @@ class Affine:
     def save(self, file: Path | str, *, facts: Mapping[str, str] | None = None) -> Path:
         """Write a safetensors file atomically and return its path.
 
-        It has the tensors ``matrix``, ``bias`` and ``error``, and the rest as metadata.
-
-        Args:
-            file: its path.
-            facts: more metadata.
+        It has the tensors ``matrix``, ``bias`` and ``error``; the rest and ``facts`` are metadata.
 
         Raises:
             ConfigError: the file's ending is not ``.safetensors``, or something else than an

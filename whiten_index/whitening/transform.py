@@ -7,7 +7,6 @@ smaller k is a slice of one fit. Kinds that rotate back by Bᵀ keep d coordinat
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from whiten_index.artifacts.tensors import read_tensors, write_tensors
+from whiten_index.artifacts.tensors import content_digest, read_tensors, write_tensors
 from whiten_index.errors import ArtifactError, ConfigError, WhiteningError
 from whiten_index.paths import shown
 from whiten_index.whitening.affine import Affine
@@ -349,18 +348,11 @@ class Whitening:
 
         It is the same on every machine, and after ``save`` and ``load``.
         """
-        digest = hashlib.blake2b(digest_size=16)
-        for part in (
-            self.mean,
-            self.basis,
-            self.eigenvalues,
-            self.basis_variances,
-            self.coordinate_scale,
-        ):
-            data = b"-" if part is None else np.ascontiguousarray(part, dtype="<f8").tobytes()
-            digest.update(data)
-        digest.update(json.dumps(self.choices(), sort_keys=True).encode())
-        return digest.hexdigest()
+        names = ("mean", "basis", "eigenvalues", "basis_variances", "coordinate_scale")
+        given = {name: getattr(self, name) for name in names}
+        arrays = {name: x.astype("<f8") for name, x in given.items() if x is not None}
+        choices = json.dumps(self.choices(), sort_keys=True)
+        return content_digest(arrays, {"choices": choices})[:32]
 
     def describe(self) -> dict[str, Any]:
         """Return kind, k, rank, condition number, variance kept and the other choices.
