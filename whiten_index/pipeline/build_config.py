@@ -133,10 +133,7 @@ class BuildConfig(BuildOptions):
             self._refuse(_LABEL_OPTIONS, why)
             if self.choose_sample != BuildConfig.choose_sample:
                 raise ConfigError(f"--choose-sample {self.choose_sample} {why}")
-        self._require_consistent_labels()
         self.whitening_config()
-
-    def _require_consistent_labels(self) -> None:
         if self.pairs and (self.queries or self.qrels or self.qrels_split):
             raise ConfigError(
                 "--pairs and --qrels are two kinds of labels; give one of them, and --queries "

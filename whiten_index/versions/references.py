@@ -170,8 +170,7 @@ def corpus_references(store: EmbeddingStore) -> Iterator[Reference]:
             f"if nothing needs them, remove {store.folder}"
         )
     for path in paths:
-        record = store.record(path.name)
-        yield Reference(f"corpus {corpus_name(record)}", store.fingerprint, record)
+        yield corpus_reference(store, path)
 
 
 def record_paths(store: EmbeddingStore) -> list[Path]:
@@ -179,11 +178,11 @@ def record_paths(store: EmbeddingStore) -> list[Path]:
     return records_in(store.folder / "corpora")
 
 
-def corpus_name(record: CorpusRecord) -> str:
-    """Return the name of a corpus for users: its files, folders or globs."""
-    sources = record.source.get("sources")
-    named = sources if isinstance(sources, list | tuple) else [dict(record.source)]
-    return ", ".join(map(str, named))
+def corpus_reference(store: EmbeddingStore, path: Path) -> Reference:
+    """Return the reference of a corpus, named by its files, folders or globs."""
+    record = store.record(path.name)
+    named = ", ".join(record.source["sources"])
+    return Reference(f"corpus {named}", store.fingerprint, record)
 
 
 def version_folders(index: Path) -> list[Path]:

@@ -44,8 +44,6 @@ from whiten_index.versions.version_manifest import VERSION_SCHEMA, VersionManife
 from whiten_index.whitening.spectrum import variance_kept
 from whiten_index.whitening.transform import Whitening
 
-_WHAT = "index"
-
 
 @dataclass(frozen=True, slots=True)
 class VersionFacts:
@@ -214,7 +212,7 @@ def rollback(root: Path | str, *, to: str | None = None) -> RollbackReport:
     with naming():
         tag = mirror.latest(folder / CURRENT)
         _require_index(folder, mirror)
-        with only_writer(folder, what=_WHAT):
+        with only_writer(folder, what="index"):
             left, skipped = None, dict[str, str]()
             try:
                 left = read_current(folder)
@@ -358,7 +356,7 @@ def prune(root: Path | str, *, keep: int, verify: str = "full") -> PruneReport:
     with naming():
         tag = mirror.latest(folder / CURRENT)
         _require_index(folder, mirror)
-    with naming(), only_writer(folder, what=_WHAT):
+    with naming(), only_writer(folder, what="index"):
         current = require_published(folder, mirror) or read_current(folder)
         names = _names(folder, mirror)
         kept = _kept(folder, current, names, keep, verify, mirror)
@@ -426,9 +424,6 @@ def describe_index(root: Path | str, *, verify: str = "full") -> dict[str, Any]:
 
     ``spectrum`` lists, for round widths up to the rank, for k and for the rank, the eigenvalue
     there and the share of variance that the directions up to it hold.
-
-    Raises:
-        ArtifactError: nothing is published there, or it is damaged.
     """
     place, mirror = place_of(root)
 

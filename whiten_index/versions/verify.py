@@ -52,9 +52,6 @@ def verify_index(root: Path | str, *, with_store: bool = True) -> VerifyReport:
     Args:
         root: the index folder.
         with_store: also look whether the store has the rows of each, by the sizes of files.
-
-    Raises:
-        ArtifactError: there is no index.
     """
     place = require_path(root)
     if not is_index(place):
@@ -227,10 +224,6 @@ def verify_paths(paths: Iterable[Path | str], *, with_stores: bool = True) -> li
     Args:
         paths: folders of indexes or of stores, or URIs of indexes in a bucket.
         with_stores: verify the stores of the indexes too.
-
-    Raises:
-        ArtifactError: a path is neither.
-        ConfigError: it is too long to be one.
     """
     given = list(map(absolute, paths))
     places = [require_path(place) for place in given if not is_uri(place)]

@@ -30,7 +30,7 @@ from whiten_index.store.segments import MOMENTS, read_segment
 from whiten_index.versions.published import CURRENT, require_published
 from whiten_index.versions.references import (
     Reference,
-    corpus_name,
+    corpus_reference,
     is_index,
     record_paths,
     require_at_its_place,
@@ -165,9 +165,6 @@ def verify_store(root: Path | str) -> VerifyReport:
 
     Nothing is locked or written. Damage is looked at once more, since a job that runs meanwhile
     may just have moved or removed the file. A file that could not be read once is reported.
-
-    Raises:
-        ArtifactError: there is no store.
     """
     place = require_path(root)
     checks = [_StoreCheck(place, folder) for folder in require_encoder_folders(place)]
@@ -202,14 +199,10 @@ class _StoreCheck(Check):
                 with self.counting(kind, path):
                     self.store.results.check(path)
 
-    # References
-
     def _read_corpora(self) -> None:
         for path in record_paths(self.store):
             with self.counting("corpora", path):
-                record = self.store.record(path.name)
-                name = f"corpus {corpus_name(record)}"
-                self._references.append(Reference(name, self.store.fingerprint, record))
+                self._references.append(corpus_reference(self.store, path))
 
     def _read_versions(self) -> None:
         """Read the references of versions that can be read; indexes are verified apart."""
@@ -233,8 +226,6 @@ class _StoreCheck(Check):
                     reference = version_reference(folder, self.root, [self.store])
                     if reference is not None:
                         self._references.append(reference)
-
-    # Checks
 
     def _check_segments(self) -> None:
         """Check the segments, and that each row that something needs is in a sound one."""
@@ -274,8 +265,6 @@ class _StoreCheck(Check):
         for path in self.asked(dict.fromkeys([*self.store.all_part_files(), *parts])):
             with self.counting("part_files", path):
                 self.store.check_part_file(path, parts.get(path, ())[:1])
-
-    # Remedies
 
     def remedy(self, kind: str, path: Path) -> Remedy:
         """Return the corpora and versions that need something, and what mends it."""

@@ -20,21 +20,15 @@ _KIND, _FORMAT_VERSION = "affine", 1
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Affine:
-    """x̃ ≈ x·matrix + bias in float32.
+    """x̃ ≈ x·matrix + bias in float32."""
 
-    Attributes:
-        matrix: (d, k) float32.
-        bias: (k,) float32, −μW.
-        normalize_input: whether rows are scaled to unit length first.
-        error: what float32 costs, estimated on the safe side (2 to 20 times what is measured):
-            the root mean square of the errors of vectors over that of the vectors, with products
-            summed in float32, not in TF32. It grows with ‖μW‖ against the spread; where it is too
-            much, subtract the mean from the embeddings before the product.
-    """
-
-    matrix: NDArray[np.float32]
-    bias: NDArray[np.float32]
-    normalize_input: bool
+    matrix: NDArray[np.float32]  # (d, k)
+    bias: NDArray[np.float32]  # (k,), −μW
+    normalize_input: bool  # whether rows are scaled to unit length first
+    # Estimated on the safe side (2 to 20 times what is measured): the root mean square of the
+    # errors of vectors over that of the vectors, with products summed in float32, not in TF32. It
+    # grows with ‖μW‖ against the spread; where it is too much, subtract the mean from the
+    # embeddings before the product.
     error: float
 
     def save(self, file: Path | str, *, facts: Mapping[str, str] | None = None) -> Path:
