@@ -22,13 +22,7 @@ _HEADER, _CONTENT = "__metadata__", "content"
 _REMEDY = "restore it from a copy, or build again"
 # The limit of the library too.
 _HEADER_BYTES = 100_000_000
-_TYPES = {
-    "F16": np.float16,
-    "F32": np.float32,
-    "F64": np.float64,
-    "I32": np.int32,
-    "U8": np.uint8,
-}
+_TYPES = {"F16": np.float16, "F32": np.float32, "F64": np.float64, "I32": np.int32, "U8": np.uint8}
 
 
 def write_tensors(

@@ -22,13 +22,7 @@ from whiten_index.pipeline.base_version import (
     room_wanted,
 )
 from whiten_index.pipeline.build_config import BuildConfig
-from whiten_index.pipeline.changes import (
-    StoredRows,
-    apart,
-    compare,
-    count_documents,
-    document_rows,
-)
+from whiten_index.pipeline.changes import StoredRows, apart, compare, count_documents, document_rows
 from whiten_index.pipeline.early_checks import check_early, possible_widths
 from whiten_index.pipeline.encode import kept_parts, open_corpus
 from whiten_index.pipeline.gates import size_faults

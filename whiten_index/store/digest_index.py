@@ -153,9 +153,7 @@ class HashTable:
         return found
 
 
-def _bytes_of(
-    strings: pa.Array,
-) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+def _bytes_of(strings: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
     """Return the bytes of large strings, and the start and stop of each."""
     if not len(strings):
         nothing = np.empty(0, dtype=np.int64)

@@ -178,11 +178,7 @@ def _collect(
 def _needed_segments(
     store: EmbeddingStore, names: Sequence[str], references: Sequence[Reference]
 ) -> set[str]:
-    """Return the segments that have a row that these need.
-
-    Raises:
-        ArtifactError: a row is in none, so that a damaged segment may have it.
-    """
+    """Return the segments that have a row that these need; refuse a row that none has."""
     try:
         wanted = needed_digests(store, references)
     except ArtifactError as error:

@@ -24,12 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from whiten_index.artifacts.atomic import (
-    leftovers_in,
-    make_folder,
-    remove_folder,
-    remove_leftovers,
-)
+from whiten_index.artifacts.atomic import leftovers_in, make_folder, remove_folder, remove_leftovers
 from whiten_index.artifacts.cached_storage import naming
 from whiten_index.artifacts.files import (
     exists,

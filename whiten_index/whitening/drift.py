@@ -144,11 +144,7 @@ class Drift:
             "rows_today": self.rows_today,
             "rows_shared": self.rows_shared,
             "dims": self.k,
-            "eigenvalues": {
-                "least": _short(least),
-                "median": _short(median),
-                "most": _short(most),
-            },
+            "eigenvalues": {"least": _short(least), "median": _short(median), "most": _short(most)},
             **{name: _short(getattr(self, name)) for name in _FIGURES},
         }
 

@@ -264,12 +264,7 @@ def _two_pass(rows: NDArray[np.floating]) -> Moments:
             block = space[:end]
             second += np.matmul(block.T, block, out=product)
     return Moments.from_sums(
-        point,
-        count=float(n),
-        first=first,
-        second=second,
-        third=third,
-        fourth=fourth,
+        point, count=float(n), first=first, second=second, third=third, fourth=fourth
     )
 
 
