@@ -144,12 +144,12 @@ class _Page(_Silent):
 
     tagged: bool
     behind = ""
-    wrong, asked = 0, 0
+    status, wrong, asked = 200, 0, 0
 
     def do_GET(self) -> None:
         type(self).asked += 1
         page, headers = b"<html><body>Log in</body></html>", {"ETag": '"1"'} if self.tagged else {}
-        status, headers["Content-Type"] = 200, "text/html" if self.behind else "text/plain"
+        status, headers["Content-Type"] = self.status, "text/html" if self.behind else "text/plain"
         if self.behind and self.asked != self.wrong:
             found = requests.get(self.behind + self.path, headers=dict(self.headers), timeout=9)
             page, status, headers = found.content, found.status_code, dict(found.headers)
@@ -160,18 +160,22 @@ class _Page(_Silent):
         self.wfile.write(page)
 
 
-@pytest.mark.parametrize("tagged", [False, True])
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [({"tagged": False}, "page of a proxy"), ({"tagged": True}, "page of a proxy"),
+     ({"tagged": False, "status": 412}, "cannot read")],
+)  # fmt: skip
 def test_the_page_of_a_proxy_is_no_empty_bucket(
-    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tagged: bool
+    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], told: str
 ) -> None:
     monkeypatch.setenv("WHITEN_INDEX_CACHE", str(tmp_path))
-    page = type("Page", (_Page,), {"tagged": tagged})
+    page = type("Page", (_Page,), answer)
     with ThreadingHTTPServer(("127.0.0.1", 0), page) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
-        for command in ("versions", "verify"):
+        for command in ("versions", "verify") if page.status == 200 else ("inspect",):
             status, _, said = run(command, "s3://bucket/index")
-            assert (status, "the page of a proxy" in said) == (7, True), said
+            assert (status, told in said) == (7, True), said
         server.shutdown()
 
 

@@ -112,7 +112,7 @@ class Bucket:
         """
         mode: Any = "create" if over is None else dict(over) or "overwrite"
         try:
-            with self._translated("write", key):
+            with self._translated("put", key):
                 made = self._obstore.put(
                     self._quick, self._key(key), data, mode=mode, use_multipart=False
                 )
@@ -242,9 +242,10 @@ class Bucket:
         """Turn errors of obstore into this package's, which name the object."""
         place = f"{self.uri}/{key}".rstrip("/")
         errors = importlib.import_module("obstore.exceptions")
+        unmet = (errors.AlreadyExistsError, errors.PreconditionError) if what == "put" else ()
         try:
             yield
-        except (errors.AlreadyExistsError, errors.PreconditionError) as error:
+        except unmet as error:
             raise ChangedError(place) from error
         except (errors.NotFoundError, FileNotFoundError) as error:
             if _NO_BUCKET in str(error) or what == "list":
