@@ -138,6 +138,17 @@ def shown(value: object) -> str:
     return cut(hide_secrets(text))
 
 
+def require_text(text: str, what: str) -> None:
+    """Refuse a text that UTF-8 cannot hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{what} is no text: it has bytes that are not UTF-8, or half a character of UTF-16 "
+            f"({shown(text)}); check how it is made"
+        ) from error
+
+
 def cut(text: str, *, most: int = _MOST_SHOWN) -> str:
     """Return a text of so many characters at most, and dots where there were more."""
     return text if len(text) <= most else f"{text[:most]}..."

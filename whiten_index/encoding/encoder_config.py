@@ -9,6 +9,7 @@ from pydantic import Field
 from whiten_index.artifacts.files import list_folder
 from whiten_index.errors import ConfigError
 from whiten_index.options import MODEL, RESOURCES, Option, schema
+from whiten_index.paths import require_text
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 PoolingName = Literal[
@@ -98,8 +99,9 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         for option in ("document_prompt", "query_prompt"):
+            flag = f"--{option.replace('_', '-')}"
+            require_text(getattr(self, option) or "", flag)
             if None not in (getattr(self, option), getattr(self, f"{option}_name")):
-                flag = f"--{option.replace('_', '-')}"
                 raise ConfigError(f"{flag} and {flag}-name were both given; leave one out")
         if self.pooling == "first-last-avg" and self.layers is not None:
             raise ConfigError("first-last-avg chooses the layers itself; leave out --layers")

@@ -22,7 +22,7 @@ from whiten_index.encoding.spec import (
     resolve_encoder,
 )
 from whiten_index.errors import ConfigError, EncoderError
-from whiten_index.paths import shown
+from whiten_index.paths import require_text, shown
 from whiten_index.progress import Stages
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.whitening.transform import Whitening
@@ -134,13 +134,7 @@ def require_texts(texts: Sequence[str], *, what: str = "query") -> None:
             raise ConfigError(
                 f"a {what} is blank (number {number}, from 0); give it some text, or leave it out"
             )
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(
-                f"{what} {number} is no text: it has bytes that are not UTF-8, or half a character "
-                f"of UTF-16 ({shown(text)}); check how it is made"
-            ) from error
+        require_text(text, f"{what} {number}")
 
 
 def digest_of(fingerprint: str, whitening: Whitening, queries: EncoderSpec | None) -> str:
