@@ -194,13 +194,13 @@ def test_no_option_changes_embeddings_unnoticed(model, before):
         assert not unnoticed(before, halves(model, **{name: value})), name
 
 
-@pytest.mark.parametrize("named", ["../parts.safetensors", "sub/parts.safetensors"])
+@pytest.mark.parametrize("named", ["parts.safetensors", "sub/parts.safetensors"])
 def test_weights_that_a_file_names_are_part_of_the_identity(named, tmp_path):
     folder = tiny_models.bert(tmp_path / "model")
     parts = dict.fromkeys(load_file(folder / "model.safetensors"), named)
     (folder / "sub").mkdir()
     shutil.copy(folder / "model.safetensors", folder / named)
-    if named.startswith(".."):
+    if named == "parts.safetensors":
         (folder / "model.safetensors").unlink()
         index = {"metadata": {}, "weight_map": parts}
         tiny_models.write_json(folder / "model.safetensors.index.json", index)

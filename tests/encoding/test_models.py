@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
-from whiten_index.errors import EncoderError
+from whiten_index.errors import ConfigError, EncoderError
 
 
 def load(model: Path | str, **options) -> Encoder:
@@ -111,6 +111,11 @@ def test_a_model_must_be_named_without_the_embedded_one(copy_of, monkeypatch):
     assert resolve(copy_of()).dim == 32
 
 
+def test_a_prompt_of_bytes_that_are_no_text_is_refused():
+    with pytest.raises(ConfigError, match="--query-prompt is no text"):
+        EncoderConfig(query_prompt="query \udcff")
+
+
 def test_a_model_that_gives_nan_is_an_error(copy_of):
     folder = copy_of()
     edit_weights(folder, lambda w: w["embeddings.LayerNorm.bias"].fill_(torch.nan))
@@ -145,8 +150,11 @@ def test_a_pooling_that_is_not_ours_is_refused_unless_another_is_chosen(copy_of,
      ("tokenizer_config.json", '{"tokenizer_class": "RagTokenizer"}'),
      ("config_sentence_transformers.json", '{"prompts": ["a"]}'),
      ("config_sentence_transformers.json", '{"prompts": {"query": {"a": 1}}}'),
+     ("config_sentence_transformers.json", '{"prompts": {"query": "\\ud800"}}'),
      ("config_sentence_transformers.json", '{"prompts": {}, "default_prompt_name": ["x"]}'),
      ("modules.json", "{"),
+     ("modules.json", '[{"type": "sentence_transformers.models.Transformer", "path": "../copy"}]'),
+     ("model.safetensors.index.json", '{"weight_map": {"a": "../copy/model.safetensors"}}'),
      ("1_Pooling/config.json", "]"), ("tokenizer_config.json", "x"), ("tokenizer.json", "{"),
      ("model.safetensors", "cut")],
 )  # fmt: skip

@@ -29,6 +29,14 @@ def read_object(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def inside(folder: Path, name: Any) -> Path:
+    """Return the path that a file of a model names, which may not lead out of the folder."""
+    path = Path(str(name))
+    if path.is_absolute() or ".." in path.parts:
+        raise EncoderError(f"a JSON file of {folder} names {str(name)!r}, which is outside of it")
+    return folder / path
+
+
 def weight_files(folder: Path) -> list[Path]:
     """Return the files of weights that a loader takes, as transformers chooses; empty for none."""
     tensors = list_folder(folder, "*.safetensors")
@@ -38,9 +46,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _with_parts(files: Sequence[Path], folder: Path) -> list[Path]:
-    """Return files of weights with those that an index of parts names, in whatever folder."""
+    """Return files of weights with those that an index of parts names."""
     parts = {
-        folder / str(name)
+        inside(folder, name)
         for index in list_folder(folder, "*.index.json")
         for name in dict(read_object(index).get("weight_map") or {}).values()
     }
@@ -139,7 +147,7 @@ def read_modules(path: Path) -> list[FolderModule]:
         raise EncoderError(f"{file} is damaged: it lists no modules; restore the model folder")
     names = [str(module["type"]) for module in modules]
     kinds = [name.rpartition(".")[2] if name.startswith(_HOME) else name for name in names]
-    folders = [path / str(module.get("path", "")) for module in modules]
+    folders = [inside(path, module.get("path", "")) for module in modules]
     return list(map(FolderModule, kinds, folders))
 
 

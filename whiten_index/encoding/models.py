@@ -21,6 +21,7 @@ from whiten_index.artifacts.limits import VECTOR_NUMBERS, canonical_json
 from whiten_index.encoding.model_files import (
     HeadStep,
     files_sha256,
+    inside,
     read_head,
     read_modules,
     read_object,
@@ -269,7 +270,7 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
     weights = weight_files(root)
     # A configuration may name a file of weights, which then comes first.
     if named := config.get("transformers_weights"):
-        weights.append(root / named)
+        weights.append(inside(root, named))
     if not any(list_folder(root, pattern) for pattern in _TOKENIZER):
         raise EncoderError(f"{root} holds no tokenizer for model {name}; complete the folder")
     refuse_settings(name, settings)
@@ -307,8 +308,8 @@ def _named(value: Any, *keys: str) -> Iterator[Any]:
 def _prompts(path: Path) -> dict[str, str]:
     settings = read_object(path / "config_sentence_transformers.json")
     prompts = {key: value or "" for key, value in (settings.get("prompts") or {}).items()}
-    if odd := [key for key, value in prompts.items() if not isinstance(value, str)]:
-        raise TypeError(f"the prompt {odd[0]!r} is no text")
+    # Raises for what is no text, or has half a surrogate pair.
+    "".join(prompts.values()).encode()
     if settings.get("default_prompt_name") in prompts:
         prompts["default"] = prompts[settings["default_prompt_name"]]
     return prompts
