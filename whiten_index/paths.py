@@ -143,10 +143,7 @@ def require_text(text: str, what: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"{what} is no text: it has bytes that are not UTF-8, or half a character of UTF-16 "
-            f"({shown(text)}); check how it is made"
-        ) from error
+        raise ConfigError(f"{what} is no UTF-8 text ({shown(text)}); check it") from error
 
 
 def cut(text: str, *, most: int = _MOST_SHOWN) -> str:

@@ -112,7 +112,7 @@ def test_a_model_must_be_named_without_the_embedded_one(copy_of, monkeypatch):
 
 
 def test_a_prompt_of_bytes_that_are_no_text_is_refused():
-    with pytest.raises(ConfigError, match="--query-prompt is no text"):
+    with pytest.raises(ConfigError, match="--query-prompt is no UTF-8"):
         EncoderConfig(query_prompt="query \udcff")
 
 

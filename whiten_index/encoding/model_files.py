@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.files import exists, list_folder, read_bounded, reading, sha256_file
-from whiten_index.artifacts.limits import canonical_json, load_json
+from whiten_index.artifacts.limits import VECTOR_NUMBERS, canonical_json, load_json
 from whiten_index.errors import ArtifactError, EncoderError
 
 
@@ -63,13 +63,8 @@ def files_sha256(files: list[Path], *, name: str, folder: Path, what: str) -> st
         with reading(folder):
             facts = [(file, file.stat()) for file in files]
             digests = [_file_sha256(file, stat.st_size, stat.st_mtime_ns) for file, stat in facts]
-    except ArtifactError as error:
-        raise EncoderError(f"{error} (model {name})") from error
-    except OSError as error:
-        raise EncoderError(
-            f"{what} of model {name} in {folder} cannot be read ({error.strerror}); change their "
-            "permissions"
-        ) from error
+    except (ArtifactError, OSError) as error:
+        raise EncoderError(f"{what} of model {name} cannot be read ({error})") from error
     if len(digests) == 1:
         return digests[0]
     return hashlib.sha256("".join(digests).encode()).hexdigest()
@@ -245,14 +240,10 @@ def _head_step(name: str, module: FolderModule, before: int) -> HeadStep:
     if module.kind == "Normalize":
         return HeadStep(kind="Normalize", path=module.path, in_features=before, out_features=before)
     dense = module.kind == "Dense"
-    widths = []
-    for key in ("in_features", "out_features") if dense else ("dimension", "dimension"):
-        value = config.get(key)
-        if not isinstance(value, int):
-            raise EncoderError(
-                f"{file} gives {key} as {value!r} and a number is needed; restore the model folder"
-            )
-        widths.append(value)
+    keys = ("in_features", "out_features") if dense else ("dimension", "dimension")
+    widths: list[Any] = [config.get(key) for key in keys]
+    if not all(isinstance(width, int) and 0 < width <= VECTOR_NUMBERS for width in widths):
+        raise EncoderError(f"{file} has no {keys[0]} or {keys[1]} from 1 to {VECTOR_NUMBERS:,}")
     # Without an activation sentence-transformers takes Tanh.
     dotted = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     activation = dotted.rpartition(".")[2] if dense else "Identity"

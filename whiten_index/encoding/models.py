@@ -326,14 +326,10 @@ def _length(settings: dict[str, Any], kind: str) -> int | None:
 
 def _number(name: str, config: dict[str, Any], *keys: str) -> int:
     for key in keys:
-        if isinstance(config.get(key), int):
-            if config[key] > VECTOR_NUMBERS:
-                raise EncoderError(
-                    f"config.json of model {name} has {key} above {VECTOR_NUMBERS:,}"
-                )
-            return int(config[key])
+        if isinstance(number := config.get(key), int) and number <= VECTOR_NUMBERS:
+            return int(number)
     raise EncoderError(
-        f"config.json of model {name} has none of {', '.join(keys)}; "
+        f"config.json of model {name} has none of {', '.join(keys)} up to {VECTOR_NUMBERS:,}; "
         "choose a text encoder of the BERT family"
     )
 
