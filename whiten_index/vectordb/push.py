@@ -141,7 +141,7 @@ def pushed_version(
         >>> pushed_version("pushed.parquet").k
         16
     """
-    config = PushConfig(index="", to=to, table=table, options=dict(options or {}))
+    config = PushConfig(index=".", to=to, table=table, options=dict(options or {}))
     if config.to_file:
         return written_version(resolved(to))
     assert table is not None
