@@ -7,10 +7,11 @@ from typing import Any
 from whiten_index.address import hide_secrets
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of a library's message, or its kind if it has none."""
-    lines = hide_secrets(str(error)).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+def first_line(message: object) -> str:
+    """Return the first line of a library's message or error, or its kind if it has none."""
+    # A secret may contain a line break.
+    lines = hide_secrets(str(message)).strip().splitlines()
+    return lines[0][:500] if lines else type(message).__name__
 
 
 class WhitenIndexError(Exception):

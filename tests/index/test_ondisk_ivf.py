@@ -59,7 +59,7 @@ def test_lists_joined_on_disk_are_those_in_memory(tmp_path: Path, factory: str, 
     for index, keep in ((gathered, False), (inner, True)):
         with OnDiskLists(index, folder, most=most) as writer:
             for start in range(0, ROWS, 100):
-                writer.add(rows[start : start + 100])
+                writer.add_codes(index.sa_encode(rows[start : start + 100]))
             writer.join(keep=keep)
         assert [path.name for path in folder.iterdir()] == [IVF_DATA] * keep
         assert index.ntotal == ROWS

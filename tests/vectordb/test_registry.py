@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from whiten_index.errors import ConfigError
-from whiten_index.vectordb.engine_support import first_line
+from whiten_index.errors import ConfigError, first_line
 from whiten_index.vectordb.registry import open_writer, require_database
 
 SECRET = "s3cr3t"

@@ -29,9 +29,9 @@ from whiten_index.evaluation.label_table import (
     LabelTable,
     read_lines,
     reading_parquet,
-    shown,
 )
 from whiten_index.evaluation.metrics import with_answers
+from whiten_index.paths import shown
 
 # The names a column may have, the preferred one first.
 _QUERY, _DOCUMENT = ("query_id", "query-id"), ("doc_id", "corpus-id")

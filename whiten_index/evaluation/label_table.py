@@ -21,6 +21,7 @@ from whiten_index.artifacts.files import (
 from whiten_index.artifacts.limits import LimitError, check_expanded, iterate_lines, load_json
 from whiten_index.corpus.parquet_reader import unpacked_bytes
 from whiten_index.errors import ConfigError, CorpusError, first_line
+from whiten_index.paths import shown
 
 PARQUET, JSONL, TSV, TREC = ".parquet", ".jsonl", ".tsv", (".qrels", ".txt", ".trec")
 # What a list and its value take, at least: a short text has some 50 bytes.
@@ -220,9 +221,3 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise CorpusError(f"{path}, line {number}, is not UTF-8; convert the file to it") from error
     except LimitError as error:
         raise CorpusError(f"{path} cannot be read: {error}; split it into lines") from error
-
-
-def shown(value: Any) -> str:
-    """Return a value as errors show it, cut to 60 letters."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"

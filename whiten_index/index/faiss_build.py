@@ -30,9 +30,10 @@ from whiten_index.index.library import INDEX, load_faiss, release_memory, write_
 from whiten_index.index.ondisk_ivf import IVF_DATA, PARTS, OnDiskLists, lists_on_disk
 from whiten_index.index.sizes import IndexBytes, measured_bytes
 from whiten_index.index.training import require_training_rows, train_index
-from whiten_index.index.transforms import EmbeddingReader, VectorSource, rotation_for
+from whiten_index.index.transforms import VectorSource, rotation_for
 from whiten_index.index.tuning import NEIGHBOURS, GroundTruth, OperatingPoint, tune_to_recall
 from whiten_index.progress import Progress, Stages
+from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.whitening.transform import Whitening
 
 _RANGES, _TRAINED = "ranges", "trained.faiss"
@@ -82,7 +83,7 @@ class CodeReuse:
 
 
 def build_faiss_index(
-    embeddings: EmbeddingReader,
+    embeddings: CorpusEmbeddings,
     whitening: Whitening,
     plan: IndexPlan,
     stages: Stages,

@@ -89,11 +89,7 @@ def write_index(index: Any, path: Path) -> None:
     """Write a FAISS index; unlike FAISS's own writer, notice a disk that fills up."""
     faiss = load_faiss()
     with path.open("wb") as file:
-
-        def write(data: bytes) -> int:
-            return file.write(data)
-
-        faiss.write_index(index, faiss.PyCallbackIOWriter(write))
+        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
         file.flush()
         os.fsync(file.fileno())
 

@@ -60,10 +60,6 @@ class OnDiskLists:
         self._parts: list[tuple[int, int]] = []  # offset and rows of each
         self._added = self._held = 0
 
-    def add(self, vectors: NDArray[np.float32]) -> None:
-        """Add vectors (m, k) under the next row numbers."""
-        self.add_codes(self.inner.sa_encode(vectors))
-
     def add_codes(self, coded: Codes, numbers: NDArray[np.int64] | None = None) -> None:
         """Add codes of ``sa_encode`` (m, bytes) under row numbers (m,), by default the next."""
         if numbers is None:

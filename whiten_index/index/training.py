@@ -57,7 +57,7 @@ def _draw_rows(
     return np.sort(drawn[:size]), np.sort(drawn[size:])
 
 
-def training_rows(inner: Any, *, rows: int, k: int, most_bytes: int = _MOST_TRAINING_BYTES) -> int:
+def training_rows(inner: Any, *, rows: int, k: int, most_bytes: int) -> int:
     """Return the rows of a sample to train ``inner``, 0 if it needs none.
 
     The sample has ``most_bytes`` bytes at most, but never fewer rows than FAISS takes.
@@ -73,14 +73,11 @@ def training_rows(inner: Any, *, rows: int, k: int, most_bytes: int = _MOST_TRAI
 
 def least_training_rows(inner: Any) -> int:
     """Return the fewest rows that FAISS can train ``inner`` with: one a centroid or code."""
-    return 0 if inner.is_trained else max(1, _centroids(inner))
-
-
-def _centroids(inner: Any) -> int:
-    """Return the centroids or codes that the largest clustering inside an index learns."""
+    if inner.is_trained:
+        return 0
     lists = lists_of(inner)
     codes = (values for values, _ in _codebooks(inner))
-    return max(0 if lists is None else int(lists.nlist), max(codes, default=0))
+    return max(1, 0 if lists is None else int(lists.nlist), *codes)
 
 
 def require_training_rows(inner: Any, factory: str, *, rows: int) -> None:

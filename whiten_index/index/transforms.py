@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from whiten_index.errors import ConfigError
 from whiten_index.index.exact import FEW_QUERIES, Rows, Vectors
 from whiten_index.index.library import load_faiss
 from whiten_index.progress import Stages
+from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.whitening_config import Kind
 
@@ -146,28 +147,11 @@ def is_lossy(inner: Any) -> bool:
     return True
 
 
-class EmbeddingReader(Protocol):
-    """Raw embeddings of a corpus by row number; it can be sent to other processes."""
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-
-    def at(self, rows: Rows) -> NDArray[np.float64]:
-        """Return the embeddings (n, d) of rows (n,)."""
-
-    def blocks(self, rows: int) -> Iterator[NDArray[np.floating]]:
-        """Yield all embeddings in order, at most so many rows at a time."""
-
-    def split(self, rows: int) -> Iterator[tuple[int, EmbeddingReader]]:
-        """Yield readers of about so many neighbouring rows, each with its first row number."""
-
-
 @dataclass(frozen=True, eq=False)
 class VectorSource:
     """The unit vectors that an index keeps of a corpus."""
 
-    embeddings: EmbeddingReader  # the raw embeddings
+    embeddings: CorpusEmbeddings  # the raw embeddings
     whitening: Whitening  # the transform
     # (k, k) random rotation, None if the codes gain nothing by one.
     rotation: NDArray[np.float64] | None = None

@@ -1,4 +1,4 @@
-"""Support for the writers of the engines: addresses, folders, names, and the text of errors."""
+"""Support for the writers of the engines: addresses, folders, and what to do about errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from whiten_index.address import hide_secrets
 from whiten_index.artifacts.files import is_folder, list_folder
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.paths import cut
@@ -33,8 +32,6 @@ _OF_SERVERS = (
     ),
     ("json.*length", "leave out the longest column, or raise the server's common.JSONMaxLength"),
 )
-# Characters shown of a message of an engine.
-_SHOWN = 500
 
 
 @dataclass(frozen=True)
@@ -96,13 +93,3 @@ def require_engine_folder(
             f"{address} is not there, or nothing was pushed to it yet; look at the path in the "
             "address, or push an index to it first"
         )
-
-
-def first_line(message: object) -> str:
-    """Return the first line of a message or an error, without secrets, cut to a length.
-
-    If an error has no message, return the name of its class.
-    """
-    # A secret may contain a line break.
-    lines = hide_secrets(str(message)).strip().splitlines()
-    return lines[0][:_SHOWN] if lines else type(message).__name__

@@ -33,9 +33,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.corpus.batches import ID
-from whiten_index.errors import ConfigError, DatabaseError
+from whiten_index.errors import ConfigError, DatabaseError, first_line
 from whiten_index.vectordb.database_writer import DatabaseWriter, Stored, taken_over
-from whiten_index.vectordb.engine_support import advice, first_line, require_engine_folder
+from whiten_index.vectordb.engine_support import advice, require_engine_folder
 from whiten_index.vectordb.pushed_table import (
     VECTOR,
     Ids,

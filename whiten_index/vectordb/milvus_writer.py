@@ -23,16 +23,11 @@ from pymilvus import DataType, MilvusClient, MilvusException
 
 from whiten_index.artifacts.files import is_file, is_folder
 from whiten_index.corpus.batches import ID, PASSAGE
-from whiten_index.errors import ConfigError, DatabaseError
+from whiten_index.errors import ConfigError, DatabaseError, first_line
 from whiten_index.index.exact import exact_neighbours
 from whiten_index.vectordb.alias_writer import METADATA_KEY, AliasWriter
 from whiten_index.vectordb.database_writer import Stored
-from whiten_index.vectordb.engine_support import (
-    EngineAddress,
-    advice,
-    first_line,
-    require_engine_folder,
-)
+from whiten_index.vectordb.engine_support import EngineAddress, advice, require_engine_folder
 from whiten_index.vectordb.json_rows import table_of, to_objects
 from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, vectors_of
 from whiten_index.vectordb.registry import MilvusOptions

@@ -15,8 +15,7 @@ from psycopg import sql
 
 from whiten_index.corpus.arrow_types import replaced_leaves
 from whiten_index.corpus.batches import ID
-from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb.engine_support import first_line
+from whiten_index.errors import ConfigError, DatabaseError, first_line
 from whiten_index.vectordb.json_rows import from_objects, is_bytes, to_objects
 from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, RowsError
 

@@ -13,8 +13,7 @@ import psycopg
 from psycopg import conninfo, sql
 
 from whiten_index.address import hide_secrets
-from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb.engine_support import first_line
+from whiten_index.errors import ConfigError, DatabaseError, first_line
 from whiten_index.vectordb.registry import PostgresOptions
 
 # A server has those of its release. Loads and index builds take long.

@@ -20,15 +20,10 @@ from qdrant_client import QdrantClient, models
 from whiten_index.artifacts.atomic import remove_path
 from whiten_index.artifacts.files import list_folder
 from whiten_index.corpus.batches import ID, PASSAGE
-from whiten_index.errors import ConfigError, DatabaseError
+from whiten_index.errors import ConfigError, DatabaseError, first_line
 from whiten_index.vectordb.alias_writer import METADATA_KEY, AliasWriter
 from whiten_index.vectordb.database_writer import Stored
-from whiten_index.vectordb.engine_support import (
-    EngineAddress,
-    advice,
-    first_line,
-    require_engine_folder,
-)
+from whiten_index.vectordb.engine_support import EngineAddress, advice, require_engine_folder
 from whiten_index.vectordb.json_rows import table_of, to_objects
 from whiten_index.vectordb.pushed_table import Ids, Layout, vectors_of
 from whiten_index.vectordb.registry import QdrantOptions
