@@ -15,17 +15,12 @@ from typing import Any
 from tqdm import tqdm
 
 from whiten_index.errors import ConfigError
-from whiten_index.integrations.lazy import IndexRetriever, open_transform
+from whiten_index.integrations.lazy import IndexRetriever, importing, open_transform
 from whiten_index.paths import absolute, require_path
 from whiten_index.search.query_transform import QueryTransform
 
-try:
+with importing("haystack-ai", of="Haystack", extra="haystack"):
     from haystack import Document, component, default_to_dict
-except ImportError as error:
-    raise ConfigError(
-        f"whiten_index's classes for Haystack need the package haystack-ai ({error}); "
-        "pip install 'whiten-index[haystack]'"
-    ) from error
 
 __all__ = ["WhitenedDocumentEmbedder", "WhitenedIndexRetriever", "WhitenedTextEmbedder"]
 

@@ -9,21 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from whiten_index.errors import ConfigError
-from whiten_index.integrations.lazy import IndexRetriever, name_of, open_transform
+from whiten_index.integrations.lazy import IndexRetriever, importing, name_of, open_transform
 from whiten_index.search.search_index import Hit
 
-try:
+with importing("langchain-core", of="LangChain", extra="langchain"):
     from langchain_core.callbacks import CallbackManagerForRetrieverRun
     from langchain_core.documents import Document
     from langchain_core.embeddings import Embeddings
     from langchain_core.retrievers import BaseRetriever
     from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
-except ImportError as error:
-    raise ConfigError(
-        f"whiten_index's classes for LangChain need the package langchain-core ({error}); "
-        "pip install 'whiten-index[langchain]'"
-    ) from error
 
 __all__ = ["WhitenedEmbeddings", "WhitenedRetriever"]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,18 @@ from whiten_index.paths import absolute, as_place, require_path
 from whiten_index.search.query_transform import QueryTransform
 from whiten_index.search.search_index import Hit, SearchIndex, open_index
 from whiten_index.versions.published import CURRENT
+
+
+@contextmanager
+def importing(package: str, *, of: str, extra: str) -> Iterator[None]:
+    """Import a framework in the block; say what to install if it cannot be imported."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f"whiten_index's classes for {of} need the package {package} ({error}); "
+            f"pip install 'whiten-index[{extra}]'"
+        ) from error
 
 
 def open_transform(

@@ -8,11 +8,11 @@ from typing import Any
 
 from whiten_index.corpus.batches import PASSAGE_COLUMNS
 from whiten_index.errors import ConfigError
-from whiten_index.integrations.lazy import IndexRetriever, name_of, open_transform
+from whiten_index.integrations.lazy import IndexRetriever, importing, name_of, open_transform
 from whiten_index.search.query_transform import QueryTransform
 from whiten_index.search.search_index import Hit
 
-try:
+with importing("llama-index-core", of="LlamaIndex", extra="llama-index"):
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.bridge.pydantic import (
         BaseModel,
@@ -24,11 +24,6 @@ try:
     from llama_index.core.callbacks import CallbackManager
     from llama_index.core.retrievers import BaseRetriever
     from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-except ImportError as error:
-    raise ConfigError(
-        f"whiten_index's classes for LlamaIndex need the package llama-index-core ({error}); "
-        "pip install 'whiten-index[llama-index]'"
-    ) from error
 
 __all__ = ["WhitenedEmbedding", "WhitenedIndexRetriever"]
 

@@ -13,18 +13,15 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.errors import ConfigError
+from whiten_index.integrations.lazy import importing
 from whiten_index.search.search_index import open_index
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
 
-try:
+with importing("mteb", of="MTEB", extra="mteb"):
     from mteb.models import ModelMeta
     from mteb.models.abs_encoder import AbsEncoder
     from mteb.types import PromptType
-except ImportError as error:
-    raise ConfigError(
-        f"MTEB's tasks need the package mteb ({error}); pip install 'whiten-index[mteb]'"
-    ) from error
 
 __all__ = ["WhitenedEncoder"]
 

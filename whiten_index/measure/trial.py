@@ -344,8 +344,11 @@ class Trial:
         whitening, missing = made.space.whitening, cast(Any, None)
         # Without its files, as only rows are searched.
         bundle = Bundle(missing, whitening, index, Transforms(index), missing, copy)
-        candidates = made.point.rerank
-        again = _Reranker(dataset, whitening, candidates) if candidates else None
+        encoded, again = dataset.encoded, None
+        if most := made.point.rerank:
+            again = Reranker(
+                encoded.store, encoded.record, whitening, candidates=most, subset=dataset.subset
+            )
         return lambda queries, top_k: bundle.search(queries, top_k, rescorer=again, by_row=True)
 
     def _require_memory(self, factory: str, k: int) -> None:
@@ -378,18 +381,6 @@ class Trial:
             }
             values |= evaluate(judged.qrels, run, metrics)
         return values
-
-
-class _Reranker(Reranker):
-    """Reranker of an index without the rows held out."""
-
-    def __init__(self, dataset: Dataset, whitening: Whitening, candidates: int) -> None:
-        encoded, self._subset = dataset.encoded, dataset.subset
-        super().__init__(encoded.store, encoded.record, whitening, candidates=candidates)
-
-    def embeddings(self, rows: Rows) -> NDArray[np.float64]:
-        """Return the raw embeddings (n, d) of rows (n,) of the index."""
-        return super().embeddings(rows if self._subset is None else self._subset[rows])
 
 
 def overlap(truth: NDArray[np.int64], found: NDArray[np.int64]) -> float:

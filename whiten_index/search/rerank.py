@@ -41,14 +41,16 @@ class Reranker:
         candidates: int,
         by: str = VECTORS,
         version: Path | None = None,
+        subset: Rows | None = None,
     ) -> None:
         """Take the store and the corpus whose rows, in order, are those of the index.
 
         Scores are cosines of exact vectors, or of raw ``EMBEDDINGS``. ``version`` is the folder of
-        the index's version, None where that is never removed.
+        the index's version, None where that is never removed; ``subset`` the rows of the corpus
+        that the index has, None for all.
         """
         self.candidates = candidates
-        self._by = by
+        self._by, self._subset = by, subset
         self._store, self._whitening = store, whitening
         self._starts = row_starts(record)
         # Not a method, whose cache would keep this object, and every map, alive. What is mapped
@@ -59,6 +61,7 @@ class Reranker:
 
     def embeddings(self, rows: Rows) -> NDArray[np.float64]:
         """Return the raw embeddings (n, d) of rows (n,), in the order given."""
+        rows = rows if self._subset is None else self._subset[rows]
         found = np.empty((len(rows), self._whitening.dim))
         parts = np.searchsorted(self._starts, rows, side="right") - 1
         for part in np.unique(parts):
