@@ -60,10 +60,7 @@ class GroupedOption(click.Option):
 
 
 def schema_options(
-    made_from: type,
-    *,
-    only: Collection[str] | None = None,
-    without: Collection[str] = (),
+    made_from: type, *, only: Collection[str] | None = None, without: Collection[str] = ()
 ) -> Callable[[Command], Command]:
     """Return a decorator that adds the options of a schema, whose value is ``None`` if not given.
 

@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from whiten_index.cli import terminal
-from whiten_index.cli.schema_options import (
-    json_option,
-    schema_options,
-    verify_option,
-)
+from whiten_index.cli.schema_options import json_option, schema_options, verify_option
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
 from whiten_index.paths import cell, shown

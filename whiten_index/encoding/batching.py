@@ -295,11 +295,7 @@ class InferenceThreads:
         self._pool: ThreadPoolExecutor | None = None
 
     def run(
-        self,
-        step: Callable[[], int | None],
-        advance: Callable[[int], None],
-        *,
-        alone: bool = False,
+        self, step: Callable[[], int | None], advance: Callable[[int], None], *, alone: bool = False
     ) -> None:
         """Call ``step`` until it returns None; ``advance`` gets each result in this thread.
 

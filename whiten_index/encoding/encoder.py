@@ -188,10 +188,7 @@ class Encoder:
             yield encoded.embeddings
 
     def stream_windows(
-        self,
-        chunks: Iterable[Sequence[str]],
-        *,
-        advance: Callable[[int], None] | None = None,
+        self, chunks: Iterable[Sequence[str]], *, advance: Callable[[int], None] | None = None
     ) -> Iterator[Encoded]:
         """Yield the embeddings of an unlimited stream of documents, window by window, in order.
 

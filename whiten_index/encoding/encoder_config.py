@@ -66,8 +66,7 @@ class EncoderConfig:
     ] = None
     dtype: Annotated[DtypeName, Option("Type that the model computes in.", MODEL)] = "float32"
     device: Annotated[
-        str,
-        Option("auto (every GPU), cpu, cuda:1, mps, or several: cuda:0,cuda:1.", RESOURCES),
+        str, Option("auto (every GPU), cpu, cuda:1, mps, or several: cuda:0,cuda:1.", RESOURCES)
     ] = "auto"
     threads: Annotated[
         int | None,

@@ -79,8 +79,7 @@ class Transformer:
         inputs = {"input_ids": ids, "attention_mask": mask, **self._options}
         mask = torch.ones_like(ids) if mask is None else mask
         return self._embedded(
-            inputs,
-            lambda states, pooling: pool(states, mask, pooling, prompt_tokens=prompt_tokens),
+            inputs, lambda states, pooling: pool(states, mask, pooling, prompt_tokens=prompt_tokens)
         )
 
     @torch.inference_mode()

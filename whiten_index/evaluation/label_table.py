@@ -11,13 +11,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from whiten_index.artifacts.files import (
-    NotAFileError,
-    is_folder,
-    list_folder,
-    open_file,
-    reading,
-)
+from whiten_index.artifacts.files import NotAFileError, is_folder, list_folder, open_file, reading
 from whiten_index.artifacts.limits import LimitError, check_expanded, iterate_lines, load_json
 from whiten_index.corpus.parquet_reader import unpacked_bytes
 from whiten_index.errors import ConfigError, CorpusError, first_line

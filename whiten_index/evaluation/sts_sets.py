@@ -85,10 +85,7 @@ class StsSet:
 
 
 def read_sts(
-    paths: Iterable[str | Path],
-    *,
-    splits: Mapping[str, str] | None = None,
-    unscored: bool = False,
+    paths: Iterable[str | Path], *, splits: Mapping[str, str] | None = None, unscored: bool = False
 ) -> list[StsSet]:
     """Read sets of pairs, in the order in which they occur.
 

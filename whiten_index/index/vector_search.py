@@ -118,12 +118,7 @@ def _parameters(inner: Any, top_k: int, *, thorough: bool) -> Any:
 
 
 def search_documents(
-    search: Search,
-    document_of: Callable[[Rows], Rows],
-    queries: Vectors,
-    *,
-    top_k: int,
-    rows: int,
+    search: Search, document_of: Callable[[Rows], Rows], queries: Vectors, *, top_k: int, rows: int
 ) -> tuple[Scores, Rows]:
     """Return the best row of each of the nearest documents, scores and rows (n, top_k).
 

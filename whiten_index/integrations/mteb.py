@@ -84,11 +84,7 @@ class WhitenedEncoder(AbsEncoder):
         return cls(index.encoder, index.bundle.whitening, symmetric=symmetric)
 
     def encode(
-        self,
-        inputs: Iterable[Any],
-        *,
-        prompt_type: PromptType | None = None,
-        **_: Any,
+        self, inputs: Iterable[Any], *, prompt_type: PromptType | None = None, **_: Any
     ) -> NDArray[np.float32]:
         """Return the vectors of the texts of a data loader, (n, k) float32.
 

@@ -26,13 +26,7 @@ from whiten_index.artifacts.manifest import (
     listed_files,
     write_manifest,
 )
-from whiten_index.encoding.export_st import (
-    MARK,
-    Module,
-    flush,
-    pooling_module,
-    write_folder,
-)
+from whiten_index.encoding.export_st import MARK, Module, flush, pooling_module, write_folder
 from whiten_index.encoding.model_files import POOLING_FLAGS
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec

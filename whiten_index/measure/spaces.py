@@ -187,8 +187,7 @@ def evaluate_sets(
 
 
 def runs_of(
-    scored: Iterable[tuple[str, Scores]],
-    average: Callable[[Mapping[str, Any]], Any] | None = None,
+    scored: Iterable[tuple[str, Scores]], average: Callable[[Mapping[str, Any]], Any] | None = None
 ) -> list[dict[str, Any]]:
     """Return a run for each space: its name, its setting, its figures of every set, their average.
 

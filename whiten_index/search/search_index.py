@@ -305,11 +305,7 @@ class SearchIndex:
         return opened.search(opened.encode(texts), top_k, chosen)
 
     def search_embeddings(
-        self,
-        embeddings: NDArray[np.floating],
-        *,
-        top_k: int = 10,
-        row_filter: str | None = None,
+        self, embeddings: NDArray[np.floating], *, top_k: int = 10, row_filter: str | None = None
     ) -> list[Hits]:
         """Return the hits of each raw, unwhitened embedding (n, d), best first; see ``search``."""
         opened = self._opened

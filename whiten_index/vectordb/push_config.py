@@ -69,9 +69,7 @@ class PushConfig:
         Option("Share of the rows there that may be gone, else nothing is pushed.", _ROWS),
     ] = 0.2
     batch_rows: Annotated[
-        int | None,
-        Field(ge=1),
-        Option("Rows sent at once.", _ROWS, default="64 MB of vectors"),
+        int | None, Field(ge=1), Option("Rows sent at once.", _ROWS, default="64 MB of vectors")
     ] = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
