@@ -77,11 +77,7 @@ class Streams:
         self.err = _Stream(sys.stderr, "standard error")
 
     def end(self, status: int) -> int:
-        """Flush both, report what could not be written, and return the status to end with.
-
-        Args:
-            status: of the work; that of a failure stays.
-        """
+        """Flush both, report what could not be written, and return the status to end with."""
         self.out.flush()
         if self.out.error is not None and self.out.error.errno != errno.EPIPE:
             reason = _REASONS.get(self.out.error.errno or 0, self.out.error.strerror)

@@ -69,8 +69,7 @@ class EncoderSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values, with ``kind``."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {"kind": "transformer", **values, "layers": list(self.layers)}
+        return {"kind": "transformer", **vars(self), "layers": list(self.layers)}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> EncoderSpec:

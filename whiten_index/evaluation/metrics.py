@@ -75,14 +75,12 @@ def spearman(gold: ArrayLike, predicted: ArrayLike) -> float:
 
     It is Pearson's correlation of the ranks (Spearman 1904).
     """
-    lists = {"gold": np.asarray(gold, np.float64), "predicted": np.asarray(predicted, np.float64)}
-    return _correlation(*(_centred_ranks(name, scores) for name, scores in lists.items()))
+    return _correlation(_centred_ranks("gold", gold), _centred_ranks("predicted", predicted))
 
 
 def pearson(gold: ArrayLike, predicted: ArrayLike) -> float:
     """Return the linear correlation of two (n,) score lists, in −1 … 1 (Pearson 1895)."""
-    lists = {"gold": np.asarray(gold, np.float64), "predicted": np.asarray(predicted, np.float64)}
-    a, b = (_checked(name, scores) for name, scores in lists.items())
+    a, b = _checked("gold", gold), _checked("predicted", predicted)
     return _correlation(a - a.mean(), b - b.mean())
 
 
@@ -91,8 +89,9 @@ def _correlation(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
     return float(np.clip(a @ b / np.sqrt((a @ a) * (b @ b)), -1.0, 1.0))
 
 
-def _checked(name: str, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+def _checked(name: str, given: ArrayLike) -> NDArray[np.float64]:
     """Return (n,) scores that can be correlated."""
+    scores = np.asarray(given, np.float64)
     if len(scores) < 2:
         raise ConfigError(f"there is {len(scores)} {name} score; a correlation needs 2 or more")
     if (scores == scores[0]).all():
@@ -103,11 +102,11 @@ def _checked(name: str, scores: NDArray[np.float64]) -> NDArray[np.float64]:
     return scores
 
 
-def _centred_ranks(name: str, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+def _centred_ranks(name: str, given: ArrayLike) -> NDArray[np.float64]:
     """Return the ranks of (n,) scores, their mean taken off."""
-    _, groups, counts = np.unique(_checked(name, scores), return_inverse=True, return_counts=True)
+    _, groups, counts = np.unique(_checked(name, given), return_inverse=True, return_counts=True)
     mean_ranks = np.cumsum(counts) - (counts - 1) / 2
-    centred: NDArray[np.float64] = mean_ranks[groups] - (len(scores) + 1) / 2
+    centred: NDArray[np.float64] = mean_ranks[groups] - (len(groups) + 1) / 2
     return centred
 
 

@@ -17,7 +17,7 @@ from whiten_index.errors import ArtifactError
 from whiten_index.index.exact import Rows, Vectors
 from whiten_index.index.factory import inner_of
 from whiten_index.index.library import load_faiss
-from whiten_index.index.ondisk_ivf import Codes, OnDiskLists
+from whiten_index.index.ondisk_ivf import Codes, OnDiskLists, list_numbers
 
 _ROWS = 8192
 # FAISS 1.15 gives the codes of larger blocks back wrongly.
@@ -143,9 +143,7 @@ def _add(new: Any, codes: Codes) -> None:
             new.add_sa_codes(codes, np.arange(rows))
             return
         width = int(new.coarse_code_size())
-        prefix = np.zeros((rows, 4), dtype=np.uint8)
-        prefix[:, :width] = codes[:, :width]
-        lists = prefix.view("<i4")[:, 0]
+        lists = list_numbers(codes, width)
         order = np.argsort(lists, kind="stable")
         bounds = np.searchsorted(lists[order], np.arange(int(new.nlist) + 1))
         for number in np.flatnonzero(np.diff(bounds)):

@@ -37,6 +37,15 @@ def lists_on_disk(inner: Any) -> bool:
     return type(faiss.downcast_InvertedLists(inner.invlists)) is faiss.ArrayInvertedLists
 
 
+def list_numbers(coded: Codes, width: int) -> NDArray[np.int32]:
+    """Return the lists of codes of ``sa_encode`` (m, bytes), whose first ``width`` bytes say so."""
+    # Little-endian, in as many bytes as the number of lists needs.
+    numbers = np.zeros((len(coded), 4), dtype=np.uint8)
+    numbers[:, :width] = coded[:, :width]
+    lists: NDArray[np.int32] = numbers.view("<i4")[:, 0]
+    return lists
+
+
 class OnDiskLists:
     """Fills an index with lists, whose rows go to disk each time they reach a size.
 
@@ -68,10 +77,7 @@ class OnDiskLists:
             room = len(self._codes) - self._held
             some, coded = coded[:room], coded[room:]
             to = slice(self._held, self._held + len(some))
-            # Little-endian, in as many bytes as the number of lists needs.
-            lists = np.zeros((len(some), 4), dtype=np.uint8)
-            lists[:, : self._prefix] = some[:, : self._prefix]
-            self._lists[to] = lists.view("<i4")[:, 0]
+            self._lists[to] = list_numbers(some, self._prefix)
             self._codes[to] = some[:, self._prefix :]
             self._numbers[to], numbers = numbers[:room], numbers[room:]
             self._held += len(some)

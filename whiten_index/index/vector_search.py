@@ -72,10 +72,18 @@ def nearest_on_gpu(index: Any, inner: Any, queries: Vectors, top_k: int) -> tupl
     """
     if top_k > most_on_gpu(inner) or not len(queries):
         return nearest(inner, queries, top_k)
-    scores, rows = index.search(queries, top_k)
+    found = index.search(queries, top_k)
+    return _filled(found, queries, lambda some: nearest(inner, some, top_k))
+
+
+def _filled(
+    found: tuple[Scores, Rows], queries: Vectors, search: Callable[[Vectors], tuple[Scores, Rows]]
+) -> tuple[Scores, Rows]:
+    """Return hits; queries that lack some are searched for once more, in another way."""
+    scores, rows = found
     short = np.flatnonzero((rows < 0).any(axis=1))
     if len(short):
-        scores[short], rows[short] = nearest(inner, queries[short], top_k)
+        scores[short], rows[short] = search(queries[short])
     return scores, rows
 
 
@@ -236,12 +244,7 @@ def _nearest_selected(
         found = _with_selector(inner, queries, wanted, parameters, selection)
     if found is None:
         return _thorough_selected(inner, queries, wanted, selection)
-    short = np.flatnonzero((found[1] < 0).any(axis=1))
-    if len(short):
-        found[0][short], found[1][short] = _thorough_selected(
-            inner, queries[short], wanted, selection
-        )
-    return found
+    return _filled(found, queries, lambda some: _thorough_selected(inner, some, wanted, selection))
 
 
 def _with_selector(
@@ -315,12 +318,10 @@ def _thorough_selected(
         rows=selection.total,
     )
     beneath = getattr(inner, "refine_index", getattr(inner, "storage", None))
-    short = np.flatnonzero((found[1] < 0).any(axis=1)) if beneath is not None else ()
-    if len(short):
-        found[0][short], found[1][short] = nearest(
-            faiss.downcast_index(beneath), queries[short], wanted, selection
-        )
-    return found
+    if beneath is None:
+        return found
+    plain = faiss.downcast_index(beneath)
+    return _filled(found, queries, lambda some: nearest(plain, some, wanted, selection))
 
 
 def _selector(selection: Selection) -> Any:

@@ -100,7 +100,6 @@ def export_sql(
     Raises:
         ConfigError: a name that is not printable, or an unknown dtype.
         WhiteningError: the matrix does not fit into float32.
-        StorageError: the file cannot be written.
     """
     if dtype not in _TYPES:
         raise ConfigError(f"dtype {dtype!r} is unknown; use {' or '.join(_TYPES)}")

@@ -178,12 +178,9 @@ def check_plot_path(path: Path) -> None:
 
 
 def draw_spectrum(path: Path | str, description: Mapping[str, Any], eigenvalues: ArrayLike) -> None:
-    """Draw the diagnostics of an index into a picture at ``path``, atomically.
+    """Draw what ``describe_index`` returns of an index into a picture, atomically.
 
-    Args:
-        path: ends in .png, .svg or .pdf.
-        description: what ``describe_index`` returns; its ``choice`` is drawn if it has one.
-        eigenvalues: (d,) of the covariance, in falling order; zeros are named, not drawn.
+    ``eigenvalues`` (d,) are those of the covariance, falling; zeros are named, not drawn.
     """
     path = Path(path)
     check_plot_path(path)

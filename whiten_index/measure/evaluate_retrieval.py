@@ -83,10 +83,6 @@ def evaluate_retrieval(
     Returns:
         JSON values: encoder, setting and datasets of the first run, and ``runs``, all of them;
         figures times 100, with their ``counts``.
-
-    Raises:
-        WhitenIndexError: model, transform, corpus, queries, judgements, index or run cannot be
-            used, or do not fit together, or the rankings cannot be written.
     """
     require_evaluator()
     stages = Stages(progress or Progress())

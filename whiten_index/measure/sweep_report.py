@@ -133,17 +133,8 @@ def check_report() -> None:
 def write_report(results: Path | str, folder: Path | str) -> Path:
     """Write ``report.html``, ``report.md``, ``report.json`` and ``figures/*.png`` into ``folder``.
 
-    Args:
-        results: JSON lines, as a sweep writes them; may hold several sweeps, finished or not.
-        folder: made if it is missing.
-
-    Returns:
-        The path of the page, one file that loads nothing else.
-
-    Raises:
-        ArtifactError: the results are missing, damaged or hold no sweep.
-        ConfigError: matplotlib or jinja2 is not installed.
-        StorageError: the folder cannot be written.
+    The results may hold several sweeps, finished or not. Return the path of the page, one file that
+    loads nothing else.
     """
     results, folder = Path(results), Path(folder)
     check_report()

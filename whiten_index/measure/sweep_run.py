@@ -64,17 +64,9 @@ class SweepReport:
 
 
 def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> dict[str, Any]:
-    """Estimate a sweep without writing anything.
+    """Estimate a sweep without writing anything; return the plan as JSON values.
 
-    Returns:
-        JSON values: ``rows`` of the corpus, those ``to_encode``, and the ``encode_seconds`` of
-        these, None if there are none; the width ``dim``; the grid's ``points``, in all and
-        ``by_family``, and ``skipped``: key -> reason. The embeddings may turn out to span fewer
-        directions than dims.
-
-    Raises:
-        CorpusError: corpus or judgements cannot be used.
-        WhiteningError: every k is above the width of the embeddings.
+    The embeddings may turn out to span fewer directions than dims.
     """
     require_device(config.build.index_device)
     read_queries(config)
@@ -161,13 +153,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
 
 
 def read_queries(config: SweepConfig) -> JudgedQueries | None:
-    """Read the judged queries of a sweep, None if it has none.
-
-    Raises:
-        ConfigError: a file has an unknown ending, pytrec_eval is not installed, or the corpus is
-            a column of embeddings whose model is not named, so that nothing encodes the queries.
-        CorpusError: a file cannot be used, or the two have no query in common.
-    """
+    """Read the judged queries of a sweep, None if it has none."""
     if config.queries is None or config.qrels is None:
         return None
     require_evaluator()

@@ -63,16 +63,14 @@ _SCHEMA = Schema(KIND, FORMAT_VERSION, _Saved)
 _files = partial(listed_files, schema=_SCHEMA)
 
 
-class Pushed(Protocol):
+class _Pushed(Protocol):
     """State of a table that an index was pushed to."""
 
     @property
-    def version(self) -> str:
-        """Version of the index."""
+    def version(self) -> str: ...
 
     @property
-    def query_digest(self) -> str:
-        """Digest of the queries that fit the vectors."""
+    def query_digest(self) -> str: ...
 
 
 class QueryTransform:
@@ -246,18 +244,13 @@ class QueryTransform:
 
         It changes where one of them does, so after a refit; not with where the model is, nor with
         the version of the index. A table, a file, a folder, a model and a function carry it, so
-        so that a client can check compatibility. See ``digest_of``.
+        that a client can check compatibility. See ``digest_of``.
         """
         given = self.encoder_facts.get("fingerprint", self.spec and self.spec.fingerprint)
         return digest_of(str(given or ""), self.whitening, self.spec)
 
     def model_folder(self) -> tuple[EncoderSpec, ModelFolder]:
-        """Return the encoder's identity and files, checked to be those of the index, not loaded.
-
-        Raises:
-            ConfigError: the index knows none.
-            EncoderError: the model is gone, or is not the one the index was built with.
-        """
+        """Return the encoder's identity and files, checked to be those of the index, not loaded."""
         spec, folder, _ = self._queries.resolve()
         return spec, folder
 
@@ -274,7 +267,7 @@ class QueryTransform:
         """
         require_same(self._queries.recorded, fingerprint, model)
 
-    def require(self, pushed: Pushed | None) -> None:
+    def require(self, pushed: _Pushed | None) -> None:
         """Refuse a table whose vectors are of another encoder or transform.
 
         Args:

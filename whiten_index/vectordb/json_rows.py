@@ -26,9 +26,7 @@ def to_objects(rows: pa.RecordBatch, names: Sequence[str]) -> list[dict[str, Any
 
     Dates, timestamps and decimals become text (ISO 8601, those with a zone in UTC), times of day
     and durations numbers of their unit, bytes base64, pairs of a map lists of two, and NaN null.
-
-    Raises:
-        RowsError: a date is outside the years 1 to 9999, or a number is infinite.
+    A date outside the years 1 to 9999, and infinity, are refused.
     """
     columns = []
     for name in names:
@@ -50,11 +48,7 @@ def to_objects(rows: pa.RecordBatch, names: Sequence[str]) -> list[dict[str, Any
 
 
 def from_objects(objects: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
-    """Return the table from which ``to_objects`` made objects.
-
-    Raises:
-        DatabaseError: a value has another type.
-    """
+    """Return the table from which ``to_objects`` made objects."""
     columns = []
     for field in schema:
         kind, values = field.type, [each.get(field.name) for each in objects]
