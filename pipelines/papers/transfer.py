@@ -30,7 +30,7 @@ from pipelines.papers.transfer_tasks import (
     score_transfer,
     task_files,
 )
-from whiten_index.cli import eval_commands, main, terminal
+from whiten_index.cli import main, measure_commands, terminal
 from whiten_index.cli.schema_options import given
 from whiten_index.errors import ConfigError
 from whiten_index.measure.eval_config import EvalConfig, data_path
@@ -152,7 +152,7 @@ def _notes(scored: Mapping[str, Any]) -> Iterator[str]:
     show_default=True,
     help="Of every cross-validation, outer and inner.",
 )
-@eval_commands.setting_options()
+@measure_commands.setting_options()
 def transfer(
     data: tuple[str, ...], names: tuple[str, ...], folds: int, as_json: bool, **options: Any
 ) -> None:
@@ -170,7 +170,7 @@ def transfer(
     tasks = [read_task(path) for path in task_files(paths, names)]
     bars = terminal.Bars(facts=not as_json)
     report = evaluate_transfer(config, tasks, folds=folds, progress=bars)
-    eval_commands.show_report(report, "accuracy × 100", _accuracy, as_json=as_json)
+    measure_commands.show_report(report, "accuracy × 100", _accuracy, as_json=as_json)
 
 
 def _accuracy(figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,6 +183,6 @@ def _accuracy(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    eval_commands.evaluate.add_command(transfer)
+    measure_commands.evaluate.add_command(transfer)
     sys.argv[1:1] = ["eval", "transfer"]
     main()

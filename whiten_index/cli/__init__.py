@@ -17,11 +17,9 @@ import whiten_index
 from whiten_index.artifacts.files import unforeseen
 from whiten_index.cli import (
     commands,
-    eval_commands,
     export_commands,
     maintenance_commands,
     measure_commands,
-    search_command,
     terminal,
 )
 from whiten_index.cli.schema_options import own_config_option
@@ -34,7 +32,7 @@ _SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Build and search": (
         commands.build,
         commands.encode,
-        search_command.search,
+        commands.search,
         commands.inspect,
         export_commands.export,
         export_commands.push,
@@ -48,7 +46,7 @@ _SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Measure": (
         measure_commands.sweep,
         measure_commands.report,
-        eval_commands.evaluate,
+        measure_commands.evaluate,
         measure_commands.train,
     ),
     "Maintain": (

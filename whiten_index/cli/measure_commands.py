@@ -1,10 +1,10 @@
-"""Commands that measure settings side by side, and that train an encoder."""
+"""Commands that measure settings side by side, train an encoder, and score on judged data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -14,12 +14,19 @@ from whiten_index.cli.schema_options import (
     config_option,
     given,
     json_option,
+    pairs,
     schema_options,
+    with_options,
 )
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.measure.measure_options import SweepOptions
-from whiten_index.pipeline.build_options import CorpusOptions, EncodeOptions
+from whiten_index.measure.measure_options import EvalOptions, RetrievalOptions, SweepOptions
+from whiten_index.pipeline.build_options import CorpusOptions, EncodeOptions, TransformName
 from whiten_index.training.training_config import TrainingConfig
+from whiten_index.whitening.transform_options import TransformShape
+
+if TYPE_CHECKING:
+    from whiten_index.evaluation.sts_sets import StsSet
+    from whiten_index.measure.eval_config import EvalConfig
 
 
 @click.command(cls=GroupedCommand)
@@ -103,3 +110,237 @@ def train(
     config = TrainingConfig(corpus=corpus, out=out, **given(options))
     done = train_encoder(config, pairs=dev, progress=terminal.Bars(facts=not as_json)).to_json()
     terminal.show(done, as_json=as_json)
+
+
+def setting_options(*without: str) -> Callable[[Any], Any]:
+    """Return the options of the embeddings and their transforms."""
+    return with_options(
+        config_option,
+        schema_options(EvalOptions, without=("seed", *without)),
+        schema_options(EncoderConfig, without=without),
+        click.option(
+            "--whiten",
+            type=click.Choice([name for name in get_args(TransformName) if name != "auto"]),
+            help="The transform. [default: none; whitening with --k]",
+        ),
+        click.option(
+            "--k",
+            multiple=True,
+            help="Width kept: a number, full, or a share of variance; repeated, all of them side "
+            "by side. [default: a third of the embedding's width, at most 256]",
+        ),
+        schema_options(TransformShape),
+        schema_options(EvalOptions, only=("seed",)),
+        json_option,
+    )
+
+
+@click.group(name="eval")
+def evaluate() -> None:
+    """Evaluate embeddings and their transforms: sts, retrieval, geometry.
+
+    Without DATA the sets are read from the folder that WHITEN_INDEX_DATA names (but for those of
+    retrieval, of which there are many). Correlations and shares are times 100.
+    """
+
+
+def _pair_options(default: str) -> Callable[[Any], Any]:
+    """Return the arguments that name sets of pairs, and the splits of them."""
+    return with_options(
+        _DATA,
+        click.option(
+            "--set", "names", multiple=True, help="Only this set, such as STS12; repeatable."
+        ),
+        click.option(
+            "--split",
+            "splits",
+            multiple=True,
+            callback=pairs,
+            metavar="SET=SPLIT",
+            help=f"The split that is used, or all; repeatable. [default: {default}; all "
+            "pairs of others]",
+        ),
+    )
+
+
+_DATA = click.argument("data", nargs=-1)
+
+
+Figures = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+def show_report(report: Mapping[str, Any], title: str, figures: Figures, *, as_json: bool) -> None:
+    """Print a report: as JSON, or a table with the ``figures`` of each set in each space."""
+    terminal.show(report, _report_lines(report, title, figures), as_json=as_json)
+
+
+def _report_lines(report: Mapping[str, Any], title: str, figures: Figures) -> Iterator[str]:
+    """Yield the encoder, a row of ``figures`` for each set and space, and the counts of each set.
+
+    ``figures`` returns the cells of a row by the heads of their columns.
+    """
+    yield from _encoder_line(report)
+    runs, names = report["runs"], list(report["datasets"])
+    scored = {name: [run["datasets"][name] for run in runs] for name in names}
+    if report.get("average") and len(names) > 1:
+        scored["mean of sets"] = [run["average"] for run in runs]
+    heads = list(figures(scored[names[0]][0]))
+    rows = [(title, *heads)]
+    for name, found in scored.items():
+        rows.append((name, *[""] * len(heads)))
+        for run, each in zip(runs, found, strict=True):
+            cells = figures(each)
+            rows.append((f"  {_heading(run)}", *(_cell(cells.get(head)) for head in heads)))
+    yield terminal.table(rows)
+    for name in names:
+        counts: dict[str, int] = {}
+        for key, count in (pair for each in scored[name] for pair in _counts(each)):
+            counts[key] = max(count, counts.get(key, 0))
+        yield from terminal.describe({name: counts})
+        notes = (note for each in scored[name] for note in each.get("notes", ()))
+        yield from (f"  note: {name}: {note}" for note in dict.fromkeys(notes))
+
+
+def _encoder_line(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the encoder that was evaluated; a run that is judged has none."""
+    if facts := report["encoder"]:
+        layers = "+".join(map(str, facts.get("layers", ["each"])))
+        yield (
+            f"{facts['model']}: {facts['pooling']} pooling of layer {layers}, at most "
+            f"{facts['max_length']} tokens, {facts['dim']} dims"
+        )
+
+
+def _heading(run: Mapping[str, Any]) -> str:
+    """Return the name of a space with its width and what it was fitted on."""
+    setting = run["setting"]
+    name, k = str(run["name"]), setting.get("transform", {}).get("k")
+    if k is not None and not name.endswith(f"= {k}"):
+        name += f" ({k})"
+    if setting.get("fit") not in (None, "index"):
+        name += f", fitted on {setting['fit']}"
+    return name
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _counts(figures: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, int]]:
+    for name, value in figures.items():
+        if isinstance(value, Mapping) and name != "subsets":
+            yield from _counts(value, "" if name == "counts" else f"{name} ")
+        elif type(value) is int:
+            yield f"{above}{name}", value
+
+
+def _config_and_pairs(
+    options: dict[str, Any], *, public: Mapping[str, str] | None = None, unscored: bool = False
+) -> tuple[EvalConfig, list[StsSet]]:
+    """Return the configuration, and the sets of the files named, or of the public ones.
+
+    ``public`` maps the public sets that are read by default to their splits; None for all.
+    """
+    from whiten_index.evaluation.sts_sets import chosen_sets, read_sts
+    from whiten_index.measure.eval_config import EvalConfig, data_path
+
+    data, names, splits = (options.pop(each) for each in ("data", "names", "splits"))
+    if public and not data:
+        names, splits = names or tuple(public), {**public, **splits}
+    paths = data or (str(data_path("sts/sts_raw.parquet")),)
+    config = EvalConfig.from_options(given(options))
+    return config, chosen_sets(read_sts(paths, splits=splits, unscored=unscored), names)
+
+
+@evaluate.command()
+@_pair_options("STS-B=test")
+@click.option(
+    "--measure",
+    type=click.Choice(["spearman", "pearson"]),
+    default="spearman",
+    show_default=True,
+    help="What the table shows; --json has both.",
+)
+@setting_options()
+def sts(measure: str, as_json: bool, **options: Any) -> None:
+    """Correlate the cosines of sentence pairs with gold scores, in all three aggregations.
+
+    DATA are files of pairs (.parquet, .jsonl, or .tsv with a header line: sentence1, sentence2,
+    score; dataset, subset, split where they have them) or folders of such. A set's figure is of
+    all its pairs together (all), the mean over its subsets (mean), and that weighted by their
+    pairs (wmean); papers differ in which they print.
+    """
+    from whiten_index.measure.evaluate_sts import evaluate_sts
+
+    config, sets = _config_and_pairs(options)
+    report = evaluate_sts(config, sets, progress=terminal.Bars(facts=not as_json))
+    show_report(report, f"{measure} × 100", lambda each: each[measure], as_json=as_json)
+
+
+@evaluate.command()
+@_pair_options("STS-B=dev without DATA, STS-B=test with it")
+@click.option(
+    "--positive-above",
+    type=float,
+    default=4.0,
+    show_default=True,
+    help="Alignment is over the pairs with a higher gold score; all, where there are no scores.",
+)
+@click.option(
+    "--most-texts",
+    type=click.IntRange(min=3),
+    default=10_000,
+    show_default=True,
+    help="Texts measured at most; more are drawn from. The time grows with their square.",
+)
+@setting_options()
+def geometry(positive_above: float, most_texts: int, as_json: bool, **options: Any) -> None:
+    """Measure how embeddings fill their space, raw and transformed.
+
+    DATA are files of sentence pairs, as of sts, scored or not; without DATA it is STS-B dev.
+    Alignment is the mean squared distance of positive pairs, uniformity log E exp(-2‖u - v‖²),
+    both on unit length; lower is better. IsoScore is 0 (one direction) to 1 (all even). The
+    effective rank, 1 to the width, is how many directions are in use; hubness the skewness of how
+    often a text is among another's neighbours, 0 where none is a hub. A transform is fitted on all
+    splits of a set, which are encoded too.
+    """
+    from whiten_index.measure.evaluate_sts import evaluate_geometry
+
+    config, sets = _config_and_pairs(options, public={"STS-B": "dev"}, unscored=True)
+    bars = terminal.Bars(facts=not as_json)
+    report = evaluate_geometry(
+        config, sets, above=positive_above, most_texts=most_texts, progress=bars
+    )
+    show_report(report, "", _shape, as_json=as_json)
+
+
+def _shape(figures: Mapping[str, Any]) -> dict[str, str]:
+    titles = {"alignment": "alignment", "uniformity": "uniformity", "IsoScore": "isoscore",
+              "mean cosine": "mean_cosine", "effective rank": "effective_rank",
+              "hubness": "hubness"}  # fmt: skip
+    values = {title: figures[name] for title, name in titles.items()}
+    return {title: "-" if each is None else f"{each:.3f}" for title, each in values.items()}
+
+
+@evaluate.command()
+@_DATA
+@schema_options(RetrievalOptions)
+# A search encodes its corpus, and fits on it.
+@setting_options("fit")
+def retrieval(data: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Search judged queries exactly and judge what is found: nDCG, recall, MRR, MAP.
+
+    DATA are folders in BEIR form: corpus, queries and qrels, each as Parquet, or corpus.jsonl,
+    queries.jsonl and qrels/SPLIT.tsv. An index is built of each, whose transform is fitted on its
+    corpus. Or --index is searched and judged by --queries and --qrels, or --run by --qrels. Judged
+    are the split test of a folder, and all of a file, unless --qrels-split names another.
+    """
+    from whiten_index.measure.eval_config import RetrievalConfig
+    from whiten_index.measure.evaluate_retrieval import evaluate_retrieval
+
+    config = RetrievalConfig.from_options({**given(options), "sets": data})
+    report = evaluate_retrieval(config, progress=terminal.Bars())
+    metrics = config.metrics
+    show_report(report, "× 100", lambda each: {m: each.get(m) for m in metrics}, as_json=as_json)
