@@ -47,13 +47,7 @@ class _Embedder:
         return dict(default_to_dict(self, **self._settings))
 
     def warm_up(self) -> None:
-        """Read the transform and load the encoder, once.
-
-        Raises:
-            ArtifactError: the transform is missing or damaged.
-            ConfigError: an option cannot be used, or no encoder of texts is known.
-            EncoderError: the model is missing, or is not the one the index was built with.
-        """
+        """Read the transform, as ``open_transform`` does, and load the encoder, once."""
         _ = self._transform.encoder
 
 
@@ -93,11 +87,11 @@ class WhitenedDocumentEmbedder(_Embedder):
         """Take the settings; ``warm_up`` reads files.
 
         Args:
-            source: the folder of an index, or one that ``QueryTransform.save`` wrote.
+            source: see ``open_transform``, as for the other options.
             meta_fields_to_embed: put before the content; empty ones are left out.
             embedding_separator: between them; a space joins the text columns of an index.
             progress_bar: show one.
-            options: those of ``open_transform``.
+            options: of ``open_transform``.
         """
         # Haystack makes the class again, so ``super()`` would not know it.
         _Embedder.__init__(self, source, **options)

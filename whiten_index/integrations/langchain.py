@@ -39,16 +39,9 @@ class WhitenedEmbeddings(Embeddings):
     """
 
     def __init__(self, source: Path | str, **options: Any) -> None:
-        """Read the transform; the encoder is loaded on the first text.
+        """Read the transform of ``source`` with the options of ``open_transform``; see there.
 
-        Args:
-            source: the folder of an index, or one that ``QueryTransform.save`` wrote.
-            options: ``k``, ``model``, ``trust_remote_code``, ``device`` and ``threads``; see
-                ``open_transform``.
-
-        Raises:
-            ArtifactError: there is no transform, or it is damaged.
-            ConfigError: an option cannot be used, or no encoder of texts is known.
+        The encoder is loaded on the first text.
         """
         self._transform = open_transform(source, **options)
         self.name = name_of(self._transform)

@@ -64,15 +64,9 @@ class WhitenedEmbedding(BaseEmbedding):
     _transform: QueryTransform = PrivateAttr()
 
     def __init__(self, source: Path | str, **settings: Any) -> None:
-        """Read the transform; the encoder is loaded on the first text.
+        """Read the transform of ``source`` with the options of ``open_transform``; see there.
 
-        Args:
-            source: the folder of an index, or one that ``QueryTransform.save`` wrote.
-            settings: those of ``open_transform``, and of ``BaseEmbedding``.
-
-        Raises:
-            ArtifactError: there is no transform, or it is damaged.
-            ConfigError: an option cannot be used, or no encoder of texts is known.
+        Other settings are those of ``BaseEmbedding``. The encoder is loaded on the first text.
         """
         names = ("k", "model", "trust_remote_code", "device", "threads")
         transform = open_transform(source, **{n: settings[n] for n in names if n in settings})
@@ -142,17 +136,9 @@ class WhitenedIndexRetriever(BaseRetriever):
         verbose: bool = False,
         **settings: Any,
     ) -> None:
-        """Open the index.
+        """Open the index with the settings of ``IndexRetriever``, such as ``top_k``.
 
-        Args:
-            index: its folder.
-            callback_manager: see ``BaseRetriever``.
-            verbose: see ``BaseRetriever``.
-            settings: those of ``IndexRetriever``, such as ``top_k`` and ``row_filter``.
-
-        Raises:
-            ArtifactError: nothing is published there, or it is damaged.
-            ConfigError: a setting cannot be used; see ``IndexRetriever.check``.
+        It raises what ``IndexRetriever.check`` does; the rest is as in ``BaseRetriever``.
         """
         self._index = IndexRetriever(index, **settings)
         self._index.check()

@@ -323,12 +323,7 @@ class SearchIndex:
         return opened.search_like(document_id, top_k, opened.filter(row_filter))
 
     def matches(self, row_filter: str) -> int:
-        """Return how many rows pass a filter; rows are passages where the index holds these.
-
-        Raises:
-            ConfigError: it is not understood, or reads a column that is not kept.
-            CorpusError: it compares a column with a value of another type.
-        """
+        """Return how many rows, or passages, pass a filter, which raises what ``search`` does."""
         return self.bundle.documents.matching(RowFilter.parse(row_filter)).count
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
@@ -367,14 +362,7 @@ class SearchIndex:
         top_k: int,
         row_filter: str | None = None,
     ) -> Iterator[Ranking]:
-        """Yield the ranking of every query by its raw, unwhitened embedding; see ``search``.
-
-        Args:
-            ids: of the n queries.
-            embeddings: (n, d).
-            top_k: hits a query.
-            row_filter: condition on kept columns that hits must pass.
-        """
+        """Yield the ranking of each query by its raw, unwhitened embedding, (n, d) in all."""
         if len(ids) != len(embeddings):
             raise ConfigError(f"{len(ids)} ids were given for {len(embeddings)} embeddings")
         opened = self._opened
