@@ -1,21 +1,7 @@
 """The nightly job of an index: update, push, prune, compact, collect garbage, write metrics.
 
-``whiten-index nightly job.toml`` runs it; ``pipelines/deploy/job.toml`` is one, with every key.
-
-Steps run in the order of the first line. Nothing is removed without ``keep-versions``, and the
-store keeps its shards with ``gc = false``. Paths are relative to the folder of the job file.
-
-Each line on standard output is one event, a JSON object. The last is ``published``,
-``up_to_date``, ``gate_failed``, ``failed`` or ``interrupted``, or ``planned`` after a dry run. The
-exit status is that of the update: 9 if a gate failed. A later step that fails does not undo the
-update: ``<step>_failed`` gives the reason, the other steps run, the last line lists the steps in
-``failed``, and the exit status is that of the first of them (10 for any push).
-
-A push also runs if there was nothing to update or the update failed with a known error, because a
-database may be behind. It does not run if the job file is refused (2), another job holds the lock
-(6), or the error is unknown (1). While a database is behind, old versions stay
-(``prune_left_out``): its next push needs them to find what changed. A store in a bucket is not
-collected (``gc_left_out``).
+Each line on standard output is one event, a JSON object. ``docs/nightly.md`` says how the steps
+depend on each other, and ``pipelines/deploy`` has a job file.
 """
 
 from __future__ import annotations
