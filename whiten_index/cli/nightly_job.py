@@ -37,21 +37,13 @@ _PATHS = {"index", "corpus", "store", "canary_file", "metrics"}
 
 @schema
 class NightlyJob(UpdateConfig):
-    """A job file: the options of an update, and the steps after it.
+    """A job file: the options of an update, and the steps after it."""
 
-    Attributes:
-        keep_versions: number of sound versions to keep, None for all.
-        gc: remove shards that no kept version needs, after versions were removed.
-        compact: join small shards of the store.
-        metrics: file for node_exporter, None for none.
-        push: databases and files to bring to the published version.
-    """
-
-    keep_versions: Annotated[int | None, Field(ge=1)] = None
-    gc: bool = True
-    compact: bool = False
-    metrics: str | None = None
-    push: tuple[PushConfig, ...] = ()
+    keep_versions: Annotated[int | None, Field(ge=1)] = None  # sound ones, None for all
+    gc: bool = True  # remove shards that no kept version needs, after versions were removed
+    compact: bool = False  # join small shards of the store
+    metrics: str | None = None  # file for node_exporter
+    push: tuple[PushConfig, ...] = ()  # databases and files to bring to the published version
 
     @classmethod
     def read(cls, path: Path) -> NightlyJob:

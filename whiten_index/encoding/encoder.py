@@ -37,21 +37,13 @@ _BATCHES_A_THREAD = 4
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Embeddings of n texts.
+    """Embeddings of n texts."""
 
-    Attributes:
-        embeddings: (n, d) float32, in the order of the texts.
-        truncated: (n,) bool, True for a text longer than the token limit.
-        tokens: tokens encoded, padding not counted, identical texts once.
-        padded_tokens: the same with padding.
-        distinct: number of different texts, which alone were encoded.
-    """
-
-    embeddings: NDArray[np.float32]
-    truncated: NDArray[np.bool_]
-    tokens: int
-    padded_tokens: int
-    distinct: int
+    embeddings: NDArray[np.float32]  # (n, d), in the order of the texts
+    truncated: NDArray[np.bool_]  # (n,), True for a text longer than the token limit
+    tokens: int  # encoded, padding not counted, identical texts once
+    padded_tokens: int  # the same with padding
+    distinct: int  # number of different texts, which alone were encoded
     _on_device: _OnDevice | None = field(default=None, repr=False)
 
     def moments_of(self, rows: slice) -> Callable[[str], Moments] | None:

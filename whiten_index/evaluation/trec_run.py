@@ -36,17 +36,11 @@ _EMPTY = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The hits of one query, as ids and scores only.
-
-    Attributes:
-        query_id: of the query.
-        ids: document ids, best first.
-        scores: their cosines, falling.
-    """
+    """The hits of one query, as ids and scores only."""
 
     query_id: str | int
-    ids: list[str | int]
-    scores: list[float]
+    ids: list[str | int]  # of documents, best first
+    scores: list[float]  # their cosines, falling
 
 
 def check_run_path(path: Path) -> None:

@@ -43,23 +43,11 @@ def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any
     """Write a folder that ``SentenceTransformer`` loads, whole or not at all.
 
     ``encode`` and ``encode_document`` take the encoder's document prompt, ``encode_query`` its
-    query prompt.
+    query prompt. The folder is new, empty, or written by this function before.
 
-    Args:
-        transform: of an index whose encoder is known; the model's files must be available.
-        folder: new, empty, or written by this function before.
-
-    Returns:
-        The ``modules``, ``computes_in`` (always float32), ``encoder_dtype`` (what the index's
-        encoder computes in), and the ``error`` that float32 and the mean folded into a bias cost
-        (see ``Affine``).
-
-    Raises:
-        ConfigError: the index knows no encoder, its encoder cannot be expressed, or the folder
-            holds something else.
-        FormatError: a later release exported to the folder.
-        EncoderError: the model is gone, or is not the one the index was built with.
-        StorageError: the disk is full or cannot be written.
+    Return the ``modules``, ``computes_in`` (always float32), ``encoder_dtype`` (what the index's
+    encoder computes in), and the ``error`` that float32 and the mean folded into a bias cost (see
+    ``Affine``).
     """
     spec, model = transform.model_folder()
     _require_expressible(spec, model)

@@ -84,22 +84,11 @@ def export_sql(
     The function takes a raw embedding, a ``vector`` of d numbers, and returns its whitened unit
     vector of k; NULL for NULL. It refuses another width. Run again, the script replaces the
     function; earlier results in generated columns and indexes stay. It replaces no function that
-    whiten-index did not make.
+    whiten-index did not make. The schema must be there. Of dtype float32 it returns a ``vector``,
+    of float16 a ``halfvec``.
 
-    Args:
-        transform: of an index.
-        file: replaced whole or not at all.
-        name: of the function.
-        schema: that the function goes in, which must be there.
-        dtype: of what it returns: float32 is a ``vector``, float16 a ``halfvec``.
-
-    Returns:
-        ``bytes``, and the ``dtype`` and ``error`` of its vectors: the root mean square of the
-        errors over that of the vectors, estimated on the safe side as ``Affine.error``.
-
-    Raises:
-        ConfigError: a name that is not printable, or an unknown dtype.
-        WhiteningError: the matrix does not fit into float32.
+    Return ``bytes``, and the ``dtype`` and ``error`` of its vectors: the root mean square of the
+    errors over that of the vectors, estimated on the safe side as ``Affine.error``.
     """
     if dtype not in _TYPES:
         raise ConfigError(f"dtype {dtype!r} is unknown; use {' or '.join(_TYPES)}")

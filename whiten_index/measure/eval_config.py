@@ -138,12 +138,9 @@ class RetrievalConfig(RetrievalOptions, EvalConfig):
     """The sets to search, what searches them, and how it is judged, by ``RetrievalOptions``.
 
     Transforms are fitted on the corpus of each set.
-
-    Attributes:
-        sets: folders in BEIR form.
     """
 
-    sets: tuple[str, ...] = ()
+    sets: tuple[str, ...] = ()  # folders in BEIR form
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -45,18 +45,12 @@ class DatabaseWriter(ABC):
 
     Every method raises ``DatabaseError`` if the database cannot be reached or refuses. An engine
     implements the methods with an underscore, which raise the errors of its client.
-
-    Attributes:
-        engine: database and release, such as ``PostgreSQL 18.4, pgvector 0.8.5``.
-        target: address and name without credentials.
-        adds_and_counts: whether the engine's ``_add`` counts the rows in the same step.
-        ids_at_once: ids of one request.
     """
 
-    engine: str
-    target: str
-    adds_and_counts = False
-    ids_at_once = 500
+    engine: str  # database and release, such as PostgreSQL 18.4, pgvector 0.8.5
+    target: str  # address and name without credentials
+    adds_and_counts = False  # whether the engine's `_add` counts the rows in the same step
+    ids_at_once = 500  # ids of one request
 
     def __init__(self) -> None:
         # Table that is filled or changed, and the layout of its rows.

@@ -34,16 +34,13 @@ class RowsError(DatabaseError):
 class Layout:
     """The columns of the rows of a table.
 
-    Attributes:
-        schema: ``id`` (int64 or large_string, never null), ``vector`` (fixed-size list of k
-            float32), then the kept columns; ``PASSAGE_COLUMNS`` last if rows are passages.
-        dtype: precision of the vectors in the database.
-        metric: similarity by which it ranks them.
+    They are ``id`` (int64 or large_string, never null), ``vector`` (fixed-size list of k float32),
+    then the kept ones; ``PASSAGE_COLUMNS`` last if rows are passages.
     """
 
     schema: pa.Schema
-    dtype: VectorDtype = "float32"
-    metric: Metric = "cosine"
+    dtype: VectorDtype = "float32"  # precision of the vectors in the database
+    metric: Metric = "cosine"  # similarity by which it ranks them
 
     @property
     def k(self) -> int:

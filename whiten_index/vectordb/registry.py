@@ -29,30 +29,20 @@ SUFFIX_BYTES = 10
 
 
 class EngineOptions(BaseModel):
-    """Options of one engine, and how to reach it; None leaves a value to the engine.
-
-    Attributes:
-        engine: its name.
-        schemes: of its addresses.
-        example: addresses.
-        ports: default of a server, without and with TLS.
-        client: module of its client.
-        extra: that installs the client.
-        writer: module and class of its writer.
-        name: form of the name of a table, its most bytes, and the rule in words.
-        parameters: allowed in an address after the question mark; none can be a secret.
-    """
+    """Options of one engine, and how to reach it; None leaves a value to the engine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    engine: ClassVar[str]
-    schemes: ClassVar[tuple[str, ...]]
-    example: ClassVar[str]
-    ports: ClassVar[tuple[int, int]] = (0, 0)
-    client: ClassVar[str]
-    extra: ClassVar[str]
-    writer: ClassVar[str]
+    engine: ClassVar[str]  # its name
+    schemes: ClassVar[tuple[str, ...]]  # of its addresses
+    example: ClassVar[str]  # addresses
+    ports: ClassVar[tuple[int, int]] = (0, 0)  # default of a server, without and with TLS
+    client: ClassVar[str]  # module of its client
+    extra: ClassVar[str]  # that installs the client
+    writer: ClassVar[str]  # module and class of its writer
+    # Form of the name of a table, its most bytes, and the rule in words.
     name: ClassVar[tuple[str, int, str]]
+    # Allowed in an address after the question mark; none can be a secret.
     parameters: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
