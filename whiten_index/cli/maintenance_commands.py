@@ -72,15 +72,8 @@ def versions(index: str, verify: str, as_json: bool) -> None:
         )
     report = {"versions": [asdict(each) for each in found]}
     columns = (
-        "name",
-        "rows",
-        "bytes",
-        "decision",
-        "created",
-        "published",
-        "withdrawn",
-        "candidate",
-    )
+        "name", "rows", "bytes", "decision", "created", "published", "withdrawn", "candidate",
+    )  # fmt: skip
     shown = [{name: each[name] for name in columns} for each in report["versions"]]
     terminal.show(report, terminal.describe({"versions": shown}), as_json=as_json, notes=notes)
 

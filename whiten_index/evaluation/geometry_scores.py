@@ -30,29 +30,19 @@ _TIE = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The shape of a cloud of vectors; cosines are of pairs of distinct rows.
+    """The shape of a cloud of vectors; cosines are of pairs of distinct rows."""
 
-    Attributes:
-        rows: rows measured.
-        mean_cosine: mean cosine of all pairs; 0 where directions are even.
-        isoscore: 0 (one direction) to 1 (the same variance in every direction).
-        effective_rank: directions in use, 1 to the width.
-        uniformity: lower is more even; about -4 is the least in many dims.
-        hubness: skewness of the k-occurrence, how often a row is a neighbour of another by cosine
-            (Radovanović, Nanopoulos and Ivanović 2010, "Hubs in space"); 0 where no row is a hub.
-            Rows that tie for the last places share them.
-        zero_rows: rows of zeros, left out of the above.
-        neighbours: neighbours the k-occurrence counts, cut to ``rows`` - 1.
-    """
-
-    rows: int
-    mean_cosine: float
-    isoscore: float
-    effective_rank: float
-    uniformity: float
+    rows: int  # measured
+    mean_cosine: float  # of all pairs; 0 where directions are even
+    isoscore: float  # 0 (one direction) to 1 (the same variance in every direction)
+    effective_rank: float  # directions in use, 1 to the width
+    uniformity: float  # lower is more even; about -4 is the least in many dims
+    # Skewness of the k-occurrence, how often a row is a neighbour of another by cosine
+    # (Radovanović, Nanopoulos and Ivanović 2010, "Hubs in space"); 0 where no row is a hub. Rows
+    # that tie for the last places share them.
     hubness: float
-    zero_rows: int
-    neighbours: int
+    zero_rows: int  # rows of zeros, left out of the above
+    neighbours: int  # that the k-occurrence counts, cut to ``rows`` - 1
 
     @classmethod
     def of(cls, vectors: ArrayLike) -> Geometry:

@@ -1,15 +1,7 @@
 """The rule by which ``auto`` chooses the FAISS index: rows, width, bytes to spend, recall wanted.
 
-The structure comes first, then the codec.
-
-- Structure: exact search up to 200,000 rows; lists (IVF, four times √rows of them) above. A graph
-  (HNSW) takes their place for a recall of 0.99 or more, if the budget, if any, has room for its
-  neighbours: it answers four times as fast as lists at this recall, and takes eight times as long
-  to build (237,000 vectors of 128 dims; three times as fast at 0.95).
-- Codec: without a budget vectors stay float32. With one, the most precise codec whose whole index
-  fits: float32, float16, 8 bits, then 4-bit product codes and binary codes. If a codec's own scores
-  fall short of the recall wanted, candidates are scored again by the vectors in the store.
-- If nothing fits, the error names the least budget, and the widest k that would fit.
+The structure comes first, then the most precise codec whose whole index fits the budget. If its own
+scores fall short of the recall wanted, candidates are scored again by the vectors in the store.
 """
 
 from __future__ import annotations
@@ -33,6 +25,8 @@ TARGET_RECALL = 0.95
 # Exact search of so many rows takes some 10 ms, which lists do not better by enough to lose recall.
 EXACT_UP_TO_ROWS = 200_000
 LISTS_PER_ROOT = 4
+# Of this recall a graph answers four times as fast as lists, and takes eight times as long to build
+# (237,000 vectors of 128 dims; three times as fast at 0.95).
 GRAPH_FROM_RECALL = 0.99
 # Work on blocks of rows and their training takes so many bytes, however small the budget.
 LEAST_WORK = 32 << 20

@@ -174,20 +174,16 @@ def _measure(
         for side in (pairs.first, pairs.second)
         if len(positive)
     ]
+    counts = {
+        "positive_pairs": len(positive), "pairs": len(pairs), "dropped": each.dropped,
+        "texts": len(texts),
+    }  # fmt: skip
     for space in spaces.with_raw(each):
         try:
-            aligned = alignment(*map(space.apply, sides)) if sides else None
-            shape = Geometry.of(space.apply(cloud)).to_json()
+            figures: dict[str, Any] = {
+                "alignment": alignment(*map(space.apply, sides)) if sides else None,
+                **Geometry.of(space.apply(cloud)).to_json(),
+            }
         except ConfigError as error:
             raise ConfigError(f"{each.name}, {space.name}: {error}") from error
-        yield (
-            space,
-            {
-                "alignment": aligned,
-                **shape,
-                "positive_pairs": len(positive),
-                "pairs": len(pairs),
-                "dropped": each.dropped,
-                "texts": len(texts),
-            },
-        )
+        yield space, figures | counts
