@@ -335,16 +335,9 @@ def _join(
     inner, truth = _read_trained(parts), None
     if len(held_out):
         truth = _ground_truth(parts, starts, held_out, unseen=is_graph(inner))
-    tuned = fill_and_tune(
-        inner,
-        _blocks(parts, starts, stages, vectors.rows),
-        truth,
-        plan,
-        stages,
-        folder,
-        rows=vectors.rows,
-        coded=_adds_codes(inner),
-    )
+    rows, coded = vectors.rows, _adds_codes(inner)
+    blocks = _blocks(parts, starts, stages, rows)
+    tuned = fill_and_tune(inner, blocks, truth, plan, stages, folder, rows=rows, coded=coded)
     return IndexBuildResult.write(vectors.wrap(inner), folder, *tuned, device)
 
 

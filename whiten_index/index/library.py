@@ -65,12 +65,8 @@ def describe_faiss() -> dict[str, Any]:
     """Return the release of FAISS, its variant (cpu or gpu) and the number of GPUs."""
     faiss = load_faiss()
     gpus = int(faiss.get_num_gpus()) if hasattr(faiss, "get_num_gpus") else 0
-    built_for_gpu = hasattr(faiss, "StandardGpuResources")
-    return {
-        "version": faiss.__version__,
-        "variant": "gpu" if built_for_gpu else "cpu",
-        "gpus": gpus,
-    }
+    variant = "gpu" if hasattr(faiss, "StandardGpuResources") else "cpu"
+    return {"version": faiss.__version__, "variant": variant, "gpus": gpus}
 
 
 def set_threads(threads: int) -> None:

@@ -48,14 +48,9 @@ def evaluate_sts(
         ['sts']
     """
     require_ranked(sets)
+    pairs = needed_pairs(config, sets)
     return evaluate_sets(
-        config,
-        needed_pairs(config, sets),
-        _score,
-        stage="score",
-        average=average,
-        embedder=embedder,
-        progress=progress,
+        config, pairs, _score, stage="score", average=average, embedder=embedder, progress=progress
     )
 
 
@@ -143,13 +138,9 @@ def evaluate_geometry(
         space. Figures are as they are defined, not times 100.
     """
     measure = functools.partial(_measure, above=above, most_texts=most_texts, seed=config.seed)
+    pairs = needed_pairs(config, sets)
     return evaluate_sets(
-        config,
-        needed_pairs(config, sets),
-        measure,
-        stage="measure",
-        embedder=embedder,
-        progress=progress,
+        config, pairs, measure, stage="measure", embedder=embedder, progress=progress
     )
 
 

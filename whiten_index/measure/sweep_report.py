@@ -54,14 +54,10 @@ class _Section:
         columns["factory"] = [p.text("factory") or ABSENT for p in points]
         columns = {name: cells for name, cells in columns.items() if {ABSENT} != set(cells)}
         plain = [point for point in points if not point.candidates]
-        best = front(plain, PER_ROW, gain)
+        best, chosen = front(plain, PER_ROW, gain), self.advice.point
         self.columns, self.rows = list(columns), list(zip(*columns.values(), strict=True))
         self.kinds = [
-            "recommended"
-            if p is self.advice.point
-            else "raw"
-            if p.is_raw
-            else "front" * (p in best)
+            "recommended" if p is chosen else "raw" if p.is_raw else "front" * (p in best)
             for p in points
         ]
 
