@@ -232,13 +232,9 @@ class Encoder:
         split = not little and self._threads.count > 1
         # Several batches a thread, so that none is idle for long at the end and little is padded.
         most = max(share // _BATCHES_A_THREAD, _TOKENS_WORTH_A_THREAD) if split else None
+        clock = self._threads.clock
         batches = Batches(
-            prepared,
-            self._transformer,
-            self.budget,
-            dim=self.dim,
-            most=most,
-            clock=self._threads.clock,
+            prepared, self._transformer, self.budget, dim=self.dim, most=most, clock=clock
         )
         # Repeated texts count with the first batch.
         repeated = iter([len(prepared.texts) - len(batches.embeddings)])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -133,14 +133,9 @@ def search_documents(
     If fewer documents are found, the end of a query's rows is −1. ``document_of`` returns the
     document of each row, as a number.
     """
-    return over_fetch(
-        search,
-        lambda hits: first_of_each(hits, document_of),
-        queries,
-        wanted=top_k,
-        first=_FIRST_FETCH * top_k,
-        rows=rows,
-    )
+    counted = partial(first_of_each, document_of=document_of)
+    first = _FIRST_FETCH * top_k
+    return over_fetch(search, counted, queries, wanted=top_k, first=first, rows=rows)
 
 
 def first_of_each(hits: Rows, document_of: Callable[[Rows], Rows]) -> NDArray[np.int64]:

@@ -144,13 +144,9 @@ def open_reranker(
         if record.rows != len(bundle):
             reason = ArtifactError(f"it has {len(bundle)} rows and its record {record.rows}")
         elif not any(map(found.missing_rows, record.distinct_parts)):
+            by, folder = by or VECTORS, bundle.folder
             return Reranker(
-                found,
-                record,
-                bundle.whitening,
-                candidates=wanted,
-                by=by or VECTORS,
-                version=bundle.folder,
+                found, record, bundle.whitening, candidates=wanted, by=by, version=folder
             )
     except ArtifactError as error:
         reason = error
