@@ -48,10 +48,7 @@ class CorpusEmbeddings:
     """The raw embeddings of a corpus by row number; the part read last stays open."""
 
     def __init__(
-        self,
-        store: EmbeddingStore,
-        record: CorpusRecord,
-        subset: NDArray[np.int64] | None = None,
+        self, store: EmbeddingStore, record: CorpusRecord, subset: NDArray[np.int64] | None = None
     ) -> None:
         """Take the corpus and the store of its parts, and a subset (n,) of rising row numbers."""
         self._store, self._record, self._subset = store, record, subset
