@@ -219,7 +219,7 @@ def test_a_job_file_that_is_not_understood(place: Indexed) -> None:
     job = place.work / "job.toml"
     good = f'corpus = ["{place.corpus}"]\nembedding-column = "embedding"\nid-column = "id"\n'
     job.write_text(f'{good}out = "{place.work}/other"\nid-colum = "id"\n')
-    assert "colum'" in refused(2, "build", "--config", job)
+    assert "did you mean id_column?" in refused(2, "build", "--config", job)
     job.write_text(f'corpus = ["{place.corpus}"\n')
     assert str(job) in refused(2, "build", "--config", job)
     assert "no-job" in refused(2, "build", "--config", place.work / "no-job.toml")
