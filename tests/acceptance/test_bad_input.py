@@ -310,7 +310,9 @@ def test_an_interrupted_build_goes_on_where_it_stopped(tmp_path: Path, how: sign
     stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
+    assert "the same command takes up where this one stopped" in stderr.splitlines()[-1]
     assert stdout == ""
+    assert not list(out.rglob("*tmp*"))
     assert checksums(out / "versions") == before
     assert_searches(out, rows[:200], tmp_path)
     counts = json.loads(done(*command))["counts"]

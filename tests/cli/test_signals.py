@@ -1,22 +1,12 @@
-"""One signal stops a command or job with status 130; how a build resumes is in acceptance tests."""
+"""One signal stops a job with status 130; how commands stop and resume is in acceptance tests."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-
-from tests.helpers.bad_input import EMBEDDED, process
-from whiten_index import open_index
 
 # A library that drops exceptions of its callbacks is stood for by __del__.
 JOB = """
@@ -61,36 +51,3 @@ def test_a_job_that_is_stopped_logs_it_and_ends_with_130(name: str, how: str) ->
     )
     assert ended.returncode == 130, ended.stderr
     assert json.loads(ended.stdout.splitlines()[-1])["event"] == "interrupted"
-
-
-def test_a_terminated_build_leaves_no_temporary_files_and_no_lock(tmp_path: Path) -> None:
-    rows = np.random.default_rng(3).standard_normal((750, 4))
-    pq.write_table(pa.table({"id": range(750), "e": list(rows)}), tmp_path / "c.parquet")
-    out = tmp_path / "out"
-    command = (
-        "build",
-        tmp_path / "c.parquet",
-        *EMBEDDED,
-        "--shard-rows",
-        5,
-        "--out",
-        out,
-        "--json",
-    )
-    started = process(*command)
-    deadline = time.monotonic() + 60
-    while sum(len(files) for _, _, files in os.walk(out / "store")) < 10:
-        assert time.monotonic() < deadline
-        assert started.poll() is None, started.communicate()
-        time.sleep(0.002)
-    os.kill(started.pid, signal.SIGTERM)
-    stdout, stderr = started.communicate(timeout=60)
-    assert started.returncode == 130, stderr
-    assert stdout == ""
-    assert "Traceback" not in stderr
-    assert "the same command takes up where this one stopped" in stderr.splitlines()[-1]
-    assert not [path for path in out.rglob("*") if "tmp" in path.name]
-    again = process(*command)
-    again.communicate(timeout=60)
-    assert again.returncode == 0
-    assert len(open_index(out)) == 750

@@ -101,7 +101,7 @@ def fuzz(world: World, seed: int, count: int) -> None:
             world.restore()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_wrong_field_leads_to_a_traceback(world: World, seed: int) -> None:
     fuzz(world, seed, 40)
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.encoding.hub_server import ROOT, at_hub
+from tests.encoding.hub_server import at_hub
 from tests.helpers import tiny_models
 from tests.helpers.bad_input import run
 from tests.helpers.code_models import TEXTS, code_model, edit_json, forged, seal, write_texts
@@ -158,19 +155,13 @@ def test_a_nightly_job_consents_in_its_file(place, tmp_path):
     index, job = place.copy(tmp_path / "index"), tmp_path / "job.toml"
     told = f'index = "{index}"\ncorpus = ["{place.root}/more.parquet"]\n'
     job.write_text(told)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_MODULES_CACHE": str(tmp_path / "m")}
-
-    def night() -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pipelines.nightly_reindex", str(job)]
-        return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
-
-    refused = night()
-    assert refused.returncode == ENCODER_EXIT, refused.stderr
-    assert "trust-remote-code = true" in refused.stdout + refused.stderr
+    code, out, err = run("nightly", job)
+    assert code == ENCODER_EXIT, err
+    assert "trust-remote-code = true" in out + err
     assert not place.ran()
     job.write_text(f"{told}trust-remote-code = true\n")
-    done = night()
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, out, err = run("nightly", job)
+    assert code == 0, out + err
     assert place.ran()
 
 
@@ -364,9 +355,9 @@ def test_a_build_can_be_kept_from_the_hub(hub, tmp_path):
     done = at_hub(hub, tmp_path / "home", *encode, "--local-files-only", cwd=tmp_path)
     assert (done.returncode, hub.log) == (ENCODER_EXIT, []), done.stderr
     assert "is not on this machine" in done.stderr
-    done = at_hub(hub, tmp_path / "home", *encode, cwd=tmp_path)
+    fetch = "from whiten_index.encoding.models import find_model; find_model('acme/plain')"
+    done = at_hub(hub, tmp_path / "home", code=fetch)
     assert done.returncode == 0, done.stderr
     seen = len(hub.log)
-    shutil.rmtree(tmp_path / "store")
     done = at_hub(hub, tmp_path / "home", *encode, "--local-files-only", cwd=tmp_path)
     assert (done.returncode, len(hub.log)) == (0, seen), done.stderr
