@@ -420,7 +420,7 @@ def test_passages_are_parts_of_their_document_and_encoded_alone(
     index = tmp_path / "index"
     done(
         "build", scifact.corpus, "--text-column", "text", "--id-column", "id", "--limit", 8,
-        "--passage-tokens", 64, "--overlap", 16, "--max-length", MAX_LENGTH, "--whiten", "none",
+        "--passage-tokens", 48, "--overlap", 12, "--max-length", MAX_LENGTH, "--whiten", "none",
         "--store-dtype", "float32", "--out", index,
     )  # fmt: skip
     query = scifact.query_texts()[0]

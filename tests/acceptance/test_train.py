@@ -136,18 +136,22 @@ def test_another_seed_gives_other_weights(
 
 
 def test_an_interrupted_training_goes_on_to_the_same_weights(
-    trained: Path, options: tuple[object, ...], tmp_path: Path
+    trained: Path, tiny: Path, sentences: Path, options: tuple[object, ...], tmp_path: Path
 ) -> None:
-    """It is interrupted, goes on, and is killed, each time once a checkpoint is on disk."""
-    out = tmp_path / "model"
-    for number, status in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
-        seen = checkpoints(tmp_path / "model.training")
-        process = start("train", *options, "--out", out)
-        wait_for_checkpoint(process, tmp_path / "model.training", seen)
-        process.send_signal(number)
-        process.communicate(timeout=60)
-        assert process.returncode == status
-        assert not out.exists()
+    """A command is interrupted, Python goes on and is killed, and the command goes on."""
+    out, script = tmp_path / "model", tmp_path / "train.py"
+    script.write_text(
+        "from whiten_index import TrainingConfig, train_encoder\n\n"
+        "config = TrainingConfig(\n"
+        f"    corpus=({str(sentences)!r},), out={str(out)!r}, model={str(tiny)!r},\n"
+        "    pooling='mean', batch_size=16, groups=4, positives=1, learning_rate=0.001,\n"
+        f"    max_steps={STEPS}, epochs=9, save_steps=5, device='cpu',\n"
+        ")\n"
+        "train_encoder(config)\n"
+    )
+    end_at_a_checkpoint(start("train", *options, "--out", out), out, signal.SIGINT, 130)
+    killed = subprocess.Popen([sys.executable, script], text=True)
+    end_at_a_checkpoint(killed, out, signal.SIGKILL, -signal.SIGKILL)
     told = train(*options, "--out", out)
     # Two checkpoints more than after the first.
     assert told["resumed_at"] >= 10
@@ -155,22 +159,28 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(
     assert not (tmp_path / "model.training").exists()
 
 
+def end_at_a_checkpoint(
+    process: subprocess.Popen[str], out: Path, number: signal.Signals, status: int
+) -> None:
+    """End a training once the second new checkpoint begins: then the first one is whole."""
+    folder = out.with_name("model.training")
+    before, seen, deadline = checkpoints(folder), set[Path](), time.monotonic() + 120
+    while len(seen) < 2:
+        assert process.poll() is None, "no checkpoint was written before the end"
+        assert time.monotonic() < deadline
+        seen |= checkpoints(folder) - before
+        time.sleep(0.005)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == status
+    assert not out.exists()
+
+
 def checkpoints(folder: Path) -> set[Path]:
     # Temporary folders go while the tree is listed.
     with contextlib.suppress(FileNotFoundError):
         return {path.parent for path in folder.rglob("*.safetensors")}
     return set()
-
-
-def wait_for_checkpoint(process: subprocess.Popen[str], folder: Path, before: set[Path]) -> None:
-    """Wait for the second new checkpoint to begin: then the first one is whole."""
-    deadline, seen = time.monotonic() + 120, set[Path]()
-    while process.poll() is None and time.monotonic() < deadline:
-        seen |= checkpoints(folder) - before
-        if len(seen) >= 2:
-            return
-        time.sleep(0.005)
-    pytest.fail("no checkpoint was written before the end")
 
 
 def test_a_trained_model_loads_in_sentence_transformers(trained: Path, sentences: Path) -> None:
@@ -227,21 +237,3 @@ def test_simcse_trains_without_whitening(tiny: Path, sentences: Path, tmp_path: 
     before, after = weights(tiny), weights(tmp_path / "model")
     assert any(not torch.equal(before[name], after[name]) for name in before.keys() & after.keys())
     assert all(torch.isfinite(tensor).all() for tensor in after.values())
-
-
-def test_training_again_from_python_gives_the_same_weights(
-    trained: Path, tiny: Path, sentences: Path, tmp_path: Path
-) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "from whiten_index import TrainingConfig, train_encoder\n\n"
-        "config = TrainingConfig(\n"
-        f"    corpus=({str(sentences)!r},), out={str(tmp_path / 'model')!r}, model={str(tiny)!r},\n"
-        "    pooling='mean', batch_size=16, groups=4, positives=1, learning_rate=0.001,\n"
-        f"    max_steps={STEPS}, epochs=9, save_steps=5, device='cpu',\n"
-        ")\n"
-        "assert train_encoder(config).facts\n"
-    )
-    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    require_same(weights(trained), weights(tmp_path / "model"))

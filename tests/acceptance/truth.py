@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-# The model takes 256, for which the tests would wait twice as long.
-MAX_LENGTH = 128
+# The model takes 256, for which the tests would wait four times as long.
+MAX_LENGTH = 64
 
 
 @dataclass(frozen=True)
