@@ -24,7 +24,7 @@ from whiten_index import open_index
         {"factory": "SQ8"},
         {"keep": ("year",)},
         {"id_column": None},
-        {"limit": 50},
+        {"limit": 90},
         {"store_dtype": "float16"},
     ],
     ids=str,
