@@ -7,15 +7,7 @@ from collections.abc import Callable
 
 from benchmarks.results_file import read
 from benchmarks.scaling_limits import ID_BYTES, Limit, limits, remedies
-from benchmarks.scaling_model import (
-    CODECS,
-    Cluster,
-    Plan,
-    hours,
-    money,
-    money_apart,
-    stages,
-)
+from benchmarks.scaling_model import CODECS, Cluster, Plan, hours, money, money_apart, stages
 from benchmarks.scaling_rates import SHARD_ROWS, Figure, Rates
 
 SIZES = (10_000_000, 100_000_000, 1_000_000_000)

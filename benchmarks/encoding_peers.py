@@ -26,12 +26,7 @@ from whiten_index.encoding.batching import LADDERS
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import DtypeName
 from whiten_index.encoding.models import find_model
-from whiten_index.encoding.packing import (
-    Attention,
-    PackedForward,
-    packing_obstacle,
-    torch_varlen,
-)
+from whiten_index.encoding.packing import Attention, PackedForward, packing_obstacle, torch_varlen
 from whiten_index.encoding.tokenization import TokenWindow, tokenize
 
 CHUNK_ROWS = 1024

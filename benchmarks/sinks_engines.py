@@ -356,11 +356,7 @@ class Milvus:
 
             def search(vector: NDArray[np.float32]) -> list[Any]:
                 (hits,) = client.search(
-                    TABLE,
-                    data=[vector],
-                    limit=TOP_K,
-                    search_params=params,
-                    anns_field=VECTOR,
+                    TABLE, data=[vector], limit=TOP_K, search_params=params, anns_field=VECTOR
                 )
                 return [hit[ID] for hit in hits]
 

@@ -135,10 +135,7 @@ def choice_left_out() -> str:
 def short_texts() -> str:
     """Return what is lost on single sentences by mean and spectrum, and by constants."""
     rows = read("short_texts")
-    lines = [
-        "| Spearman × 100 lost, mean (worst) | last layer | layer 1 |",
-        _rule(3),
-    ]
+    lines = ["| Spearman × 100 lost, mean (worst) | last layer | layer 1 |", _rule(3)]
     rules = (("**mean and spectrum**", _spectrum), *_CONSTANTS)
     for name, figure in rules:
         cells = [

@@ -58,11 +58,7 @@ class Passage:
 
 
 def harvest(
-    roots: Iterable[Path],
-    *,
-    seed: int = 0,
-    max_chars: int = 600,
-    broken: list[Path] | None = None,
+    roots: Iterable[Path], *, seed: int = 0, max_chars: int = 600, broken: list[Path] | None = None
 ) -> Iterator[Passage]:
     """Yield the documented public names under the roots, spread over the packages.
 

@@ -177,10 +177,7 @@ def test_a_document_that_is_not_there_is_named(exact: Path) -> None:
     ],
 )
 def test_a_filter_keeps_the_best_of_the_rows_that_pass(
-    condition: str,
-    exact: Path,
-    corpus: RandomCorpus,
-    vectors: tuple[np.ndarray, np.ndarray],
+    condition: str, exact: Path, corpus: RandomCorpus, vectors: tuple[np.ndarray, np.ndarray]
 ) -> None:
     year, lang = corpus.years, corpus.languages
     passes = {

@@ -14,9 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import whiten_index
-from tests.helpers.bad_input import (
-    run,
-)
+from tests.helpers.bad_input import run
 
 ROWS, DIM = 120, 8
 

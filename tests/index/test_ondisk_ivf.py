@@ -114,11 +114,7 @@ def free(tmp_path_factory: pytest.TempPathFactory, corpus: str) -> Path:
 
 @pytest.mark.parametrize(
     ("factory", "budget", "mapped"),
-    [
-        ("IVF32,Flat", "4MB", True),
-        ("IVF32,Flat", "8MB", False),
-        ("SQ8", "2MB", False),
-    ],
+    [("IVF32,Flat", "4MB", True), ("IVF32,Flat", "8MB", False), ("SQ8", "2MB", False)],
 )
 def test_a_build_within_a_budget_finds_what_one_without_finds(
     tmp_path: Path, corpus: str, free: Path, factory: str, budget: str, mapped: bool

@@ -13,12 +13,7 @@ from click.testing import CliRunner, Result
 
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.cli import cli
-from whiten_index.errors import (
-    BusyError,
-    ConfigError,
-    CorpusError,
-    StorageError,
-)
+from whiten_index.errors import BusyError, ConfigError, CorpusError, StorageError
 from whiten_index.measure.sweep_config import SweepConfig, grid
 from whiten_index.measure.sweep_run import run_sweep
 from whiten_index.progress import Progress
@@ -147,10 +142,7 @@ def test_a_job_file_gives_defaults_that_flags_override(corpus, tmp_path):
     assert planned("--k", "4,8,16", "--codecs", "fp32,sq8") == 6
     assert planned("--k", "4", "--k", "8", "--k", "16", "--codecs", "fp32") == 3
     for text, message in (
-        (
-            job.read_text() + "wings = 2\n",
-            "wings is unknown; known are address, base",
-        ),
+        (job.read_text() + "wings = 2\n", "wings is unknown; known are address, base"),
         (
             "corpus = 'c'\nout = 'o'\nembedding_column = 'v'\ntransforms = 3\n",
             "--transforms takes a list; 3 was given",

@@ -394,10 +394,7 @@ def test_a_file_of_somebody_else_stops_no_update(world: World) -> None:
         (f"{DOCS}\noptions = {{m = 1}}", r"push 1: --option m: .*or equal to 2; .1. was given"),
         ('to = "v.parquet"\ntable = "d"', r"push 1: v.parquet is a file, which takes no --table"),
         ('to = "v.arrow"\noptions = {m = 3}', r"push 1: .* takes no --option"),
-        (
-            'to = "http://h:6333"\ntable = "d"',
-            r"push 1: http://h:6333 is the address of no",
-        ),
+        ('to = "http://h:6333"\ntable = "d"', r"push 1: http://h:6333 is the address of no"),
         ("to = [7]", r"push 1: --to takes text"),
         (f'to = "me:{SECRET}@h/db"\ntable = "d"', r"push 1: to \(…\) has a password before the @"),
     ],

@@ -77,8 +77,7 @@ def test_what_only_a_version_needs_and_what_nothing_needs(world):
 
 
 @pytest.mark.parametrize(
-    "change",
-    ["digests 15", "digests int32", "embeddings 3", "truncated 9", "embeddings NaN"],
+    "change", ["digests 15", "digests int32", "embeddings 3", "truncated 9", "embeddings NaN"]
 )
 def test_a_segment_whose_arrays_are_others_is_damaged(world, change):
     folder = last_segment(world)

@@ -133,12 +133,7 @@ def _pretty_json(value: Mapping[str, Any]) -> bytes:
 
 
 def read_json(
-    path: Path,
-    *,
-    what: str,
-    exact: bool = False,
-    remedy: str = REMEDY,
-    missing: str = _MISSING,
+    path: Path, *, what: str, exact: bool = False, remedy: str = REMEDY, missing: str = _MISSING
 ) -> dict[str, Any]:
     """Read a JSON object of a ``what``, with advice if it is damaged or missing.
 

@@ -31,8 +31,7 @@ class CorpusColumns:
         str | None, Option("String or integer column that names the rows.", CORPUS)
     ] = None
     keep: Annotated[
-        tuple[str, ...],
-        Option("Metadata column kept with the index; may be repeated.", CORPUS),
+        tuple[str, ...], Option("Metadata column kept with the index; may be repeated.", CORPUS)
     ] = ()
     row_filter: Annotated[
         str | None,

@@ -16,10 +16,7 @@ from whiten_index.errors import ConfigError, EncoderError
 
 _DEFAULT_MAX_LENGTH = 512
 # Names of prompts that models have, the best first.
-_PROMPTS = {
-    "document": ("document", "passage", "corpus", "default"),
-    "query": ("query", "default"),
-}
+_PROMPTS = {"document": ("document", "passage", "corpus", "default"), "query": ("query", "default")}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 

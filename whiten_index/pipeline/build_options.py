@@ -36,9 +36,7 @@ class CorpusOptions(CorpusColumns):
         int | None,
         Field(ge=0),
         Option(
-            "Tokens that neighbouring passages share, half a passage at most.",
-            CORPUS,
-            default="0",
+            "Tokens that neighbouring passages share, half a passage at most.", CORPUS, default="0"
         ),
     ] = None
 
@@ -69,8 +67,7 @@ class JudgementOptions:
     """Options of judged queries."""
 
     queries: Annotated[
-        str | None,
-        Option("File of judged queries: .parquet or .jsonl, id and text.", JUDGEMENTS),
+        str | None, Option("File of judged queries: .parquet or .jsonl, id and text.", JUDGEMENTS)
     ] = None
     qrels: Annotated[
         str | None,
@@ -148,8 +145,7 @@ class RunnerOptions:
     """Options of the machines that do the work."""
 
     runner: Annotated[
-        Literal["local", "ray"],
-        Option("This machine, or workers on a Ray cluster.", RESOURCES),
+        Literal["local", "ray"], Option("This machine, or workers on a Ray cluster.", RESOURCES)
     ] = "local"
     address: Annotated[
         str | None,
@@ -186,9 +182,7 @@ class EncodeOptions(RunnerOptions, CorpusOptions, EncoderConfig):
     store_dtype: Annotated[
         Literal["float16", "float32", "own"] | None,
         Option(
-            "Type of the stored embeddings.",
-            OUTPUT,
-            default="float16; own for an embedding column",
+            "Type of the stored embeddings.", OUTPUT, default="float16; own for an embedding column"
         ),
     ] = None
 

@@ -229,10 +229,7 @@ def _encoding_executor(
 
 
 def _window_results(
-    work: ShardWork,
-    executor: Executor,
-    windows: Sequence[Window],
-    advance: Callable[[int], None],
+    work: ShardWork, executor: Executor, windows: Sequence[Window], advance: Callable[[int], None]
 ) -> Iterator[tuple[Window, EncodedWindow]]:
     """Yield each window and its result; one that failed is retried shard by shard."""
     failed: list[Failure] = []

@@ -87,11 +87,7 @@ def register(store: EmbeddingStore, out: Place, stages: Stages) -> None:
 
 
 def version_identity(
-    encoded: EncodeReport,
-    fitted: Fitted,
-    plan: IndexPlan,
-    *,
-    kept: Mapping[str, Any] | None = None,
+    encoded: EncodeReport, fitted: Fitted, plan: IndexPlan, *, kept: Mapping[str, Any] | None = None
 ) -> str:
     """Return the fingerprint of a version's inputs and choices.
 
@@ -140,11 +136,7 @@ def version_folder(
 
 
 def write_files(
-    folder: Path,
-    config: BuildConfig,
-    encoded: EncodeReport,
-    spec: VersionSpec,
-    version: str,
+    folder: Path, config: BuildConfig, encoded: EncodeReport, spec: VersionSpec, version: str
 ) -> dict[str, Any]:
     """Write index, transform, documents and corpus record; return the manifest's fields."""
     store, record, fitted, stages = encoded.store, encoded.record, spec.fitted, encoded.stages

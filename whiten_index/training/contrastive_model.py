@@ -227,12 +227,7 @@ def _drops(encoder: Any) -> bool:
 
 
 def write_model(
-    path: Path,
-    model: ContrastiveModel,
-    spec: EncoderSpec,
-    folder: ModelFolder,
-    *,
-    keep_head: bool,
+    path: Path, model: ContrastiveModel, spec: EncoderSpec, folder: ModelFolder, *, keep_head: bool
 ) -> None:
     """Write the encoder, its pooling and, with ``keep_head``, its head as one ``Dense``.
 

@@ -142,8 +142,7 @@ class TrainingConfig:
         float, Field(gt=0), Option("Gradients are cut to this norm.", TRAINING)
     ] = 1.0
     precision: Annotated[
-        Precision,
-        Option("Of the encoder; head and loss are in float32.", TRAINING),
+        Precision, Option("Of the encoder; head and loss are in float32.", TRAINING)
     ] = Precision.FLOAT32
     eval_steps: Annotated[int, Field(ge=1), Option("Steps between evaluations.", TRAINING)] = 125
     save_steps: Annotated[

@@ -49,10 +49,7 @@ from whiten_index.vectordb.registry import PostgresOptions
 # The widest vectors that an index of pgvector takes.
 _MOST_INDEXED = {"float32": 2000, "float16": 4000}
 # pgvector's operator class and operator, and the score of distance 0.
-_OPERATORS = {
-    "cosine": ("cosine_ops", "<=>", 1.0),
-    "ip": ("ip_ops", "<#>", 0.0),
-}
+_OPERATORS = {"cosine": ("cosine_ops", "<=>", 1.0), "ip": ("ip_ops", "<#>", 0.0)}
 # Seconds that new readers wait behind an attempt to lock a table, and between two attempts. The
 # last one outlasts ``deadlock_timeout``, after which an automatic VACUUM makes way.
 _ATTEMPT, _PAUSE, _LAST_ATTEMPT = 0.2, 0.3, 1.5
