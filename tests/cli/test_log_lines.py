@@ -1,4 +1,4 @@
-"""Log lines of jobs: every event a line, and an end whatever happened."""
+"""Log lines of jobs, and the JSON that commands print."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from whiten_index.cli.log_lines import Ending, LogLines, run_job
+from whiten_index.cli.terminal import print_json
 from whiten_index.errors import CorpusError
 
 
@@ -38,3 +39,9 @@ def test_every_job_says_how_it_ended(
     (line,) = shown.out.splitlines()
     assert json.loads(line)["event"] == event
     assert ("Traceback" in shown.err) == (status == 1)
+
+
+def test_json_holds_null_for_what_json_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": float("nan"), "b": [1.5, float("inf"), {"c": -float("inf")}], "d": "NaN"})
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found == {"a": None, "b": [1.5, None, {"c": None}], "d": "NaN"}

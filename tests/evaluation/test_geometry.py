@@ -1,6 +1,8 @@
-"""Geometry against brute force, scipy, closed forms and the published steps of IsoScore."""
+"""Geometry and alignment against closed forms and other implementations."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from whiten_index.errors import ConfigError
-from whiten_index.evaluation.geometry_scores import Geometry, uniformity
+from whiten_index.evaluation.geometry_scores import Geometry, alignment, uniformity
 
 seeds = st.integers(0, 2**32 - 1)
 quick = settings(max_examples=15, deadline=None, derandomize=True, database=None)
@@ -100,3 +102,31 @@ def test_what_cannot_be_measured_is_said(measure):
         measure(np.vstack([rows[:1], np.zeros((3, 16))]))
     with pytest.raises(ConfigError, match="there are 0 of 0"):
         measure(np.empty((0, 16)))
+
+
+def make_pairs(n=40, d=7, seed=0):
+    rng = np.random.default_rng(seed)
+    first = rng.normal(size=(n, d)) + 2
+    return first, first + rng.normal(size=(n, d))
+
+
+def by_loops(first, second):
+    """Sum of squared coordinates of the differences of unit rows, one by one."""
+    total = 0.0
+    for u, v in zip(first.tolist(), second.tolist(), strict=True):
+        long_u, long_v = math.hypot(*u), math.hypot(*v)
+        total += sum((a / long_u - b / long_v) ** 2 for a, b in zip(u, v, strict=True))
+    return total / len(first)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_alignment_is_the_mean_squared_distance_of_unit_rows(dtype):
+    first, second = (rows.astype(dtype) for rows in make_pairs())
+    assert alignment(first, second) == pytest.approx(by_loops(first, second), rel=1e-12)
+
+
+def test_pairs_with_a_row_of_zeros_are_left_out():
+    first, second = make_pairs(seed=3)
+    first[4], second[9] = 0, 0
+    kept = np.setdiff1d(np.arange(len(first)), [4, 9])
+    assert alignment(first, second) == pytest.approx(by_loops(first[kept], second[kept]))

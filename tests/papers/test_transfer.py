@@ -1,4 +1,4 @@
-"""A task of pairs through a tiny encoder, checked by scikit-learn beside."""
+"""Transfer scores against scikit-learn's own searches, and a task of pairs through an encoder."""
 
 from __future__ import annotations
 
@@ -6,13 +6,64 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sklearn.datasets import make_classification
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
 
 from pipelines.papers.transfer import evaluate_transfer
-from pipelines.papers.transfer_tasks import read_task
+from pipelines.papers.transfer_tasks import read_task, score_transfer
 from whiten_index import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.measure.eval_config import EvalConfig
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+GRID, GRID_OF_FOLDS = [0.25, 0.5, 1, 2, 4, 8], [0.5, 1, 2, 4, 8, 16, 32]
+
+
+def make_task(n=300, d=12, classes=2, seed=0):
+    return make_classification(
+        n, d, n_informative=6, n_classes=classes, flip_y=0.15, class_sep=0.6, random_state=seed
+    )
+
+
+def search(grid, folds, seed):
+    inner = StratifiedKFold(folds, shuffle=True, random_state=seed)
+    model = LogisticRegression(max_iter=5000, tol=1e-6)
+    return GridSearchCV(model, {"C": grid}, cv=inner, scoring="accuracy")
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_split_all_is_a_search_within_each_fold(classes):
+    features, labels = make_task(classes=classes)
+    found = score_transfer(features, labels, np.array(["all"] * 300), folds=5, seed=7)
+    outer = StratifiedKFold(5, shuffle=True, random_state=7)
+    each = cross_val_score(search(GRID, 5, 7), features, labels, cv=outer)
+    # Where two C differ by rounding alone another may be chosen, which moves a row or two.
+    assert found["accuracy"] == pytest.approx(each.mean(), abs=2 / 300)
+    assert found["deviation"] == pytest.approx(each.std(ddof=1), abs=0.01)
+    assert found["deviation_of"] == "folds"
+    assert found["chosen_by"] == "nested folds"
+    assert len(found["chosen"]) == 5
+    assert set(found["chosen"]) <= set(GRID)
+    assert found["rows"] == {"all": 300}
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_train_and_test_is_a_search_over_folds_of_train(classes):
+    features, labels = make_task(classes=classes, seed=1)
+    splits = np.where(np.arange(300) % 3, "train", "test")
+    found = score_transfer(features, labels, splits, folds=5, seed=3)
+    train, test = splits == "train", splits == "test"
+    fitted = search(GRID_OF_FOLDS, 5, 3).fit(features[train], labels[train])
+    assert found["accuracy"] == pytest.approx(fitted.score(features[test], labels[test]), abs=0.011)
+    assert found["chosen_by"] == "train folds"
+    assert found["rows"] == {"train": 200, "test": 100}
+    assert found["deviation_of"] == "binomial"
+    assert found["deviation"] ** 2 * 100 == pytest.approx(
+        found["accuracy"] * (1 - found["accuracy"])
+    )
+
 
 ROWS = 90
 

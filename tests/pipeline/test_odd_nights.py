@@ -1,4 +1,4 @@
-"""Nights on which the corpus or the clock is not as it should be: nothing published is lost."""
+"""Nights on which corpus, clock or job file are not as they should be: nothing is lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import pytest
 
 from tests.helpers.builds import build, random_rows, write_rows
 from whiten_index import open_index
-from whiten_index.errors import WhitenIndexError
+from whiten_index.artifacts.job_file import read_toml
+from whiten_index.errors import ConfigError, WhitenIndexError
 from whiten_index.pipeline.update import UpdateReport, update_index
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.versions.retention import list_versions, prune, rollback
@@ -145,3 +146,12 @@ def test_a_clock_that_went_back(night: Night, clock: Callable[[float], None]) ->
     assert prune(night.out, keep=1).removed == (night.version,)
     night.assert_done(second)
     assert night.update().up_to_date
+
+
+def test_a_mark_of_windows_editors_at_the_front_of_a_job_file(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_bytes(b'\xef\xbb\xbfindex = "x"\r\n')
+    assert read_toml(path) == {"index": "x"}
+    path.write_bytes('index = "é"'.encode("latin-1"))
+    with pytest.raises(ConfigError, match="is not TOML in UTF-8"):
+        read_toml(path)

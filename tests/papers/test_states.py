@@ -1,4 +1,4 @@
-"""Combinations of layers: all at once against each of them alone."""
+"""States of all layers: kept for later runs, and combinations against each of them alone."""
 
 from __future__ import annotations
 
@@ -11,6 +11,31 @@ from whiten_index.evaluation.sts_sets import read_sts
 from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.evaluate_sts import evaluate_sts
 from whiten_index.progress import Progress, Stages
+
+
+def test_a_second_run_finds_the_states_and_a_damaged_file_is_made_again(
+    tiny_model, texts, tmp_path
+):
+    config = EncoderConfig(model=str(tiny_model), max_length=32)
+    first, again, mended = (Stages(Progress()) for _ in range(3))
+    kept = np.array(kept_states(texts, config, tmp_path, first)["cls"].values)
+    kept_states(texts, config, tmp_path, again)
+    assert "encode" in first.seconds
+    assert "encode" not in again.seconds
+    (file,) = tmp_path.glob("*/states.npy")
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 0xFF
+    file.write_bytes(bytes(data))
+    found = kept_states(texts, config, tmp_path, mended)
+    assert "encode" in mended.seconds
+    np.testing.assert_array_equal(np.array(found["cls"].values), kept)
+
+
+def test_other_lengths_have_other_states(tiny_model, texts, tmp_path):
+    for length in (32, 8):
+        config = EncoderConfig(model=str(tiny_model), max_length=length)
+        kept_states(texts, config, tmp_path, Stages(Progress()))
+    assert len(list(tmp_path.glob("states-*"))) == 2
 
 
 @pytest.fixture(scope="module")
