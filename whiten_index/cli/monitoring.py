@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.atomic import replace_file, require_plain_target
+from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.files import is_folder, read_bounded, writing
 from whiten_index.artifacts.manifest import MANIFEST
+from whiten_index.artifacts.storage import Place
 from whiten_index.errors import ConfigError, StorageError, WhitenIndexError, require_installed
-from whiten_index.paths import cell, cut, require_path
+from whiten_index.paths import absolute, cell, cut, require_path
 from whiten_index.versions.published import read_published
 
 _PREFIX = "whiten_index_"
@@ -48,7 +50,7 @@ def check_metrics(path: Path) -> None:
 def write_metrics(
     path: Path,
     *,
-    index: Path,
+    index: Place,
     outcome: str,
     exit_code: int,
     seconds: float,
@@ -57,10 +59,10 @@ def write_metrics(
 ) -> None:
     """Write the metrics of a run and of the published version in one step.
 
-    Every metric has the label ``index``, the folder's absolute path. The time of the last success
-    is taken over from the file that is there. ``report`` is that of an update that succeeded.
+    Every metric has the label ``index``, an absolute path or a URI. The time of the last success is
+    taken over from the file that is there. ``report`` is that of an update that succeeded.
     """
-    place, now = _shown(str(index.absolute())), time.time()
+    place, now = _shown(str(absolute(index))), time.time()
     # After an update that succeeded the index is as new as the corpus, even if a later step failed.
     success = _last_success(path, place) if report is None else now
     outcomes = {each: float(each == outcome) for each in OUTCOMES}
@@ -95,10 +97,10 @@ def _client() -> Any:
     return prometheus_client
 
 
-def _of_version(index: Path) -> list[_Metric]:
+def _of_version(index: Place) -> list[_Metric]:
     """Return metrics of the published version; none if it is missing or damaged."""
     try:
-        published = read_published(index)
+        published = read_published(*place_of(index))
         folder, fields = published.folder, published.fields
         sizes = {name: int(entry["bytes"]) for name, entry in fields["files"].items()}
         sizes[MANIFEST] = (folder / MANIFEST).stat().st_size

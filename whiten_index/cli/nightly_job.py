@@ -227,6 +227,10 @@ class _Night:
 
                 removed = prune(job.index, keep=job.keep_versions)
                 self.lines.log("prune_finished", **asdict(removed))
+        if is_uri(store):
+            if job.compact or (job.gc and job.keep_versions is not None):
+                self.lines.log("gc_left_out", why="gc and compact do not work in a bucket")
+            return
         if job.compact:
             with self._step("compact"):
                 from whiten_index.versions.compaction import compact_store
@@ -235,11 +239,7 @@ class _Night:
                 self.lines.log("compact_finished", **asdict(compacted))
                 compacted.require_sound()
         # After compaction, which leaves shards that nothing needs.
-        if job.keep_versions is None or not job.gc or "prune" in self.failed:
-            return
-        if is_uri(store):
-            self.lines.log("gc_left_out", why="gc does not work in a bucket")
-        else:
+        if job.keep_versions is not None and job.gc and "prune" not in self.failed:
             with self._step("gc"):
                 from whiten_index.versions.gc import gc_store
 
@@ -275,7 +275,7 @@ class _Night:
         with self._step("metrics"):
             write_metrics(
                 Path(self.job.metrics),
-                index=Path(self.job.index),
+                index=self.job.index,
                 outcome=ending.event,
                 exit_code=ending.exit_code or self._status,
                 seconds=time.monotonic() - self.started,

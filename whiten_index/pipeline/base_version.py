@@ -112,7 +112,8 @@ class BaseVersion:
 def _build_config(
     config: UpdateConfig, fields: Mapping[str, Any], store: EmbeddingStore
 ) -> BuildConfig:
-    given = dict(fields["config"])
+    known = BuildConfig.__dataclass_fields__
+    given = {name: value for name, value in fields["config"].items() if name in known}
     if not given["corpus"]:
         raise ArtifactError(
             f"version {fields['version']} was built from a store alone, which does not tell how "

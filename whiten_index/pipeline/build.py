@@ -9,7 +9,7 @@ from typing import Any
 
 from whiten_index.artifacts.cached_storage import naming, place_of
 from whiten_index.artifacts.lock import only_writer
-from whiten_index.artifacts.storage import Place
+from whiten_index.artifacts.storage import Place, Storage
 from whiten_index.errors import ArtifactError, ConfigError, GateError
 from whiten_index.index.library import load_faiss, set_threads
 from whiten_index.pipeline.build_config import BuildConfig
@@ -31,6 +31,7 @@ from whiten_index.versions.published import (
     new_version,
     next_version,
     read_published,
+    rows_published,
     set_current,
     tidy,
 )
@@ -104,7 +105,7 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
             encoded = encode_or_open(config, stages, executor)
             rows = encoded.record.rows
             register(encoded.store, config.out_place, stages)
-            _require_rows(config, rows, out)
+            _require_rows(config, rows, out, mirror)
             fitted = fit_whitening(config, encoded, labels)
             plan = config.index_plan(rows=rows, dim=fitted.whitening.dim, k=fitted.whitening.k)
             spec = VersionSpec(fitted, plan, version_identity(encoded, fitted, plan))
@@ -112,20 +113,21 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
             encoded = replace(encoded, work=None)
             version = find_version(out, spec.identity, mirror)
             up_to_date = version is not None and version == _published(out).get("version")
+            made = version is None
             if version is None:
                 version = next_version(out, spec.identity, mirror)
                 new = new_version(out, version, mirror)
                 with version_folder(new, rows, stages) as (folder, fields):
                     fields |= write_files(folder, config, encoded, spec, version)
             if not up_to_date:
-                set_current(out, version, mirror=mirror, tag=before)
+                set_current(out, version, mirror=mirror, tag=before, made=made)
             manifest = read_published(out).fields
             return BuildReport(config.out_place, version, up_to_date, manifest, encoded)
 
 
-def _require_rows(config: BuildConfig, rows: int, out: Path) -> None:
+def _require_rows(config: BuildConfig, rows: int, out: Path, mirror: Storage) -> None:
     """Refuse to replace many rows by few, as a trial with ``--limit`` would."""
-    had = _published(out).get("rows", 0)
+    had = rows_published(out, mirror)
     if not config.force and had >= _LEAST_GUARDED and rows < had * (1 - _MAX_SHRINK):
         raise GateError(
             f"{out} has {had:,} rows, and this build would publish {rows:,} in their place; name "

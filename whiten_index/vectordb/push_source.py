@@ -294,9 +294,10 @@ def _changes_between(
     source: PushSource, was: str, others: Iterable[str]
 ) -> list[pa.ChunkedArray] | None:
     """Return the lists of ids that changed between a version and some others, earlier or later."""
-    one, lists = _history(source, was), dict[str, pa.ChunkedArray]()
+    lists = dict[str, pa.ChunkedArray]()
     for now in others:
-        other = _history(source, now)
+        other = _history(source, now, until=was)
+        one = {was: None} if was in other else _history(source, was)
         common = next((name for name in other if name in one), None)
         if common is None:
             return None
@@ -306,10 +307,16 @@ def _changes_between(
     return list(lists.values())
 
 
-def _history(source: PushSource, version: str) -> dict[str, pa.ChunkedArray | None]:
+def _history(
+    source: PushSource, version: str, *, until: str = ""
+) -> dict[str, pa.ChunkedArray | None]:
     """Return the changes of a version and its predecessors, the latest first, None at the end."""
     changes = dict[str, pa.ChunkedArray | None]()
     while version not in changes:
+        if version == until:
+            # Nobody asks what it changed, and a version in a bucket need not be fetched for it.
+            changes[version] = None
+            break
         folder = source.root / VERSIONS / version
         source.mirror.fetch(folder)
         changes[version], base = _changes(folder)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from whiten_index.artifacts.atomic import leftovers_in, make_folder, remove_folder, remove_leftovers
-from whiten_index.artifacts.cached_storage import naming
+from whiten_index.artifacts.cached_storage import BucketStorage, naming
 from whiten_index.artifacts.files import (
     exists,
     fsync_path,
@@ -36,9 +36,11 @@ from whiten_index.artifacts.files import (
     sha256_file,
     writing,
 )
+from whiten_index.artifacts.limits import load_json
 from whiten_index.artifacts.manifest import (
     MANIFEST,
     REMEDY,
+    as_manifest,
     check_files,
     checked,
     new_artifact,
@@ -162,8 +164,12 @@ def set_current(
     withdrawn: Collection[str] | None = None,
     mirror: Storage = LOCAL,
     tag: Tag | None = None,
+    made: bool = False,
 ) -> None:
-    """Publish ``version``, in one step."""
+    """Publish ``version``, in one step.
+
+    Where another machine published meanwhile, one that was ``made`` for this is removed.
+    """
     folder = root / VERSIONS / version
     with writing(root / CURRENT):
         digest, before = sha256_file(folder / MANIFEST), _read_current(root)
@@ -171,7 +177,12 @@ def set_current(
         taken_back = {*(known if withdrawn is None else withdrawn)} - {version}
         facts = {name: known.get(name) or _facts(root, name) for name in taken_back}
     removed = () if before is None else before.removed
-    put_current(root, Current(version, digest, facts, removed), mirror, tag)
+    try:
+        put_current(root, Current(version, digest, facts, removed), mirror, tag)
+    except BusyError:
+        if made and read_current(root, mirror).version != version:
+            mirror.remove_folder(folder)
+        raise
 
 
 def put_current(root: Path, current: Current, mirror: Storage, tag: Tag | None) -> None:
@@ -188,7 +199,7 @@ def put_current(root: Path, current: Current, mirror: Storage, tag: Tag | None) 
             mirror.replace(root / CURRENT, sealed_json(fields), tag)
         except ChangedError as error:
             raise BusyError(
-                f"{mirror.uri} was published by another build meanwhile, and what that published "
+                f"{mirror.uri} was changed by another command meanwhile, and what that did "
                 "stays; run the same command again, which is quick, as what was encoded is kept"
             ) from error
 
@@ -329,7 +340,7 @@ def promote(root: Path, version: str, mirror: Storage = LOCAL, tag: Tag | None =
         fsync_path(final.parent)
         fsync_path(candidate.parent)
     mirror.push(final)
-    set_current(root, version, mirror=mirror, tag=tag)
+    set_current(root, version, mirror=mirror, tag=tag, made=True)
 
 
 def with_published(
@@ -393,6 +404,18 @@ def _require_there(root: Path, version: str, mirror: Storage = LOCAL) -> None:
 def read_published(root: Path, mirror: Storage = LOCAL) -> Version:
     """Return the published version of an index."""
     return with_published(root, lambda version: version, mirror)
+
+
+def rows_published(root: Path, mirror: Storage) -> int:
+    """Return the rows of the published version, by its manifest alone; 0 for none or damage."""
+    try:
+        folder = root / VERSIONS / read_current(root).version
+        if not isinstance(mirror, BucketStorage):
+            return read_published(root).fields["rows"]
+        data = mirror.manifest(folder) or b""
+        return as_manifest(load_json(data), VERSION_SCHEMA, folder)["rows"]
+    except (ArtifactError, ValueError):
+        return 0
 
 
 def read_version(folder: Path, *, verify: str = FULL, sha256: str | None = None) -> Version:

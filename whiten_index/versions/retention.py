@@ -19,7 +19,7 @@ from whiten_index.artifacts.limits import load_json
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import as_manifest
 from whiten_index.artifacts.storage import LOCAL, Storage
-from whiten_index.errors import ArtifactError, ConfigError, FormatError, StorageError
+from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
 from whiten_index.versions.provenance import missing_rows
 from whiten_index.versions.published import (
     CANDIDATES,
@@ -369,8 +369,11 @@ def prune(root: Path | str, *, keep: int, verify: str = "full") -> PruneReport:
         gone = [folder / VERSIONS / name for name in removed]
         if isinstance(mirror, BucketStorage):
             # From now on no other machine publishes one of them. A prune that died left some.
-            now = replace(current, removed=(*current.removed, *removed))
-            put_current(folder, now, mirror, tag)
+            if removed:
+                if mirror.latest(folder / CURRENT) != tag or read_current(folder) != current:
+                    raise BusyError(f"{mirror.uri} changed meanwhile; run the same command again")
+                now = replace(current, removed=(*current.removed, *removed))
+                put_current(folder, now, mirror, tag)
             before = [folder / VERSIONS / name for name in current.removed]
             gone += [path for path in before if mirror.sizes(path)]
             freed = sum(sum(mirror.sizes(path).values()) for path in gone)
@@ -406,13 +409,15 @@ def _damage(
     try:
         if isinstance(mirror, BucketStorage):
             data = mirror.manifest(folder) or b""
+            as_manifest(load_json(data), VERSION_SCHEMA, folder)
             if wrong := mirror.damaged(folder, data, content=verify == FULL):
                 return ArtifactError(f"{folder} is damaged: {'; '.join(wrong.values())}")
-            as_manifest(load_json(data), VERSION_SCHEMA, folder)
         else:
             read_version(folder, verify=verify).check()
     except (ArtifactError, FormatError) as error:
         return error
+    except ValueError as error:
+        return ArtifactError(str(error))
     return None
 
 

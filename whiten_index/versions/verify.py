@@ -195,7 +195,8 @@ def verify_bucket(uri: str) -> VerifyReport:
         data = mirror.manifest(folder / VERSIONS / name) or b""
         found = mirror.damaged(folder / VERSIONS / name, data, content=True)
         if current is None or name != current.version:
-            good += [] if found else [name]
+            gone = found or (current is not None and name in current.removed)
+            good += [] if gone else [name]
         elif not found and hashlib.sha256(data).hexdigest() != current.manifest_sha256:
             found = {MANIFEST: f"does not match {CURRENT}"}
         for key, why in found.items():
