@@ -21,6 +21,7 @@ from sklearn.linear_model import LogisticRegression
 from tests.acceptance.commands import done, refused
 from tests.acceptance.random_corpora import read_trec
 from tests.acceptance.truth import MAX_LENGTH, SciFact, encode, ndcg, nearest, unit, whitening
+from whiten_index.cli import measure_commands
 from whiten_index.evaluation.sts_sets import read_sts
 from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.evaluate_sts import evaluate_sts
@@ -321,6 +322,8 @@ def test_a_transfer_task_is_a_linear_classifier_of_the_embeddings(
     pq.write_table(pa.table({"text": texts, "label": labels, "split": split}), path)
     command = ("transfer", path, *ENCODER, "--folds", 3, "--json")
     monkeypatch.setattr(sys, "argv", list(map(str, command)))
+    # What the script adds to the commands of this process is taken back at the end.
+    monkeypatch.setitem(measure_commands.evaluate.commands, "transfer", None)
     with pytest.raises(SystemExit, match=r"^0$"):
         runpy.run_module("pipelines.papers.transfer", run_name="__main__")
     (run,) = json.loads(capsys.readouterr().out)["runs"]

@@ -13,11 +13,8 @@ from whiten_index import BuildConfig, open_index
 from whiten_index.artifacts.object_store import plain_uri, split_uri
 from whiten_index.errors import ConfigError
 from whiten_index.paths import as_place
-from whiten_index.pipeline.update_config import UpdateConfig
-from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.versions.compaction import compact_store
 from whiten_index.versions.gc import gc_store
-from whiten_index.versions.retention import prune
 
 URI = "s3://bucket/some/prefix"
 
@@ -70,16 +67,7 @@ def test_other_schemes_are_refused(given: str, corpus: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "ask",
-    [
-        lambda: gc_store(URI),
-        lambda: compact_store(URI),
-        lambda: prune(URI, keep=1),
-        lambda: UpdateConfig(corpus=("c",), index=URI),
-        lambda: UpdateConfig(corpus=("c",), index="i", store=URI),
-        lambda: PushConfig(index=URI, to="postgresql://x/y"),
-    ],
-    ids=["gc", "compact", "prune", "update", "its store", "push"],
+    "ask", [lambda: gc_store(URI), lambda: compact_store(URI)], ids=["gc", "compact"]
 )
 def test_what_works_in_folders_only(ask: Callable[[], Any]) -> None:
     with pytest.raises(ConfigError, match=rf"works in folders, not at {URI}; copy what is there"):

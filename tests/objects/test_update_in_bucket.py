@@ -10,7 +10,7 @@ import pytest
 
 from tests.objects.helpers import SHARDS, build, corpus_file, hits, keys
 from whiten_index import PushConfig, QueryTransform, open_index, push_index
-from whiten_index.errors import BusyError, ConfigError
+from whiten_index.errors import BusyError, ConfigError, GateError
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.versions.retention import list_versions, prune, rollback
@@ -70,6 +70,10 @@ def test_of_two_updates_at_once_one_is_published(
         update(out)
     machine("third")
     assert open_index(out).bundle.manifest["version"] == second[0].version
+    # The other's version is gone, so that no rollback finds what was never published.
+    assert len(list_versions(out)) == 2
+    with pytest.raises(GateError, match="would publish 40 in their place"):
+        build(corpus, out=out, limit=40)
     assert update(out, corpus=(corpus,)).changes.to_json()["deleted"] > 0
 
 
