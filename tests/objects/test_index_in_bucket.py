@@ -30,9 +30,10 @@ def test_a_second_opening_compares_and_downloads_nothing(
     assert sum("GET" in line for line in caplog.messages) > 3
     caplog.clear()
     open_index(out)
-    assert len(caplog.messages) == 2
     assert "/index/CURRENT" in caplog.messages[0]
-    assert "list-type=2&prefix=index/versions/" in caplog.messages[1]
+    # Asked again from the last key on, in case a proxy answered.
+    assert len(caplog.messages) == 3
+    assert all("list-type=2&prefix=index/versions/" in line for line in caplog.messages[1:])
 
 
 def test_the_same_build_on_two_machines_at_once(
@@ -176,7 +177,7 @@ def test_back_to_an_earlier_version(
 
     checked = room._checked
     monkeypatch.setattr(room, "_checked", overtaken)
-    with pytest.raises(BusyError, match="published by another build meanwhile"):
+    with pytest.raises(BusyError, match="changed by another command meanwhile"):
         rollback(out)
 
 

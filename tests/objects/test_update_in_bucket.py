@@ -66,7 +66,7 @@ def test_of_two_updates_at_once_one_is_published(
         return real(*arguments)
 
     monkeypatch.setattr(room, "write_files", overtaken)
-    with pytest.raises(BusyError, match="was published by another"):
+    with pytest.raises(BusyError, match="was changed by another"):
         update(out)
     machine("third")
     assert open_index(out).bundle.manifest["version"] == second[0].version
