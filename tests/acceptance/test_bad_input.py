@@ -112,17 +112,11 @@ def nothing(path: Path, rows: Vectors) -> None:
 @pytest.mark.parametrize(
     ("make", "culprit"),
     [
-        (with_nan, "#0:17"),
-        (with_an_id_twice, "d17"),
-        (without_an_id, "#0:17"),
-        (of_two_widths, "#0:17"),
-        (without_the_column, "embedding"),
-        (without_rows, ""),
-        (cut, "bad.parquet"),
-        (no_parquet, "bad.parquet"),
-        (nothing, "bad.parquet"),
+        (with_nan, "#0:17"), (with_an_id_twice, "d17"), (without_an_id, "#0:17"),
+        (of_two_widths, "#0:17"), (without_the_column, "embedding"), (without_rows, ""),
+        (cut, "bad.parquet"), (no_parquet, "bad.parquet"), (nothing, "bad.parquet"),
     ],
-)
+)  # fmt: skip
 def test_a_corpus_that_cannot_be_used(
     place: Indexed, make: Callable[[Path, Vectors], None], culprit: str
 ) -> None:

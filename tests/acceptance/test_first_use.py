@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,7 @@ import pytest
 
 import whiten_index
 from tests.acceptance.commands import done, refused, run
-from whiten_index.cli import terminal
+from whiten_index.cli import cli, terminal
 
 ROWS, DIM = 400, 32
 COLUMNS = ("--embedding-column", "e", "--id-column", "id")
@@ -96,6 +97,31 @@ def test_the_commands_take_the_index_first(index: Path, tmp_path: Path) -> None:
     job.write_text("top-kk = 2\n")
     assert "did you mean top_k?" in refused(2, "search", index, "--config", job)
     assert "Example: whiten-index update index" in done("update", "--help")
+
+
+def test_a_job_file_says_what_the_command_line_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WHITEN_INDEX_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    every: dict[tuple[str, ...], Any] = {(name,): each for name, each in cli.commands.items()}
+    every |= {("eval", name): each for name, each in every.pop(("eval",)).commands.items()}
+    every.pop(("nightly",))
+    for names, command in every.items():
+        needed = [one for one in command.params if one.required]
+        hidden = {"config", "as_json", "plan", "log", "quiet", "verbose", *needed}
+        own = [one for one in command.params if not getattr(one, "group", "")]
+        for option in [one for one in own if not {one, one.name} & hidden]:
+            words, job = list(names), ""
+            for one in (*needed, option):
+                is_flag, value = getattr(one, "is_flag", False), getattr(one.type, "choices", "7")
+                words += [one.opts[0]] * one.opts[0].startswith("--") + [value[0]] * (not is_flag)
+                job += f"{one.opts[0].lstrip('-')} = '{'true' if is_flag else value[0]}'\n"
+            more = ["--like", "7"] * (names == ("search",) and option.name != "texts")
+            Path("job.toml").write_text(job)
+            assert run(*names, "--config", "job.toml", *more) == run(*words, *more), words
+    Path("job.toml").write_text("keep = ['title']")
+    assert "sets keep to ['title']" in refused(2, "prune", "index", "--config", "job.toml")
 
 
 def test_filters_take_the_words_of_sql(index: Path) -> None:

@@ -61,17 +61,12 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("kk = 3", "kk is unknown; .*nown are .*, k, "),
-        ("[build]\nk = 3", "build is unknown; "),
-        ("k = ", "is not TOML"),
-        ("limit = 'many'", "limit"),
-        ("whiten = 'bleach'", "auto.*none.*pca"),
-        ("k = []", r"k .*\[\]"),
-        ("filter = 3", "filter"),
-        ("exponent = 'soft'", "exponent"),
-        ("text-column = 3", "text.column"),
+        ("kk = 3", "kk is unknown; .*nown are .*, k, "), ("[build]\nk = 3", "build is unknown; "),
+        ("k = ", "is not TOML"), ("limit = 'many'", "limit"), ("filter = 3", "filter"),
+        ("whiten = 'bleach'", "auto.*none.*pca"), ("k = []", r"k .*\[\]"),
+        ("exponent = 'soft'", "exponent"), ("text-column = 3", "text.column"),
     ],
-)
+)  # fmt: skip
 def test_a_job_file_that_cannot_be_used(
     tmp_path: Path, corpus: Path, text: str, match: str
 ) -> None:

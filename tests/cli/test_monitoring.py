@@ -73,33 +73,22 @@ def test_a_run_says_what_it_did(place: tuple[Path, Path]) -> None:
     assert before <= found["last_run_timestamp_seconds",] <= time.time()
     assert found["last_success_timestamp_seconds",] == found["last_run_timestamp_seconds",]
     said = {
-        ("last_run_duration_seconds",): 33.5,
-        ("last_run_exit_code",): 0,
-        ("last_run_outcome", "published"): 1,
-        ("last_run_outcome", "gate_failed"): 0,
-        ("update_rows", "new"): 5,
-        ("update_rows", "changed"): 10,
-        ("update_rows", "document"): 2,
-        ("update_rows", "deleted"): 4,
-        ("update_rows", "unchanged"): 983,
-        ("update_read_rows",): 1003,
-        ("update_encoded_rows",): 15,
-        ("update_reused_rows",): 985,
-        ("update_truncated_rows",): 7,
-        ("update_skipped_rows", "null_text"): 2,
-        ("update_skipped_rows", "blank_text"): 1,
-        ("update_files", "read"): 3,
-        ("update_files", "skipped"): 40,
-        ("update_stage_duration_seconds", "encode"): 20.25,
-        ("update_stage_rows", "encode"): 15,
-        ("update_refit",): 0,
+        ("last_run_duration_seconds",): 33.5, ("last_run_exit_code",): 0,
+        ("last_run_outcome", "published"): 1, ("last_run_outcome", "gate_failed"): 0,
+        ("update_rows", "new"): 5, ("update_rows", "changed"): 10, ("update_rows", "document"): 2,
+        ("update_rows", "deleted"): 4, ("update_rows", "unchanged"): 983,
+        ("update_read_rows",): 1003, ("update_encoded_rows",): 15, ("update_reused_rows",): 985,
+        ("update_truncated_rows",): 7, ("update_skipped_rows", "null_text"): 2,
+        ("update_skipped_rows", "blank_text"): 1, ("update_files", "read"): 3,
+        ("update_files", "skipped"): 40, ("update_stage_duration_seconds", "encode"): 20.25,
+        ("update_stage_rows", "encode"): 15, ("update_refit",): 0,
         ("update_drift", "mean_shift"): 0.25,
         ("update_drift", "kl_per_dim"): 0.004,
         ("update_drift", "eigenvalues.max"): 1.25,
         ("update_drift_threshold",): 0.01,
         ("update_gate_passed", "counts"): 1,
         ("update_gate_passed", "canaries"): 0,
-    }
+    }  # fmt: skip
     assert {key: found.get(key) for key in said} == said
     outcomes = [key for key in found if key[0] == "last_run_outcome"]
     assert len(outcomes) == len(OUTCOMES)

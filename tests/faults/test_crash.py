@@ -302,18 +302,13 @@ def setting(
 @pytest.mark.parametrize(
     ("phase", "how", "seed", "published_before"),
     [
-        ("encode", "moment", 1, False),
-        ("encode", "moment", 2, True),
-        ("encode", "clock", 3, False),
-        ("index", "moment", 4, True),
-        ("index", "moment", 5, False),
-        ("index", "clock", 6, True),
-        ("publish", "moment", 7, True),
-        ("publish", "moment", 8, False),
-        ("publish", "moment", 9, True),
+        ("encode", "moment", 1, False), ("encode", "moment", 2, True),
+        ("encode", "clock", 3, False), ("index", "moment", 4, True), ("index", "moment", 5, False),
+        ("index", "clock", 6, True), ("publish", "moment", 7, True),
+        ("publish", "moment", 8, False), ("publish", "moment", 9, True),
         ("publish", "clock", 10, True),
     ],
-)
+)  # fmt: skip
 def test_a_killed_build_goes_on_where_it_stopped(
     tmp_path: Path, setting: Setting, phase: str, how: str, seed: int, published_before: bool
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from whiten_index.errors import ConfigError
 from whiten_index.options import (
     CORPUS,
     INDEX,
@@ -21,6 +22,7 @@ from whiten_index.options import (
     job_keys,
     options_of,
 )
+from whiten_index.paths import shown
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _TYPES: dict[type, click.ParamType[Any]] = {int: click.INT, float: click.FLOAT}
@@ -98,21 +100,36 @@ def _read_job(
 ) -> None:
     if path is None:
         return
-    by_click = [each for each in context.command.params if all_by_click or each.required]
     from whiten_index.artifacts.job_file import read_job
     from whiten_index.pipeline.build_options import BuildOptions
 
     own: dict[str, str] = {}
-    for parameter in context.command.params:
-        if parameter.name is not None and parameter.name not in _NOT_IN_JOBS:
-            flags = [flag[2:].replace("-", "_") for flag in parameter.opts if flag[:2] == "--"]
-            own |= dict.fromkeys([parameter.name, *flags], parameter.name)
+    params = {str(each.name): each for each in context.command.params}
+    for name in params.keys() - set(_NOT_IN_JOBS):
+        flags = [flag[2:].replace("-", "_") for flag in params[name].opts if flag[:2] == "--"]
+        own |= dict.fromkeys([name, *flags], name)
     # One job serves a build and other commands, which ignore what only a build knows.
     known = {**job_keys(BuildOptions), **own}
     job = read_job(Path(path), known)
-    context.meta[_JOB] = job = {name: job[name] for name in job if name in own.values()}
-    # Click itself asks for these.
-    context.default_map = {each.name: job[each.name] for each in by_click if each.name in job}
+    context.meta[_JOB], context.default_map = checked, by_click = {}, {}
+    for name in job.keys() & params.keys():
+        # A schema checks values of its own, and click all others.
+        if isinstance(params[name], GroupedOption) and not all_by_click:
+            checked[name] = job[name]
+        else:
+            by_click[name] = _as_words(params[name], job[name], where=f"job file {path}")
+
+
+def _as_words(parameter: click.Parameter, value: Any, *, where: str) -> list[str] | str:
+    """Return a value of a job file as a command line has it."""
+    several = parameter.nargs == -1 or getattr(parameter, "multiple", False)
+    values = value if several and isinstance(value, list) else [value]
+    if any(isinstance(each, list | dict) for each in values):
+        raise ConfigError(
+            f"{where} sets {parameter.name} to {shown(value)}, and one value is needed here; "
+            "leave it out, or take another job file"
+        )
+    return [*map(str, values)] if several else str(value)
 
 
 _CONFIG: dict[str, Any] = {
