@@ -130,6 +130,7 @@ def test_filters_take_the_words_of_sql(index: Path) -> None:
         ("day >= '2024-01-11' AND NOT id = 'd20'", ROWS - 11),
         ("day IS NOT NULL AND id <> 'd1' and id is not null", ROWS - 1),
         ("id IN ('d1', 'a AND b') OR day = '2024-01-01'", 2),
+        ("id IN ('d1') OR id = 'd''2'", 1),
     ):
         assert opened.matches(said) == rows
     wrong = refused(2, "search", index, "--like", "d1", "--filter", "id = 'd1' AND AND day = 1")
@@ -154,6 +155,7 @@ def test_a_plan_foresees_a_k_above_the_rank(tmp_path: Path) -> None:
     path = write(tmp_path / "low.parquet", rank=6)
     order = ("build", path, *COLUMNS, "--out", tmp_path / "i", "--whiten", "pca")
     assert "rank 6 of a sample" in run(*order, "--k", 8, "--plan").err
+    assert "of a sample" not in run(*order, "--k", 0.99999, "--plan").err
     assert "k is 6 and not 10" in run(*order).err
 
 
@@ -172,7 +174,7 @@ def test_one_text_has_its_hits_and_reprs_are_one_line(tmp_path: Path, tiny_model
     opened = whiten_index.open_index(tmp_path / "i", preload=True)
     hits = opened.search("the cat sat", top_k=2)
     assert hits == opened.search(["the cat sat"], top_k=2)[0]
-    assert hits.to_arrow().column_names == ["score", "id"]
+    assert hits.to_arrow().column_names == type(hits)().to_arrow().column_names == ["score", "id"]
     moments = whiten_index.Moments.of(np.eye(3))
     for each in (report, opened.bundle.whitening, opened.encoder, moments):
         assert len(repr(each)) < 150

@@ -33,9 +33,11 @@ class Bars(Progress):
     def __init__(self, *, facts: bool = False) -> None:
         self.facts = facts and not VERBOSITY["quiet"]
         self._bar: Any = None
+        self._ended = threading.Event()
 
     def start(self, stage: str, total: int) -> None:
-        """Open a bar, or start to tell the time."""
+        """Open a bar, or start to tell the time, in place of what is shown of another stage."""
+        self._end()
         self._done, self._started = 0, time.monotonic()
         self._ended = threading.Event()
         if VERBOSITY["quiet"]:
@@ -65,12 +67,15 @@ class Bars(Progress):
 
     def finish(self, stage: str, seconds: float) -> None:
         """Remove the bar."""
+        self._end()
+        if VERBOSITY["verbose"]:
+            click.echo(f"{stage}: done in {duration(seconds)}", err=True)
+
+    def _end(self) -> None:
         self._ended.set()
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-        if VERBOSITY["verbose"]:
-            click.echo(f"{stage}: done in {duration(seconds)}", err=True)
 
     def note(self, message: str) -> None:
         """Print a note next to the bars; warnings go to standard error."""

@@ -119,11 +119,20 @@ class RowFilter:
 
 def _as_python(text: str) -> str:
     """Return a condition in which SQL's words and signs are those of Python."""
-    found, before = list[str](), ""
+    found, before, lists = [""], "", list[bool]()
     for part in _PARTS.findall(text):
+        if part[0] in "'\"" and found[-1].endswith(part[0]):
+            # SQL doubles a quote within a string.
+            found[-1] = f"{found[-1][:-1]}\\{part}"
+            continue
         null = before.lower() in ("is", "not") and part.lower() == "null"
+        before, last = before if part.isspace() else part, before
+        if part == "(":
+            lists.append(last == "IN")
+            part = "[" if lists[-1] else part
+        elif part == ")" and lists and lists.pop():
+            part = "]"
         found.append("None" if null else _SQL.get(part, part))
-        before = before if part.isspace() else part
     return "".join(found)
 
 

@@ -64,7 +64,10 @@ def files_sha256(files: list[Path], *, name: str, folder: Path, what: str) -> st
             facts = [(file, file.stat()) for file in files]
             digests = [_file_sha256(file, stat.st_size, stat.st_mtime_ns) for file, stat in facts]
     except (ArtifactError, OSError) as error:
-        raise EncoderError(f"{what} of model {name} cannot be read ({error})") from error
+        raise EncoderError(
+            f"{what} of model {name} cannot be read ({error}); change their "
+            "permissions, or restore the model folder"
+        ) from error
     if len(digests) == 1:
         return digests[0]
     return hashlib.sha256("".join(digests).encode()).hexdigest()
@@ -243,7 +246,10 @@ def _head_step(name: str, module: FolderModule, before: int) -> HeadStep:
     keys = ("in_features", "out_features") if dense else ("dimension", "dimension")
     widths: list[Any] = [config.get(key) for key in keys]
     if not all(isinstance(width, int) and 0 < width <= VECTOR_NUMBERS for width in widths):
-        raise EncoderError(f"{file} has no {keys[0]} or {keys[1]} from 1 to {VECTOR_NUMBERS:,}")
+        raise EncoderError(
+            f"{file} has no {keys[0]} or {keys[1]} from 1 to {VECTOR_NUMBERS:,}; "
+            "restore the model folder"
+        )
     # Without an activation sentence-transformers takes Tanh.
     dotted = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     activation = dotted.rpartition(".")[2] if dense else "Identity"

@@ -159,6 +159,8 @@ class BuildConfig(BuildOptions):
         for each in options_of(EncodeOptions):
             value = getattr(self, each.name)
             if value not in (each.default, None):
+                if each.option.commas:
+                    value = ",".join(map(str, value))
                 for one in value if isinstance(value, tuple) else [value]:
                     words += [each.flag] if one is True else [each.flag, str(one)]
         return shlex.join(words)

@@ -75,9 +75,10 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> dict
     rate = _rows_per_second(config, work, missing, stages)
     k, settled = _expected_width(config, rows=rows, dim=dim)
     rank = Spectrum.of(sample.covariance()).rank if sample.count > 1 else dim
-    if config.k is not None and k > rank and sample.count > rank + 1:
+    number = isinstance(config.k, int) or str(config.k).isdecimal()
+    if number and k > rank and sample.count > rank + 1:
         stages.watcher.note(
-            f"note: --k {k} is above the rank {rank} of a sample, and a build would refuse it"
+            f"note: --k {k} is above the rank {rank} of a sample, and a build may refuse it"
         )
     choice = config.index_plan(rows=rows, dim=dim, k=k).choice
     return {

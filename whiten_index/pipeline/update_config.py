@@ -119,7 +119,7 @@ class UpdateConfig(RunnerOptions, GateConfig):
                 require_path(path, what=flag_of(name))
         for name in ("index", "store"):
             if (place := getattr(self, name)) is not None:
-                as_place(place, what=flag_of(name))
+                as_place(place, what="INDEX" if name == "index" else flag_of(name))
         for path in self.corpus:
             require_path(path, what="the corpus")
         if self.choose_again and self.refit == "never":

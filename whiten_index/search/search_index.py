@@ -55,8 +55,15 @@ class Hits(list[Hit]):
     """The hits of one query, best first."""
 
     def to_arrow(self) -> pa.Table:
-        """Return a table with a row a hit: score, id and kept columns; ``to_pandas`` turns it."""
-        return pa.Table.from_pylist([{"score": h.score, "id": h.id, **h.columns} for h in self])
+        """Return a table with a row a hit: score, id and kept columns; ``to_pandas`` turns it.
+
+        Kept columns of these two names are called ``kept_score`` and ``kept_id``.
+        """
+        own = {"score": pa.array([h.score for h in self], pa.float64())}
+        own["id"] = pa.array([h.id for h in self])
+        kept = pa.Table.from_pylist([dict(h.columns) for h in self])
+        names = [f"kept_{name}" if name in own else name for name in kept.column_names]
+        return pa.table({**own, **dict(zip(names, kept.columns, strict=True))})
 
 
 class OpenOptions(EncoderOpening, total=False):
