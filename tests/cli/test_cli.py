@@ -101,7 +101,7 @@ def test_an_evaluation_takes_one_width_and_refuses_a_transform_of_builds(tmp_pat
     assert run("eval", "sts", "--config", job, pairs)[0] == 3
     job.write_text("whiten = 'auto'\n")
     status, _, stderr = run("eval", "sts", "--config", job, pairs)
-    assert (status, "no transform to evaluate" in stderr) == (2, True)
+    assert (status, "'auto' is not one of" in stderr) == (2, True)
 
 
 def test_embeddings_need_no_torch_and_texts_name_the_extra(published: Path) -> None:
