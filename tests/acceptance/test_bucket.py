@@ -171,15 +171,8 @@ def test_what_a_bucket_does_not_take_is_refused(s3: Any, bucket: str, tmp_path: 
     index = f"s3://{bucket}/index"
     build(write_corpus(tmp_path / "corpus", some(100)), index)
     before, here = objects(s3, bucket), checksums(tmp_path / "corpus")
-    for command in (
-        ("prune", index, "--keep", 1),
-        ("gc", f"{index}/store"),
-        ("compact", f"{index}/store"),
-        ("update", index, tmp_path / "corpus"),
-        ("push", index, "--to", tmp_path / "v.parquet"),
-    ):
-        assert "s3" in refused(2, *command)
+    for command in ("gc", "compact"):
+        assert "s3" in refused(2, command, f"{index}/store")
     assert "nowhere" in refused(7, "search", "s3://nowhere-at-all/index", "--like", "d1")
     assert objects(s3, bucket) == before
     assert checksums(tmp_path / "corpus") == here
-    assert not (tmp_path / "v.parquet").exists()
