@@ -161,12 +161,12 @@ class _Page(_Silent):
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "message"),
     [({"tagged": False}, "page of a proxy"), ({"tagged": True}, "page of a proxy"),
      ({"tagged": False, "status": 412}, "cannot read")],
 )  # fmt: skip
 def test_the_page_of_a_proxy_is_no_empty_bucket(
-    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], told: str
+    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], message: str
 ) -> None:
     monkeypatch.setenv("WHITEN_INDEX_CACHE", str(tmp_path))
     page = type("Page", (_Page,), answer)
@@ -175,7 +175,7 @@ def test_the_page_of_a_proxy_is_no_empty_bucket(
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
         for command in ("versions", "verify") if page.status == 200 else ("inspect",):
             status, _, said = run(command, "s3://bucket/index")
-            assert (status, told in said) == (7, True), said
+            assert (status, message in said) == (7, True), said
         server.shutdown()
 
 
