@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from whiten_index.vectordb.push_source import PushSource
 
 ROWS, K, TOP = 90, 6, 5
 PROMPTS = {"document": "the cat ", "query": "the king sang "}
-Vectors = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,6 @@ class Places:
         index: of texts, with the columns ``text`` (some null), ``lang`` and ``year`` kept.
         passages: of passages, with ``lang`` kept.
         columns: of an embedding column, which names no encoder.
-        bare: of texts, nothing kept.
         saved: the query transform of ``index``.
         ids: of the documents.
         texts: of the documents.
@@ -45,7 +43,6 @@ class Places:
     index: Path
     passages: Path
     columns: Path
-    bare: Path
     saved: Path
     ids: list[int]
     texts: list[str]
@@ -68,13 +65,10 @@ class Places:
         corpus = str(root / "c.parquet")
         options: dict[str, Any] = {"id_column": "key"}
         build_columns(root / "columns", write_rows(root / "e.parquet", random_rows()))
-        made = cls(
-            model, root / "index", root / "passages", root / "columns", root / "bare",
-            root / "saved", ids, texts, queries,
-        )  # fmt: skip
+        places = (root / name for name in ("index", "passages", "columns", "saved"))
+        made = cls(model, *places, ids, texts, queries)
         kept = ("text", "lang", "year", "note")
         made.build(made.index, corpus, keep=kept, **options)
-        made.build(made.bare, corpus, **options)
         cut = {"passage_tokens": 14, "overlap": 2}
         made.build(made.passages, corpus, keep=("lang",), **cut, **options)
         QueryTransform.of(made.index).save(made.saved)
@@ -82,7 +76,12 @@ class Places:
 
     def build(self, out: Path, corpus: str, **options: Any) -> None:
         """Build from texts."""
-        build_texts(out, corpus, model=str(self.model), **options)
+        build_index(
+            BuildConfig(
+                corpus=(corpus,), out=str(out), model=str(self.model), k=K, text_columns=("text",),
+                whiten="whitening", store_dtype="float32", device="cpu", **options,
+            )
+        )  # fmt: skip
 
     def refit(self, index: Path) -> None:
         """Publish a version with another transform, of a part of the corpus."""
@@ -91,18 +90,9 @@ class Places:
         pq.write_table(table.slice(0, 2 * ROWS // 3), corpus)
         self.build(index, str(corpus), keep=("text", "lang", "year", "note"), id_column="key")
 
-    def expected(self, query: str, **options: Any) -> list[Hit]:
+    def expected(self, query: str, *, top_k: int = TOP, **options: Any) -> list[Hit]:
         """Return what the index itself finds."""
-        return found_by_index(self.index, query, **options)
-
-
-def build_texts(out: Path, corpus: str, *, model: str, **options: Any) -> None:
-    build_index(
-        BuildConfig(
-            corpus=(corpus,), out=str(out), model=model, k=K, text_columns=("text",),
-            whiten="whitening", store_dtype="float32", device="cpu", **options,
-        )
-    )  # fmt: skip
+        return open_index(self.index).search([query], top_k=top_k, **options)[0]
 
 
 def different_texts(words: Sequence[str], count: int) -> list[str]:
@@ -113,11 +103,14 @@ def different_texts(words: Sequence[str], count: int) -> list[str]:
     return list(made)
 
 
-def sent(index: Path, *, k: int | None = None) -> Vectors:
+def sent(index: Path) -> NDArray[np.float32]:
     """Return the vectors (n, k) of an index's rows, as a push sends them."""
-    source = PushSource.open(PushConfig(index=str(index), to="x.npy", k=k))
+    source = PushSource.open(PushConfig(index=str(index), to="x.npy"))
     return np.concatenate(list(source.vectors()))
 
 
-def found_by_index(index: Path, query: str, *, top_k: int = TOP, **options: Any) -> list[Hit]:
-    return open_index(index).search([query], top_k=top_k, **options)[0]
+def expect_hits(found: Iterable[tuple[str, float | None]], hits: Sequence[Hit]) -> None:
+    """Check ids and scores, best first."""
+    ids, scores = zip(*found, strict=True)
+    assert list(ids) == [str(hit.id) for hit in hits]
+    np.testing.assert_allclose(scores, [hit.score for hit in hits], atol=1e-5)

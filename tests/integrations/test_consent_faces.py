@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import importlib
 import json
 import pickle
 from collections.abc import Callable
@@ -12,9 +14,10 @@ from typing import Any
 import pytest
 
 from tests.encoding import test_consent
-from tests.encoding.test_consent import Place
+from tests.helpers.builds import build, random_rows, write_rows
 from tests.helpers.code_models import forged
-from whiten_index.errors import ConfigError, EncoderError
+from whiten_index import QueryTransform
+from whiten_index.errors import ArtifactError, ConfigError, EncoderError
 
 pytestmark = pytest.mark.service
 
@@ -22,86 +25,65 @@ place = test_consent.place
 QUERY = "the cat sat"
 
 
-def langchain_embeddings(place: Place, index: Path, how: dict[str, Any]) -> Any:
-    from whiten_index.integrations.langchain import WhitenedEmbeddings
-
-    return WhitenedEmbeddings(index, **how).embed_query(QUERY)
-
-
-def langchain_retriever(place: Place, index: Path, how: dict[str, Any]) -> Any:
-    from whiten_index.integrations.langchain import WhitenedRetriever
-
-    return WhitenedRetriever(index=str(index), **how).invoke(QUERY)
-
-
-def llama_embedding(place: Place, index: Path, how: dict[str, Any]) -> Any:
-    from whiten_index.integrations.llama_index import WhitenedEmbedding
-
-    return WhitenedEmbedding(index, **how).get_query_embedding(QUERY)
-
-
-def llama_retriever(place: Place, index: Path, how: dict[str, Any]) -> Any:
-    from whiten_index.integrations.llama_index import WhitenedIndexRetriever
-
-    return WhitenedIndexRetriever(index, **how).retrieve(QUERY)
-
-
-def haystack_text(place: Place, index: Path, how: dict[str, Any]) -> Any:
-    from whiten_index.integrations.haystack import WhitenedTextEmbedder
-
-    return WhitenedTextEmbedder(index, **how).run(QUERY)["embedding"]
-
-
-def haystack_documents(place: Place, index: Path, how: dict[str, Any]) -> Any:
+def embedded_document(make: Any, index: Path, how: dict[str, Any]) -> Any:
     from haystack import Document
 
-    from whiten_index.integrations.haystack import WhitenedDocumentEmbedder
-
-    embedder = WhitenedDocumentEmbedder(index, progress_bar=False, **how)
+    embedder = make(index, progress_bar=False, **how)
     embedder.warm_up()
     return embedder.run([Document(content=QUERY)])["documents"]
 
 
-def haystack_retriever(place: Place, index: Path, how: dict[str, Any]) -> Any:
-    from whiten_index.integrations.haystack import WhitenedIndexRetriever
-
-    return WhitenedIndexRetriever(index, **how).run(QUERY)["documents"]
-
-
-def mteb_encoder(place: Place, index: Path, how: dict[str, Any]) -> Any:
-    from whiten_index.integrations.mteb import WhitenedEncoder
-
-    return [WhitenedEncoder.of_index(index, **how).encoder.encode_queries([QUERY])]
-
-
-def sentence_transformers(place: Place, index: Path, how: dict[str, Any]) -> Any:
-    from whiten_index import QueryTransform
-    from whiten_index.integrations.sentence_transformers import export_model
-
-    folder = place.root / "exported"
+def exported(export: Any, index: Path, how: dict[str, Any]) -> Any:
     transform = QueryTransform.of(index, **how)
-    facts = export_model(transform, folder)
+    facts = export(transform, index.parent / "exported")
     # An export runs nothing; its reader asks for consent again.
     transform.encode_queries([QUERY])
     return facts
 
 
-FACES: list[Callable[[Place, Path, dict[str, Any]], Any]] = [
-    langchain_embeddings, langchain_retriever, llama_embedding, llama_retriever, haystack_text,
-    haystack_documents, haystack_retriever, mteb_encoder, sentence_transformers,
-]  # fmt: skip
+# Name -> its answer, given the class of the name.
+FACES: dict[str, Callable[[Any, Path, dict[str, Any]], Any]] = {
+    "langchain.WhitenedEmbeddings": lambda it, at, how: it(at, **how).embed_query(QUERY),
+    "langchain.WhitenedRetriever": lambda it, at, how: it(index=at, **how).invoke(QUERY),
+    "llama_index.WhitenedEmbedding": lambda it, at, how: it(at, **how).get_query_embedding(QUERY),
+    "llama_index.WhitenedIndexRetriever": lambda it, at, how: it(at, **how).retrieve(QUERY),
+    "haystack.WhitenedTextEmbedder": lambda it, at, how: it(at, **how).run(QUERY)["embedding"],
+    "haystack.WhitenedDocumentEmbedder": embedded_document,
+    "haystack.WhitenedIndexRetriever": lambda it, at, how: it(at, **how).run(QUERY)["documents"],
+    "mteb.WhitenedEncoder": lambda it, at, how: it.of_index(at, **how).encoder.encode([QUERY]),
+    "sentence_transformers.export_model": exported,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("face", FACES, ids=lambda face: face.__name__)
+@pytest.fixture(params=FACES)
+def face(request: pytest.FixtureRequest) -> Callable[[Path | str, dict[str, Any]], Any]:
+    """Ask through a class of a framework."""
+    module, _, name = request.param.partition(".")
+    made = getattr(importlib.import_module(f"whiten_index.integrations.{module}"), name)
+    return functools.partial(FACES[request.param], made)
+
+
 def test_a_face_runs_the_models_code_only_with_consent(face, place, tmp_path):
     bad = forged(place.index, tmp_path / "bad")
     for index in (place.index, bad):
         with pytest.raises(EncoderError, match="trust_remote_code=True") as caught:
-            face(place, index, {})
+            face(index, {})
         assert str(place.model) in str(caught.value)
         assert not place.ran()
-    assert len(face(place, place.index, {"trust_remote_code": True}))
+    assert len(face(place.index, {"trust_remote_code": True}))
     assert place.ran()
+
+
+def test_what_is_no_index_is_refused(face, place, tmp_path):
+    build(tmp_path / "columns", write_rows(tmp_path / "e.parquet", random_rows()))
+    for index, error, said in (
+        (tmp_path / "none", ArtifactError, "does not exist; check the path, or build an index"),
+        (tmp_path, ArtifactError, "CURRENT"),
+        ("", ConfigError, "an empty path was given"),
+        (tmp_path / "columns", ConfigError, "embedding column.* --model "),
+    ):
+        with pytest.raises(error, match=said):
+            face(index, {})
 
 
 def test_what_frameworks_write_down_carries_no_consent(place):

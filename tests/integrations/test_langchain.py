@@ -16,8 +16,8 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_tests.integration_tests import EmbeddingsIntegrationTests, RetrieversIntegrationTests
 
-from tests.integrations.faces_helpers import Places, sent
-from whiten_index.errors import ArtifactError, ConfigError
+from tests.integrations.faces_helpers import Places, expect_hits, sent
+from whiten_index.errors import ConfigError
 from whiten_index.integrations.langchain import WhitenedEmbeddings, WhitenedRetriever
 
 pytestmark = pytest.mark.service
@@ -77,10 +77,7 @@ def test_a_store_of_any_vendor_finds_what_the_index_finds(places: Places) -> Non
     for query in places.queries:
         hits = places.expected(query)
         found = store.similarity_search_with_score(query, k=len(hits))
-        assert [document.id for document, _ in found] == [str(hit.id) for hit in hits]
-        np.testing.assert_allclose(
-            [score for _, score in found], [h.score for h in hits], atol=1e-5
-        )
+        expect_hits([(document.id, score) for document, score in found], hits)
 
 
 def test_after_a_refit_the_vectors_of_two_transforms_are_told_apart(
@@ -121,15 +118,3 @@ def test_options_that_cannot_be_used_are_refused_at_once(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         WhitenedRetriever(index=places.index, **options)
-
-
-@pytest.mark.parametrize("make", [WhitenedEmbeddings, lambda path: WhitenedRetriever(index=path)])
-def test_what_is_no_index_is_refused(places: Places, tmp_path: Path, make: Any) -> None:
-    with pytest.raises(ArtifactError, match="does not exist; check the path, or build an index"):
-        make(tmp_path / "none")
-    with pytest.raises(ArtifactError, match="CURRENT"):
-        make(tmp_path)
-    with pytest.raises(ConfigError, match=r"comes from an embedding column .* with --model"):
-        make(places.columns)
-    with pytest.raises(ConfigError, match="an empty path was given"):
-        make("")
