@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from whiten_index.encoding.encoder import Encoder
     from whiten_index.errors import WhitenIndexError
     from whiten_index.evaluation.sts_sets import read_sts
+    from whiten_index.integrations.sklearn import WhitenedTransformer
     from whiten_index.measure.eval_config import EvalConfig
     from whiten_index.measure.evaluate_sts import evaluate_sts
     from whiten_index.measure.sweep_config import SweepConfig
@@ -51,6 +52,7 @@ _HOME = {
     "TrainingConfig": "training.training_config",
     "UpdateConfig": "pipeline.update_config",
     "WhitenIndexError": "errors",
+    "WhitenedTransformer": "integrations.sklearn",
     "Whitening": "whitening.transform",
     "WhiteningConfig": "whitening.whitening_config",
     "build_index": "pipeline.build",
@@ -65,23 +67,29 @@ _HOME = {
     "train_encoder": "training.train",
     "update_index": "pipeline.update",
 }
+# Name -> the extra with the packages that it needs.
+_NEEDS = {
+    "Encoder": ("encode", ("torch", "transformers")),
+    "WhitenedTransformer": ("scikit-learn", ("sklearn",)),
+}
 
 __all__ = [
     "BuildConfig", "CorpusConfig", "EmbeddingStore", "Encoder", "EvalConfig", "Moments",
     "ParquetCorpus", "PushConfig", "QueryTransform", "SweepConfig", "TrainingConfig",
-    "UpdateConfig", "WhitenIndexError", "Whitening", "WhiteningConfig", "__version__",
-    "build_index", "encode_corpus", "evaluate_sts", "list_versions", "open_index", "push_index",
-    "pushed_version", "read_sts", "run_sweep", "train_encoder", "update_index",
+    "UpdateConfig", "WhitenIndexError", "WhitenedTransformer", "Whitening", "WhiteningConfig",
+    "__version__", "build_index", "encode_corpus", "evaluate_sts", "list_versions", "open_index",
+    "push_index", "pushed_version", "read_sts", "run_sweep", "train_encoder", "update_index",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'whiten_index' has no attribute {name!r}")
-    if name == "Encoder":
+    if name in _NEEDS:
         from whiten_index.errors import require_installed
 
-        require_installed("torch", "transformers", by="Encoder", extra="encode")
+        extra, packages = _NEEDS[name]
+        require_installed(*packages, by=name, extra=extra)
     return getattr(importlib.import_module(f"whiten_index.{_HOME[name]}"), name)
 
 

@@ -104,8 +104,8 @@ def test_an_evaluation_takes_one_width_and_refuses_a_transform_of_builds(tmp_pat
     assert (status, "'auto' is not one of" in stderr) == (2, True)
 
 
-def test_embeddings_need_no_torch_and_texts_name_the_extra(published: Path) -> None:
-    blocked = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers')))\n"
+def test_embeddings_need_no_torch_and_what_lacks_a_package_names_the_extra(published: Path) -> None:
+    blocked = "import sys; sys.modules |= dict.fromkeys(('torch', 'transformers', 'sklearn'))\n"
 
     def ended(code: str, *arguments: object) -> tuple[int, str]:
         command = [sys.executable, "-c", blocked + code, *map(str, arguments)]
@@ -119,3 +119,5 @@ def test_embeddings_need_no_torch_and_texts_name_the_extra(published: Path) -> N
         status, stderr = ended(code, *arguments)
         assert status
         assert "needs torch and transformers; run: pip install 'whiten-index[encode]'" in stderr
+    _, stderr = ended("from whiten_index import WhitenedTransformer")
+    assert "needs sklearn; run: pip install 'whiten-index[scikit-learn]'" in stderr

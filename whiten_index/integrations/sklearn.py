@@ -1,0 +1,110 @@
+"""scikit-learn: a transform of embeddings as an estimator, where ``IncrementalPCA`` may stand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+
+from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.spectrum import unit_rows
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import WhiteningConfig
+
+_DTYPES = ["float64", "float32"]
+
+
+class WhitenedTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """Whitening, PCA or another transform of embeddings as an estimator of scikit-learn.
+
+    ``partial_fit`` takes batches of any size, in O(d²) memory; the result is that of ``fit`` on
+    all rows. Vectors are what ``Whitening.apply`` gives, not scaled to unit length, in float32 if
+    the embeddings are, else in float64.
+
+    Attributes:
+        moments_: of all rows since ``fit`` or the first ``partial_fit``.
+        whitening_: the ``Whitening``; after ``partial_fit`` it is fitted when it is first needed.
+
+    Examples:
+        >>> embeddings = np.random.default_rng(0).normal(size=(1000, 8))
+        >>> WhitenedTransformer(k=4, exponent=0.5).fit_transform(embeddings).shape
+        (1000, 4)
+    """
+
+    def __init__(
+        self,
+        k: str | int | float | None = None,
+        *,
+        exponent: float | None = None,
+        kind: str = "whitening",
+        center: bool | None = None,
+        normalize_input: bool = False,
+        shrinkage: str | float | None = None,
+    ) -> None:
+        """Take what ``WhiteningConfig`` takes under these names; it is checked by a fit."""
+        self.k = k
+        self.exponent = exponent
+        self.kind = kind
+        self.center = center
+        self.normalize_input = normalize_input
+        self.shrinkage = shrinkage
+
+    def fit(self, X: ArrayLike, y: object = None) -> WhitenedTransformer:  # noqa: ARG002
+        """Fit on embeddings (n, d) alone; what was learnt before is forgotten.
+
+        Raises:
+            WhiteningError, ConfigError: as ``Whitening.fit``.
+        """
+        self.moments_ = Moments.of(self._rows(X, reset=True, ensure_min_samples=2))
+        self._fitted: Whitening | None = self._fit()
+        return self
+
+    def partial_fit(self, X: ArrayLike, y: object = None) -> WhitenedTransformer:  # noqa: ARG002
+        """Add embeddings (n, d) to those learnt from."""
+        first = not hasattr(self, "moments_")
+        added = Moments.of(self._rows(X, reset=first))
+        self.moments_ = added if first else self.moments_ + added
+        self._fitted = None
+        return self
+
+    @property
+    def whitening_(self) -> Whitening:
+        """The fitted transform."""
+        check_is_fitted(self)
+        if self._fitted is None:
+            self._fitted = self._fit()
+        return self._fitted
+
+    def transform(self, X: ArrayLike) -> NDArray[np.floating]:
+        """Return the vectors (n, k) of embeddings (n, d)."""
+        check_is_fitted(self)
+        rows = validate_data(self, X, reset=False, dtype=_DTYPES)
+        return self.whitening_.apply(rows).astype(rows.dtype, copy=False)
+
+    def inverse_transform(self, X: ArrayLike) -> NDArray[np.floating]:
+        """Return the embeddings (n, d) within the kept directions that give the vectors (n, k)."""
+        check_is_fitted(self)
+        rows = check_array(X, dtype=_DTYPES)
+        return self.whitening_.inverse(rows).astype(rows.dtype, copy=False)
+
+    @property
+    def _n_features_out(self) -> int:
+        return self.whitening_.k
+
+    def _rows(self, X: ArrayLike, **how: Any) -> NDArray[np.floating]:
+        rows: NDArray[Any] = validate_data(self, X, dtype=_DTYPES, **how)
+        return unit_rows(rows) if self.normalize_input else rows
+
+    def _fit(self) -> Whitening:
+        # Grids of parameters hold numpy's numbers.
+        given = self.get_params(deep=False).items()
+        options = {n: v.item() if isinstance(v, np.generic) else v for n, v in given}
+        return Whitening.fit(self.moments_, WhiteningConfig(**options))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = _DTYPES
+        return tags
