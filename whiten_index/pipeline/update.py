@@ -99,13 +99,13 @@ class UpdateReport:
 
     @property
     def update(self) -> Mapping[str, Any]:
-        """Decision, drift and base; empty if nothing was to be done."""
-        return {} if self.up_to_date else dict(self.manifest["update"])
+        """Decision, drift and base; empty if nothing was done, or an equal build was first."""
+        return {} if self.up_to_date else dict(self.manifest.get("update", {}))
 
     @property
     def gates(self) -> list[Mapping[str, Any]]:
-        """Findings of the gates; empty if nothing was to be done."""
-        return [] if self.up_to_date else list(self.manifest["gates"])
+        """Findings of the gates; empty where ``update`` is."""
+        return [] if self.up_to_date else list(self.manifest.get("gates", []))
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
