@@ -78,6 +78,19 @@ def test_a_build_says_what_the_reduction_costs(corpus: Path, index: Path, tmp_pa
     assert "nearest by raw embeddings" in run("build", corpus, *COLUMNS, *narrow).err
 
 
+def test_an_update_measures_again_once_a_tenth_of_the_rows_changed(tmp_path: Path) -> None:
+    corpus, out = write(tmp_path / "c.parquet"), tmp_path / "i"
+    done("build", corpus, *COLUMNS, "--out", out, "--k", 8, "--whiten", "pca", "--factory", "Flat")
+    built = json.loads(done("inspect", out, "--json"))["quality"]
+    for rows, unchanged in ((420, 400 / 420), (430, 400 / 430), (480, None)):
+        write(corpus, rows)
+        report = json.loads(done("update", out, "--drift-threshold", 99, "--json"))
+        assert report["decision"]["index"] == "keep"
+        assert report["quality"].get("unchanged") == (unchanged and pytest.approx(unchanged))
+        carried = report["quality"]["agreement_at_10"] == built["agreement_at_10"]
+        assert carried == (unchanged is not None)
+
+
 def test_few_rows_do_not_replace_many_unless_forced(corpus: Path, tmp_path: Path) -> None:
     order = ("build", corpus, *COLUMNS, "--out", tmp_path / "i", "--k", 4)
     done(*order)

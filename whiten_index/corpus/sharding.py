@@ -91,18 +91,17 @@ def _shards_of_file(
         yield Shard(file, tuple(spans), round(size))
 
 
-def plan_windows(
-    shards: Sequence[Shard], *, rows: int = SHARD_ROWS, size: int = SHARD_BYTES
-) -> list[tuple[Shard, ...]]:
+def plan_windows(shards: Sequence[Shard], *, rows: int) -> list[tuple[Shard, ...]]:
     """Join neighbouring small shards, so that many small files are encoded as well as a large one.
 
-    A window has at most ``rows`` rows and ``size`` uncompressed bytes, unless one shard has more.
+    A window has at most ``rows`` rows and ``SHARD_BYTES`` uncompressed bytes, unless one shard
+    has more.
     """
     windows: list[list[Shard]] = []
     held_rows = held_bytes = 0
     for shard in shards:
         held_rows, held_bytes = held_rows + shard.rows, held_bytes + shard.bytes
-        if not windows or held_rows > rows or held_bytes > size:
+        if not windows or held_rows > rows or held_bytes > SHARD_BYTES:
             windows.append([])
             held_rows, held_bytes = shard.rows, shard.bytes
         windows[-1].append(shard)

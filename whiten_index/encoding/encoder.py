@@ -29,7 +29,8 @@ from whiten_index.encoding.transformer import Transformer
 from whiten_index.errors import ConfigError, EncoderError
 from whiten_index.whitening.moments import MEAN_OF_EVERY, Moments
 
-WINDOW_ROWS = {"cpu": 16_384, "other": 65_536}
+# Larger windows pad no less, and keep a GPU waiting for the first one to be tokenised.
+WINDOW_ROWS = 16_384
 # Below this, one batch on all cores answers a query sooner than one batch a core.
 _TOKENS_WORTH_A_THREAD = 128
 _BATCHES_A_THREAD = 4
@@ -154,7 +155,7 @@ class Encoder:
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the embeddings of documents, (n, d) float32, unnormalised.
 
-        Texts are sorted by length inside windows of tens of thousands, and come back in order.
+        Texts are sorted by length inside windows of 16,384, and come back in order.
 
         Raises:
             EncoderError: the model gives NaN or infinity.
@@ -184,8 +185,8 @@ class Encoder:
     ) -> Iterator[Encoded]:
         """Yield the embeddings of an unlimited stream of documents, window by window, in order.
 
-        Chunks are joined or split to windows of tens of thousands of texts. Reading and tokenising
-        overlap with encoding.
+        Chunks are joined or split to windows of 16,384 texts. Reading and tokenising overlap
+        with encoding.
 
         Args:
             chunks: lists of texts, drawn in another thread.
@@ -202,7 +203,7 @@ class Encoder:
     @property
     def window_rows(self) -> int:
         """Number of texts sorted by length together."""
-        return WINDOW_ROWS[self._kind]
+        return WINDOW_ROWS
 
     def encode_window(
         self, texts: Sequence[str], *, advance: Callable[[int], None] | None = None

@@ -108,9 +108,6 @@ class EncoderConfig:
             raise ConfigError("--layers names no layer; write numbers such as 1,12 or 0,-1")
 
 
-_WINDOW_ROWS_FACTOR_ON_A_GPU = 4
-
-
 def chosen_devices(asked: str) -> tuple[str, ...]:
     """Return the devices that encode side by side, one process each where there are several."""
     names = tuple(name.strip() for name in asked.split(","))
@@ -125,8 +122,3 @@ def chosen_devices(asked: str) -> tuple[str, ...]:
         count = torch.cuda.device_count()
         return tuple(f"cuda:{number}" for number in range(count)) or names
     return names
-
-
-def window_factor(device: str) -> int:
-    """Return how many full shards are encoded together on a device."""
-    return _WINDOW_ROWS_FACTOR_ON_A_GPU if device.startswith("cuda") else 1

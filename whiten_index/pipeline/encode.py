@@ -14,7 +14,7 @@ from whiten_index.corpus.sharding import SHARD_BYTES, Shard, plan_windows
 from whiten_index.distributed.executors import Executor, Failure, SerialExecutor
 from whiten_index.distributed.process_executor import ProcessExecutor
 from whiten_index.distributed.ray_executor import RayExecutor
-from whiten_index.encoding.encoder_config import chosen_devices, window_factor
+from whiten_index.encoding.encoder_config import chosen_devices
 from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.errors import ConfigError, CorpusError, PartialFailureError
 from whiten_index.options import options_of
@@ -148,10 +148,9 @@ def encode_shards(
         work.store.tidy()
         work.store.fetch_corpus(corpus.config.source_identity())
         kept = kept_parts(work, before)
-        runner, factor = _encoding_executor(config, work, executor)
-        rows, size = corpus.config.shard_rows * factor, SHARD_BYTES * factor
+        runner = _encoding_executor(config, work, executor)
         shards = [shard for shard in corpus.shards if shard.file not in kept]
-        windows = list(plan_windows(shards, rows=rows, size=size))
+        windows = plan_windows(shards, rows=corpus.config.shard_rows)
         counts, results = Counts(kept_files=len(kept)), dict[Shard, ShardResult]()
         with stages.stage("encode", corpus.rows) as watcher:
             for file, parts in kept.values():
@@ -210,22 +209,17 @@ def _stored_counts(
     )
 
 
-def _encoding_executor(
-    config: BuildConfig, work: ShardWork, executor: Executor
-) -> tuple[Executor, int]:
-    """Return the executor that encodes, and the number of full shards in its windows.
-
-    That is the cluster if there is one, else every device of this machine.
-    """
+def _encoding_executor(config: BuildConfig, work: ShardWork, executor: Executor) -> Executor:
+    """Return the executor that encodes: the cluster if there is one, else all devices here."""
     if isinstance(executor, RayExecutor):
-        return executor, window_factor(executor.device)
+        return executor
     if work.corpus.dim is not None:
         tight = config.budget is not None and config.budget < _BYTES_TO_OVERLAP
-        return SerialExecutor(one_by_one=tight), 1
+        return SerialExecutor(one_by_one=tight)
     devices = chosen_devices(config.encoder_config().device)
     if len(devices) == 1:
-        return executor, window_factor(devices[0])
-    return ProcessExecutor(devices, threads=config.threads), window_factor(devices[0])
+        return executor
+    return ProcessExecutor(devices, threads=config.threads)
 
 
 def _window_results(

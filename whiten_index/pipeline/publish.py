@@ -24,7 +24,7 @@ from whiten_index.index.choice import IndexPlan
 from whiten_index.index.exact import exact_neighbours
 from whiten_index.index.factory import inner_index
 from whiten_index.index.faiss_build import CodeReuse, IndexBuildResult, build_faiss_index
-from whiten_index.index.library import describe_faiss
+from whiten_index.index.library import describe_faiss, load_faiss
 from whiten_index.index.transforms import is_lossy
 from whiten_index.index.tuning import has_parameters
 from whiten_index.paths import is_uri
@@ -57,7 +57,8 @@ if TYPE_CHECKING:
 
 _ROWS, _LEAST_ROWS = 2_048, 3
 _TOP_K, _COMPARED, _LEAST_COMPARED = 10, 200, 100
-_POOR = 0.5  # a lower agreement is told as a warning
+_POOR = 0.5  # a lower agreement deserves a warning
+_UNCHANGED = 0.9  # of the rows, for an agreement to be carried over
 
 
 @dataclass(frozen=True)
@@ -179,9 +180,11 @@ def write_files(
         },
     }
     bundle = _require_searchable(folder, fields)
-    with stages.stage("compare with raw", record.rows) as watcher:
-        fields["quality"] = _quality(encoded, bundle, config.seed)
-        watcher.advance(record.rows)
+    fields["quality"] = _carried_quality(spec)
+    if fields["quality"] is None and record.rows >= _LEAST_COMPARED:
+        with stages.stage("compare with raw", record.rows) as watcher:
+            fields["quality"] = _quality(encoded, bundle, config.seed)
+            watcher.advance(record.rows)
     share = (fields["quality"] or {}).get("agreement_at_10", 1.0)
     if share < _POOR:
         stages.watcher.note(
@@ -191,11 +194,21 @@ def write_files(
     return fields
 
 
+def _carried_quality(spec: VersionSpec) -> dict[str, Any] | None:
+    """Return the agreement of the version whose codes are kept; None if too many rows changed.
+
+    ``unchanged`` is the share of today's rows that were there when it was measured.
+    """
+    measured: dict[str, Any] | None = spec.kept.fields.get("quality") if spec.kept else None
+    if spec.reuse is None or not measured:
+        return None
+    share = measured.get("unchanged", 1.0) * float(np.mean(spec.reuse.old_rows >= 0))
+    return {**measured, "unchanged": share} if share >= _UNCHANGED else None
+
+
 def _quality(encoded: EncodeReport, bundle: Bundle, seed: int) -> dict[str, float] | None:
     """Return the share of 200 rows' ten nearest by raw embeddings that the index finds."""
     store, record = encoded.store, encoded.record
-    if record.rows < _LEAST_COMPARED:
-        return None
     rows = np.sort(drawn_rows(record, _COMPARED, np.random.default_rng(seed)))
     queries = CorpusEmbeddings(store, record).at(rows).astype(np.float32)
     best = remote_call(encoded.executor, encoded.stages, _raw_cosines, store, record, queries)
@@ -214,10 +227,15 @@ def _raw_cosines(
     _: Stages, store: EmbeddingStore, record: CorpusRecord, queries: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """Return the best cosines (q, 11) of raw queries with all rows."""
-    blocks = (
-        unit_rows(block).astype(np.float32) for block in CorpusEmbeddings(store, record).blocks()
-    )
-    return exact_neighbours(blocks, unit_rows(queries).astype(np.float32), _TOP_K + 1)[0]
+    normalize = load_faiss().normalize_L2
+
+    def units(block: NDArray[np.floating]) -> NDArray[np.float32]:
+        block = np.ascontiguousarray(block, dtype=np.float32)
+        normalize(block)
+        return block
+
+    blocks = map(units, CorpusEmbeddings(store, record).blocks())
+    return exact_neighbours(blocks, units(queries.copy()), _TOP_K + 1)[0]
 
 
 def _require_searchable(folder: Path, fields: Mapping[str, Any]) -> Bundle:
