@@ -17,6 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 from threadpoolctl import threadpool_limits
 
+from whiten_index.cli import terminal
+
 if TYPE_CHECKING:
     from tests.pipeline.choosing import Place
     from tests.vectordb.pushed_rows import Rows
@@ -29,6 +31,7 @@ pytest.register_assert_rewrite(
     "tests.vectordb.pushed_rows",
 )
 os.environ["HF_HUB_OFFLINE"] = "1"
+terminal.EVERY_SECONDS = 1e6  # a slow machine shows no progress among the errors
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _WORDS = (

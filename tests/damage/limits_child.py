@@ -16,13 +16,14 @@ import transformers
 from click.testing import CliRunner
 from scipy import stats  # noqa: F401
 
-from whiten_index.cli import cli
+from whiten_index.cli import cli, terminal
 from whiten_index.evaluation import sts_sets  # noqa: F401
 from whiten_index.measure import evaluate_retrieval  # noqa: F401
 from whiten_index.pipeline import build  # noqa: F401
 
 if __name__ == "__main__":
     _ = transformers.AutoModel
+    terminal.EVERY_SECONDS = 1e6  # a slow machine shows no progress among the errors
     size = re.search(r"VmSize:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert size is not None
     for line in sys.stdin:
