@@ -11,7 +11,7 @@ from urllib.parse import quote, quote_plus, unquote, unquote_plus
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/{1,2}(\S.*)", re.DOTALL)
 # fsspec chains addresses: zip://inside.parquet::https://host/archive.zip
 _CHAIN = r"::(?=[A-Za-z][A-Za-z0-9+.-]*:/)"
-_INSIDE = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*:/{{1,2}}(?:(?!{_CHAIN})[^\s'\"<>`])+")
+_INSIDE = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]{{0,40}}:/{{1,2}}(?:(?!{_CHAIN})[^\s'\"<>`])+")
 _WITHOUT_SCHEME = re.compile(
     r"(//[^/:@\s]+:[^/@\s]+@.*|[^/:@\s]+:[^/@\s]+@[\w.-]+[:/].*)", re.DOTALL
 )

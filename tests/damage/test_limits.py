@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -161,6 +162,11 @@ def test_the_configuration_of_a_model(run, sound, tmp_path, tiny_model, name, ho
 def test_a_job_file(run, tmp_path):  # type: ignore[no-untyped-def]
     arguments = ["build", "--config", str(endless(tmp_path / "job.toml"))]
     assert_says(run(arguments), 2, LIMITS[endless])
+    (tmp_path / "long.toml").write_text(f'overlap = "{"a" * 500_000}"')
+    begun = time.monotonic()
+    found = run(["build", "--config", str(tmp_path / "long.toml")])
+    assert_says(found, 2, "--overlap takes a whole number")
+    assert time.monotonic() - begun < 60
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,7 @@ _SQL = {
     "AND": "and", "OR": "or", "NOT": "not", "IN": "in", "IS": "is", "NULL": "None", "TRUE": "True",
     "FALSE": "False", "=": "==", "<>": "!=",
 }  # fmt: skip
-_NOT_UNDERSTOOD = (
-    SyntaxError, ValueError, TypeError, OverflowError, RecursionError, MemoryError,
-)  # fmt: skip
+_NOT_UNDERSTOOD = (SyntaxError, ValueError, TypeError, OverflowError, RecursionError, MemoryError)
 # Arrow compares term by term, and recurses into what nests until the stack ends.
 _MOST_TERMS, _MOST_LEVELS, _MOST_CHARACTERS = 1_000, 100, 4 << 20
 # Beyond every column of integers, and within a decimal.
@@ -184,6 +182,8 @@ def _condition(node: ast.expr, types: _Types) -> Any:
         return ~_condition(node.operand, types)
     if isinstance(node, ast.Compare):
         operands = [node.left, *node.comparators]
+        if not any(map(_column_name, operands)):
+            raise ValueError(f"{ast.unparse(node)} names no column; write its name without quotes")
         links = zip(operands, node.ops, operands[1:], strict=False)
         return _joined(operator.and_, [_link(*link, types) for link in links])
     if (name := _column_name(node)) is not None:
