@@ -12,17 +12,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import load
 
 from whiten_index.artifacts.files import open_regular, reading
 from whiten_index.artifacts.limits import load_json
 from whiten_index.errors import ArtifactError
 
-_HEADER, _CONTENT = "__metadata__", "content"
+_HEADER, _PLACE, _CONTENT = "__metadata__", "data_offsets", "content"
 _REMEDY = "restore it from a copy, or build again"
 # The limit of the library too.
 _HEADER_BYTES = 100_000_000
-_TYPES = {"F16": np.float16, "F32": np.float32, "F64": np.float64, "I32": np.int32, "U8": np.uint8}
+_TYPES = {
+    "F16": np.float16,
+    "F32": np.float32,
+    "F64": np.float64,
+    "I32": np.int32,
+    "I64": np.int64,
+    "U8": np.uint8,
+}
+_NAMES = {np.dtype(dtype): name for name, dtype in _TYPES.items()}
 
 
 def write_tensors(
@@ -42,16 +50,19 @@ def write_tensors(
     if seal:
         metadata[_CONTENT] = content_digest(tensors, metadata)
     arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    data = save(arrays, metadata)
-    start = 8 + int.from_bytes(data[:8], "little")
-    # The library writes facts in an order that changes.
-    header = json.loads(data[8:start])
-    header[_HEADER] = dict(sorted(header[_HEADER].items()))
+    # The library's own writer copies all arrays, and writes facts in an order that changes.
+    order = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
+    header, start = {_HEADER: dict[str, Any](sorted(metadata.items()))}, 0
+    for name in order:
+        array, end = arrays[name], start + arrays[name].nbytes
+        header[name] = {"dtype": _NAMES[array.dtype], "shape": array.shape, _PLACE: [start, end]}
+        start = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     with Path(path).open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        file.write(memoryview(data)[start:])
+        for name in order:
+            file.write(arrays[name].data)
 
 
 def content_digest(tensors: Mapping[str, NDArray[Any]], facts: Mapping[str, str]) -> str:
@@ -110,11 +121,11 @@ def map_tensor(path: Path | str, name: str, *, remedy: str) -> NDArray[Any]:
             length = int.from_bytes(file.read(8), "little")
             size = os.fstat(file.fileno()).st_size
             header = load_json(file.read(min(length, _HEADER_BYTES)))
-        ends = [each["data_offsets"][1] for key, each in header.items() if key != _HEADER]
+        ends = [each[_PLACE][1] for key, each in header.items() if key != _HEADER]
         if size != 8 + length + max(ends):
             raise ValueError(f"it has {size} bytes")  # noqa: TRY301
         entry = header[name]
-        first, _ = entry["data_offsets"]
+        first, _ = entry[_PLACE]
         dtype = np.dtype(_TYPES[entry["dtype"]])
         shape = tuple(entry["shape"])
         if 0 in shape:
