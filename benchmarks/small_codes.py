@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.results_file import data_folder, write
-from whiten_index.evaluation.metrics import evaluate_each
+from whiten_index.evaluation.metrics import evaluate_each, mean_interval
 from whiten_index.measure.sweep_config import FAISS, RAW, TRUNCATE, Point, SweepConfig, Vectors
 from whiten_index.measure.sweep_run import prepare_dataset, read_queries
 from whiten_index.measure.trial import Made, Space, Trial, open_space
@@ -141,7 +141,7 @@ def measure(work: Path, seeds: int) -> Iterator[dict[str, Any]]:
     for title, of_seeds in each.items():
         scored = np.stack(of_seeds)
         means = scored.mean(axis=1)
-        low, high = _interval(scored.mean(axis=0) - exact)
+        low, high = mean_interval(scored.mean(axis=0) - exact, _DRAWS)
         record = made[title].record
         yield {
             "setting": title,
@@ -156,14 +156,6 @@ def measure(work: Path, seeds: int) -> Iterator[dict[str, Any]]:
             "interval": [low, high],
             "latency_ms": record["latency_ms"],
         }
-
-
-def _interval(differences: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the 95 % interval of a mean over queries, by bootstrap."""
-    rng, n = np.random.default_rng(0), len(differences)
-    means = [differences[rng.integers(n, size=n)].mean() for _ in range(_DRAWS)]
-    low, high = np.percentile(means, (2.5, 97.5)).tolist()
-    return low, high
 
 
 if __name__ == "__main__":

@@ -45,7 +45,6 @@ from whiten_index.measure.sweep_config import SweepConfig
 from whiten_index.measure.sweep_report import check_report, write_report
 from whiten_index.measure.sweep_run import run_sweep
 
-_RESULTS = "results.jsonl"
 _SPLIT = "test"
 
 
@@ -126,7 +125,7 @@ def _benchmark(path: Path) -> Ending:
     if len(failed) == len(job.sets):
         said = {"message": "no set could be measured", "exit_code": failed[0]}
         return Ending("failed", said, failed[0])
-    page = write_report(job.out / _RESULTS, job.out)
+    page = write_report(job.out)
     counts = {"sets": len(job.sets) - len(failed), "failed": len(failed)}
     return Ending("finished", {"report": str(page), **counts}, failed[0] if failed else 0)
 

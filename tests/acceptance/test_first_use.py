@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -176,8 +178,10 @@ def test_a_sweep_recommends_a_command_that_runs(corpus: Path, tmp_path: Path) ->
     out = tmp_path / "s"
     order = ("sweep", corpus, *COLUMNS, "--out", out, "--k", "8,32", "--codecs", "fp32,sq8")
     found = json.loads(done(*order, "--transforms", "pca", "--indexes", "flat", "--json"))
-    command = found["recommended"]["command"].replace("INDEX", str(tmp_path / "i"))
-    done(*shlex.split(command)[1:])
+    command = found["recommended"]["command"]
+    page = re.sub("<.*?>", "", Path(found["report"]).read_text())
+    assert command in html.unescape(page)
+    done(*shlex.split(command.replace("INDEX", str(tmp_path / "i")))[1:])
 
 
 def test_one_text_has_its_hits_and_reprs_are_one_line(tmp_path: Path, tiny_model: Path) -> None:

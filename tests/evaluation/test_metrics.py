@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from whiten_index.evaluation.metrics import evaluate, spearman
+from whiten_index.evaluation.metrics import evaluate, mean_interval, spearman
 
 Grades, Scores = Mapping[str, int], Mapping[str, float]
 
@@ -34,6 +34,13 @@ def test_figures_worked_out_by_hand() -> None:
         "map@2": (1 / 2 / 2 + 0) / 2,
     }
     assert evaluate(QRELS, RUN, list(expected)) == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_interval_of_a_mean_is_that_of_its_standard_error() -> None:
+    values = np.random.default_rng(1).normal(0.3, 2, 4_000)
+    error = 1.96 * values.std() / math.sqrt(len(values))
+    expected = values.mean() - error, values.mean() + error
+    assert mean_interval(values) == pytest.approx(expected, abs=0.1 * error)
 
 
 def _ranked(scores: Scores, cut: int) -> list[str]:

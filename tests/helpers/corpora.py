@@ -1,7 +1,8 @@
-"""What the tests of the corpus share: opening one, reading it whole, damaging a file."""
+"""What the tests of the corpus share: opening one, reading it whole, writing and damaging files."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -35,6 +36,18 @@ def read_all(corpus: ParquetCorpus) -> tuple[list, list, Counter]:
         texts += batch.texts
         skipped.update(batch.skipped)
     return ids, texts, skipped
+
+
+def write_set(folder: Path, documents, queries, qrels) -> Path:
+    """Write a set in BEIR form: texts by id, and grades of documents by query."""
+    (folder / "qrels").mkdir(parents=True)
+    for name, texts in (("corpus", documents), ("queries", queries)):
+        lines = [json.dumps({"_id": key, "title": "", "text": text}) for key, text in texts.items()]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    lines = [f"{q}\t{d}\t{grade}" for q, grades in qrels.items() for d, grade in grades.items()]
+    tsv = "\n".join(["query-id\tcorpus-id\tscore", *lines]) + "\n"
+    (folder / "qrels" / "test.tsv").write_text(tsv)
+    return folder
 
 
 def overwrite(path: Path, start: int, stop: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from tests.helpers import tiny_models
 from tests.helpers.code_models import edit_json
+from tests.helpers.corpora import write_set
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.metrics import evaluate
@@ -59,17 +59,6 @@ def embedded(tiny_model, documents, queries) -> tuple[np.ndarray, np.ndarray]:
     rows = encoder.encode(list(documents.values()))
     # As the store keeps them.
     return rows.astype(np.float16).astype(float), encoder.encode_queries(judged).astype(float)
-
-
-def write_set(folder: Path, documents, queries, qrels) -> Path:
-    (folder / "qrels").mkdir(parents=True)
-    for name, texts in (("corpus", documents), ("queries", queries)):
-        lines = [json.dumps({"_id": key, "title": "", "text": text}) for key, text in texts.items()]
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    lines = [f"{q}\t{d}\t{grade}" for q, grades in qrels.items() for d, grade in grades.items()]
-    tsv = "\n".join(["query-id\tcorpus-id\tscore", *lines]) + "\n"
-    (folder / "qrels" / "test.tsv").write_text(tsv)
-    return folder
 
 
 def judged(tiny_model: Path, **options: Any) -> dict[str, Any]:

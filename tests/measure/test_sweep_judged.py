@@ -1,4 +1,4 @@
-"""Sweeps over judged queries, by the command and by the job over sets in BEIR form."""
+"""Sweeps over judged queries, of sets in BEIR form."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from pipelines.retrieval_benchmark import main
+from tests.helpers.corpora import write_set
 from whiten_index import BuildConfig, build_index
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.judgements import corpus_file, parquet_corpus, queries_file
@@ -42,20 +41,8 @@ def qrels(queries) -> dict[str, dict[str, int]]:
 def beir(tmp_path_factory, documents, queries, qrels) -> Path:
     """Return a folder of sets as BEIR has them."""
     folder = tmp_path_factory.mktemp("beir")
-    _write_set(folder / "one", documents, queries, qrels)
+    write_set(folder / "one", documents, queries, qrels)
     return folder
-
-
-def _write_set(folder: Path, documents, queries, qrels) -> None:
-    (folder / "qrels").mkdir(parents=True)
-    corpus = [{"_id": name, "title": "", "text": text} for name, text in documents.items()]
-    asked = [{"_id": name, "text": text, "metadata": {}} for name, text in queries.items()]
-    for name, rows in (("corpus", corpus), ("queries", asked)):
-        lines = "\n".join(map(json.dumps, rows))
-        (folder / f"{name}.jsonl").write_text(lines + "\n")
-    lines = [f"{q}\t{d}\t{grade}" for q, grades in qrels.items() for d, grade in grades.items()]
-    tsv = "\n".join(["query-id\tcorpus-id\tscore", *lines]) + "\n"
-    (folder / "qrels" / "test.tsv").write_text(tsv)
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +84,18 @@ def test_queries_are_encoded_once(tmp_path, beir, tiny_model, store, monkeypatch
     assert run_sweep(SweepConfig(**{**given, "widths": "8,16,20"})).measured > 0
 
 
+def test_quality_has_the_interval_of_its_difference_to_raw(tmp_path, beir, tiny_model, store):
+    given = options(tmp_path, beir, tiny_model, store, transforms="truncate")
+    for widths in ("8", "8,32"):
+        run_sweep(SweepConfig(**{**given, "widths": widths}))
+    points = {key: point["quality"] for key, point in points_of(tmp_path / "out").items()}
+    raw = points.pop("raw/none/k32/fp32/flat")
+    for point in points.values():
+        low, high = point["ndcg@10_to_raw"]
+        assert low <= point["ndcg@10"] - raw["ndcg@10"] <= high
+    assert points["truncate/truncate/k32/fp32/flat"]["ndcg@10_to_raw"] == [0, 0]
+
+
 def test_the_prompt_of_queries_tells_runs_apart(tmp_path, beir, tiny_model, store):
     few = {"widths": "8", "codecs": "fp32", "baselines": False}
     plain, asked = (
@@ -136,58 +135,14 @@ def test_passages_count_once_a_document(tmp_path, beir, tiny_model, store):
     assert raw["recall@100"] > 0.8
 
 
-def _job(path: Path, beir: Path, tiny_model: Path, sets: list[str]) -> Path:
-    names = ", ".join(json.dumps(str(beir / name)) for name in sets)
-    path.write_text(
-        f'out = "out"\nsets = [{names}]\nmodel = "{tiny_model}"\nk = [8]\nthreads = 1\n'
-        'transforms = ["pca"]\ncodecs = ["fp32"]\nindexes = ["flat"]\nbaselines = false\n'
-    )
-    return path
-
-
-def _events(output: str) -> list[dict]:
-    return [json.loads(line) for line in output.splitlines()]
-
-
-def test_the_job_measures_each_set_and_reports(tmp_path, beir, tiny_model):
-    other = {"a": "the cat sat", "b": "the dog ran"}
-    if not (beir / "small").exists():
-        _write_set(beir / "small", other, {"q0": "cat"}, {"q0": {"a": 1}})
-    job = _job(tmp_path / "job.toml", beir, tiny_model, ["small", "one"])
-    done = CliRunner().invoke(main, [str(job)])
-    events = _events(done.stdout)
-    failed = next(event for event in events if event["event"] == "set_failed")
-    assert failed["set"] == "small"
-    assert "2 rows are too few" in failed["message"]
-    finished = next(event for event in events if event["event"] == "set_finished")
-    assert finished["dataset"]["name"] == "one"
-    assert finished["measured"] == 1
-    assert events[-1]["event"] == "finished"
-    assert done.exit_code == CorpusError.exit_code
-    assert (tmp_path / "out" / "report.html").exists()
-    again = _events(CliRunner().invoke(main, [str(job)]).stdout)
-    assert next(e for e in again if e["event"] == "set_finished")["measured"] == 0
-
-
-def test_bad_sets_and_jobs_say_what_is_wrong(tmp_path, beir):
+def test_bad_sets_say_what_is_wrong(tmp_path):
     with pytest.raises(ConfigError, match=r"no retrieval set: it has no queries.parquet and no"):
         queries_file(tmp_path)
     broken = tmp_path / "broken"
-    _write_set(broken, {"a": "x"}, {"q": "x"}, {"q": {"a": 1}})
+    write_set(broken, {"a": "x"}, {"q": "x"}, {"q": {"a": 1}})
     (broken / "corpus.jsonl").write_text('{"_id": "a", "text": "x"}\n{"text": "y"}\n')
     with pytest.raises(CorpusError, match=r"corpus.jsonl, line 2, is not a document of BEIR"):
         parquet_corpus(corpus_file(broken), tmp_path / "work")
-    for text, message in (
-        ('sets = ["a"]', "says no folder for the report"),
-        ('out = "x"', "names no sets"),
-        ('out = "x"\nsets = ["a/s", "b/s"]', "names two sets alike"),
-        ("out = ", "is not TOML"),
-    ):
-        job = tmp_path / "job.toml"
-        job.write_text(text)
-        done = CliRunner().invoke(main, [str(job)])
-        assert done.exit_code == ConfigError.exit_code
-        assert message in _events(done.stdout)[-1]["message"]
 
 
 POINTS = {
@@ -204,7 +159,7 @@ def test_a_point_and_a_build_are_the_same_index_to_the_byte(
     rng = np.random.default_rng(8)
     texts = {f"d{i}": " ".join(rng.choice(tiny_words, size=9)) for i in range(300)}
     asked = {f"q{i}": " ".join(texts[f"d{i}"].split()[:5]) for i in range(12)}
-    _write_set(tmp_path / "one", texts, asked, {f"q{i}": {f"d{i}": 1} for i in range(12)})
+    write_set(tmp_path / "one", texts, asked, {f"q{i}": {f"d{i}": 1} for i in range(12)})
     wishes = {"transforms": "pca,whitening", "codecs": "fp32,pq4,sq8", "indexes": "flat,ivf,hnsw"}
     given = options(tmp_path, tmp_path, tiny_model, store, **wishes)
     files = dict[str, bytes]()

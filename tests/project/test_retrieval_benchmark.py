@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from pipelines.retrieval_benchmark import main
-from whiten_index.errors import WhiteningError
+from tests.helpers.corpora import write_set
+from whiten_index.errors import ConfigError, WhiteningError
 
 ROWS = 120
-LONG_AGO = 10**18
 
 
 @pytest.fixture(scope="module")
@@ -24,17 +23,10 @@ def documents(tiny_words: tuple[str, ...]) -> dict[str, str]:
     return {f"d{i}": " ".join(rng.choice(tiny_words, size=9)) for i in range(ROWS)}
 
 
-def write_set(folder: Path, documents: dict[str, str], *, when: int = LONG_AGO) -> Path:
-    """Write a set with 30 documents' first words as queries; the corpus is of the time ``when``."""
-    (folder / "qrels").mkdir(parents=True, exist_ok=True)
+def write(folder: Path, documents: dict[str, str]) -> Path:
+    """Write a set with 30 documents' first words as queries."""
     queries = {f"q{i}": " ".join(documents[f"d{i}"].split()[:6]) for i in range(30)}
-    for name, texts in (("corpus", documents), ("queries", queries)):
-        lines = [json.dumps({"_id": key, "text": text}) for key, text in texts.items()]
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    lines = ["query-id\tcorpus-id\tscore", *(f"q{i}\td{i}\t1" for i in range(30))]
-    (folder / "qrels/test.tsv").write_text("\n".join(lines) + "\n")
-    os.utime(folder / "corpus.jsonl", ns=(when, when))
-    return folder
+    return write_set(folder, documents, queries, {f"q{i}": {f"d{i}": 1} for i in range(30)})
 
 
 def write_job(path: Path, sets: list[Path], model: Path) -> Path:
@@ -55,16 +47,36 @@ def test_sets_that_cannot_be_measured_leave_the_report_to_the_others(
     tmp_path, documents, tiny_model, tiny_words
 ):
     few = {key: tiny_words[i % 3] for i, key in enumerate(documents)}
-    flat = write_set(tmp_path / "flat", few)
-    torn = write_set(tmp_path / "torn", documents)
+    flat = write(tmp_path / "flat", few)
+    torn = write(tmp_path / "torn", documents)
     (torn / "qrels.parquet").write_bytes(b"PAR1 torn")
-    latin = write_set(tmp_path / "latin", documents)
+    latin = write(tmp_path / "latin", documents)
     (latin / "corpus.jsonl").write_bytes(b'{"_id": "d0", "text": "\xe9"}\n')
-    good = write_set(tmp_path / "good", documents)
-    status, events = run(write_job(tmp_path / "job.toml", [flat, good, torn, latin], tiny_model))
+    good = write(tmp_path / "good", documents)
+    job = write_job(tmp_path / "job.toml", [flat, good, torn, latin], tiny_model)
+    status, events = run(job)
     failed = {event["set"]: event["error"] for event in events if event["event"] == "set_failed"}
     assert failed == {"flat": "WhiteningError", "torn": "CorpusError", "latin": "CorpusError"}
     assert status == WhiteningError.exit_code
     last = events[-1]
     assert (last["event"], last["sets"], last["failed"]) == ("finished", 1, 3)
     assert "good" in Path(last["report"]).read_text()
+    for each, measured in ((events, 1), (run(job)[1], 0)):
+        (finished,) = (event for event in each if event["event"] == "set_finished")
+        assert (finished["dataset"]["name"], finished["measured"]) == ("good", measured)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('sets = ["a"]', "says no folder for the report"),
+        ('out = "x"', "names no sets"),
+        ('out = "x"\nsets = ["a/s", "b/s"]', "names two sets alike"),
+        ("out = ", "is not TOML"),
+    ],
+)
+def test_a_job_that_cannot_be_read_says_why(text, message, tmp_path):
+    (tmp_path / "job.toml").write_text(text)
+    status, events = run(tmp_path / "job.toml")
+    assert status == ConfigError.exit_code
+    assert message in events[-1]["message"]

@@ -1,4 +1,4 @@
-"""The documentation as it was built into ``site/``, opened from the folder in a real browser."""
+"""The documentation as built into ``site/`` and the page of a sweep, opened in a real browser."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.measure.sweep_records import sweep_records, write_results
+from whiten_index.measure.sweep_report import write_report
 
 pytestmark = pytest.mark.site
 
@@ -68,6 +71,29 @@ def test_a_page_fits_a_phone(open_page: Open, name: str) -> None:
 def test_the_colours_are_those_of_the_system(open_page: Open, asked: str, scheme: str) -> None:
     page = open_page("index.html", color_scheme=asked)
     assert page.locator("body").get_attribute("data-md-color-scheme") == scheme
+
+
+@pytest.mark.parametrize(("width", "height"), [(1400, 900), (390, 844)])
+def test_a_sweep_s_page_answers_on_its_first_screen(
+    open_page: Open, tmp_path: Path, width: int, height: int
+) -> None:
+    write_results(tmp_path / "results.jsonl", sweep_records())
+    page = open_page(write_report(tmp_path), viewport={"width": width, "height": height})
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for part in (".command", ".numbers", "figure svg"):
+        box = page.locator(part).first.bounding_box()
+        assert box["y"] + box["height"] <= height
+    page.get_by_role("button", name="Copy").click()
+    page.get_by_role("button", name="Copied").wait_for()
+    assert page.evaluate("getSelection().toString()") == page.locator("code").text_content()
+    page.locator("figure a").first.hover(force=True)
+    shown = page.locator("#tip").inner_text().splitlines()
+    assert (shown[0], shown[1]) == ("auto k=32 fp32", "bytes per row: 128")
+    names = page.locator("tbody th")
+    assert names.first.inner_text() == "auto k=32 rabitq + 100 re-ranked"
+    for first in ("auto k=32 rabitq", "raw fp32"):
+        page.get_by_role("button", name="nDCG@10", exact=True).click()
+        assert names.first.inner_text() == first
 
 
 def test_every_command_and_public_name_is_there(open_page: Open) -> None:

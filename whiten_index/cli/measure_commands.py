@@ -61,10 +61,8 @@ def sweep(plan: bool, as_json: bool, **options: Any) -> None:
     check_report()
     said = run_sweep(config, progress=terminal.Bars()).to_json()
     advice = recommend(read_runs(config.folder / RESULTS)[said["run"]])
-    made = "" if advice.point is None else advice.point.build_options(config.target_recall)
-    command = made and f"{config.build.command()} --out INDEX {made}"
-    said["recommended"] = {"why": advice.reason, "command": command or None}
-    said["report"] = str(write_report(config.folder / RESULTS, config.folder))
+    said["recommended"] = {"why": advice.reason, "command": advice.command or None}
+    said["report"] = str(write_report(config.folder))
     terminal.show(said, _lines(said), as_json=as_json)
 
 
@@ -84,7 +82,7 @@ def report(folder: Path) -> None:
     """Rebuild the report of a sweep from FOLDER/results.jsonl alone."""
     from whiten_index.measure.sweep_report import write_report
 
-    click.echo(write_report(folder / "results.jsonl", folder))
+    click.echo(write_report(folder))
 
 
 @click.command(cls=GroupedCommand)

@@ -32,10 +32,7 @@ def evaluate(qrels: Qrels, run: Run, metrics: Sequence[str]) -> dict[str, float]
 
 
 def evaluate_each(qrels: Qrels, run: Run, metric: str) -> dict[str, float]:
-    """Return the metric of each judged query, in the order of the qrels; see ``evaluate``.
-
-    A query that the run lacks counts 0; queries without a relevant document are left out.
-    """
+    """Return the metric of each judged query, in the order of the qrels; see ``evaluate``."""
     pytrec_eval = require_evaluator()
     name, cut = parse_metric(metric)
     judged = {
@@ -55,6 +52,14 @@ def evaluate_each(qrels: Qrels, run: Run, metric: str) -> dict[str, float]:
     evaluator = pytrec_eval.RelevanceEvaluator(judged, {measure})
     found = evaluator.evaluate(ranked) if ranked else {}
     return {query: float(found[query][key]) if query in found else 0.0 for query in judged}
+
+
+def mean_interval(values: NDArray[np.float64], draws: int = 2_000) -> tuple[float, float]:
+    """Return the 95 % interval of the mean of (n,) values, by bootstrap."""
+    rng, n = np.random.default_rng(0), len(values)
+    means = [values[rng.integers(n, size=n)].mean() for _ in range(draws)]
+    low, high = np.percentile(means, (2.5, 97.5)).tolist()
+    return low, high
 
 
 def with_answers(qrels: Qrels) -> dict[str, Mapping[str, int]]:

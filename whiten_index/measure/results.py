@@ -24,6 +24,7 @@ RESULTS = "results.jsonl"
 # Figures by which points are compared, as ``Measured.number`` reads them.
 PER_ROW, LATENCY = "bytes.per_row", "latency_ms.p50"
 NDCG, AGREEMENT = "quality.ndcg@10", "agreement@10"
+INTERVAL = "ndcg@10_to_raw"  # 95 % interval of the difference to raw embeddings
 Record = dict[str, Any]
 _TRANSFORMS = {
     "pca": "PCA", "truncate": "truncation", "none": "raw", "faiss-pca": "FAISS PCA",
@@ -53,6 +54,17 @@ class Measured:
     def text(self, name: str) -> str:
         """Return a field of the setting as text, empty if it is missing."""
         return str(self.record.get(name) or "")
+
+    @property
+    def anchor(self) -> str:
+        """Name of its row on the page."""
+        return f"{self.text('run')}/{self.text('key')}"
+
+    @property
+    def interval(self) -> str:
+        """95 % interval of nDCG@10 less that of raw embeddings, times 100, empty if unknown."""
+        limits = (self.record.get("quality") or {}).get(INTERVAL) or ()
+        return " to ".join(f"{100 * each:+.2f}" for each in limits)
 
     @property
     def name(self) -> str:
@@ -282,6 +294,7 @@ class Recommendation:
     measure: str
     point: Measured | None
     reason: str
+    command: str = ""  # that builds the point, empty if none does
 
 
 def recommend(sweep: Sweep) -> Recommendation:
@@ -333,7 +346,10 @@ def recommend(sweep: Sweep) -> Recommendation:
     deep = [0.0 if p is None else p.number(_DEEP) or 0.0 for p in (sweep.raw, point)]
     if (lost := deep[0] - deep[1]) > _DEEP_LOSS:
         end += f" It loses {100 * lost:.1f} points of recall@100."
-    return Recommendation(measure, point, f"{said}: {found} at {_bytes(sweep, point)}{end}")
+    options = point.build_options((sweep.header.get("settings") or {}).get("target_recall"))
+    command = f"{sweep.header.get('build') or 'whiten-index build …'} --out INDEX {options}"
+    reason = f"{said}: {found} at {_bytes(sweep, point)}{end}"
+    return Recommendation(measure, point, reason, command if options else "")
 
 
 def _bytes(sweep: Sweep, point: Measured) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections import Counter
@@ -13,10 +12,12 @@ import whiten_index
 from whiten_index.artifacts.atomic import replace_file
 from whiten_index.artifacts.files import writing
 from whiten_index.errors import require_installed
-from whiten_index.measure.charts import Chart, charts_of
+from whiten_index.measure.charts import charts_of
 from whiten_index.measure.results import (
     COLUMNS,
+    LATENCY,
     PER_ROW,
+    RESULTS,
     Measured,
     Sweep,
     by_reason,
@@ -38,6 +39,7 @@ class _Section:
         """Sort the points by bytes per row, and leave out columns that no point fills."""
         self.sweep, self.title, self.advice = sweep, title, recommend(sweep)
         gain = self.advice.measure
+        self.measure = COLUMNS[gain][0]
 
         def place(point: Measured) -> tuple[float, float]:
             size = point.number(PER_ROW)
@@ -48,6 +50,8 @@ class _Section:
         for path, (name, text) in COLUMNS.items():
             values = [point.number(path) for point in points]
             columns[name] = [ABSENT if value is None else text(value) for value in values]
+            if path == gain:
+                columns[f"{name} difference, 95%"] = [point.interval or ABSENT for point in points]
         tuned = [(p.record.get("parameters") or {}).items() for p in points]
         columns["tuned to"] = [" ".join(f"{k} {v}" for k, v in each) or ABSENT for each in tuned]
         columns["device"] = [p.text("device").replace("cpu", "") or ABSENT for p in points]
@@ -61,17 +65,18 @@ class _Section:
             for p in points
         ]
 
-    @property
-    def measure(self) -> str:
-        """Name of the figure by which points are compared."""
-        return COLUMNS[self.advice.measure][0]
-
-    @property
-    def command(self) -> str:
-        """Options of a build that make the recommended point, empty if none do."""
-        point = self.advice.point
-        settings = self.sweep.header.get("settings") or {}
-        return "" if point is None else point.build_options(settings.get("target_recall"))
+    def numbers(self) -> list[tuple[str, str, list[str]]]:
+        """Return bytes, quality and latency of the recommended point, and each beside raw."""
+        point, raw, found = self.advice.point, self.sweep.raw, list[tuple[str, str, list[str]]]()
+        for path in (PER_ROW, self.advice.measure, LATENCY):
+            name, text = COLUMNS[path]
+            value, other = (None if p is None else p.number(path) for p in (point, raw))
+            if point is not None and value is not None:
+                beside = [] if other is None else [f"raw {text(other)}"]
+                if path == self.advice.measure and point.interval:
+                    beside.append(f"difference {point.interval} (95%)")
+                found.append((name, text(value), beside))
+        return found
 
     def facts(self) -> dict[str, Any]:
         """Return corpus, queries, machine and versions as far as they are known."""
@@ -100,7 +105,7 @@ class _Section:
             "measure": self.measure,
             "recommended": None if point is None else point.record.get("key"),
             "reason": self.advice.reason,
-            "build_options": self.command or None,
+            "command": self.advice.command or None,
             "notes": notes(self.sweep),
             "points": [each.record for each in self.points],
             "skipped": dict(self.sweep.skipped),
@@ -126,38 +131,25 @@ def check_report() -> None:
     require_installed("matplotlib", "jinja2", by="a report", extra="plot")
 
 
-def write_report(results: Path | str, folder: Path | str) -> Path:
-    """Write ``report.html``, ``report.md``, ``report.json`` and ``figures/*.png`` into ``folder``.
+def write_report(folder: Path) -> Path:
+    """Write ``report.html``, ``report.md`` and ``report.json`` beside the results of sweeps.
 
-    The results may hold several sweeps, finished or not. Return the path of the page, one file that
-    loads nothing else.
+    They may be several sweeps, finished or not. Return the path of the page, one file that loads
+    nothing else.
     """
-    results, folder = Path(results), Path(folder)
     check_report()
-    sweeps = read_sweeps(results)
+    sweeps = read_sweeps(folder / RESULTS)
     names = Counter(sweep.name for sweep in sweeps)
     sections = [
         _Section(sweep, sweep.name if names[sweep.name] == 1 else f"{sweep.name}, run {sweep.run}")
         for sweep in sweeps
     ]
-    figures = folder / "figures"
-    with writing(figures):
-        figures.mkdir(parents=True, exist_ok=True)
-    charts = []
-    for place, section in enumerate(sections, 1):
-        name = re.sub(r"[^a-z0-9]+", "-", section.sweep.name.lower()).strip("-")[:60]
-        charts.append([
-            (chart, figures / f"{place}-{name}-{chart.slug}.png")
-            for chart in charts_of(section.sweep, section.advice)
-        ])  # fmt: skip
-        for chart, png in charts[-1]:
-            chart.save(png)
     written = {
         "report.md": "\n\n".join(section.to_markdown() for section in sections) + "\n",
         "report.json": plain_json(
             json.dumps({"sweeps": [each.to_json() for each in sections]}, indent=1)
         ),
-        REPORT: _page(sections, charts, results.name),
+        REPORT: _page(sections),
     }
     for name, text in written.items():
         with writing(folder / name):
@@ -165,24 +157,17 @@ def write_report(results: Path | str, folder: Path | str) -> Path:
     return folder / REPORT
 
 
-def _page(sections: list[_Section], charts: list[list[tuple[Chart, Path]]], source: str) -> str:
+def _page(sections: list[_Section]) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
-        loader=PackageLoader("whiten_index", "measure"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader = PackageLoader("whiten_index", "measure")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     return environment.get_template("sweep_report.html.jinja").render(
         title=f"Sweep of {', '.join(dict.fromkeys(each.sweep.name for each in sections))}",
         sections=sections,
-        charts=charts,
-        embedded=lambda png: base64.b64encode(png.read_bytes()).decode(),
+        charts_of=charts_of,
         notes=notes,
         by_reason=by_reason,
-        source=source,
         version=whiten_index.__version__,
     )
 

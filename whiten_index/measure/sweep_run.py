@@ -290,6 +290,7 @@ def _header(config: SweepConfig, dataset: Dataset) -> dict[str, Any]:
             "rerank": config.rerank,
         },
         "dataset": dataset.facts,
+        "build": config.build.command(),
         "spectrum": {
             "eigenvalues": dataset.spectrum.eigenvalues.tolist(),
             "rank": dataset.spectrum.rank,

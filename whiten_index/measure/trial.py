@@ -17,7 +17,7 @@ from whiten_index.artifacts.atomic import discard
 from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.evaluation.judgements import JudgedQueries
-from whiten_index.evaluation.metrics import evaluate
+from whiten_index.evaluation.metrics import evaluate_each, mean_interval
 from whiten_index.index.choice import IndexPlan, choose_factory
 from whiten_index.index.exact import Rows, exact_neighbours, flat_vectors, use_large_pages
 from whiten_index.index.factory import inner_index, inner_of, peer_index
@@ -28,6 +28,7 @@ from whiten_index.index.sizes import IndexBytes, expected_bytes, measured_bytes
 from whiten_index.index.training import train
 from whiten_index.index.transforms import Transforms
 from whiten_index.index.vector_search import Search, search_documents
+from whiten_index.measure.results import INTERVAL
 from whiten_index.measure.sweep_config import (
     AUTO,
     FAISS,
@@ -144,6 +145,7 @@ class Made:
     space: Space
     folder: Path
     record: dict[str, Any]
+    ndcg: NDArray[np.float64] | None = None  # of each query
 
 
 def measure_points(
@@ -185,7 +187,7 @@ def measure_points(
             for point in some:
                 try:
                     known = reference if point == exact else None
-                    made.append(known or trial.make(point, space))
+                    made.append(known or trial.make(point, space, reference))
                 except (ConfigError, MemoryError) as error:
                     yield _skipped(point, str(error) or "the memory does not hold it")
                 watcher.advance(1)
@@ -257,8 +259,8 @@ class Trial:
         search(batch, TOP_K)
         return np.array(single), len(batch) / (time.perf_counter() - started)
 
-    def make(self, point: Point, space: Space) -> Made:
-        """Make an index as a build does, and measure its bytes, seconds and quality."""
+    def make(self, point: Point, space: Space, reference: Made | None = None) -> Made:
+        """Make an index as a build does, and measure it, its nDCG@10 also against a reference."""
         dataset, build = self.dataset, self.config.build
         factory, k = point.factory(dataset.rows), space.whitening.k
         folder = self.folder / point.key.replace("/", "-")
@@ -297,14 +299,17 @@ class Trial:
             },
             "seconds": {**seconds, "total": sum(seconds.values())},
         }  # fmt: skip
-        found = Made(point, space, folder, record)
-        search = self.search_of(found)
+        search = self.search_of(found := Made(point, space, folder, record))
         # A deeper search also improves its first ten hits, so each depth is searched apart.
         _, near = search(dataset.queries, TOP_K)
         record["index_recall@10"] = overlap(self._truth(found), near)
         record["agreement@10"] = overlap(self.raw_truth, near)
-        record["quality"] = self._quality(search)
-        return found
+        each = self._scores(search)
+        record["quality"] = {name: float(scores.mean()) for name, scores in each.items()} or None
+        ndcg = each.get("ndcg@10")
+        if ndcg is not None and reference is not None and reference.ndcg is not None:
+            record["quality"][INTERVAL] = mean_interval(ndcg - reference.ndcg)
+        return replace(found, ndcg=ndcg)
 
     def _fill_peer(self, factory: str, folder: Path, stages: Stages) -> IndexBytes:
         """Make an index with FAISS's own transforms of raw rows."""
@@ -360,13 +365,14 @@ class Trial:
                 "sweep again, or sweep fewer rows with --limit"
             )
 
-    def _quality(self, search: Search) -> dict[str, float] | None:
-        """Return each metric, by hits as a bundle gives them: a document once, by its best row."""
+    def _scores(self, search: Search) -> dict[str, NDArray[np.float64]]:
+        """Return each metric of each query, of hits as a bundle gives them, each document once."""
         judged, names = self.dataset.judged, self.dataset.documents
+        values = dict[str, NDArray[np.float64]]()
         if judged is None or names is None:
-            return None
+            return values
         numbers = self.dataset.document_numbers
-        passages, values = len(numbers) > numbers.max() + 1, dict[str, float]()
+        passages = len(numbers) > numbers.max() + 1
         for depth, metrics in _METRICS.items():
             if passages:
                 scores, rows = search_documents(
@@ -379,7 +385,8 @@ class Trial:
                 query: dict(zip(names[near[near >= 0]], best[near >= 0].tolist(), strict=True))
                 for query, near, best in zip(judged.texts, rows, scores, strict=True)
             }
-            values |= evaluate(judged.qrels, run, metrics)
+            for metric in metrics:
+                values[metric] = np.array(list(evaluate_each(judged.qrels, run, metric).values()))
         return values
 
 
