@@ -325,6 +325,7 @@ def test_links_among_the_versions_are_left_alone(out: Path, tmp_path: Path) -> N
     assert names(out) == before
     assert next_version(out, "f" * 32).startswith("000009-")
     assert [facts.name for facts in list_versions(out)] == before[::-1]
+    assert not prune(out, keep=10**20).removed
     pruned = prune(out, keep=2)
     assert (pruned.kept, pruned.strange) == (tuple(before[2:]), tuple(map(str, strange)))
     assert all(path.is_symlink() for path in strange[:3])

@@ -399,7 +399,7 @@ def _kept(
         for name in dict.fromkeys([current.version, *older, *newer])
         if name not in current.withdrawn and _damage(root / VERSIONS / name, verify, mirror) is None
     )
-    return {current.version, *islice(sound, keep)}
+    return {current.version, *islice(sound, min(keep, len(names)))}
 
 
 def _damage(
