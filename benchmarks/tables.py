@@ -44,6 +44,22 @@ def store_dtype() -> str:
     return "\n".join(lines)
 
 
+def digest_lookup() -> str:
+    """Return the table of what it takes to know the rows of a store."""
+    lines = [
+        "| rows in the store | made, CPU time | memory | lookups a second of CPU |",
+        "|---:|---:|---:|---:|",
+    ]
+    for row in read("digest_lookup"):
+        rates = [row["lookups"] / spent / 1e6 for spent in row["find_cpu_seconds"]]
+        lines.append(
+            f"| {row['rows']:,} | {row['build_cpu_seconds']:.1f} s "
+            f"| {row['resident_bytes'] / 1e6:.0f} MB "
+            f"| {min(rates):.1f} to {max(rates):.1f} million |"
+        )
+    return "\n".join(lines)
+
+
 def faults() -> str:
     """Return the table of faults of the system that were tried, a line for each kind."""
     rows = read("faults")
@@ -181,6 +197,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "graph_peers": sweep_tables.graph_peers,
     "gpu_index": sweep_tables.gpu_index,
     "store_dtype": store_dtype,
+    "digest_lookup": digest_lookup,
     "memory": memory,
     "encoding": encoding,
     "moments": moments,
