@@ -32,22 +32,13 @@ def queries() -> NDArray[np.float32]:
 
 def build(folder: Path, rows: NDArray[Any], **options: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    table = pa.table(
-        {
-            "id": np.arange(len(rows)) * 10,
-            "e": list(rows),
-            "name": [f"n{i}" for i in range(len(rows))],
-        }
-    )
-    pq.write_table(table, folder / "c.parquet")
+    ids = np.arange(len(rows)) * 10
+    kept = {"name": [f"n{i}" for i in ids], "far": 2**64 - 1 - ids.astype(np.uint64)}
+    pq.write_table(pa.table({"id": ids, "e": list(rows), **kept}), folder / "c.parquet")
     options = {
-        "whiten": "whitening",
-        "k": K,
-        "id_column": "id",
-        "keep": "name",
-        "shard_rows": 40,
+        "whiten": "whitening", "k": K, "id_column": "id", "keep": list(kept), "shard_rows": 40,
         **options,
-    }
+    }  # fmt: skip
     corpus = (str(folder / "c.parquet"),)
     build_index(BuildConfig(corpus=corpus, embedding_column="e", out=str(folder / "o"), **options))
     return folder / "o"
@@ -108,6 +99,14 @@ def test_an_id_with_blanks_cannot_stand_in_a_trec_run_and_leaves_no_file(
     with pytest.raises(ConfigError, match=r"'q 1' has blanks.*parquet or .jsonl"):
         write_run(tmp_path / "run.trec", open_index(index).rank(config, top_k=3))
     assert [path.name for path in tmp_path.iterdir()] == ["queries.parquet"]
+
+
+def test_hits_as_a_table(index: Path, queries: NDArray[np.float32]) -> None:
+    kept = pq.read_table(index.parent / "c.parquet").drop_columns("e")
+    for chosen in (None, "far < 0"):
+        hits = open_index(index).search_embeddings(queries, top_k=9, row_filter=chosen)[0]
+        wanted = kept.take(pa.array([hit.row for hit in hits], pa.int64()))
+        assert hits.to_arrow().drop_columns("score") == wanted
 
 
 def path_of(out: Path, name: str) -> Path:

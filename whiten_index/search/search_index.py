@@ -52,18 +52,17 @@ class Hit:
 
 
 class Hits(list[Hit]):
-    """The hits of one query, best first."""
+    """The hits of one query, best first; ``schema`` has the types of their ids and columns."""
+
+    schema = pa.schema({"id": pa.string()})
 
     def to_arrow(self) -> pa.Table:
-        """Return a table with a row a hit: score, id and kept columns; ``to_pandas`` turns it.
-
-        Kept columns of these two names are called ``kept_score`` and ``kept_id``.
-        """
-        own = {"score": pa.array([h.score for h in self], pa.float64())}
-        own["id"] = pa.array([h.id for h in self])
-        kept = pa.Table.from_pylist([dict(h.columns) for h in self])
-        names = [f"kept_{name}" if name in own else name for name in kept.column_names]
-        return pa.table({**own, **dict(zip(names, kept.columns, strict=True))})
+        """Return a table of score, id and kept columns; a kept ``score`` is ``kept_score``."""
+        found = {"score": pa.array([h.score for h in self], pa.float64())}
+        for name, kind in zip(self.schema.names, self.schema.types, strict=True):
+            values = [h.id if name == "id" else h.columns[name] for h in self]
+            found["kept_score" if name == "score" else name] = pa.array(values, kind)
+        return pa.table(found)
 
 
 class OpenOptions(EncoderOpening, total=False):
@@ -181,6 +180,7 @@ class Opened:
 def hits_of(bundle: Bundle, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> Hits:
     """Return the hits of one query by their row numbers, where those are not negative."""
     hits = Hits()
+    hits.schema = bundle.documents.schema
     for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
         if row >= 0:
             columns = bundle.documents.get(row)
