@@ -135,8 +135,7 @@ class Bucket:
         """Write an object to a new path; return whether there is one."""
         try:
             with path.open("wb") as file:
-                for data in self._parts(key):
-                    file.write(data)
+                file.writelines(self._parts(key))
         except _MissingError:
             return False
         return True
@@ -243,15 +242,16 @@ class Bucket:
         place = f"{self.uri}/{key}".rstrip("/")
         errors = importlib.import_module("obstore.exceptions")
         unmet = (errors.AlreadyExistsError, errors.PreconditionError) if what == "put" else ()
+        missing = () if what == "write" else (errors.NotFoundError, FileNotFoundError)
         try:
             yield
         except unmet as error:
             raise ChangedError(place) from error
-        except (errors.NotFoundError, FileNotFoundError) as error:
+        except missing as error:
             if _NO_BUCKET in str(error) or what == "list":
                 raise self._failure(what, place, f"{_NO_BUCKET} {error}") from error
             raise _MissingError(place) from error
-        except (errors.BaseError, ValueError) as error:
+        except (errors.BaseError, FileNotFoundError, ValueError) as error:
             raise self._failure(what, place, f"{type(error).__name__} {error}") from error
 
     def _failure(self, what: str, place: str, text: str) -> StorageError:
