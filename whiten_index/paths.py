@@ -1,7 +1,5 @@
 """Checks of paths and values given by users, and their form in errors."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

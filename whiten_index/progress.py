@@ -1,7 +1,5 @@
 """Progress events of a long job: stages that start, advance by rows, and finish."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

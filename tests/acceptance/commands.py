@@ -1,7 +1,5 @@
 """The command line as users have it, run in this process or in one of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

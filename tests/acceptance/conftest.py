@@ -3,8 +3,6 @@
 Nothing here or in the tests of this folder imports a private name: the tests outlive the code.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Corpora of random embeddings with other columns beside, and the rankings that searches write."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Build into a bucket and search there, by a server of S3 on this machine."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator

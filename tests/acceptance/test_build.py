@@ -1,7 +1,5 @@
 """Build an index of texts, of a column of embeddings or of passages, and search it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Evaluations against scipy, pytrec_eval and brute force over embeddings by transformers."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """Job files and Python beside the command line, what an index tells, and what it exports."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

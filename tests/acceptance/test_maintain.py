@@ -1,7 +1,5 @@
 """List, roll back, prune, collect, join, check and mend what is on disk."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

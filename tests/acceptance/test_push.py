@@ -1,7 +1,5 @@
 """Bring whitened vectors to a file or a database, and keep them up to date there."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

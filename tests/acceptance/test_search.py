@@ -1,7 +1,5 @@
 """Searches by texts, files of queries and documents, against brute force."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

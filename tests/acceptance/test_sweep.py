@@ -1,7 +1,5 @@
 """Sweeps and their reports: figures of exact points against brute force, files, going on."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Bring an index up to date with a corpus that changed, and keep back what looks wrong."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

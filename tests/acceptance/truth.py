@@ -1,7 +1,5 @@
 """Expected values that owe nothing to the package: numpy, transformers and brute force."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources

@@ -1,7 +1,5 @@
 """Bad folders: files in the way, damaged indexes and stores, two builds at once, full disks."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

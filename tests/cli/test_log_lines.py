@@ -1,7 +1,5 @@
 """Log lines of jobs, and the JSON that commands print."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Metrics files: read back by the library's own parser, and held to Prometheus' rules of names."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """One signal stops a job with status 130; how commands stop and resume is in acceptance tests."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Opening an index leaves the standard output of the process alone."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

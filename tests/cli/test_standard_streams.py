@@ -1,7 +1,5 @@
 """Standard output that is full or closed, and control characters that never reach a terminal."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

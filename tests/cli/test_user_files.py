@@ -1,7 +1,5 @@
 """Files that users name: pipes in their place are refused, modes stay, others' files are kept."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

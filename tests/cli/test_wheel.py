@@ -1,7 +1,5 @@
 """The wheel has every file of the package and every command that the documentation shows."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The hub of models that tests fetch from."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Tokens, windows, budgets and threads: every text once, in its place, whatever the batches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Whoever opens an index decides whether its model's code runs and whether a hub is asked."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shlex

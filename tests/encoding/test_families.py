@@ -1,7 +1,5 @@
 """Models of the families people use, against sentence-transformers on the same folders."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

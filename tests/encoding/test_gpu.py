@@ -1,7 +1,5 @@
 """What needs a CUDA device: run with ``pytest -m gpu``. The same embeddings as on a CPU, sooner."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

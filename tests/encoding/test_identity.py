@@ -1,7 +1,5 @@
 """Equal fingerprints, equal embeddings: each file and option of a model, changed one by one."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

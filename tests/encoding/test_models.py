@@ -1,7 +1,5 @@
 """Models and their folders: what is found, resolved, fingerprinted and refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

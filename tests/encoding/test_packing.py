@@ -1,7 +1,5 @@
 """The forward pass without padding: the same states as the padded one, with the right kernel."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 
 import pytest

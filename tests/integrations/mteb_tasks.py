@@ -1,7 +1,5 @@
 """Tasks of mteb made of local data, and a model that looks vectors up; it imports mteb."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The frameworks' classes run a model's code only where they are given consent."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import importlib

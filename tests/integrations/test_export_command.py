@@ -1,7 +1,5 @@
 """``whiten-index export``: what it says of each form, and what it refuses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

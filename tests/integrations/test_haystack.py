@@ -1,7 +1,5 @@
 """Haystack's components: pipelines that fill a store and ask it, and one that needs no store."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """LangChain: its own suites, a vector store filled here, and the index as a retriever."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import shutil

@@ -1,7 +1,5 @@
 """LlamaIndex: a vector index over the embedding, a query engine over the retriever."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import pickle

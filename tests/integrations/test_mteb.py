@@ -1,7 +1,5 @@
 """The encoder with its whitening as a model of mteb: scores equal those by hand."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The estimator of scikit-learn: scikit-learn's own checks, and agreement with ``Whitening``."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

@@ -7,8 +7,6 @@ A file whose tests take ``place`` says ``place = choosing.place``, since
 the name imported would look redefined; ``chosen`` is in conftest.py.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The published index against numpy: closed-form whitening in float64, then brute-force cosine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

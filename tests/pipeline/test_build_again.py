@@ -1,7 +1,5 @@
 """A second build: what it finds done, what it makes anew, what it mends, and two at once."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Builds of a corpus of texts: what is encoded, what is taken from the store, what is searched."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence

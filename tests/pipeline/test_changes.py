@@ -1,7 +1,5 @@
 """What became of the documents of a corpus, against dictionaries."""
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import tracemalloc

@@ -1,7 +1,5 @@
 """A transform chosen by labels: judged queries by nDCG, pairs by ranks and by correlation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

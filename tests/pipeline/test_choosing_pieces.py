@@ -1,7 +1,5 @@
 """A transform chosen by pieces of the corpus: scores, rule, sample, and the limit of tokens."""
 
-from __future__ import annotations
-
 import time
 from itertools import count
 from typing import Any

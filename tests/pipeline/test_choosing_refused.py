@@ -1,7 +1,5 @@
 """What ``--whiten auto`` refuses: samples, labels and options that cannot choose."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

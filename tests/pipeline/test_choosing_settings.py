@@ -1,7 +1,5 @@
 """A choice by the spectrum, the widths that are tried, and a choice that is found again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

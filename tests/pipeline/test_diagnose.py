@@ -1,7 +1,5 @@
 """The geometry in the manifest, and the rows it is measured on: against numpy, on all rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """From a store to a transform: unit input is that of the rows themselves, by numpy's eigh."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gates: sound versions pass them, whatever the index, and each kind of damage is caught by one."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Kept columns of odd names and types come through a build, a search and their filters."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Each figure is the peak resident size of a process of its own. What the larger c
 were it kept, is above the bound.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """The nightly job: its steps, its last line, its exit status and its metrics, whatever fails."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

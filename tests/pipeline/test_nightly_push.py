@@ -1,7 +1,5 @@
 """Pushes of the nightly job: after the update, told in the log, and never undoing it."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Nights on which corpus, clock or job file are not as they should be: nothing is lost."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import shutil

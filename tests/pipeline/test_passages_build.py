@@ -1,7 +1,5 @@
 """Long documents from the corpus to the hit: cut, encoded, reused, grouped, shown."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A document against itself: what is cut out of a text is in it, and what is left is the rest."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

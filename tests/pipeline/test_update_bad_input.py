@@ -3,8 +3,6 @@
 Each is something that once ended in a traceback, was taken for something else, or went unnoticed.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

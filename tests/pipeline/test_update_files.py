@@ -1,7 +1,5 @@
 """What an update reads: files that changed, wherever they, the index and its store are."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Updates of corpora of texts: encoded once, in passages, by a transform that was chosen."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What an update publishes and what it refuses: versions kept aside, damaged, of long ago."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The query half: a transform with its encoder's identity, read from an index or its own folder."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import pickle

@@ -1,7 +1,5 @@
 """A long-lived searcher follows what is published, a version at a time."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 import time

@@ -1,7 +1,5 @@
 """Re-ranking against brute force on the raw embeddings; stores that moved, changed or are gone."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

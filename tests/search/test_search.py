@@ -1,7 +1,5 @@
 """Search against brute force, and run files against search."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

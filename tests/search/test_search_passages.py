@@ -1,7 +1,5 @@
 """An index of passages against brute force: a document counts by its best passage, and once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How embeddings are kept: in float16 where rows still point where they pointed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

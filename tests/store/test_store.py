@@ -1,7 +1,5 @@
 """The store against what was put in, whatever happens to its files."""
 
-from __future__ import annotations
-
 import contextlib
 import resource
 

@@ -1,7 +1,5 @@
 """Compaction: fewer segments, and nothing that is read has changed, to the bit."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import shutil

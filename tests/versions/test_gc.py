@@ -1,7 +1,5 @@
 """gc: what nothing needs goes, what anything needs stays, and dying on the way does no harm."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

@@ -4,8 +4,6 @@ A reader ends with an error on the first answer whose ids are of one version and
 another, so these tests see that none does, and that it would.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Verify: any damage is found and named, and what is said to mend it does."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Versions of an index: published, taken back, listed, removed; always whole or not there."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

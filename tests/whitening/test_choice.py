@@ -4,8 +4,6 @@ Problems are drawn so that theory names the transform: noise as wide as the data
 noise alike in all directions for PCA.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

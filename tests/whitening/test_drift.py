@@ -1,7 +1,5 @@
 """Drift against closed forms: what moved by a known amount is measured as that amount."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

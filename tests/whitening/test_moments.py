@@ -1,7 +1,5 @@
 """Moments of one pass against a two-pass closed form in extended precision."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Moments of shards added together and taken away again, against one pass over all rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

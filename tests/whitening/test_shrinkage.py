@@ -1,7 +1,5 @@
 """Shrinkage from streaming sums, against scikit-learn, which sees the rows."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

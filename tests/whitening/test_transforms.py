@@ -1,7 +1,5 @@
 """Every kind of transform: against closed forms, and the properties that hold for all of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

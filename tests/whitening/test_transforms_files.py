@@ -1,7 +1,5 @@
 """Every kind of transform in files: exported as one matrix and one bias, and saved as it is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from safetensors import safe_open

@@ -1,7 +1,5 @@
 """Options of every kind of transform: what goes with what, with the width, and with the rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Whitening against an SVD of the centred rows, and against what whitening means."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Numerics under stress: finite, and right against 50 digits, or a clear error."""
 
-from __future__ import annotations
-
 import mpmath
 import numpy as np
 import pytest

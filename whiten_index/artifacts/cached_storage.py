@@ -13,8 +13,6 @@ A copy has a note of the sizes and e-tags that its objects had when they were co
 single file is in ``.objects``. If the bucket lists others now, the objects are read again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Job files: TOML whose keys are the options of a command."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

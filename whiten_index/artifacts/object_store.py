@@ -4,8 +4,6 @@ The only home of obstore. Its errors become errors of this package, with advice;
 not answer is given up within seconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib

@@ -1,7 +1,5 @@
 """Stages side by side, so that reading and finishing never hold up the work."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

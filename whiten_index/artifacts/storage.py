@@ -1,7 +1,5 @@
 """Storage of stores and indexes: local files, and the interface that a bucket has too."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Arrays in safetensors files with a kind and a format version."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

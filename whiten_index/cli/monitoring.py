@@ -1,7 +1,5 @@
 """Metrics of the nightly job of an index, as a text file for Prometheus' node_exporter."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import time

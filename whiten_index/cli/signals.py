@@ -1,7 +1,5 @@
 """SIGTERM and Ctrl-C: the first one stops a command or job as ``KeyboardInterrupt``."""
 
-from __future__ import annotations
-
 import signal
 from types import FrameType
 

@@ -5,8 +5,6 @@ A write that fails, on a full disk or to a reader that has gone, never stops the
 dropped, and the process ends with another status.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

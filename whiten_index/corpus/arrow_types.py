@@ -1,7 +1,5 @@
 """Arrow types with other leaves, at any depth."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import chain
 

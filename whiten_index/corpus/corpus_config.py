@@ -1,7 +1,5 @@
 """Rows and columns of a corpus, and checks that a file has them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

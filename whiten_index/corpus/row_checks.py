@@ -1,7 +1,5 @@
 """Checks of the Arrow rows of a shard: join texts, skip and count rows that cannot be used."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

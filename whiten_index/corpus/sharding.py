@@ -1,7 +1,5 @@
 """Shards of a corpus, planned from the footers of its files by a pure function."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Connection to a Ray cluster, and the workers of a build on it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

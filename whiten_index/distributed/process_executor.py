@@ -4,8 +4,6 @@ Processes are spawned, so a script that starts a build on several devices needs 
 ``if __name__ == "__main__":``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

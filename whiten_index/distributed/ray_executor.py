@@ -1,7 +1,5 @@
 """Workers on a Ray cluster: Ray places and starts them, and this module hands them items."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

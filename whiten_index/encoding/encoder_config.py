@@ -1,7 +1,5 @@
 """Options of an encoder."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Folders of sentence-transformers, written without it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping, Sequence

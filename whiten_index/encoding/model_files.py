@@ -1,7 +1,5 @@
 """Files of a model's folder: JSON, weights, and the modules of sentence-transformers."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Layers are counted as in ``hidden_states``: 0 is the embedding layer, L the last one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import Enum
 

@@ -1,7 +1,5 @@
 """Judgements (qrels), their queries, pairs of texts, and sets in BEIR form: read and checked."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -1,7 +1,5 @@
 """Quality: of retrieval by trec_eval's own code, of similarity by correlation with gold scores."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ The structure comes first, then the most precise codec whose whole index fits th
 scores fall short of the recall wanted, candidates are scored again by the vectors in the store.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

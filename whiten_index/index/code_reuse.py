@@ -5,8 +5,6 @@ that did not change keeps its code under its new row number. Graphs are rebuilt 
 because FAISS removes no rows from a graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

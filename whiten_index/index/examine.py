@@ -1,7 +1,5 @@
 """Examination of an index: each row once, and codes, centroids and codebooks finite."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FAISS indexes by factory string, and the indexes inside an index."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The only import of faiss, and the writing of its files."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

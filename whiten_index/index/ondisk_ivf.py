@@ -3,8 +3,6 @@
 FAISS's own ``merge_ondisk`` maps the file that it writes, so that a full disk ends the process.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from types import TracebackType

@@ -4,8 +4,6 @@ A pipeline that was written down is read with ``Pipeline.loads(text, allowed_mod
 ["whiten_index.*"])``: Haystack 3 refuses components of packages that are not trusted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Query transforms and indexes as the classes of frameworks hold them: copied and pickled."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """LlamaIndex: the whitened encoder as its embedding, a published index as a retriever."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -9,8 +9,6 @@ encoder's own steps after that, a Normalize where the transform was fitted on un
     Normalize   to unit length
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Configuration of evaluations: the embeddings, the transforms, their fit, the sets to search."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import fields, replace

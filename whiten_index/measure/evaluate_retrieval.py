@@ -1,7 +1,5 @@
 """Retrieval judged: indexes built of sets and searched, a published index, or a run file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

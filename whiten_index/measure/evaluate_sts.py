@@ -1,7 +1,5 @@
 """Semantic textual similarity of any model and transform, and the shape of the embeddings."""
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ A line starts a run; each other line is a point. Recommended are the fewest byte
 quality.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Configuration of a sweep, and its grid: transform × k × codec × structure, and baselines."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

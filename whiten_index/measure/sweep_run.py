@@ -1,7 +1,5 @@
 """Run of a sweep: encode what is missing, measure every point, append it to the results."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import os

@@ -1,7 +1,5 @@
 """Trial of the points of a sweep: make each index, and measure bytes, time and quality."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Collection, Iterator, Sequence

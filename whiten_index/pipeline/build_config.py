@@ -1,7 +1,5 @@
 """Options of a build and of an encode."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import asdict
 from pathlib import Path

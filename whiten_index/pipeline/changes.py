@@ -1,7 +1,5 @@
 """Changes of a corpus since it was indexed last: new, changed and deleted documents."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

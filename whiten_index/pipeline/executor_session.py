@@ -1,7 +1,5 @@
 """The executor of a build: this process, or a cluster that shares its folders."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import uuid

@@ -1,7 +1,5 @@
 """Plans of a build and of an update: rows, time and bytes, without writing anything."""
 
-from __future__ import annotations
-
 import time
 from itertools import groupby
 from typing import Any

@@ -1,7 +1,5 @@
 """Options of an update and of its gates. Importing them loads nothing heavy."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

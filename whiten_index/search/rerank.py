@@ -1,7 +1,5 @@
 """Candidates of an index ranked again by the raw embeddings in the store it was built from."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from pathlib import Path

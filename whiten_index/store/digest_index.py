@@ -1,7 +1,5 @@
 """Index of the rows of a store by digest, and the hash table under it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Types of stored embeddings: float16 unless that would show."""
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import Literal
 

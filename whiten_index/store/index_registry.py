@@ -4,8 +4,6 @@ Each index has a file in ``indexes/`` and a copy of it in ``registered/``, so th
 forgotten where one of the folders was emptied, or its disk is not mounted.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

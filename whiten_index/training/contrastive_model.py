@@ -1,7 +1,5 @@
 """The model in training: an encoder, a head, and a loss over several views of each sentence."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ covariance, and the permutation is undone. Each call draws another permutation, 
 has as many whitened features as there are calls: positives of each other.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Training loop: Hugging Face's Trainer, with our scores and checkpoints."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Options of a training."""
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import Annotated, Any, Literal
 

@@ -9,8 +9,6 @@ one ends with an error. No engine reads and writes in one step, so this is not a
 halts for long between two steps of dropping can drop what another one swapped in meanwhile.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 from abc import abstractmethod

@@ -1,7 +1,5 @@
 """Rows as JSON objects, for databases that keep only these with a vector, and back."""
 
-from __future__ import annotations
-
 import base64
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -15,8 +15,6 @@ that the table has: the engine refuses what another push has under way, and the 
 later.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ Ids are the primary keys; rows of passages have ``pk``, which is ``id#number``. 
 dynamic fields, by which users can filter (``n > 5``).
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os

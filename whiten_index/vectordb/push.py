@@ -1,7 +1,5 @@
 """Push of the published version of an index to a database or a file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field

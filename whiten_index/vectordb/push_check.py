@@ -1,7 +1,5 @@
 """Comparison of the rows in a database with those that were pushed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

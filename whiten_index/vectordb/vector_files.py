@@ -1,7 +1,5 @@
 """Files of vectors: Parquet, Arrow and NumPy."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """An opened version of an index: raw embeddings in, rows out, and what is known of the rows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Compaction of a store: small and mostly unused segments are joined."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Mapping

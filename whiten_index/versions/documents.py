@@ -1,7 +1,5 @@
 """Row number to id and kept columns: an Arrow file that is mapped, never loaded."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Garbage collection: removes segments that no corpus and no version of an index needs."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

@@ -1,7 +1,5 @@
 """Provenance of a version: the store of raw embeddings, and the version's rows there."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """References to the rows of a store: its corpora, and the versions of indexes built from it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass

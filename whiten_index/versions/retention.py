@@ -1,7 +1,5 @@
 """The versions of an index: listing, rollback, pruning and description."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

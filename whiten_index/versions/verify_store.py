@@ -1,7 +1,5 @@
 """Verification of a store, and the check and the report that it shares with that of an index."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

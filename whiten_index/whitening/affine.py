@@ -1,7 +1,5 @@
 """A transform as one matrix and one bias in float32, for programs that know nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

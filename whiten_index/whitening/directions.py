@@ -4,8 +4,6 @@ They come from the covariance, which may be shrunk: Σ* = (1 − ρ)Σ + ρ (tr 
 and leaves eigenvectors where they are.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

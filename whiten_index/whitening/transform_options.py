@@ -1,7 +1,5 @@
 """Schema of what shapes a transform of a given kind and width. It loads nothing heavy."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

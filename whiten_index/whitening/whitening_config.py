@@ -1,7 +1,5 @@
 """Options of a transform, and checks that they go together."""
 
-from __future__ import annotations
-
 import math
 from enum import Enum
 from typing import Annotated
