@@ -6,8 +6,6 @@ index, and computed once if its argument is a constant. Behind a parameter,
 ``(SELECT whiten($1::vector))`` makes sure of that. Each term is one inner product of pgvector.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
@@ -30,45 +28,7 @@ _TYPES = {"float32": "vector", "float16": "halfvec"}
 # Half a unit in the last place of 1: what rounding a number costs at most, relative to it.
 _ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11}
 
-_SCRIPT = """\
-{mark} Run it as a whole; it may be run again:
---   {run} FILE
--- {facts}
-BEGIN;
-SET LOCAL standard_conforming_strings = on;
-CREATE EXTENSION IF NOT EXISTS vector SCHEMA public;
--- The function keeps this path, and so finds pgvector from everywhere.
-SELECT pg_catalog.set_config('search_path', pg_catalog.quote_ident(n.nspname), true)
-  FROM pg_catalog.pg_extension e JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace
-  WHERE e.extname = 'vector';
-DO {tag}
-DECLARE
-  made regprocedure := to_regprocedure({signature});
-BEGIN
-  IF made IS NOT NULL
-      AND starts_with(pg_catalog.obj_description(made, 'pg_proc'), {ours}) IS NOT TRUE THEN
-    RAISE EXCEPTION 'there is a function % already, and whiten-index did not make it as it is', made
-      USING ERRCODE = 'duplicate_function',
-      HINT = 'Export again with another --name, or DROP FUNCTION ' || made || ';';
-  END IF;
-END
-{tag};
-CREATE OR REPLACE FUNCTION {name}(embedding vector) RETURNS {type}
-  LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE COST {cost} SET search_path FROM CURRENT AS {tag}
-BEGIN
-  IF vector_dims(embedding) <> {dim} THEN
-    RAISE EXCEPTION 'raw embeddings have {dim} numbers here; this one has %',
-      vector_dims(embedding) USING ERRCODE = 'data_exception';
-  END IF;
-{steps}
-  RETURN l2_normalize(ARRAY[
-    {terms}
-  ]::vector)::{type};
-END
-{tag};
-COMMENT ON FUNCTION {name}(vector) IS {comment};
-COMMIT;
-"""
+_SCRIPT = Path(__file__).with_name("sql_function.sql").read_text("utf-8")
 
 
 def export_sql(
@@ -160,11 +120,7 @@ def _vector(numbers: NDArray[np.float32]) -> str:
 def _facts(transform: QueryTransform) -> str:
     """Return one line of what this is the transform of; all who use the database may read it."""
     spec = transform.spec
-    if spec is None:
-        encoder = f"column {transform.encoder_facts.get('column', '')}"
-    else:
-        # Without a revision it is a folder, whose place is nobody's business.
-        encoder = spec.model if spec.revision else Path(spec.model).name
+    encoder = spec.name if spec else f"column {transform.encoder_facts.get('column', '')}"
     facts = (
         f"query digest {transform.query_digest}",
         f"{transform.whitening.kind.value} {transform.dim} -> {transform.k}",

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -206,64 +207,10 @@ def find_extension(connection: Any, schema: str | None, *, make: bool) -> tuple[
     return found or ("", "")
 
 
-TABLES = """
-    SELECT c.relname, c.relkind, t.typname, a.atttypmod, k.conname,
-        obj_description(k.oid, 'pg_constraint'), col_description(c.oid, a.attnum)
-    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-    LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = %(vector)s AND NOT a.attisdropped
-    LEFT JOIN pg_type t ON t.oid = a.atttypid
-    LEFT JOIN pg_constraint k ON k.conrelid = c.oid AND k.contype = 'p'
-    WHERE n.nspname = %(schema)s
-        AND (c.relname = %(name)s OR starts_with(c.relname, %(name)s || '__'))
-"""
-ADDITIONS = """
-    SELECT 'column ' || quote_ident(attname) FROM pg_attribute WHERE attrelid = %(old)s::regclass
-        AND attnum > 0 AND NOT attisdropped AND attname <> ALL(%(columns)s::text[])
-    UNION SELECT 'row level security' FROM pg_class WHERE oid = %(old)s::regclass
-        AND (relrowsecurity OR relforcerowsecurity)
-    UNION SELECT 'inheritance of ' || inhparent::regclass FROM pg_inherits
-        WHERE inhrelid = %(old)s::regclass
-    UNION SELECT pg_describe_object(d.classid, d.objid, d.objsubid)
-        FROM pg_class c LEFT JOIN pg_type t ON t.oid = c.reltype
-        JOIN pg_depend d ON d.deptype IN ('n', 'a') AND (
-            (d.refclassid, d.refobjid) = ('pg_class'::regclass, c.oid)
-            OR d.refclassid = 'pg_type'::regclass AND d.refobjid IN (t.oid, t.typarray))
-        LEFT JOIN pg_constraint k ON d.classid = 'pg_constraint'::regclass AND k.oid = d.objid
-        LEFT JOIN pg_class i ON d.classid = 'pg_class'::regclass AND i.oid = d.objid
-        WHERE c.oid = %(old)s::regclass AND i.relname IS DISTINCT FROM %(index)s
-            AND (k.conrelid IS DISTINCT FROM c.oid OR k.contype NOT IN ('p', 'n'))
-    ORDER BY 1
-"""
-# Statements that give the table ``new`` what ``old`` has. ``new`` has some rights by ALTER DEFAULT
-# PRIVILEGES, which ``old`` may not have any more.
-CARRY = """
-    WITH acls AS (
-        SELECT oid, relowner, NULL AS attname, relacl AS acl FROM pg_class
-        UNION ALL SELECT attrelid, relowner, attname, attacl FROM pg_attribute
-            JOIN pg_class c ON c.oid = attrelid WHERE attnum > 0 AND NOT attisdropped),
-    grants AS (
-        SELECT oid, attname, privilege_type, is_grantable,
-            CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END AS role
-        FROM acls, LATERAL aclexplode(acl)
-        WHERE grantee <> relowner AND oid IN (%(old)s::regclass, %(new)s::regclass)),
-    kept AS (SELECT attname FROM pg_attribute WHERE attrelid = %(new)s::regclass AND attnum > 0)
-    SELECT 1, format('ALTER TABLE %%s OWNER TO %%I', %(place)s::text, pg_get_userbyid(relowner))
-        FROM pg_class WHERE oid = %(old)s::regclass
-    UNION ALL SELECT 2, format('REVOKE ALL ON %%s FROM %%s', %(place)s::text, role)
-        FROM grants WHERE oid = %(new)s::regclass AND attname IS NULL
-    UNION ALL SELECT 3, format('GRANT %%s%%s ON %%s TO %%s%%s', privilege_type,
-            '(' || quote_ident(attname) || ')', %(place)s::text, role,
-            CASE WHEN is_grantable THEN ' WITH GRANT OPTION' END)
-        FROM grants WHERE oid = %(old)s::regclass AND (attname IS NULL OR attname IN (TABLE kept))
-    UNION ALL SELECT 4, format('COMMENT ON %%s %%s%%s IS %%L',
-            CASE WHEN attname IS NULL THEN 'TABLE' ELSE 'COLUMN' END, %(place)s::text,
-            '.' || quote_ident(attname), description)
-        FROM pg_description LEFT JOIN pg_attribute
-            ON attrelid = objoid AND attnum = objsubid AND objsubid > 0
-        WHERE objoid = %(old)s::regclass AND classoid = 'pg_class'::regclass
-            AND (objsubid = 0 OR attname IN (TABLE kept))
-    ORDER BY 1
-"""
+TABLES, ADDITIONS, CARRY = (
+    Path(__file__).with_name(f"postgres_{name}.sql").read_text("utf-8")
+    for name in ("tables", "additions", "carry")
+)
 
 
 def composed(order: str, *parts: str | Iterable[str] | sql.Composable) -> sql.Composed:
