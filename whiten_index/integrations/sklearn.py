@@ -53,29 +53,31 @@ class WhitenedTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self.shrinkage = shrinkage
 
     def fit(self, X: ArrayLike, y: object = None) -> WhitenedTransformer:  # noqa: ARG002
-        """Fit on embeddings (n, d) alone; what was learnt before is forgotten.
-
-        Raises:
-            WhiteningError, ConfigError: as ``Whitening.fit``.
-        """
-        self.moments_ = Moments.of(self._rows(X, reset=True, ensure_min_samples=2))
-        self._fitted: Whitening | None = self._fit()
+        """Fit on embeddings (n, d) alone, as ``Whitening.fit``; forget what was learnt before."""
+        self._learn(X, None, ensure_min_samples=2)
+        _ = self.whitening_
         return self
 
     def partial_fit(self, X: ArrayLike, y: object = None) -> WhitenedTransformer:  # noqa: ARG002
         """Add embeddings (n, d) to those learnt from."""
-        first = not hasattr(self, "moments_")
-        added = Moments.of(self._rows(X, reset=first))
-        self.moments_ = added if first else self.moments_ + added
-        self._fitted = None
+        self._learn(X, getattr(self, "moments_", None))
         return self
+
+    def _learn(self, X: ArrayLike, before: Moments | None, **how: Any) -> None:
+        rows = validate_data(self, X, reset=before is None, dtype=_DTYPES, **how)
+        moments = Moments.of(unit_rows(rows) if self.normalize_input else rows)
+        self.moments_ = moments if before is None else before + moments
+        self._fitted: Whitening | None = None
 
     @property
     def whitening_(self) -> Whitening:
         """The fitted transform."""
         check_is_fitted(self)
         if self._fitted is None:
-            self._fitted = self._fit()
+            # Grids of parameters hold numpy's numbers.
+            given = self.get_params(deep=False).items()
+            options = {n: v.item() if isinstance(v, np.generic) else v for n, v in given}
+            self._fitted = Whitening.fit(self.moments_, WhiteningConfig(**options))
         return self._fitted
 
     def transform(self, X: ArrayLike) -> NDArray[np.floating]:
@@ -93,16 +95,6 @@ class WhitenedTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     @property
     def _n_features_out(self) -> int:
         return self.whitening_.k
-
-    def _rows(self, X: ArrayLike, **how: Any) -> NDArray[np.floating]:
-        rows: NDArray[Any] = validate_data(self, X, dtype=_DTYPES, **how)
-        return unit_rows(rows) if self.normalize_input else rows
-
-    def _fit(self) -> Whitening:
-        # Grids of parameters hold numpy's numbers.
-        given = self.get_params(deep=False).items()
-        options = {n: v.item() if isinstance(v, np.generic) else v for n, v in given}
-        return Whitening.fit(self.moments_, WhiteningConfig(**options))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
