@@ -4,13 +4,11 @@ A schema is a dataclass whose fields carry an ``Option``. This one declaration c
 arguments and job files, makes the options of the command line, and is recorded in manifests.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import types
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import (
@@ -53,6 +51,8 @@ class Option:
     flag: str | None = None  # by default the field's name with dashes
     default: str | None = None  # description of the default, if the value does not show it
     commas: bool = False  # values of a list are separated by commas
+    # It, or one of these fields, must be given to a command; None: it may be left out.
+    needed: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,8 @@ def _options_of(made: type) -> tuple[OptionField, ...]:
         if option is not None:
             kinds, choices = _kinds(hints[each.name])
             default = None if each.default is MISSING else each.default
+            if each.default is MISSING:
+                option = replace(option, needed=())
             found.append(OptionField(each.name, kinds[0], choices, default, option))
     return tuple(found)
 

@@ -1,7 +1,5 @@
 """Bad input of a build: corpora, models and options that cannot be used."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,7 +64,7 @@ TABLES: dict[str, tuple[Callable[[], pa.Table], tuple[Any, ...], int, str]] = {
         CORPUS,
         "'text' .*is string; .*columns that fit: e",
     ),
-    "no column": (table, (), OPTIONS, "--text-column .* or --embedding-column"),
+    "no column": (table, (), OPTIONS, "--text-column or --embedding-column"),
     "beyond float32": (
         lambda: table(e=with_value(4, [1e100] * DIM)),
         (*EMBEDDED, "--whiten", "none"),

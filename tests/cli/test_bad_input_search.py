@@ -1,7 +1,5 @@
 """Bad input of a search: questions that cannot be answered, and encoders that do not fit."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -28,7 +26,7 @@ from tests.helpers.bad_input import (
 place = bad_input.place
 
 SEARCHES: dict[str, tuple[tuple[Any, ...], int, str]] = {
-    "nothing asked": ((), OPTIONS, "a text, --queries FILE, --like ID"),
+    "nothing asked": ((), OPTIONS, "missing: --queries or --like or TEXT"),
     "two things asked": (("text", "--like", "d1"), OPTIONS, "one of"),
     "text without an encoder": (("text",), OPTIONS, "built from an embedding column"),
     "queries without a run": (("--queries", "q.parquet"), OPTIONS, "--run FILE"),

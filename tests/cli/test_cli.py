@@ -1,7 +1,5 @@
 """The command line: what it prints, what it exits with, what it loads."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -14,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import whiten_index
-from tests.helpers.bad_input import run
+from tests.helpers.bad_input import run, succeed
 
 ROWS, DIM = 120, 8
 
@@ -56,6 +54,26 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
         assert whiten_index.__version__ in done.stdout
     else:
         assert done.stdout.startswith("Usage: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "missing", "marked"),
+    [
+        ("build", "--text-column or --embedding-column, --store or CORPUS, --out", 3),
+        ("build --store s", "--out", 3),
+        ("build c --out o", "--text-column or --embedding-column", 3),
+        ("encode", "CORPUS, --text-column or --embedding-column, --store", 2),
+        ("sweep c", "--out, --text-column or --embedding-column", 3),
+        ("search", "INDEX, --queries or --like or TEXT", 0), ("export", "INDEX, TARGET", 0),
+        ("push", "INDEX, --to", 1), ("prune", "INDEX, --keep", 1), ("train", "CORPUS, --out", 1),
+    ],
+)  # fmt: skip
+def test_all_that_is_missing_is_told_at_once_and_in_the_help(
+    words: str, missing: str, marked: int
+) -> None:
+    status, _, stderr = run(*words.split())
+    assert (status, stderr.splitlines()[-1]) == (2, f"Error: missing: {missing}")
+    assert len(re.findall(r"[\[ ]required[\] ]", succeed(words.split()[0], "--help"))) == marked
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from whiten_index.cli import terminal
 from whiten_index.cli.log_lines import log_job
 from whiten_index.cli.schema_options import (
     GroupedCommand,
+    GroupedOption,
+    StrictCommand,
     config_option,
     given,
     json_option,
@@ -68,7 +70,7 @@ def build(plan: bool, log: bool, as_json: bool, **options: Any) -> None:
 
 
 @click.command(cls=GroupedCommand)
-@corpus_argument
+@click.argument("corpus", nargs=-1, required=True)
 @config_option
 @schema_options(EncodeOptions)
 @plan_option
@@ -76,8 +78,6 @@ def build(plan: bool, log: bool, as_json: bool, **options: Any) -> None:
 def encode(plan: bool, as_json: bool, **options: Any) -> None:
     """Encode a Parquet CORPUS into a store of raw embeddings, to index later or elsewhere."""
     options = given(options)
-    if "corpus" not in options:
-        raise click.UsageError("name a corpus to encode: a Parquet file, folder, glob or URI")
     if plan:
         _show_plan(options, as_json=as_json)
         return
@@ -150,7 +150,7 @@ def update(dry_run: bool, log: bool, as_json: bool, **options: Any) -> None:
         raise GateError(f"nothing would be published: {said['refused']}")
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @click.argument("index", type=click.Path(readable=False))
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--top-k", type=click.IntRange(min=1), default=10, show_default=True)
@@ -161,7 +161,11 @@ def update(dry_run: bool, log: bool, as_json: bool, **options: Any) -> None:
 )
 @click.option("--like", multiple=True, help="Neighbours of the document with this id.")
 @click.option(
-    "--queries", type=click.Path(readable=False), help="Parquet file of queries; needs --run."
+    "--queries",
+    cls=GroupedOption,
+    needed=("like", "texts"),
+    type=click.Path(readable=False),
+    help="Parquet file of queries; needs --run, and --text-column or --embedding-column.",
 )
 @click.option("--text-column", "text_columns", multiple=True, help="Text of the queries.")
 @click.option("--embedding-column", help="Raw embeddings of the queries.")
@@ -244,10 +248,10 @@ def _search_file(
     run: str | None = None,
     **columns: Any,
 ) -> None:
-    if run is None:
-        raise click.UsageError("say where the rankings go: --run FILE.trec, .parquet or .jsonl")
-    if columns.keys() <= {"id_column"}:
-        raise click.UsageError("name the column of the queries: --text-column, --embedding-column")
+    missing = ["--run FILE (.trec, .parquet or .jsonl)"] * (run is None)
+    missing += ["--text-column or --embedding-column"] * (columns.keys() <= {"id_column"})
+    if run is None or missing:
+        raise click.UsageError(f"missing of a file of queries: {', '.join(missing)}")
     from whiten_index.artifacts.files import exists
     from whiten_index.corpus.corpus_config import CorpusConfig
     from whiten_index.evaluation.trec_run import check_place, check_run_path, write_run

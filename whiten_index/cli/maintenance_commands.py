@@ -12,7 +12,7 @@ import click
 
 from whiten_index.artifacts.files import exists
 from whiten_index.cli import terminal
-from whiten_index.cli.schema_options import json_option, verify_option
+from whiten_index.cli.schema_options import StrictCommand, json_option, verify_option
 from whiten_index.errors import ArtifactError, StorageError
 from whiten_index.paths import is_uri
 from whiten_index.progress import Progress, Stages
@@ -95,7 +95,7 @@ def rollback(index: str, to: str | None, as_json: bool) -> None:
     terminal.show(rolled, lines, as_json=as_json, notes=notes)
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @index_argument
 @click.option(
     "--keep",

@@ -19,6 +19,7 @@ from whiten_index.options import (
     RESOURCES,
     TRANSFORM,
     OptionField,
+    flag_of,
     job_keys,
     options_of,
 )
@@ -30,10 +31,42 @@ _OTHER = "Other options"
 # Groups of a command's own come before the resources.
 _ORDER = (CORPUS, MODEL, TRANSFORM, INDEX, RESOURCES, OUTPUT, _OTHER)
 _JOB = "whiten_index.job"
+_ARGUMENTS = {"corpus": "CORPUS", "texts": "TEXT"}
 _NOT_IN_JOBS = ("as_json", "plan", "config", "help", "quiet", "verbose")
 
 
-class GroupedCommand(click.Command):
+class StrictCommand(click.Command):
+    """Command that names all that is missing in one error."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words of a command line; the values of a job file count too."""
+        lenient = ctx.resilient_parsing
+        try:
+            rest = super().parse_args(ctx, list(args))
+        except click.MissingParameter:
+            # It stops at the first; once more, to see the others.
+            ctx.resilient_parsing = True
+            rest = super().parse_args(ctx, args)
+        found = {**ctx.params, **ctx.meta.get(_JOB, {})}
+        given = {name for name, value in found.items() if value not in (None, ())}
+        stored, missing = "store" in given and "corpus" not in given, []
+        for each in self.params:
+            needed: tuple[str, ...] | None = getattr(each, "needed", () if each.required else None)
+            # A store alone says nothing of a corpus.
+            unasked = stored and getattr(each, "group", "") == CORPUS
+            if needed is not None and not unasked and not given & {each.name, *needed}:
+                own = each.opts[0] if isinstance(each, click.Option) else each.human_readable_name
+                missing.append(" or ".join([own, *map(_shown, needed)]))
+        if missing and not lenient:
+            raise click.UsageError(f"missing: {', '.join(missing)}", ctx)
+        return rest
+
+
+def _shown(name: str) -> str:
+    return _ARGUMENTS.get(name, flag_of(name))
+
+
+class GroupedCommand(StrictCommand):
     """Command that lists its options under headings."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -54,11 +87,11 @@ def _place_of_group(heading: str) -> int:
 
 
 class GroupedOption(click.Option):
-    """Option with the heading that it is listed under."""
+    """Option with the heading that it is listed under; for ``needed`` see ``Option``."""
 
-    def __init__(self, *arguments: Any, group: str = "", **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.group = group
+    def __init__(self, *args: Any, group: str = "", needed: Any = None, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.group, self.needed = group, needed
 
 
 def schema_options(
@@ -166,6 +199,7 @@ def _option(each: OptionField) -> Callable[[Command], Command]:
     settings: dict[str, Any] = {
         "cls": GroupedOption,
         "group": each.option.group,
+        "needed": each.option.needed,
         "help": _help(each),
         "default": None,
     }
@@ -193,7 +227,10 @@ def _help(each: OptionField) -> str:
             default = "yes"
         else:
             default = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return each.option.help + (f" [default: {default}]" if default else "")
+    notes = f" [default: {default}]" if default else ""
+    if each.option.needed is not None:
+        notes += f" [required{''.join(f' without {_shown(name)}' for name in each.option.needed)}]"
+    return each.option.help + notes
 
 
 def pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:

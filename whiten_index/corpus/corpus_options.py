@@ -1,7 +1,5 @@
 """Schema of the rows and columns of a corpus. Importing it loads nothing heavy."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -22,6 +20,7 @@ class CorpusColumns:
             "Text to encode; may be repeated, and is joined by a space.",
             CORPUS,
             flag="--text-column",
+            needed=("embedding_column",),
         ),
     ] = ()
     embedding_column: Annotated[

@@ -1,7 +1,5 @@
 """Schemas of the options of evaluations and sweeps. Importing them loads nothing heavy."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -74,11 +72,13 @@ class SweepOptions(JudgementOptions):
     """Options that a sweep has and a build has not, or has with another default."""
 
     out: Annotated[
-        str | None, Option("Folder of results.jsonl and report.html, .md and .json.", OUTPUT)
+        str | None, Option("Folder of results.jsonl and of the report.", OUTPUT, needed=())
     ] = None
     store: Annotated[
         str | None,
-        Option("Folder of raw embeddings, shared by builds.", OUTPUT, default="OUT/store"),
+        Option(
+            "Raw embeddings, shared by builds.", OUTPUT, default="OUT/store", needed=("corpus",)
+        ),
     ] = None
     widths: Annotated[
         tuple[str | int, ...],

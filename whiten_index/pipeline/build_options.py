@@ -1,7 +1,5 @@
 """Schemas of the options of a build and an encode. Importing them loads nothing heavy."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -13,6 +11,7 @@ from whiten_index.options import CORPUS, INDEX, OUTPUT, RESOURCES, TRANSFORM, Op
 from whiten_index.whitening.transform_options import TransformShape
 
 JUDGEMENTS = "Judgements"
+_STORE = "Folder or URI of the raw embeddings; several corpora may share it."
 TransformName = Literal[
     "auto", "none", "pca", "whitening", "zca", "zca-cor", "group", "all-but-the-top", "random",
     "truncate",
@@ -171,14 +170,7 @@ class EncodeOptions(RunnerOptions, CorpusOptions, EncoderConfig):
     """Options of an encode."""
 
     corpus: tuple[str, ...] = ()
-    store: Annotated[
-        str | None,
-        Option(
-            "Folder or URI of the raw embeddings; several corpora may share it.",
-            OUTPUT,
-            default="OUT/store",
-        ),
-    ] = None
+    store: Annotated[str | None, Option(_STORE, OUTPUT, needed=())] = None
     store_dtype: Annotated[
         Literal["float16", "float32", "own"] | None,
         Option(
@@ -192,8 +184,10 @@ class BuildOptions(IndexOptions, TransformOptions, EncodeOptions):
     """Options of a build."""
 
     out: Annotated[
-        str | None,
-        Option("Folder of the index, or its place in a bucket: s3://BUCKET/PREFIX.", OUTPUT),
+        str | None, Option("Folder or URI of the index: s3://BUCKET/PREFIX.", OUTPUT, needed=())
+    ] = None
+    store: Annotated[
+        str | None, Option(_STORE, OUTPUT, default="OUT/store", needed=("corpus",))
     ] = None
     force: Annotated[
         bool, Option("Publish though a fifth or more of the rows before are gone.", OUTPUT)

@@ -1,7 +1,5 @@
 """Configuration of a push. Importing it loads nothing heavy."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import field
@@ -44,7 +42,9 @@ class PushConfig:
             DATABASE,
         ),
     ]
-    table: Annotated[str | None, Option("Table or collection that users query.", DATABASE)] = None
+    table: Annotated[
+        str | None, Option("Table that users query; a database needs it.", DATABASE)
+    ] = None
     store: Annotated[
         str | None, Option("Folder of the raw embeddings.", CORPUS, default="where they were")
     ] = None
