@@ -1,9 +1,8 @@
 """Builds and encodings that are killed and run again, against undisturbed ones."""
 
-from __future__ import annotations
-
 import functools
 import json
+import re
 import signal
 import subprocess
 import time
@@ -107,6 +106,34 @@ def test_an_interrupted_and_killed_build_goes_on_and_gives_the_undisturbed_index
     for name in ("index.faiss", "documents.arrow", "whitening.safetensors"):
         assert (mine / name).read_bytes() == (theirs / name).read_bytes(), name
     assert not list(tmp_path.rglob(".tmp-*"))
+
+
+def test_an_interrupt_within_a_shard_keeps_what_was_encoded(
+    scifact: SciFact, tmp_path: Path
+) -> None:
+    """The store is then, to the bit, one that nothing disturbed."""
+    corpus, stopped, whole = (tmp_path / name for name in ("c.parquet", "stopped", "whole"))
+    pq.write_table(scifact.table().slice(0, 300), corpus)
+    encode = ("encode", corpus, "--text-column", "text", "--threads", 1, "--store")
+    # The best size of a batch is not known there, so the first ones are small.
+    process = start(*encode, stopped, env={"XDG_CACHE_HOME": str(tmp_path)})
+    while not list(stopped.glob("*/runtimes/*")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    time.sleep(1.5)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    kept = int(re.findall(r"Stopped: kept (\d+) of 300 rows; run the same command", said)[0])
+    assert not finished_shards(stopped)
+    told = counts(run(*encode, stopped, "--json"))
+    assert 0 < kept <= told["reused"] < 300 == told["reused"] + told["encoded"]
+    assert counts(run(*encode, whole, "--json"))["tokens"] > told["tokens"] > 0
+    segments = [
+        {path.relative_to(store): path.read_bytes() for path in store.glob("*/segments/*/*")}
+        for store in (stopped, whole)
+    ]
+    assert segments[0] == segments[1]
+    assert not list(stopped.glob("*/samples/*"))
 
 
 def test_a_killed_encoding_goes_on_and_builds_the_undisturbed_index(

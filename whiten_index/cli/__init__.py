@@ -106,12 +106,9 @@ class _Commands(click.Group):
                 raise
             click.echo(f"Error: {cell(failed)}", err=True)
             context.exit(failed.exit_code)
-        except KeyboardInterrupt:
-            click.echo(
-                "Stopped. What was finished and is on disk is kept; the same command takes up "
-                "where this one stopped.",
-                err=True,
-            )
+        except KeyboardInterrupt as stopped:
+            kept = str(stopped) or "kept what was finished and is on disk"
+            click.echo(f"Stopped: {kept}; run the same command to go on.", err=True)
             context.exit(INTERRUPTED)
 
 

@@ -1,7 +1,5 @@
 """Log lines of scheduled jobs: a JSON object for each event, the last with the outcome."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import sys
@@ -102,7 +100,7 @@ def run_job(work: Callable[[], Ending], *, kept: str, lines: LogLines | None = N
 def ending_of(error: BaseException, *, kept: str = "shards") -> Ending:
     """Return the ending of a job that an error stopped."""
     if isinstance(error, KeyboardInterrupt):
-        message = f"finished {kept} are kept; run the same job to go on"
+        message = f"{str(error) or f'kept the finished {kept}'}; run the same job to go on"
         return Ending("interrupted", {"message": message}, INTERRUPTED)
     error = unforeseen(error, step="the job") or error
     status = error.exit_code if isinstance(error, WhitenIndexError) else 1

@@ -19,7 +19,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -48,6 +50,8 @@ class PreparedWindow:
     prompt_tokens: int  # at the front of every text, not pooled
     low_latency: bool
     ready: torch.cuda.Event | None  # the device waits for it first
+    # (m, d), of the first m distinct texts, which an interrupted run had encoded.
+    known: NDArray[np.float32] | tuple[()] = ()
 
 
 class Batches:
@@ -74,11 +78,12 @@ class Batches:
         self._clock = clock
         self._lengths = window.tokens.lengths
         self._lock = threading.Lock()
-        self._left = [slice(0, len(self._lengths))] if len(self._lengths) else []
+        count, first = len(self._lengths), len(window.known)
+        self._left = [slice(first, count)] if first < count else []
+        self._done = np.arange(count + 1) < first
         self.padded_tokens = 0
-        self.embeddings = torch.empty(
-            (len(self._lengths), dim), dtype=torch.float32, device=transformer.device
-        )
+        self.embeddings = torch.empty((count, dim), dtype=torch.float32, device=transformer.device)
+        self.embeddings[:first] = torch.tensor(window.known).view(first, dim)
 
     def step(self) -> int | None:
         """Encode one batch and return its number of rows, None at the end."""
@@ -105,7 +110,12 @@ class Batches:
             self._budget.tell(asked, tokens=real, seconds=spent, most=self._most)
         with self._lock:
             self.padded_tokens += tokens
+            self._done[rows] = True
         return int(rows.stop - rows.start)
+
+    def finished(self) -> NDArray[np.float32]:
+        """Return the embeddings of the first rows, up to the first one that has none yet."""
+        return self.embeddings[: self._done.argmin()].cpu().numpy()
 
     def _take(self, asked: int) -> slice | None:
         with self._lock:

@@ -42,6 +42,7 @@ class Encoded:
 
     embeddings: NDArray[np.float32]  # (n, d), in the order of the texts
     truncated: NDArray[np.bool_]  # (n,), True for a text longer than the token limit
+    known: int  # texts that an interrupted run had encoded; the rest of the counts is without them
     tokens: int  # encoded, padding not counted, identical texts once
     padded_tokens: int  # the same with padding
     distinct: int  # number of different texts, which alone were encoded
@@ -219,9 +220,16 @@ class Encoder:
         return self._prepare(_listed(texts), self.spec.document_prompt, low_latency=False)
 
     def run(
-        self, prepared: PreparedWindow, *, advance: Callable[[int], None] | None = None
+        self,
+        prepared: PreparedWindow,
+        *,
+        advance: Callable[[int], None] | None = None,
+        stopped: Callable[[NDArray[np.float32]], None] | None = None,
     ) -> RanWindow:
-        """Encode a prepared window; on a GPU this returns before the embeddings are there."""
+        """Encode a prepared window; on a GPU this returns before the embeddings are there.
+
+        A run that Ctrl-C stops gives ``stopped`` what may be ``known`` to another one.
+        """
         if prepared.ready is not None:
             here = torch.cuda.current_stream(self.device)
             here.wait_event(prepared.ready)
@@ -244,7 +252,14 @@ class Encoder:
             if advance is not None:
                 advance(rows + next(repeated, 0))
 
-        self._threads.run(batches.step, advance_all, alone=alone)
+        try:
+            if len(prepared.known):
+                advance_all(len(prepared.known))
+            self._threads.run(batches.step, advance_all, alone=alone)
+        except KeyboardInterrupt:
+            if stopped is not None and len(found := batches.finished()):
+                stopped(found)
+            raise
         if self.device.type != "cuda":
             return RanWindow(prepared, batches.embeddings.cpu(), batches.padded_tokens)
         host, arrived, stream = self._to_host(batches.embeddings)
@@ -255,7 +270,7 @@ class Encoder:
         """Return the embeddings of a window in the order of its texts."""
         if ran.arrived is not None:
             ran.arrived.synchronize()
-        tokens = ran.prepared.tokens
+        tokens, first = ran.prepared.tokens, len(ran.prepared.known)
         distinct: NDArray[np.float32] = ran.embeddings.numpy()
         finite = np.asarray(np.isfinite(distinct).all(axis=1))
         if not finite.all():
@@ -267,7 +282,8 @@ class Encoder:
         return Encoded(
             embeddings=distinct[tokens.places],
             truncated=tokens.truncated,
-            tokens=len(tokens.ids),
+            known=int((tokens.places < first).sum()),
+            tokens=len(tokens.ids) - int(tokens.offsets[first]),
             padded_tokens=ran.padded_tokens,
             distinct=len(distinct),
             _on_device=ran.on_device,

@@ -153,14 +153,26 @@ def encode_shards(
         windows = plan_windows(shards, rows=corpus.config.shard_rows)
         counts, results = Counts(kept_files=len(kept)), dict[Shard, ShardResult]()
         with stages.stage("encode", corpus.rows) as watcher:
+            done = 0
+
+            def advance(rows: int) -> None:
+                nonlocal done
+                done += rows
+                watcher.advance(rows)
+
             for file, parts in kept.values():
                 passages = work.splitter is not None
                 counts.add(_stored_counts(parts, file.skipped, passages=passages))
-                watcher.advance(sum(part.read for part in parts))
-            for window, result in _window_results(work, runner, windows, watcher.advance):
-                counts.add(result.counts)
-                results.update(zip(window, result.parts, strict=True))
-                _add_seconds(stages, result)
+                advance(sum(part.read for part in parts))
+            try:
+                for window, result in _window_results(work, runner, windows, advance):
+                    counts.add(result.counts)
+                    results.update(zip(window, result.parts, strict=True))
+                    _add_seconds(stages, result)
+            except KeyboardInterrupt:
+                # Other processes keep whole windows only.
+                rows = counts.read if runner.remote else done
+                raise KeyboardInterrupt(f"kept {rows:,} of {corpus.rows:,} rows") from None
         corpus.require_unchanged()
         # This run, and other processes and machines, wrote segments.
         work.store.look_again()

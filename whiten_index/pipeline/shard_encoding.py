@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from whiten_index import __version__
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus.batches import (
     PASSAGE,
@@ -123,6 +124,7 @@ class EncodedWindow:
     seconds: dict[str, float] = field(default_factory=dict)
     prepared: PreparedWindow | None = None
     ran: RanWindow | None = None
+    key: dict[str, Any] = field(default_factory=dict)  # of what an interrupted run keeps of it
 
     @contextlib.contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -203,6 +205,10 @@ class ShardWork(Work):
                 self.store.results.save_runtime(encoder.runtime)
             with state.step("tokenise"):
                 state.prepared = encoder.prepare(texts)
+            new = np.concatenate([shard.digests[shard.to_encode] for shard in state.shards])
+            state.key = {"texts": digests_name(new), "version": __version__, **encoder.runtime}
+            if (before := self.store.results.sample(state.key, {"embeddings": "md"})) is not None:
+                state.prepared = replace(state.prepared, known=before["embeddings"])
         return state
 
     def run(self, state: EncodedWindow, advance: Callable[[int], None]) -> EncodedWindow:
@@ -215,7 +221,10 @@ class ShardWork(Work):
             encoder = self.encoder()
             halved = encoder.budget.halvings
             in_rows = _in_rows(advance, rows=rows, texts=len(state.prepared.texts))
-            state.ran = encoder.run(state.prepared, advance=in_rows)
+            keep = functools.partial(self.store.results.save_sample, state.key)
+            state.ran = encoder.run(
+                state.prepared, advance=in_rows, stopped=lambda found: keep({"embeddings": found})
+            )
         state.counts.out_of_memory = encoder.budget.halvings - halved
         state.prepared = None
         return state
@@ -229,12 +238,17 @@ class ShardWork(Work):
                 encoded = self.encoder().collect(state.ran)
             counts.duplicates = len(encoded.embeddings) - encoded.distinct
             counts.tokens, counts.padded_tokens = encoded.tokens, encoded.padded_tokens
+            rows = sum(shard.rows_to_encode for shard in state.shards)
+            counts.reused = encoded.known * rows // len(encoded.embeddings)
+            counts.encoded = -counts.reused
         with state.step("store"):
             for shard in state.shards:
                 stop = start + len(shard.texts)
                 part = self._keep(shard, encoded, slice(start, stop), counts)
                 state.parts.append((part, shard.batch.skipped))
                 start = stop
+            if encoded is not None and encoded.known:
+                self.store.results.forget_sample(state.key)
         state.shards, state.ran = [], None
         return state
 

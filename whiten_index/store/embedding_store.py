@@ -4,7 +4,8 @@ Layout below the root, one folder an encoder::
 
     <encoder-fingerprint>/
         manifest.json                     the encoder
-        samples/<fingerprint>.safetensors pieces of documents that a transform is chosen on
+        samples/<fingerprint>.safetensors pieces of documents that a transform is chosen on, and
+                                          what an interrupted run had encoded of a segment
         choices/<fingerprint>.json        transforms chosen
         runtimes/<fingerprint>.json       versions of the libraries that computed embeddings
         segments/<name>/                  embeddings with the digests of their texts, moments of d

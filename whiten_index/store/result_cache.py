@@ -1,7 +1,5 @@
 """Choices, samples and runtimes that a store keeps with its rows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -69,6 +67,10 @@ class ResultCache:
             return _read_sample(path, shapes)
         except ArtifactError:
             return None
+
+    def forget_sample(self, key: Mapping[str, Any]) -> None:
+        """Remove what ``save_sample`` kept."""
+        self.mirror.remove(self._path("samples", key, ".safetensors"))
 
     def check(self, path: Path) -> None:
         """Raise ``ArtifactError`` for a sample, choice or runtime that is damaged."""
