@@ -4,8 +4,6 @@ Only files are read here; torch and transformers are not loaded, so a build that
 embedding never loads them either.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import importlib.util
@@ -205,7 +203,7 @@ def _with_code(found: ModelFolder, revision: str | None) -> ModelFolder:
     (name,) = repositories
     if is_folder(name):
         return replace(found, code=Path(name))
-    code = _fetch(name, revision, ["*.py"], found.local_files_only)
+    code = fetch(name, revision, ["*.py"], found.local_files_only)
     return replace(found, code=code, code_revision=code.name)
 
 
@@ -359,7 +357,7 @@ def _fetch_model(
     Fetched are configuration, tokenizer and safetensors; pickled weights only of a module that
     has no others.
     """
-    path = _fetch(name, revision, _WANTED, local_files_only, otherwise)
+    path = fetch(name, revision, _WANTED, local_files_only, otherwise)
     modules = read_modules(path)
     holders = [*modules[:1], *(each for each in modules[1:] if each.kind in ("Dense", "LayerNorm"))]
     pickled = [
@@ -368,18 +366,18 @@ def _fetch_model(
         if not list_folder(folder, "*.safetensors")
     ]
     if pickled:
-        path = _fetch(name, revision, [*_WANTED, *pickled], local_files_only, otherwise)
+        path = fetch(name, revision, [*_WANTED, *pickled], local_files_only, otherwise)
     return path
 
 
-def _fetch(
+def fetch(
     name: str,
     revision: str | None,
     patterns: list[str],
-    local_files_only: bool,
+    local_files_only: bool = False,
     otherwise: str = "",
 ) -> Path:
-    """Return the folder of a commit; without network the cache alone is asked."""
+    """Return the folder of a commit of the hub; without network the cache alone is asked."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 

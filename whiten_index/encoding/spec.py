@@ -46,6 +46,11 @@ class EncoderSpec:
     code_revision: str | None
 
     @property
+    def name(self) -> str:
+        """Name on the hub, or of the folder, whose place is nobody's business."""
+        return self.model if self.revision else Path(self.model).name
+
+    @property
     def fingerprint(self) -> str:
         """Identity of the embeddings of documents, 32 hex digits."""
         return self._fingerprint(self.document_prompt)

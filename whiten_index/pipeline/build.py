@@ -1,7 +1,5 @@
 """The build: encode, fit the whitening, fill a FAISS index, publish a version."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,14 +73,9 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
         progress: receiver of the stages.
 
     Raises:
-        CorpusError: the corpus or a row of it cannot be used.
-        EncoderError: the model cannot be found or loaded.
         WhiteningError: the embeddings do not allow the transform.
         ArtifactError: the store is damaged and there is no corpus to mend it from.
-        BusyError: another process is writing the same folder.
-        StorageError: the disk is full or cannot be written.
-        ClusterError: the cluster cannot be reached, or has no worker left.
-        PartialFailureError: some shards failed on every machine; the others are in the store.
+        WhitenIndexError: others; see ``encode_corpus``.
 
     Examples:
         >>> config = BuildConfig(corpus="docs.parquet", text_columns="text", k=16, out="new")

@@ -1,7 +1,5 @@
 """The update: encode what changed, keep the transform or fit it again, publish a version."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -135,15 +133,10 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
         progress: receiver of the stages.
 
     Raises:
-        ConfigError: an option that cannot be used.
-        CorpusError: the corpus or a row of it cannot be used.
         EncoderError: the model is gone, or is another one by now.
         ArtifactError: nothing is published, or it or its store is damaged.
         GateError: the new version is not published, and kept aside.
-        BusyError: another process is writing the same folder.
-        StorageError: the disk is full or cannot be written.
-        ClusterError: the cluster cannot be reached, or has no worker left.
-        PartialFailureError: some shards failed on every machine; the others are in the store.
+        WhitenIndexError: others; see ``encode_corpus``.
 
     Examples:
         >>> update_index(UpdateConfig(index="index")).up_to_date

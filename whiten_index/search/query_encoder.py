@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,21 +38,14 @@ class QueryEncoder:
         self,
         recorded: EncoderSpec | None,
         *,
-        model: str | None = None,
-        trust_remote_code: bool = False,
-        device: str = "auto",
-        threads: int | None = None,
         instead: str = "search with --like or with embeddings",
+        **opening: Unpack[EncoderOpening],
     ) -> None:
         """Take what a manifest names, None where the index knows none, and what its opener allows.
 
         ``instead`` is what the caller can do without an encoder, for the message.
         """
-        self._recorded, self._instead = recorded, instead
-        self._opening: EncoderOpening = {
-            "model": model, "trust_remote_code": trust_remote_code, "device": device,
-            "threads": threads,
-        }  # fmt: skip
+        self._recorded, self._instead, self._opening = recorded, instead, opening
         self._encoder: Encoder | None = None
         self._loading = threading.Lock()
 

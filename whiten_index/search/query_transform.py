@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from whiten_index.artifacts.atomic import replace_folder
 from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.manifest import (
+    MANIFEST,
     Described,
     Digest,
     Schema,
@@ -30,13 +31,12 @@ from whiten_index.artifacts.manifest import (
     new_artifact,
     read_manifest,
 )
-from whiten_index.encoding.models import ModelFolder
+from whiten_index.encoding.models import ModelFolder, fetch
 from whiten_index.encoding.spec import EncoderOpening, EncoderSpec, recorded_spec
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, require_installed
 from whiten_index.search.query_encoder import QueryEncoder, digest_of, require_same, require_texts
 from whiten_index.store.records import EncoderFacts
 from whiten_index.versions.published import WHITENING, Version, with_published
-from whiten_index.versions.version_manifest import VersionManifest
 from whiten_index.whitening.spectrum import real_rows, unit_rows
 from whiten_index.whitening.transform import Whitening
 
@@ -163,15 +163,38 @@ class QueryTransform:
         """
         root, mirror = place_of(index)
 
-        def read(version: Version) -> tuple[VersionManifest, Whitening]:
+        def read(version: Version) -> QueryTransform:
             if verify is not None:
                 version.check()
-            return version.fields, Whitening.load(version.file(WHITENING))
+            return cls.of_version(version, **opening)
 
-        fields, whitening = with_published(root, read, mirror, verify=verify or "full")
-        encoder = {**fields["encoder"], "fingerprint": fields["encoder_fingerprint"]}
-        made = cls(whitening, encoder, version=fields["version"], **opening)
+        made = with_published(root, read, mirror, verify=verify or "full")
         return made if k is None else made.truncate(k)
+
+    @classmethod
+    def of_version(cls, version: Version, **opening: Unpack[EncoderOpening]) -> QueryTransform:
+        """Read the transform of an opened version; see ``of``."""
+        fields, whitening = version.fields, Whitening.load(version.file(WHITENING))
+        encoder = {**fields["encoder"], "fingerprint": fields["encoder_fingerprint"]}
+        return cls(whitening, encoder, version=fields["version"], **opening)
+
+    @classmethod
+    def from_hub(
+        cls, name: str, *, revision: str | None = None, **opening: Unpack[EncoderOpening]
+    ) -> QueryTransform:
+        """Fetch what ``whiten-index export --as hub`` sent to the Hugging Face hub, checked.
+
+        Args:
+            name: of the repository, such as ``me/docs-whitened``.
+            revision: branch, tag or commit; a commit stays what it is.
+            opening: of the encoder, which is fetched only if ``model`` names it.
+
+        Raises:
+            EncoderError: it is not there, or cannot be fetched.
+            ArtifactError: as ``load``.
+        """
+        require_installed("huggingface_hub", by="from_hub", extra="encode")
+        return cls.load(fetch(name, revision, [MANIFEST, WHITENING]), **opening)
 
     @classmethod
     def load(cls, folder: Path | str, **opening: Unpack[EncoderOpening]) -> QueryTransform:
