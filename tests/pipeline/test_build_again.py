@@ -1,6 +1,7 @@
 """A second build: what it finds done, what it makes anew, what it mends, and two at once."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,18 @@ def test_whatever_changes_the_index_makes_a_new_version(
     assert changed.version != first.version
     assert not changed.up_to_date
     assert len(open_index(out)) == changed.encoded.record.rows
+
+
+def test_a_second_build_reads_no_file_that_is_as_it_was(tmp_path: Path) -> None:
+    corpus = write_rows(tmp_path / "c.parquet", random_rows(18))
+    os.utime(corpus, (1e9, 1e9))
+    made = [build(tmp_path / "out", corpus, k=k) for k in (4, 6)]
+    assert [each.encoded.counts.kept_files for each in made] == [0, 1]
+    assert made[1].encoded.counts.reused == ROWS
+    assert build(tmp_path / "out", corpus, store_dtype="float16").encoded.counts.encoded == ROWS
+    write_rows(tmp_path / "c.parquet", random_rows(19))
+    os.utime(corpus, (1e9, 1e9))
+    assert build(tmp_path / "out", corpus, k=6).encoded.counts.encoded == ROWS
 
 
 @pytest.mark.parametrize("damage", ["garbage", "empty", "missing", "names nothing"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ from typing import Any
 
 from whiten_index.artifacts.cached_storage import naming
 from whiten_index.artifacts.lock import only_writer
+from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.corpus.sharding import SHARD_BYTES, Shard, plan_windows
 from whiten_index.distributed.executors import Executor, Failure, SerialExecutor
@@ -16,7 +18,7 @@ from whiten_index.distributed.process_executor import ProcessExecutor
 from whiten_index.distributed.ray_executor import RayExecutor
 from whiten_index.encoding.encoder_config import chosen_devices
 from whiten_index.encoding.spec import resolve_encoder
-from whiten_index.errors import ConfigError, CorpusError, PartialFailureError
+from whiten_index.errors import ArtifactError, ConfigError, CorpusError, PartialFailureError
 from whiten_index.options import options_of
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.early_checks import check_early
@@ -136,18 +138,22 @@ def encode_shards(
     *,
     executor: Executor,
     before: CorpusRecord | None = None,
+    read_all: bool = False,
     remember: bool = True,
 ) -> EncodeReport:
     """Encode the rows that the store does not have, and remember the corpus in it.
 
-    Files that are as they were in ``before`` are not read. Unless ``remember``, the caller saves
-    the record in the store.
+    Files that are as they were in ``before``, by default the store's own record of the corpus, are
+    not read, unless ``read_all``. Unless ``remember``, the caller saves the record in the store.
     """
     work = shard_work(config, corpus)
     with only_writer(work.store.folder, what="store"):
         work.store.tidy()
         work.store.fetch_corpus(corpus.config.source_identity())
-        kept = kept_parts(work, before)
+        if before is None and not read_all:
+            with contextlib.suppress(ArtifactError):
+                before = work.store.corpus(corpus.config.source_identity())
+        kept = kept_parts(work, None if read_all else before)
         runner = _encoding_executor(config, work, executor)
         shards = [shard for shard in corpus.shards if shard.file not in kept]
         windows = plan_windows(shards, rows=corpus.config.shard_rows)
@@ -176,7 +182,7 @@ def encode_shards(
         corpus.require_unchanged()
         # This run, and other processes and machines, wrote segments.
         work.store.look_again()
-        record = _record(corpus, kept, results, counts)
+        record = _record(work, kept, results, counts)
         report = EncodeReport(work.store, record, counts, stages, work, executor)
         _note_runtimes(report)
         if remember:
@@ -192,12 +198,18 @@ def kept_parts(work: ShardWork, before: CorpusRecord | None) -> dict[int, KeptFi
     known, found = before.parts_by_file(), dict[int, KeptFile]()
     for position, shards in enumerate(_by_file(work.corpus)):
         record, parts = known.get(work.corpus.files[position].name, (CorpusFile("", "", 0), ()))
-        same = record.fingerprint and record.fingerprint == work.corpus.fingerprints[position]
+        same = record.fingerprint and record.fingerprint == _fingerprint(work, position)
         read = sum(part.read for part in parts)
         whole = len(parts) == len(shards) and read == sum(shard.rows for shard in shards)
         if same and whole and all(work.store.has(part) for part in parts):
             found[position] = record, parts
     return found
+
+
+def _fingerprint(work: ShardWork, position: int) -> str:
+    """Return a digest that changes with a file, the columns read or the type that is kept."""
+    read = work.corpus.fingerprints[position]
+    return read and fingerprint({"read": read, "kept_as": work.dtype.value})
 
 
 def _by_file(corpus: ParquetCorpus) -> list[list[Shard]]:
@@ -286,13 +298,13 @@ def _add_seconds(stages: Stages, window: EncodedWindow) -> None:
 
 
 def _record(
-    corpus: ParquetCorpus,
+    work: ShardWork,
     kept: Mapping[int, KeptFile],
     results: Mapping[Shard, ShardResult],
     counts: Counts,
 ) -> CorpusRecord:
     """Return the corpus file by file, in its order."""
-    files, parts = list[CorpusFile](), list[CorpusPart]()
+    corpus, files, parts = work.corpus, list[CorpusFile](), list[CorpusPart]()
     for position, shards in enumerate(_by_file(corpus)):
         if position in kept:
             file, own = kept[position]
@@ -300,7 +312,7 @@ def _record(
             done, skipped = [results[shard] for shard in shards], Counter[str]()
             for _, left_out in done:
                 skipped.update(left_out)
-            name, identity = corpus.files[position].name, corpus.fingerprints[position]
+            name, identity = corpus.files[position].name, _fingerprint(work, position)
             file = CorpusFile(name, identity, len(done), dict(skipped))
             own = tuple(part for part, _ in done)
         files.append(file)

@@ -159,7 +159,8 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
             corpus,
             stages,
             executor=machines.enter_context(executor_session(base.config, stages)),
-            before=None if config.read_all else base.read_before(corpus),
+            before=base.read_before(corpus),
+            read_all=config.read_all,
             remember=False,
         )
         register(encoded.store, base.config.out_place, stages)
