@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +20,11 @@ from tests.acceptance.vectors import (
     some,
     write_corpus,
 )
+from tests.objects import conftest as objects
 
 pytestmark = pytest.mark.service
 NUMBERS = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """Address of the server."""
-    from moto.server import ThreadedMotoServer
-
-    made = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    made.start()
-    host, port = made.get_host_and_port()
-    yield f"http://{host}:{port}"
-    made.stop()
+server = objects.server
 
 
 @pytest.fixture

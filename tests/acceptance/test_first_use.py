@@ -95,7 +95,8 @@ def test_an_update_measures_again_once_a_tenth_of_the_rows_changed(tmp_path: Pat
 
 def test_few_rows_do_not_replace_many_unless_forced(corpus: Path, tmp_path: Path) -> None:
     order = ("build", corpus, *COLUMNS, "--out", tmp_path / "i", "--k", 4)
-    done(*order)
+    done(*order, "--keep", "day")
+    assert "keeps day, and this build does not" in run(*order).err
     assert "--force" in refused(9, *order, "--limit", 10)
     done(*order, "--limit", 10, "--force")
 

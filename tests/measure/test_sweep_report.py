@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.measure.sweep_records import DIM, RAW, header, point, read, sweep_records, write_results
 from whiten_index.cli import cli
-from whiten_index.errors import ArtifactError, ConfigError, StorageError
+from whiten_index.errors import ArtifactError, StorageError
 from whiten_index.measure import sweep_report
 from whiten_index.measure.results import (
     AGREEMENT,
@@ -30,7 +30,7 @@ from whiten_index.measure.results import (
     read_sweeps,
     recommend,
 )
-from whiten_index.measure.sweep_report import check_report, write_report
+from whiten_index.measure.sweep_report import write_report
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
@@ -305,11 +305,9 @@ def test_a_folder_that_cannot_be_written_is_an_output_error(tmp_path):
         write_report(tmp_path)
 
 
-def test_without_jinja2_the_error_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    message = r"a report needs jinja2; run: pip install 'whiten-index\[plot\]'"
-    with pytest.raises(ConfigError, match=message):
-        check_report()
-    with pytest.raises(ConfigError, match=message):
-        write_report(tmp_path)
-    assert not list(tmp_path.iterdir())
+def test_without_what_draws_the_report_has_no_page(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    write_results(tmp_path / "results.jsonl", [header(), RAW])
+    assert write_report(tmp_path) == tmp_path / "report.md"
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"results.jsonl", "report.md", "report.json"}

@@ -116,7 +116,7 @@ def _form_of(target: str, form: str | None) -> str:
     if form is None and by_ending is None:
         raise ConfigError(
             f"{name} does not tell what to export: end it in .safetensors for a matrix or in .sql, "
-            f"or say --as {QUERY} or --as {MODEL} for a folder"
+            f"or say --as {QUERY} or --as {MODEL} for a folder; whiten-index push writes vectors"
         )
     if form is not None and by_ending not in (None, form):
         raise ConfigError(

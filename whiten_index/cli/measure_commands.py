@@ -49,7 +49,7 @@ def sweep(plan: bool, as_json: bool, **options: Any) -> None:
     """
     from whiten_index.measure.results import RESULTS, read_runs, recommend
     from whiten_index.measure.sweep_config import SweepConfig
-    from whiten_index.measure.sweep_report import check_report, write_report
+    from whiten_index.measure.sweep_report import write_report
     from whiten_index.measure.sweep_run import plan_sweep, run_sweep
 
     config = SweepConfig(**given(options))
@@ -58,12 +58,14 @@ def sweep(plan: bool, as_json: bool, **options: Any) -> None:
         lines = ("plan (nothing was written)", *_lines(found))
         terminal.show(found, lines, as_json=as_json)
         return
-    check_report()
     said = run_sweep(config, progress=terminal.Bars()).to_json()
     advice = recommend(read_runs(config.folder / RESULTS)[said["run"]])
     said["recommended"] = {"why": advice.reason, "command": advice.command or None}
-    said["report"] = str(write_report(config.folder))
-    terminal.show(said, _lines(said), as_json=as_json)
+    report = write_report(config.folder)
+    said["report"] = str(report)
+    plain = "a page with charts needs: pip install 'whiten-index[plot]', then whiten-index report"
+    notes = [f"{plain} {config.folder}"] if report.suffix == ".md" else []
+    terminal.show(said, _lines(said), as_json=as_json, notes=notes)
 
 
 def _lines(said: Mapping[str, Any]) -> Iterator[str]:

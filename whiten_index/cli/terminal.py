@@ -45,7 +45,7 @@ class Bars(Progress):
         if total and sys.stderr.isatty():
             from tqdm import tqdm
 
-            self._bar = tqdm(total=total, desc=stage, unit=" rows", unit_scale=True, leave=False)
+            self._bar = tqdm(total=total, desc=stage, unit="", unit_scale=True, leave=False)
             return
         told = stage, total, self._ended
         threading.Thread(target=self._tell, args=told, daemon=True).start()
@@ -54,7 +54,7 @@ class Bars(Progress):
         """Say how far a stage is, until it ends."""
         while not ended.wait(EVERY_SECONDS):
             spent, done = time.monotonic() - self._started, self._done
-            rows = f"{done:,} of {total:,} rows in " if total else ""
+            rows = f"{done:,} of {total:,} in " if total else ""
             left = f", {duration(spent * (total - done) / done)} left" if 0 < done < total else ""
             click.echo(f"{stage}: {rows}{duration(spent)}{left}", err=True)
 

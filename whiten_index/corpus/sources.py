@@ -61,7 +61,9 @@ def to_parquet(*paths: str) -> str:
             if not dataset:
                 module, kind = _READERS[path.suffix]
                 code = f"import pyarrow.{module} as i, pyarrow.parquet as o; "
-                code += f"o.write_table(i.read_{kind}({old}), {new})"
+                breaks = ", parse_options=i.ParseOptions(newlines_in_values=True)"
+                breaks = breaks if kind == "csv" else ""
+                code += f"o.write_table(i.read_{kind}({old}{breaks}), {new})"
             return f"; a corpus is Parquet, which this makes of it: python -c {shlex.quote(code)}"
     return ""
 

@@ -331,7 +331,8 @@ def recommend(sweep: Sweep) -> Recommendation:
         least = 100 * next((level for level in _LEVELS if 100 * level <= most + 1e-9), _LEVELS[-1])
         goal = f"at {least:.0f}% or more of the raw embeddings' ten nearest neighbours"
         end = ". Without judgements quality is unknown."
-    if near := [point for point in others if value(point) >= least - 1e-9]:
+    near = [point for point in others if value(point) >= least - 1e-9]
+    if near:
         point = min(near, key=order)
         # Raw embeddings of no more bytes beat it.
         point = next((p for p in known if p.is_raw and order(p)[1:3] <= order(point)[1:3]), point)
@@ -344,6 +345,8 @@ def recommend(sweep: Sweep) -> Recommendation:
     deep = [0.0 if p is None else p.number(_DEEP) or 0.0 for p in (sweep.raw, point)]
     if (lost := deep[0] - deep[1]) > _DEEP_LOSS:
         end += f" It loses {100 * lost:.1f} points of recall@100."
+    if any(p.candidates and order(p)[1] < order(point)[1] for p in near):
+        end += " With re-ranking, which reads the store for each query, fewer bytes do."
     options = point.build_options((sweep.header.get("settings") or {}).get("target_recall"))
     command = f"{sweep.header.get('build') or 'whiten-index build …'} --out INDEX {options}"
     reason = f"{said}: {found} at {_bytes(sweep, point)}{end}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import whiten_index
 from whiten_index.artifacts.atomic import replace_file
 from whiten_index.artifacts.files import writing
-from whiten_index.errors import require_installed
 from whiten_index.measure.charts import charts_of
 from whiten_index.measure.results import (
     COLUMNS,
@@ -126,18 +126,12 @@ class _Section:
         return "\n\n".join(lines)
 
 
-def check_report() -> None:
-    """Make sure, before any work, that a report can be made."""
-    require_installed("matplotlib", "jinja2", by="a report", extra="plot")
-
-
 def write_report(folder: Path) -> Path:
-    """Write ``report.html``, ``report.md`` and ``report.json`` beside the results of sweeps.
+    """Write ``report.md``, ``report.json`` and ``report.html`` beside the results of sweeps.
 
     They may be several sweeps, finished or not. Return the path of the page, one file that loads
-    nothing else.
+    nothing else; without matplotlib and jinja2 there is none, and ``report.md`` is the report.
     """
-    check_report()
     sweeps = read_sweeps(folder / RESULTS)
     names = Counter(sweep.name for sweep in sweeps)
     sections = [
@@ -149,12 +143,13 @@ def write_report(folder: Path) -> Path:
         "report.json": plain_json(
             json.dumps({"sweeps": [each.to_json() for each in sections]}, indent=1)
         ),
-        REPORT: _page(sections),
     }
+    if drawn := all(map(find_spec, ("matplotlib", "jinja2"))):
+        written[REPORT] = _page(sections)
     for name, text in written.items():
         with writing(folder / name):
             replace_file(folder / name, without_controls(text).encode("utf-8", "replace"))
-    return folder / REPORT
+    return folder / (REPORT if drawn else "report.md")
 
 
 def _page(sections: list[_Section]) -> str:

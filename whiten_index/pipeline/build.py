@@ -99,6 +99,12 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
             rows = encoded.record.rows
             register(encoded.store, config.out_place, stages)
             _require_rows(config, rows, out, mirror)
+            had = _published(out).get("config", {}).get("keep") or ()
+            if config.corpus and (gone := sorted({*had} - {*config.keep})):
+                stages.watcher.note(
+                    f"note: the version before keeps {', '.join(gone)}, and this build does not; "
+                    "name each with --keep"
+                )
             fitted = fit_whitening(config, encoded, labels)
             plan = config.index_plan(rows=rows, dim=fitted.whitening.dim, k=fitted.whitening.k)
             spec = VersionSpec(fitted, plan, version_identity(encoded, fitted, plan))

@@ -51,7 +51,7 @@ class BuildConfig(BuildOptions):
             if (given := getattr(self, name)) is not None:
                 object.__setattr__(self, name, str(as_place(given, what=flag_of(name))))
         if self.out is None and self.store is None:
-            raise ConfigError("say where the result goes: --out for an index, --store to encode")
+            raise ConfigError("say where the result goes: --store, or of a build --out")
         if not self.corpus and self.store is None:
             raise ConfigError("name a corpus to read, or with --store a folder of embeddings")
         self._require_consistent_transform()

@@ -122,7 +122,10 @@ def require_texts(texts: Sequence[str], *, what: str = "query") -> None:
         raise ConfigError(f"this takes a list of texts; {shown(texts)} was given")
     for number, text in enumerate(texts):
         if not isinstance(text, str):
-            raise ConfigError(f"{what} {number} is {shown(text)}, no text; give a string")
+            raise ConfigError(
+                f"{what} {number} is {shown(text)}, no text; give a string (embeddings go to "
+                "search_embeddings and reduce)"
+            )
         if not text.strip():
             raise ConfigError(
                 f"a {what} is blank (number {number}, from 0); give it some text, or leave it out"

@@ -129,8 +129,9 @@ class Documents:
             raise ConfigError(
                 f"the filter {row_filter.text!r} reads {', '.join(unknown)}, which this index "
                 f"does not keep; its columns are {', '.join(self.schema.names)} (id has the ids, "
-                "whatever their column is called in the corpus); name another with --keep when the "
-                "index is built, which takes the embeddings from its store"
+                "whatever their column is called in the corpus); put a text in quotes, or name "
+                "another column with --keep when the index is built, which takes the embeddings "
+                "from its store"
             )
         return self._selected(row_filter.text)
 
