@@ -182,7 +182,7 @@ def _condition(node: ast.expr, types: _Types) -> Any:
         return ~_condition(node.operand, types)
     if isinstance(node, ast.Compare):
         operands = [node.left, *node.comparators]
-        if not any(map(_column_name, operands)):
+        if all(_column_name(each) is None for each in operands):
             raise ValueError(f"{ast.unparse(node)} names no column; write its name without quotes")
         links = zip(operands, node.ops, operands[1:], strict=False)
         return _joined(operator.and_, [_link(*link, types) for link in links])
