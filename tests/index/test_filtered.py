@@ -138,8 +138,6 @@ FILTERS: list[tuple[str, Callable[[int], bool]]] = [
     ("id in []", lambda i: False),
     ("flag", lambda i: i % 2 == 1),
     ("kind == 'a'", lambda i: i % 2 == 0),
-    ("1 == 1", lambda i: True),
-    ("1 == 2", lambda i: False),
 ]
 
 
