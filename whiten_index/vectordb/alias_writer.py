@@ -101,7 +101,10 @@ class AliasWriter(DatabaseWriter):
         if not self._has_lease(published):
             # Another push is dropping it at this moment.
             if before is not None:
-                self._point_back(held, before)
+                with suppress(Exception):
+                    target = self._alias_target()
+                    if target in (None, held.name):
+                        self._point_alias(before.name, replaces=target is not None)
             raise taken_over(self.target)
         with self._reporting("the old table could not be dropped"):
             self._drop_all([] if before is None else [before])
@@ -142,12 +145,6 @@ class AliasWriter(DatabaseWriter):
             except Exception:
                 if each.name in self._collections():
                     raise
-
-    def _point_back(self, held: Stored, before: Stored) -> None:
-        with suppress(Exception):
-            target = self._alias_target()
-            if target in (None, held.name):
-                self._point_alias(before.name, replaces=target is not None)
 
     def _has_lease(self, stored: Stored) -> bool:
         found = self._read(stored.name)

@@ -54,16 +54,6 @@ class EngineOptions(BaseModel):
             raise ConfigError(cls._explain(error, given)) from None
 
     @classmethod
-    def require_name(cls, name: str) -> None:
-        """Refuse a name that the engine gives no table."""
-        form, longest, rule = cls.name
-        if not re.fullmatch(form, name) or len(name.encode()) > longest:
-            raise ConfigError(
-                f"{cls.engine} cannot give a table the name {cut(name)!r}; use 1 to {longest} "
-                f"bytes, {rule}"
-            )
-
-    @classmethod
     def _explain(cls, error: ValidationError, given: Mapping[str, str]) -> str:
         first = error.errors(include_url=False)[0]
         name = cut(str(first["loc"][0]), most=60)
@@ -250,7 +240,12 @@ def open_writer(
     """
     made, given = require_client(address), _engine(address)
     parsed = given.parse(options or {})
-    given.require_name(name)
+    form, longest, rule = given.name
+    if not re.fullmatch(form, name) or len(name.encode()) > longest:
+        raise ConfigError(
+            f"{given.engine} cannot give a table the name {cut(name)!r}; use 1 to {longest} bytes, "
+            f"{rule}"
+        )
     writer: DatabaseWriter = made(address, name, parsed, make=make)
     return writer
 
