@@ -192,11 +192,11 @@ def _text(value: Any, names: str) -> str:
 
 def in_words(size: float) -> str:
     """Return bytes as a short text, such as 1.5 MB (powers of 1000)."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 1000 or unit == "TB":
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
-    raise AssertionError(size)
+    return f"{size:.1f} TB"
 
 
 def duration(seconds: float) -> str:
