@@ -5,7 +5,6 @@ FAISS's own ``merge_ondisk`` maps the file that it writes, so that a full disk e
 
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 import numpy as np
@@ -102,9 +101,7 @@ class OnDiskLists:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         (self.folder / PARTS).unlink(missing_ok=True)
 
     def _spill(self) -> None:

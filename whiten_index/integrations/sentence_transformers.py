@@ -96,7 +96,16 @@ def _modules(spec: EncoderSpec, model: ModelFolder, affine: Affine) -> list[Modu
     """Return all modules but the first."""
     modules = []
     if spec.layers != (model.layers,):
-        modules.append(_layer_mean(spec, model))
+        # The mean of some hidden states, as weights of 1 and 0 from the lowest one on.
+        lowest = min(spec.layers)
+        chosen = [float(layer in spec.layers) for layer in range(lowest, model.layers + 1)]
+        layers = {
+            "word_embedding_dimension": model.hidden_size,
+            "layer_start": lowest,
+            "num_hidden_layers": model.layers,
+        }
+        shares = {"layer_weights": np.array(chosen, dtype=np.float32)}
+        modules.append(Module("WeightedLayerPooling", layers, shares))
     modules.append(pooling_module(spec, model.hidden_size))
     modules += [
         Module(step.kind, source=None if step.kind == "Normalize" else step.path)
@@ -113,20 +122,6 @@ def _modules(spec: EncoderSpec, model: ModelFolder, affine: Affine) -> list[Modu
     }
     weights = {"linear.weight": affine.matrix.T, "linear.bias": affine.bias}
     return [*modules, Module("Dense", config, weights), Module("Normalize")]
-
-
-def _layer_mean(spec: EncoderSpec, model: ModelFolder) -> Module:
-    """Return the mean of some hidden states, as weights of 1 and 0 from the lowest one on."""
-    lowest = min(spec.layers)
-    chosen = [float(layer in spec.layers) for layer in range(lowest, model.layers + 1)]
-    config = {
-        "word_embedding_dimension": model.hidden_size,
-        "layer_start": lowest,
-        "num_hidden_layers": model.layers,
-    }
-    return Module(
-        "WeightedLayerPooling", config, {"layer_weights": np.array(chosen, dtype=np.float32)}
-    )
 
 
 class _Exported(Described):
