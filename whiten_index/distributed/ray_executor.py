@@ -242,19 +242,16 @@ class RayExecutor(Executor):
                 return None
             died = ClusterError("its workers died, perhaps for want of memory")
             result, rows = Failure(task.item, died), 0
-        if isinstance(result, Failure):
-            self._count_failure(run, result.error)
-        else:
+        if not isinstance(result, Failure):
             run.done += 1
-        return task, result, rows
-
-    def _count_failure(self, run: _Run, error: BaseException) -> None:
-        """Raise an error that the next items would meet as well."""
+            return task, result, rows
         run.failed += 1
         self.failures += 1
+        # The next items would meet the same error.
         hopeless = not run.done and run.failed >= _FAILURES_AT_FIRST
-        if isinstance(error, _FATAL) or (hopeless and isinstance(error, WhitenIndexError)):
-            raise error
+        if isinstance(result.error, WhitenIndexError if hopeless else _FATAL):
+            raise result.error
+        return task, result, rows
 
     def _greet(self, ref: Any) -> None:
         worker = self._starting.pop(ref)
