@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from whiten_index.encoding.encoder_config import ModelOptions
 from whiten_index.errors import ConfigError
 from whiten_index.options import CORPUS, MODEL, OUTPUT, RESOURCES, Option, Positive, Share, schema
 
@@ -52,7 +53,7 @@ class Precision(Enum):
 
 
 @schema
-class TrainingConfig:
+class TrainingConfig(ModelOptions):
     """Options of a training; the defaults are the paper's for BERT-base.
 
     Raises:
@@ -70,14 +71,6 @@ class TrainingConfig:
         Option("Column of the sentences; may be repeated.", CORPUS, flag="--text-column"),
     ] = ("text",)
     limit: Annotated[Positive | None, Option("Use only the first N sentences.", CORPUS)] = None
-    model: Annotated[
-        str | None,
-        Option("Hub name or local folder.", MODEL, default="all-MiniLM-L6-v2, if installed"),
-    ] = None
-    revision: Annotated[str | None, Option("Commit or branch on the hub.", MODEL)] = None
-    trust_remote_code: Annotated[
-        bool, Option("Run Python code that comes with the model.", MODEL)
-    ] = False
     pooling: Annotated[
         Literal["cls", "mean"] | None,
         Option("The paper pools by cls; most sentence-transformers models by mean.", MODEL),
