@@ -50,10 +50,6 @@ class AliasWriter(DatabaseWriter):
         """Return the description of a collection, None if it has none."""
 
     @abstractmethod
-    def _write_metadata(self, collection: str, description: str) -> None:
-        """Write the description of a collection."""
-
-    @abstractmethod
     def _make(self, collection: str, layout: Layout, description: str) -> None:
         """Make an empty collection."""
 
@@ -131,9 +127,6 @@ class AliasWriter(DatabaseWriter):
                 raise
             return None
         return None if found is None or found.name != name else Stored(found, pending=True)
-
-    def _describe(self, stored: Stored) -> None:
-        self._write_metadata(stored.name, stored.table.text)
 
     def _drop_all(self, collections: Iterable[Stored]) -> None:
         for each in collections:

@@ -157,10 +157,7 @@ class LanceWriter(DatabaseWriter):
         self._drop_pending(made.lease)
 
     def _discard(self, held: Stored | None) -> None:
-        """Drop the pending table; complete a swap that was cut off.
-
-        A pending table that another push took over from this one is left to it.
-        """
+        """Drop the pending table, if it is ours still; complete a swap that was cut off."""
         pending, published = self._open(self._pending_name), self._open(self._name)
         if pending is None:
             # A push that was killed may have left a part of the folder.

@@ -202,21 +202,19 @@ class PushSource:
         vectors = np.empty((len(rows), self.whitening.k), dtype=np.float32)
         for first in range(0, len(rows), _ROWS_AT_ONCE):
             some = slice(first, first + _ROWS_AT_ONCE)
-            vectors[some] = self._few_vectors(rows[some])
+            try:
+                raw = self._embeddings.at(rows[some])
+            except ArtifactError as error:
+                current = read_current(self.root, self.mirror)
+                if exists(self.folder) or current.version == self.folder.name:
+                    raise
+                raise ArtifactError(
+                    f"version {self.folder.name} was pruned while it was being pushed, and "
+                    f"embeddings of it are gone from {self.store.place}; push again, a newer "
+                    "version is published"
+                ) from error
+            vectors[some] = unit_rows(self.whitening.apply(raw))
         return vectors
-
-    def _few_vectors(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        try:
-            raw = self._embeddings.at(rows)
-        except ArtifactError as error:
-            current = read_current(self.root, self.mirror)
-            if exists(self.folder) or current.version == self.folder.name:
-                raise
-            raise ArtifactError(
-                f"version {self.folder.name} was pruned while it was being pushed, and embeddings "
-                f"of it are gone from {self.store.place}; push again, a newer version is published"
-            ) from error
-        return unit_rows(self.whitening.apply(raw))
 
 
 def _layout(schema: pa.Schema, k: int, config: PushConfig) -> Layout:

@@ -126,8 +126,8 @@ class QdrantWriter(AliasWriter):
         found = (self._client.get_collection(collection).config.metadata or {}).get(METADATA_KEY)
         return found if isinstance(found, str) else None
 
-    def _write_metadata(self, collection: str, description: str) -> None:
-        self._client.update_collection(collection, metadata={METADATA_KEY: description})
+    def _describe(self, stored: Stored) -> None:
+        self._client.update_collection(stored.name, metadata={METADATA_KEY: stored.table.text})
 
     def _make(self, collection: str, layout: Layout, description: str) -> None:
         chosen = self._options

@@ -51,16 +51,13 @@ class EngineOptions(BaseModel):
         try:
             return cls.model_validate(dict(given))
         except ValidationError as error:
-            raise ConfigError(cls._explain(error, given)) from None
-
-    @classmethod
-    def _explain(cls, error: ValidationError, given: Mapping[str, str]) -> str:
-        first = error.errors(include_url=False)[0]
-        name = cut(str(first["loc"][0]), most=60)
-        if first["type"] == "extra_forbidden":
-            names = (field.alias or name for name, field in cls.model_fields.items())
-            return f"--option {name} is unknown to {cls.engine}; use one of {', '.join(names)}"
-        return f"--option {name}: {first['msg']}; {cut(given[name], most=60)!r} was given"
+            first = error.errors(include_url=False)[0]
+            name = cut(str(first["loc"][0]), most=60)
+            wrong = f": {first['msg']}; {cut(given[name], most=60)!r} was given"
+            if first["type"] == "extra_forbidden":
+                names = (field.alias or name for name, field in cls.model_fields.items())
+                wrong = f" is unknown to {cls.engine}; use one of {', '.join(names)}"
+            raise ConfigError(f"--option {name}{wrong}") from None
 
 
 class QdrantOptions(EngineOptions):
