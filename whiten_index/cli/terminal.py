@@ -20,8 +20,6 @@ _FOR_MACHINES = frozenset({
     "expected_bytes", "kept_files", "memory_budget", "normalize_input", "padded_tokens",
     "sha256", "stage_rows", "tokens",
 })  # fmt: skip
-
-
 EVERY_SECONDS = 10.0
 # Set by the options -q and -v of the command that runs.
 VERBOSITY = {"quiet": False, "verbose": False}
