@@ -45,8 +45,13 @@ class _Worker:
         self, sender: tuple[str, str], check: Callable[[], None]
     ) -> tuple[str, BaseException | None]:
         """Return the name of this machine, and the reason why it cannot do the work."""
+        here = _software()
+        if here != sender:
+            return platform.node(), ClusterError(
+                f"it has whiten-index {here[0]} on Python {here[1]}, and the build was started "
+                f"with {sender[0]} on {sender[1]}; install the same on all machines"
+            )
         try:
-            _require_same(sender)
             check()
         except Exception as error:
             return platform.node(), portable(error)
@@ -352,12 +357,3 @@ class RayExecutor(Executor):
 
 def _software() -> tuple[str, str]:
     return __version__, platform.python_version()
-
-
-def _require_same(sender: tuple[str, str]) -> None:
-    here = _software()
-    if here != sender:
-        raise ClusterError(
-            f"it has whiten-index {here[0]} on Python {here[1]}, and the build was started with "
-            f"{sender[0]} on {sender[1]}; install the same on all machines"
-        )
