@@ -48,7 +48,17 @@ def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any
     ``Affine``).
     """
     spec, model = transform.model_folder()
-    _require_expressible(spec, model)
+    if spec.pooling not in POOLING_FLAGS:
+        raise ConfigError(
+            f"sentence-transformers does not pool by {spec.pooling}; it can pool by "
+            f"{', '.join(POOLING_FLAGS)}, so encode the corpus again by one of these"
+        )
+    family = model.config.get("model_type")
+    if model.config.get("is_encoder_decoder") and family not in _ENCODERS_TAKEN:
+        raise ConfigError(
+            f"sentence-transformers takes the encoder alone of {' and '.join(_ENCODERS_TAKEN)} "
+            f"models only, and {spec.model} is a {family}; choose another encoder"
+        )
     affine = transform.whitening.export()
     modules = _modules(spec, model, affine)
     facts = {
@@ -76,20 +86,6 @@ def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any
 
     replace_folder(folder, make, files=_files, what="an exported sentence-transformers model")
     return facts
-
-
-def _require_expressible(spec: EncoderSpec, model: ModelFolder) -> None:
-    if spec.pooling not in POOLING_FLAGS:
-        raise ConfigError(
-            f"sentence-transformers does not pool by {spec.pooling}; it can pool by "
-            f"{', '.join(POOLING_FLAGS)}, so encode the corpus again by one of these"
-        )
-    family = model.config.get("model_type")
-    if model.config.get("is_encoder_decoder") and family not in _ENCODERS_TAKEN:
-        raise ConfigError(
-            f"sentence-transformers takes the encoder alone of {' and '.join(_ENCODERS_TAKEN)} "
-            f"models only, and {spec.model} is a {family}; choose another encoder"
-        )
 
 
 def _modules(spec: EncoderSpec, model: ModelFolder, affine: Affine) -> list[Module]:
