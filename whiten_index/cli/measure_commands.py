@@ -165,8 +165,6 @@ def _pair_options(default: str) -> Callable[[Any], Any]:
 
 
 _DATA = click.argument("data", nargs=-1)
-
-
 Figures = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 

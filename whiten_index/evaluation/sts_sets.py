@@ -64,15 +64,10 @@ class StsSet:
     def scored_pairs(self) -> StsSet:
         """Return the pairs whose figure is the set's, without those of other splits."""
         used = np.flatnonzero(self.scored)
-        return replace(
-            self,
-            first=[self.first[i] for i in used],
-            second=[self.second[i] for i in used],
-            scores=self.scores[used],
-            subsets=self.subsets[used],
-            splits=self.splits[used],
-            scored=self.scored[used],
-        )
+        first, second = ([side[i] for i in used] for side in (self.first, self.second))
+        arrays = ("scores", "subsets", "splits", "scored")
+        kept: dict[str, Any] = {name: getattr(self, name)[used] for name in arrays}
+        return replace(self, first=first, second=second, **kept)
 
 
 def read_sts(
