@@ -53,10 +53,11 @@ class EngineOptions(BaseModel):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             name = cut(str(first["loc"][0]), most=60)
-            wrong = f": {first['msg']}; {cut(given[name], most=60)!r} was given"
             if first["type"] == "extra_forbidden":
                 names = (field.alias or name for name, field in cls.model_fields.items())
                 wrong = f" is unknown to {cls.engine}; use one of {', '.join(names)}"
+            else:
+                wrong = f": {first['msg']}; {cut(given[name], most=60)!r} was given"
             raise ConfigError(f"--option {name}{wrong}") from None
 
 
