@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,8 +11,6 @@ from whiten_index import BuildConfig, open_index
 from whiten_index.artifacts.object_store import plain_uri, split_uri
 from whiten_index.errors import ConfigError
 from whiten_index.paths import as_place
-from whiten_index.versions.compaction import compact_store
-from whiten_index.versions.gc import gc_store
 
 URI = "s3://bucket/some/prefix"
 
@@ -64,11 +60,3 @@ def test_other_schemes_are_refused(given: str, corpus: str) -> None:
             BuildConfig(corpus=(corpus,), embedding_column="embedding", **{name: given})
     with pytest.raises(ConfigError, match="cannot be at"):
         open_index(given)
-
-
-@pytest.mark.parametrize(
-    "ask", [lambda: gc_store(URI), lambda: compact_store(URI)], ids=["gc", "compact"]
-)
-def test_what_works_in_folders_only(ask: Callable[[], Any]) -> None:
-    with pytest.raises(ConfigError, match=rf"works in folders, not at {URI}; copy what is there"):
-        ask()

@@ -57,9 +57,11 @@ Machine = Callable[[str], Path]
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Return ``go(name)``, from which on this is another machine, with a cache of its own."""
+    """Return ``go(name)``, from which on this is another machine: with its own cache and marks."""
+    held: dict[str, list[Any]] = {}
 
     def go(name: str) -> Path:
+        monkeypatch.setattr("whiten_index.artifacts.marks._HELD", held.setdefault(name, []))
         cache = tmp_path / "caches" / name
         monkeypatch.setenv("WHITEN_INDEX_CACHE", str(cache))
         return cache

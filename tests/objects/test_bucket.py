@@ -34,7 +34,7 @@ def test_what_is_put_is_got_and_listed(uri: str) -> None:
     there.put("a/c d", b"three")
     there.put("other", b"")
     assert (there.get("a/b") or ["nothing"])[0] == b"one"
-    sizes = {key: size for key, (size, _) in there.objects("a").items()}
+    sizes = {key: stat.size for key, stat in there.objects("a").items()}
     assert sizes == {"a/b": 3, "a/c d": 5}
     assert there.folders() == ["a"]
     there.delete("a/b")

@@ -55,7 +55,7 @@ def test_damage_of_each_object_is_noticed_and_mended(
         with pytest.raises(Exception, match=r"damaged|missing|not a published") as raised:
             hits(out)
         assert type(raised.value).__name__ == "ArtifactError", (key, raised.value)
-        (report,) = verify_paths([out])
+        (report,) = verify_paths([out], with_stores=False)
         assert not report.sound, key
         assert any(damage.path.startswith(out) and damage.remedy for damage in report.damages), key
         if key.startswith("index/versions/"):
@@ -63,7 +63,7 @@ def test_damage_of_each_object_is_noticed_and_mended(
         again = build(corpus, out=out)
         assert again.version == first.version
         assert body(s3, bucket, key) == before, key
-        (report,) = verify_paths([out])
+        (report,) = verify_paths([out], with_stores=False)
         assert report.sound, (key, report.damages)
         assert [facts.sound for facts in list_versions(out)] == [""]
         assert hits(out) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -162,7 +163,7 @@ def test_vectors_of_zeros(address: str, metric: str) -> None:
         assert np.abs(np.nansum(found[:7], axis=1) - best).max() < 1e-4
 
 
-HUGE = PushedTable("v", "t", 12, "float32", rows=10**400).text
+HUGE = json.dumps(PushedTable("v", "t", 12, "float32", rows=10**400).to_json())
 
 
 @pytest.mark.parametrize("metadata", [None, "[]", '{"metric": "cosine"}', HUGE])

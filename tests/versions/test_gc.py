@@ -1,6 +1,7 @@
 """gc: what nothing needs goes, what anything needs stays, and dying on the way does no harm."""
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -143,7 +144,7 @@ def test_a_record_that_is_damaged_stops_it(tmp_path):
 
 def registered(world):
     """Return the places of the indexes that the store knows."""
-    return [each.folder for each in world.store.indexes.registered()]
+    return [Path(each.place) for each in world.store.indexes.registered()]
 
 
 def two_states(tmp_path):

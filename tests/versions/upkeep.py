@@ -183,22 +183,28 @@ class Crash(BaseException):
     """Stands for a process that is killed: nothing in the library catches it."""
 
 
-def dying_at(monkeypatch: pytest.MonkeyPatch, step: int) -> list[str]:
-    """Let the process die right before its step-th change to the disk; return the steps taken.
+CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "link")
 
-    A change is what a file system does in one go: a rename, a file or a folder removed or made.
+
+def dying_at(
+    monkeypatch: pytest.MonkeyPatch, step: int, *, of: Any = os, names: Sequence[str] = CHANGES
+) -> list[str]:
+    """Let the process die right before its step-th change; return the steps taken.
+
+    A change is what a file system does in one go: a rename, a file or a folder removed or made; or
+    it is a request to a bucket.
     """
     taken: list[str] = []
 
     def dying(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def change(*given: Any, **options: Any) -> Any:
-            if len(taken) == step:
+            if len(taken) >= step:
                 raise Crash(name)
             taken.append(name)
             return real(*given, **options)
 
         return change
 
-    for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "link"):
-        monkeypatch.setattr(os, name, dying(name, getattr(os, name)))
+    for name in names:
+        monkeypatch.setattr(of, name, dying(name, getattr(of, name)))
     return taken

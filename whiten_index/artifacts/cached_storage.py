@@ -19,10 +19,11 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from typing_extensions import override
 
@@ -31,6 +32,7 @@ from whiten_index.artifacts.atomic import (
     remove_killed,
     rename_unless_taken,
     replace_file,
+    require_path,
     temporary_folder,
 )
 from whiten_index.artifacts.files import (
@@ -51,12 +53,25 @@ from whiten_index.artifacts.manifest import (
     fingerprint,
     sealed_json,
 )
-from whiten_index.artifacts.object_store import ANY, Bucket, ChangedError, Stat, Tag, endpoint
+from whiten_index.artifacts.marks import require_marks
+from whiten_index.artifacts.object_store import (
+    ANY,
+    Bucket,
+    ChangedError,
+    Stat,
+    Tag,
+    endpoint,
+    plain_uri,
+)
 from whiten_index.artifacts.storage import LOCAL, Place, Storage
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
 from whiten_index.paths import as_place
 
+A = TypeVar("A")
+B = TypeVar("B")
 _AT_ONCE = 16
+# Seconds for which a mark is taken to be still there, so that not every request asks.
+_MOMENT = 120.0
 _DOWNLOADS = ".downloads"
 # In a copy of an artifact: sizes and e-tags of its objects. In the cache: those of single files.
 _NOTE, _FILE_NOTES = ".objects.json", ".objects"
@@ -64,27 +79,6 @@ _FILES = Schema("files", 1, Files)
 # Cache folder -> URI, for messages.
 _URIS: dict[str, str] = {}
 _LOG = logging.getLogger(__name__)
-
-
-class Listing(dict[str, Stat]):
-    """Objects by key, with sizes and e-tags; a folder with a manifest is an artifact."""
-
-    def is_artifact(self, key: str) -> bool:
-        """Return whether a folder has a manifest."""
-        return f"{key}/{MANIFEST}" in self
-
-    def names(self, folder: str) -> set[str]:
-        """Return the names of the artifacts and files right in a folder."""
-        # An artifact has one object with this name, and its other files are a folder below.
-        keys = (key.removesuffix(f"/{MANIFEST}") for key in self.below(folder))
-        return {key for key in keys if "/" not in key}
-
-    def below(self, folder: str) -> dict[str, int]:
-        """Return the bytes of all objects below a folder, by their keys there."""
-        prefix = f"{folder}/"
-        # Copied, as another thread may add to it.
-        found = list(self.items())
-        return {key[len(prefix) :]: stat[0] for key, stat in found if key.startswith(prefix)}
 
 
 class BucketStorage(Storage):
@@ -97,7 +91,7 @@ class BucketStorage(Storage):
         self.folder = _cache_folder(self.uri)
         _URIS[str(self.folder)] = self.uri
         # By the first part of the path. Listed on first need, then kept up to date.
-        self._known: dict[str, Listing] = {}
+        self._known: dict[str, dict[str, Stat]] = {}
         self._listing = threading.Lock()
         self._failed: set[str] = set()
         self._again: set[str] = set()
@@ -110,7 +104,11 @@ class BucketStorage(Storage):
     def fetch(self, path: Path, *, compare: bool = False) -> None:
         key = self._key(path)
         if exists(path):
-            if compare and self._is_known(key) and self._differs(key, path):
+            if not self._is_known(key):
+                # It was there when it was copied, and was removed since.
+                if not compare and exists(path / _NOTE) and self.manifest(path) is None:
+                    self._remove_copy(path)
+            elif compare and self._differs(key, path):
                 # Once is enough: it may be gigabytes.
                 self._again.add(key)
                 if not self._get_artifact(key, path, replace=True):
@@ -121,7 +119,7 @@ class BucketStorage(Storage):
                     )
             return
         known = self._listed(key)
-        if known.is_artifact(key):
+        if f"{key}/{MANIFEST}" in known:
             if key not in self._failed and not self._get_artifact(key, path):
                 self._failed.add(key)
         elif key in known and not self._get_file(key, path):
@@ -130,13 +128,7 @@ class BucketStorage(Storage):
     @override
     def fetch_all(self, paths: Iterable[Path]) -> None:
         wanted = [path for path in dict.fromkeys(paths) if not exists(path)]
-        pool = ThreadPoolExecutor(_AT_ONCE)
-        try:
-            for _ in pool.map(self.fetch, wanted):
-                pass
-        finally:
-            # After a failure or an interrupt, the others are not waited for.
-            pool.shutdown(cancel_futures=True)
+        at_once(self.fetch, wanted)
 
     @override
     def fetch_again(self, path: Path) -> bool:
@@ -144,7 +136,7 @@ class BucketStorage(Storage):
         if key in self._again or not self._is_known(key):
             return False
         self._again.add(key)
-        artifact = self._listed(key).is_artifact(key)
+        artifact = f"{key}/{MANIFEST}" in self._listed(key)
         got = self._get_artifact(key, path, replace=True) if artifact else self._get_file(key, path)
         if got:
             _LOG.warning(
@@ -157,9 +149,8 @@ class BucketStorage(Storage):
         key = self._key(path)
         # Files right below the prefix are of no store, and not worth a listing.
         listed = "/" in key
-        if listed and key not in self._listed(key):
-            return None
-        found = self._bucket.get(key)
+        known = not listed or key in self._listed(key)
+        found = self._bucket.get(key) if known else None
         if found is None:
             if listed:
                 self._listed(key).pop(key, None)
@@ -194,9 +185,9 @@ class BucketStorage(Storage):
                     key,
                 )
 
-    def differs(self, path: Path) -> bool:
-        """Return whether the bucket has another artifact by now than when it was copied."""
-        return exists(path / _NOTE) and self._differs(self._key(path), path)
+    @override
+    def differs(self, path: Path) -> bool | None:
+        return self._differs(self._key(path), path) if exists(path / _NOTE) else None
 
     @override
     def push(self, path: Path) -> None:
@@ -237,35 +228,83 @@ class BucketStorage(Storage):
         self._remove_copy(path)
 
     @override
-    def remove_folder(self, path: Path) -> None:
-        key = self._key(path)
-        known = self._listed(key)
-        # The manifest first: without it, nobody looks for the files.
-        for name in (MANIFEST, *known.below(key)):
-            self._bucket.delete(f"{key}/{name}")
-            known.pop(f"{key}/{name}", None)
-        self._remove_copy(path)
+    def remove(self, *paths: Path) -> None:
+        # Without its manifest, nobody looks for the files of an artifact.
+        keys = self._objects(paths)
+        for first in (True, False):
+            at_once(self._delete, [k for k in keys if k.endswith(f"/{MANIFEST}") == first])
+        for path in paths:
+            self._remove_copy(path)
 
-    @override
-    def remove(self, path: Path) -> None:
-        key = self._key(path)
+    def _objects(self, paths: Iterable[Path]) -> list[str]:
+        """Return the keys of all objects of artifacts and files."""
+        wanted = set(map(self._key, paths))
+        depths = {key.count("/") + 1 for key in wanted}
+        listed = [
+            key for area in {key.split("/")[0] for key in wanted} for key in self._listed(area)
+        ]
+        return [
+            key for key in listed if any("/".join(key.split("/")[:n]) in wanted for n in depths)
+        ]
+
+    def _delete(self, key: str) -> None:
+        require_marks(within=_MOMENT)
         self._bucket.delete(key)
         self._listed(key).pop(key, None)
-        path.unlink(missing_ok=True)
+
+    @override
+    def remove_unnamed(self, folder: Path) -> int:
+        made: dict[Path, list[Path]] = {}
+        for name in {each.rpartition("/")[0] for each in self.sizes(folder) if each.count("/") > 1}:
+            made.setdefault(folder / name.partition("/")[0], []).append(folder / name)
+        gone = list[Path]()
+        for artifact, stamps in made.items():
+            if not self.holds(artifact):
+                gone += stamps
+            elif len(stamps) > 1 and (data := self.manifest(artifact)) is not None:
+                gone += [each for each in stamps if each.name != stamp(data)]
+        self.remove(*gone)
+        return len(gone)
 
     @override
     def holds(self, path: Path) -> bool:
         return self._is_known(self._key(path))
 
     @override
-    def names(self, folder: Path) -> set[str]:
-        key = self._key(folder)
-        return self._listed(key).names(key)
+    def names(self, folder: Path, pattern: str = "[!.]*") -> list[str]:
+        # An artifact has one object with this name, and its other files are a folder below.
+        found = {key.removesuffix(f"/{MANIFEST}") for key in self.sizes(folder)}
+        return sorted(name for name in found if "/" not in name and fnmatchcase(name, pattern))
 
     @override
-    def folders_with(self, root: Path, name: str, *, only: str | None = None) -> list[Path]:
-        folders = [root / each for each in (self._bucket.folders() if only is None else [only])]
-        return [folder for folder in folders if self.latest(folder / name) is not None]
+    def folders(self, root: Path) -> list[Path]:
+        return [root / name for name in self._bucket.folders() if name[0] != "."]
+
+    @override
+    def size(self, *paths: Path) -> int:
+        return sum(self._listed(key)[key].size for key in self._objects(paths))
+
+    @override
+    def modified(self, path: Path) -> float:
+        known, key = self._listed(self._key(path)), self._key(path)
+        found = known.get(key) or known.get(f"{key}/{MANIFEST}")
+        return 0.0 if found is None else found.modified
+
+    @override
+    @contextlib.contextmanager
+    def opened(self, path: Path, names: Iterable[str] | None = None) -> Iterator[Path]:
+        key = self._key(path)
+        with self._downloading(path) as copy:
+            try:
+                data = self.manifest(path)
+                if data is not None:
+                    self._get_files(key, data, copy, names)
+                elif not self._bucket.download(key, copy):
+                    copy.unlink()
+                yield copy
+            except (ArtifactError, FormatError) as error:
+                error.args = (str(error).replace(str(copy), str(path)), *error.args[1:])
+                raise
 
     @override
     def look_again(self) -> bool:
@@ -286,41 +325,44 @@ class BucketStorage(Storage):
         files = _described(data, exact=True)
         if files is None:
             return {MANIFEST: "is damaged: its fields do not match its digest"}
-        place, found = path / stamp(data), {}
-        sizes = self.sizes(place)
+        found, known = dict[str, str](), self._listed(self._key(path))
         for name, wanted in files.items():
-            digest = self.digest(place / name) if content else None
-            size, sha256 = digest or (sizes.get(name), wanted["sha256"])
-            if size is None or (content and digest is None):
-                found[f"{place.name}/{name}"] = "is missing"
-            elif size != wanted["bytes"]:
-                found[f"{place.name}/{name}"] = f"has {size} bytes instead of {wanted['bytes']}"
-            elif sha256 != wanted["sha256"]:
-                found[f"{place.name}/{name}"] = "does not match its checksum"
+            each = f"{stamp(data)}/{name}"
+            key = self._key(path / each)
+            digest = self._bucket.digest(key) if content else known.get(key)
+            if digest is None:
+                found[each] = "is missing"
+            elif digest[0] != wanted["bytes"]:
+                found[each] = f"has {digest[0]} bytes instead of {wanted['bytes']}"
+            elif content and digest[1] != wanted["sha256"]:
+                found[each] = "does not match its checksum"
         return found
+
+    def piece(self, path: Path, start: int, stop: int) -> bytes:
+        """Return some bytes of an object, none without an object."""
+        return self._bucket.piece(self._key(path), start, stop)
 
     def sizes(self, folder: Path) -> dict[str, int]:
         """Return the bytes of all objects below a folder, by their keys there."""
-        key = self._key(folder)
-        return self._listed(key).below(key)
+        prefix = f"{self._key(folder)}/"
+        # Copied, as another thread may add to it.
+        found = list(self._listed(prefix).items())
+        return {key[len(prefix) :]: stat.size for key, stat in found if key.startswith(prefix)}
 
     def _key(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()
 
-    def _listed(self, key: str) -> Listing:
+    def _listed(self, key: str) -> dict[str, Stat]:
+        """Return what is listed in the folder of the first part of a key."""
         area = key.split("/")[0]
         with self._listing:
             if area not in self._known:
-                self._known[area] = Listing(self._bucket.objects(area))
+                self._known[area] = self._bucket.objects(area)
             return self._known[area]
 
     def _is_known(self, key: str) -> bool:
         known = self._listed(key)
-        return key in known or known.is_artifact(key)
-
-    def digest(self, path: Path) -> tuple[int, str] | None:
-        """Return the bytes of an object and their SHA-256 as it is read now, None for no object."""
-        return self._bucket.digest(self._key(path))
+        return key in known or f"{key}/{MANIFEST}" in known
 
     def _note(self, key: str, data: bytes | None = None) -> bytes:
         """Return the note of a copy: sizes and e-tags of its object, or of those of a manifest."""
@@ -329,7 +371,7 @@ class BucketStorage(Storage):
             files = (f"{stamp(data)}/{name}" for name in _described(data) or ())
             keys = [f"{key}/{name}" for name in (MANIFEST, *files)]
         known = self._listed(key)
-        return json.dumps({each: known[each] for each in keys if each in known}).encode()
+        return json.dumps({each: known[each][:2] for each in keys if each in known}).encode()
 
     def _differs(self, key: str, path: Path) -> bool:
         return _content(path / _NOTE) != self._note(key, _content(path / MANIFEST) or b"")
@@ -340,22 +382,29 @@ class BucketStorage(Storage):
         With ``replace``, it takes the place of a copy if it is sound.
         """
         data = self.manifest(path)
-        names = None if data is None else _described(data)
-        if data is None or names is None:
+        if data is None or _described(data) is None:
             return False
         with self._downloading(path) as temporary:
-            temporary.mkdir()
-            for name in names:
-                source = f"{key}/{stamp(data)}/{name}"
-                if not self._bucket.download(source, temporary / name):
-                    return False
-            (temporary / MANIFEST).write_bytes(data)
+            if not self._get_files(key, data, temporary):
+                return False
             (temporary / _NOTE).write_bytes(self._note(key, data))
             if replace:
                 if not _is_sound(temporary):
                     return False
                 self._remove_copy(path)
             rename_unless_taken(temporary, path)
+        return True
+
+    def _get_files(
+        self, key: str, data: bytes, folder: Path, names: Iterable[str] | None = None
+    ) -> bool:
+        """Download the files of a manifest into a new folder; return whether all are there."""
+        folder.mkdir()
+        (folder / MANIFEST).write_bytes(data)
+        for name in (_described(data) or ()) if names is None else names:
+            if not self._bucket.download(f"{key}/{stamp(data)}/{name}", folder / name):
+                (folder / name).unlink()
+                return False
         return True
 
     def _get_file(self, key: str, path: Path) -> bool:
@@ -371,7 +420,7 @@ class BucketStorage(Storage):
         note = self.folder / _FILE_NOTES / key
         if _content(note) == self._note(key):
             return True
-        if self.digest(path) != (path.stat().st_size, sha256_file(path)):
+        if self._bucket.digest(key) != (path.stat().st_size, sha256_file(path)):
             return False
         self._note_file(key)
         return True
@@ -405,11 +454,16 @@ def naming() -> Iterator[None]:
     try:
         yield
     except (ArtifactError, BusyError, ConfigError, FormatError) as error:
-        text = str(error)
-        for folder, uri in _URIS.items():
-            text = text.replace(folder, uri)
-        error.args = (text, *error.args[1:])
+        error.args = (named(error), *error.args[1:])
         raise
+
+
+def named(text: object) -> str:
+    """Return a text with buckets in place of their caches."""
+    found = str(text)
+    for folder, uri in _URIS.items():
+        found = found.replace(folder, uri)
+    return found
 
 
 def place_of(place: Place | BucketStorage) -> tuple[Path, Storage]:
@@ -422,6 +476,12 @@ def place_of(place: Place | BucketStorage) -> tuple[Path, Storage]:
     mirror = BucketStorage(found)
     _make_cache(mirror.folder)
     return mirror.folder, mirror
+
+
+def required_place(given: Place) -> Place:
+    """Return a valid folder or URI, whether or not anything is there."""
+    found = as_place(given, what="the place")
+    return require_path(found) if isinstance(found, Path) else plain_uri(found)
 
 
 def _cache_folder(uri: str) -> Path:
@@ -447,6 +507,16 @@ def _make_cache(folder: Path) -> None:
             each.chmod(0o700)
         make_folder(folder / _DOWNLOADS)
         remove_killed(folder / _DOWNLOADS)
+
+
+def at_once(do: Callable[[A], B], each: Iterable[A]) -> list[B]:
+    """Return the results of requests that run sixteen at a time, in their order."""
+    pool = ThreadPoolExecutor(_AT_ONCE)
+    try:
+        return list(pool.map(do, each))
+    finally:
+        # After a failure or an interrupt, the others are not waited for.
+        pool.shutdown(cancel_futures=True)
 
 
 def stamp(manifest: bytes) -> str:

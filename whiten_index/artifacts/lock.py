@@ -71,33 +71,44 @@ def _acquire(descriptor: int, path: Path, what: str) -> None:
         if error.errno not in _BUSY:
             raise
         raise BusyError(
-            f"{what} {path.parent} is being written by {_name(_owner(descriptor))}; wait for it to "
-            "end, or choose another folder"
+            f"{what} {path.parent} is being written by {named_owner(_content(descriptor))}; wait "
+            "for it to end, or choose another folder"
         ) from error
-    owner, host = _owner(descriptor), socket.gethostname()
-    if owner.get("host", host) != host:
+    before, mine = _content(descriptor), this_owner()
+    if _owner(before).get("host", mine["host"]) != mine["host"]:
         raise BusyError(
-            f"{what} {path.parent} was locked by {_name(owner)} and never unlocked. If that "
+            f"{what} {path.parent} was locked by {named_owner(before)} and never unlocked. If that "
             f"process has ended, remove the lock and run the same command again: rm {path}"
         )
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    mine = json.dumps({"host": host, "pid": os.getpid(), "since": now}).encode()
+    data = json.dumps(mine).encode()
     # Longer text of a killed owner ends behind the new one until it is cut off.
-    os.pwrite(descriptor, mine, 0)
-    os.ftruncate(descriptor, len(mine))
+    os.pwrite(descriptor, data, 0)
+    os.ftruncate(descriptor, len(data))
     os.fsync(descriptor)
 
 
-def _owner(descriptor: int) -> dict[str, Any]:
-    """Return host, process and start of the last owner, empty if the file names none."""
+def _content(descriptor: int) -> bytes:
+    return os.pread(descriptor, _MOST_BYTES, 0)
+
+
+def this_owner() -> dict[str, Any]:
+    """Return host, process and time of a lock that this process takes now."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"host": socket.gethostname(), "pid": os.getpid(), "since": now}
+
+
+def _owner(data: bytes) -> dict[str, Any]:
+    """Return host, process and start of a lock's owner, empty if it names none."""
     try:
-        found = json.loads(os.pread(descriptor, _MOST_BYTES, 0))
+        found = json.loads(data)
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _name(owner: dict[str, Any]) -> str:
+def named_owner(data: bytes) -> str:
+    """Return the owner of a lock by its content, as messages name it."""
+    owner = _owner(data)
     if not owner:
         return "another process"
     return f"process {owner.get('pid')} on {owner.get('host')} since {owner.get('since')}"

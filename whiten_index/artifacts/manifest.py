@@ -19,7 +19,6 @@ from pydantic import AfterValidator, Field, Strict, StringConstraints, TypeAdapt
 from typing_extensions import TypedDict
 
 from whiten_index.artifacts.atomic import (
-    leftovers_in,
     make_folder,
     remove_leftovers,
     rename_unless_taken,
@@ -29,7 +28,6 @@ from whiten_index.artifacts.atomic import (
 from whiten_index.artifacts.files import (
     exists,
     fsync_path,
-    list_folder,
     read_bytes,
     reading,
     require_regular,
@@ -111,14 +109,6 @@ def sealed(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields with their digest."""
     plain = json.loads(json.dumps({k: v for k, v in fields.items() if k != _DIGEST}))
     return {**plain, _DIGEST: hashlib.sha256(canonical_json(plain).encode()).hexdigest()}
-
-
-def records_in(folder: Path) -> list[Path]:
-    """Return the files of records in a folder, hidden ones and copies among them.
-
-    No record is passed over for its name, since the shards that only it names would be deleted.
-    """
-    return sorted(set(list_folder(folder, "*.json*")) - set(leftovers_in(folder)))
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

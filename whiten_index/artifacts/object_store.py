@@ -7,12 +7,13 @@ not answer is given up within seconds.
 import contextlib
 import hashlib
 import importlib
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from whiten_index.address import hide_secrets
 from whiten_index.artifacts.limits import MANIFEST_BYTES
@@ -61,8 +62,14 @@ _REASONS: dict[str, tuple[str, ...]] = {
 # E-tag and, if the server has them, version of an object as it was read.
 Tag = Mapping[str, Any]
 ANY: Tag = {}
-# Size and e-tag of an object, as a list gives them.
-Stat = tuple[int, str]
+
+
+class Stat(NamedTuple):
+    """Size and e-tag of an object, and the time of its last change, as a list gives them."""
+
+    size: int
+    e_tag: str
+    modified: float = math.inf  # of what was put just now
 
 
 class ChangedError(Exception):
@@ -166,6 +173,13 @@ class Bucket:
             raise ValueError(_OF_A_PROXY)
         return found
 
+    def piece(self, key: str, start: int, stop: int) -> bytes:
+        """Return some bytes of an object, none without an object."""
+        try:
+            return self._range(key, start, stop)
+        except _MissingError:
+            return b""
+
     def _range(self, key: str, start: int, stop: int) -> bytes:
         with self._translated("read", key):
             found = self._obstore.get_range(self._bulk, self._key(key), start=start, end=stop)
@@ -177,7 +191,7 @@ class Bucket:
             self._obstore.delete(self._quick, self._key(key))
 
     def objects(self, folder: str) -> dict[str, Stat]:
-        """Return key -> size and e-tag of all objects in a folder and those below it."""
+        """Return all objects in a folder and those below it, by key."""
 
         def after(last: str | None) -> dict[str, Stat]:
             where, offset = self._key(folder) or None, last and self._key(last)
@@ -192,7 +206,7 @@ class Bucket:
 
         def ask(_: str | None) -> dict[str, Stat]:
             found = self._obstore.list_with_delimiter(self._quick, self._prefix or None)
-            return {self._relative(each.rstrip("/")): (0, "") for each in found["common_prefixes"]}
+            return {self._relative(e.rstrip("/")): Stat(0, "") for e in found["common_prefixes"]}
 
         return sorted(self._whole("", ask))
 
@@ -271,8 +285,13 @@ class _MissingError(Exception):
 
 
 def _stat(size: int, of: Mapping[str, Any]) -> Stat:
-    # Some servers quote an e-tag in one answer and not in another.
-    return int(size), str(of.get("e_tag") or "").strip('"')
+    modified = of.get("last_modified")
+    return Stat(int(size), e_tag(of), math.inf if modified is None else modified.timestamp())
+
+
+def e_tag(of: Mapping[str, Any]) -> str:
+    """Return an e-tag without quotes, which some servers give in one answer and not in another."""
+    return str(of.get("e_tag") or "").strip('"')
 
 
 def split_uri(uri: str) -> tuple[str, str, str]:

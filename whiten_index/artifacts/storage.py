@@ -1,10 +1,21 @@
 """Storage of stores and indexes: local files, and the interface that a bucket has too."""
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from whiten_index.artifacts.atomic import remove_folder, remove_path, replace_file
-from whiten_index.artifacts.files import exists, list_folder, resolved
+from whiten_index.artifacts.atomic import leftovers_in, remove_folder, remove_path, replace_file
+from whiten_index.artifacts.files import (
+    exists,
+    fsync_path,
+    is_folder,
+    list_folder,
+    reading,
+    resolved,
+    size_of,
+    writing,
+)
+from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.artifacts.object_store import Tag, plain_uri
 from whiten_index.paths import is_uri
 
@@ -51,29 +62,58 @@ class Storage:
         """Remove a damaged artifact, so that it is written again everywhere."""
         remove_path(path)
 
-    def remove_folder(self, path: Path) -> None:
-        """Remove an artifact, also from the bucket."""
-        remove_folder(path)
+    def remove(self, *paths: Path) -> None:
+        """Remove artifacts and files, also from the bucket."""
+        for path in paths:
+            with writing(path, kept=""):
+                if is_folder(path):
+                    remove_folder(path)
+                else:
+                    path.unlink(missing_ok=True)
+        for folder in filter(exists, {path.parent for path in paths}):
+            fsync_path(folder)
 
-    def remove(self, path: Path) -> None:
-        """Remove a file, also from the bucket."""
-        path.unlink(missing_ok=True)
+    def remove_unnamed(self, folder: Path) -> int:
+        """Remove files that no manifest names from the artifacts in a folder of the bucket."""
+        return 0
 
     def holds(self, path: Path) -> bool:
         """Return whether an artifact or file is in the bucket, or in a folder without a bucket."""
         return exists(path)
 
-    def names(self, folder: Path) -> set[str]:
-        """Return the names of the artifacts and files in a folder of the bucket."""
-        return set()
+    def differs(self, path: Path) -> bool | None:
+        """Return whether the bucket has another artifact than when it was copied; None for none."""
+        return None
 
-    def folders_with(self, root: Path, name: str, *, only: str | None = None) -> list[Path]:
-        """Return the folders in ``root``, or the ``only`` one, that have a file of that name.
+    def names(self, folder: Path, pattern: str = "[!.]*") -> list[str]:
+        """Return the sorted names of the artifacts and files in a folder, as the bucket has it."""
+        found = list_folder(folder, pattern)
+        return sorted({path.name for path in found} - {path.name for path in leftovers_in(folder)})
 
-        Copies of that file are updated.
+    def folders(self, root: Path) -> list[Path]:
+        """Return the folders right below the prefix, or in a folder, but for hidden ones."""
+        return list(filter(is_folder, list_folder(root, "[!.]*"))) if is_folder(root) else []
+
+    def size(self, *paths: Path) -> int:
+        """Return the bytes of artifacts and files, as the bucket has them."""
+        return sum(map(size_of, paths))
+
+    def modified(self, path: Path) -> float:
+        """Return the time at which an artifact or file was finished, 0 if it is gone."""
+        marker = path / MANIFEST if is_folder(path) else path
+        try:
+            with reading(marker):
+                return marker.stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
+    @contextlib.contextmanager
+    def opened(self, path: Path, names: Iterable[str] | None = None) -> Iterator[Path]:
+        """Give an artifact or file to read as the bucket has it, in a folder that is then removed.
+
+        Of an artifact, its manifest is read, and all its files or those named.
         """
-        folders = list_folder(root) if only is None else [root / only]
-        return [folder for folder in folders if exists(folder / name)]
+        yield path
 
     def look_again(self) -> bool:
         """Forget the listing of the bucket, which others may change; return False without one."""

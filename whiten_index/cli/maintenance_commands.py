@@ -12,27 +12,31 @@ import click
 
 from whiten_index.artifacts.files import exists
 from whiten_index.cli import terminal
-from whiten_index.cli.schema_options import PATH, StrictCommand, json_option, verify_option
+from whiten_index.cli.schema_options import StrictCommand, json_option, verify_option
 from whiten_index.errors import ArtifactError, StorageError
-from whiten_index.paths import is_uri
 from whiten_index.progress import Progress, Stages
 
 if TYPE_CHECKING:
     from whiten_index.versions.verify_store import VerifyReport
 
-index_argument = click.argument("index", type=PATH)
-store_argument = click.argument("store", metavar="INDEX|STORE", type=PATH)
+index_argument = click.argument("index", type=click.Path(readable=False))
+store_argument = click.argument("store", metavar="INDEX|STORE", type=click.Path(readable=False))
 
 
 def _store_of(place: str) -> str:
     """Return the store of an index, or what is given if it is none."""
+    from whiten_index.artifacts.cached_storage import place_of
     from whiten_index.versions.provenance import open_store
-    from whiten_index.versions.published import CURRENT, read_published
+    from whiten_index.versions.published import CURRENT, VERSIONS, read_current, read_version
 
-    if is_uri(place) or not exists(Path(place) / CURRENT):
+    root, mirror = place_of(place)
+    mirror.latest(root / CURRENT)
+    if not exists(root / CURRENT):
         return place
-    fields, so = read_published(Path(place)).fields, "name the store itself"
-    return str(open_store(Path(place), fields, given=None, reader="this command", remedy=so).place)
+    with mirror.opened(root / VERSIONS / read_current(root).version, ()) as folder:
+        fields, so = read_version(folder).fields, "name the store itself"
+    found = open_store(mirror.uri or root, fields, given=None, reader="this command", remedy=so)
+    return str(found.place)
 
 
 def _stage(name: str) -> AbstractContextManager[Progress]:
@@ -124,7 +128,7 @@ def prune(index: str, keep: int, verify: str, as_json: bool) -> None:
 @click.option(
     "--forget",
     multiple=True,
-    type=PATH,
+    type=click.Path(readable=False),
     metavar="INDEX",
     help="An index built from STORE that is gone for good; may be repeated.",
 )
@@ -132,7 +136,7 @@ def prune(index: str, keep: int, verify: str, as_json: bool) -> None:
     "--index",
     "indexes",
     multiple=True,
-    type=PATH,
+    type=click.Path(readable=False),
     metavar="DIR",
     help="An index built from STORE that was moved: what it needs is kept from now on.",
 )
@@ -184,7 +188,9 @@ def compact(store: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, type=PATH, metavar="PATH...")
+@click.argument(
+    "paths", nargs=-1, required=True, type=click.Path(readable=False), metavar="PATH..."
+)
 @click.option("--no-store", is_flag=True, help="Of an index, leave out the store it is built from.")
 @json_option
 def verify(paths: tuple[str, ...], no_store: bool, as_json: bool) -> None:

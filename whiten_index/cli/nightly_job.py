@@ -24,7 +24,6 @@ from whiten_index.cli.signals import INTERRUPTED
 from whiten_index.cli.streams import print_exception
 from whiten_index.errors import BusyError, ConfigError, DatabaseError, GateError, WhitenIndexError
 from whiten_index.options import job_keys, schema
-from whiten_index.paths import is_uri
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.vectordb.push_config import PushConfig
 
@@ -159,13 +158,7 @@ class _Night:
             if self.report is not None:
                 self._tidy(self.report["store"])
         except KeyboardInterrupt:
-            # A failure of the update stays one.
-            fields = {**ending.fields, "stopped_in": self.step}
-            if not ending.exit_code:
-                message = "the update is done; run the same job to do the rest"
-                fields |= {"update": ending.event, "message": message}
-                ending = Ending("interrupted", {}, INTERRUPTED)
-            ending = replace(ending, fields=fields)
+            ending = self._stopped(ending)
         self._write_metrics(ending)
         if not self.failed:
             return ending
@@ -233,10 +226,6 @@ class _Night:
 
                 removed = prune(job.index, keep=job.keep_versions)
                 self.lines.log("prune_finished", **asdict(removed))
-        if is_uri(store):
-            if job.compact or (job.gc and job.keep_versions is not None):
-                self.lines.log("gc_left_out", why="gc and compact do not work in a bucket")
-            return
         if job.compact:
             with self._step("compact"):
                 from whiten_index.versions.compaction import compact_store
@@ -265,6 +254,15 @@ class _Night:
             (lines or self.lines).log(f"{step.split()[0]}_failed", **logged)
             if not isinstance(error, WhitenIndexError):
                 print_exception(error)
+
+    def _stopped(self, updated: Ending) -> Ending:
+        """Return the ending of a job that was stopped after its update; a failure stays one."""
+        stopped = {**updated.fields, "stopped_in": self.step}
+        if updated.exit_code:
+            return Ending(updated.event, stopped, updated.exit_code)
+        stopped |= {"update": updated.event}
+        stopped |= {"message": "the update is done; run the same job to do the rest"}
+        return Ending("interrupted", stopped, INTERRUPTED)
 
     def _write_metrics(self, ending: Ending) -> None:
         if self.job.metrics is None:

@@ -197,7 +197,10 @@ def _recorded(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any,
 
 
 class _Recorder(Progress):
-    """Keeps names and arguments of calls but advances: a replayed stage advances as a whole."""
+    """A watcher that keeps its events, other than advances: a replayed stage advances as a whole.
+
+    An event is the name of the method and its arguments.
+    """
 
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []

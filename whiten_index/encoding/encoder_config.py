@@ -20,21 +20,7 @@ _MOST_THREADS = 1024
 
 
 @schema
-class ModelOptions:
-    """Options that name a model, and allow its code."""
-
-    model: Annotated[
-        str | None,
-        Option("Hub name or local folder.", MODEL, default="all-MiniLM-L6-v2, if installed"),
-    ] = None
-    revision: Annotated[str | None, Option("Commit or branch on the hub.", MODEL)] = None
-    trust_remote_code: Annotated[
-        bool, Option("Run Python code that comes with the model.", MODEL)
-    ] = False
-
-
-@schema
-class EncoderConfig(ModelOptions):
+class EncoderConfig:
     """Options of an encoder; ``None`` takes the setting of the model's folder.
 
     Raises:
@@ -45,6 +31,11 @@ class EncoderConfig(ModelOptions):
         'float32'
     """
 
+    model: Annotated[
+        str | None,
+        Option("Hub name or local folder.", MODEL, default="all-MiniLM-L6-v2, if installed"),
+    ] = None
+    revision: Annotated[str | None, Option("Commit or branch on the hub.", MODEL)] = None
     pooling: Annotated[
         PoolingName | None,
         Option(
@@ -92,6 +83,9 @@ class EncoderConfig(ModelOptions):
     query_prompt_name: Annotated[
         str | None, Option("Name of the model's prompt for queries, instead of its text.", MODEL)
     ] = None
+    trust_remote_code: Annotated[
+        bool, Option("Run Python code that comes with the model.", MODEL)
+    ] = False
     local_files_only: Annotated[
         bool, Option("Use a model of this machine; fetch nothing from the hub.", MODEL)
     ] = False

@@ -140,19 +140,21 @@ def name_of(whitening: Whitening, wish: str | int | float | None = None) -> str:
     return f"{whitening.kind.value}{exponent}, k = {width}"
 
 
-class _TextSet(Protocol):
+class TextSet(Protocol):
     """Texts that are scored together."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the set."""
 
     @property
-    def texts(self) -> list[str]: ...
+    def texts(self) -> list[str]:
+        """All of its texts."""
 
     def __len__(self) -> int: ...
 
 
-Texts = TypeVar("Texts", bound=_TextSet)
+Texts = TypeVar("Texts", bound=TextSet)
 
 
 def evaluate_sets(

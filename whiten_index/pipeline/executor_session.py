@@ -10,6 +10,7 @@ from typing import Any
 
 from whiten_index.artifacts.atomic import make_folder
 from whiten_index.artifacts.files import exists, is_folder, reading, writing
+from whiten_index.artifacts.marks import WRITER, marked
 from whiten_index.corpus.sources import require_reachable
 from whiten_index.distributed.cluster import cluster
 from whiten_index.distributed.executors import Executor, SerialExecutor
@@ -23,7 +24,19 @@ _PROBE = ".tmp-shared-"
 
 @contextlib.contextmanager
 def executor_session(config: BuildConfig, stages: Stages) -> Iterator[Executor]:
-    """Yield the executor that a configuration with absolute paths names."""
+    """Yield the executor that a configuration with absolute paths names.
+
+    Until the end, nobody removes anything from its store in a bucket, nor from a store in a folder
+    that an index in a bucket is built from.
+    """
+    places = (config.store_place, config.out)
+    marked_place = next((place for place in places if place is not None and is_uri(place)), None)
+    with marked(marked_place, WRITER), _executor(config, stages) as executor:
+        yield executor
+
+
+@contextlib.contextmanager
+def _executor(config: BuildConfig, stages: Stages) -> Iterator[Executor]:
     if config.runner != "ray":
         yield SerialExecutor()
         return

@@ -47,7 +47,8 @@ from whiten_index.artifacts.files import (
 )
 from whiten_index.artifacts.limits import canonical_json
 from whiten_index.artifacts.manifest import Digest, Schema, Sealed
-from whiten_index.artifacts.storage import Place
+from whiten_index.artifacts.marks import require_marks
+from whiten_index.artifacts.storage import Place, Storage
 from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError
 from whiten_index.store.dtypes import keeps_moments
@@ -148,7 +149,8 @@ class EmbeddingStore(Segments):
             ArtifactError: no store is there, it is damaged, or several encoders are in it.
         """
         place, mirror = place_of(root)
-        folders = mirror.folders_with(place, manifest.MANIFEST, only=fingerprint)
+        folders = mirror.folders(place) if fingerprint is None else [place / fingerprint]
+        folders = [each for each in folders if mirror.holds(each / manifest.MANIFEST)]
         if not folders:
             raise ArtifactError(
                 f"{root} holds no store of embeddings"
@@ -156,14 +158,14 @@ class EmbeddingStore(Segments):
                 + "; check the path, or fill one with: whiten-index encode CORPUS --store DIR"
             )
         if len(folders) > 1:
-            names = ", ".join(_encoder_name(folder) for folder in folders)
+            names = ", ".join(_encoder_name(folder, mirror) for folder in folders)
             raise ArtifactError(
                 f"{root} holds embeddings of {len(folders)} encoders ({names}); name the corpus "
                 "and the encoder's options as when they were encoded"
             )
         # A bucket is not listed twice.
         there = mirror if isinstance(mirror, BucketStorage) else place
-        return cls(there, read_encoder(folders[0]), folders[0].name, verify)
+        return cls(there, read_encoder(folders[0], mirror), folders[0].name, verify)
 
     def tidy(self) -> int:
         """Remove unfinished files of a writer that died; return how many there were.
@@ -232,10 +234,13 @@ class EmbeddingStore(Segments):
 
         ``verify`` compares their content. In a bucket, a segment's name suffices.
         """
-        whole = self.segments_folder / part.digests
-        if not part.rows or (self.mirror.uri and not verify and self.mirror.holds(whole)):
+        if not part.rows:
             return 0
-        if self.segment(part.digests, verify=verify) is not None:
+        if self.mirror.uri and not verify:
+            whole = self.mirror.holds(self.segments_folder / part.digests)
+        else:
+            whole = self.segment(part.digests, verify=verify) is not None
+        if whole:
             return 0
         try:
             digests = self.digests(part)
@@ -279,8 +284,12 @@ class EmbeddingStore(Segments):
 
     def all_part_files(self) -> list[Path]:
         """Return the files of digests, and of ids and kept columns, of all parts."""
-        digests = list_folder(self.folder / "digests", f"[!.]*{_DIGESTS}")
-        return digests + list_folder(self.folder / "rows", f"[!.]*{_DOCUMENTS}")
+        kinds = {self.folder / "digests": _DIGESTS, self.folder / "rows": _DOCUMENTS}
+        return [
+            folder / name
+            for folder, ending in kinds.items()
+            for name in self.mirror.names(folder, f"[!.]*{ending}")
+        ]
 
     def check_part_file(self, path: Path, parts: Iterable[CorpusPart]) -> None:
         """Check a file of ``all_part_files``, and its length where it is one of these parts.
@@ -289,7 +298,10 @@ class EmbeddingStore(Segments):
             ArtifactError: it is missing or damaged.
         """
         of_digests = path.name.endswith(_DIGESTS)
-        data = self._required_bytes(path, _content if of_digests else _unpacked)
+        with self.mirror.opened(path) as file:
+            data = (_content if of_digests else _unpacked)(file)
+        if data is None or _digest(data) != path.name.partition(".")[0]:
+            raise ArtifactError(f"{path} is missing or damaged; {REMEDY}")
         rows = len(data) // DIGEST_BYTES
         if not of_digests:
             rows = pa.ipc.open_stream(data).read_all().num_rows
@@ -341,7 +353,7 @@ class EmbeddingStore(Segments):
         if source is not None:
             # The record of a later release is refused before any work is done.
             self._owner_of(self._corpus_path(source))
-        for name in self.mirror.names(self._corpora):
+        for name in self._corpus_names() if self.mirror.uri else ():
             with suppress(ArtifactError):
                 parts = self.record(name).parts if only in (None, name) else ()
                 there = [part for part in parts if part.rows]
@@ -354,6 +366,7 @@ class EmbeddingStore(Segments):
         path, owner = self._corpus_path(record.source), owner_of(index)
         before = self._owner_of(path)
         both = owner if before in (None, owner) else ""
+        require_marks()
         replace(record, index=both).save(path)
         self.mirror.push(path)
 
@@ -381,9 +394,8 @@ class EmbeddingStore(Segments):
         """
         names = self._corpus_names()
         if source is not None:
-            names = [f"{manifest.fingerprint(dict(source))}.json"]
-        paths = [self._corpora / name for name in names]
-        records = [self.record(p.name) for p in paths if exists(p) or self.mirror.holds(p)]
+            names = [self._corpus_path(source).name]
+        records = [self.record(n) for n in names if self.mirror.holds(self._corpora / n)]
         if not records:
             raise ArtifactError(
                 f"no corpus was encoded to its end into {self.place}; run whiten-index encode "
@@ -399,15 +411,20 @@ class EmbeddingStore(Segments):
 
     def _recorded_encoder(self) -> Any:
         """Return the encoder as last written; its name or query prompt may have changed since."""
-        self.mirror.latest(self.folder / manifest.MANIFEST)
         try:
-            return read_encoder(self.folder)
+            return read_encoder(self.folder, self.mirror)
         except ArtifactError:
             return None
 
     def _corpus_names(self) -> list[str]:
-        here = {path.name for path in list_folder(self._corpora, "[!.]*.json")}
-        return sorted(here | self.mirror.names(self._corpora))
+        return self.mirror.names(self._corpora, "[!.]*.json")
+
+    def record_paths(self) -> list[Path]:
+        """Return the files with the records of corpora, hidden ones and copies among them.
+
+        No record is passed over for its name, since the segments that only it names would go.
+        """
+        return [self._corpora / name for name in self.mirror.names(self._corpora, "*.json*")]
 
     def record(self, name: str) -> CorpusRecord:
         """Return the record in a file of that name."""
@@ -425,8 +442,9 @@ class EmbeddingStore(Segments):
         return self.folder / "corpora"
 
 
-def read_encoder(folder: Path) -> EncoderFacts:
+def read_encoder(folder: Path, mirror: Storage) -> EncoderFacts:
     """Return the encoder that a folder of a store is of."""
+    mirror.latest(folder / manifest.MANIFEST)
     found = manifest.read_manifest(folder, SCHEMA)
     if found["fingerprint"] != folder.name:
         raise ArtifactError(
@@ -468,31 +486,33 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def _encoder_name(folder: Path) -> str:
-    found = read_encoder(folder)
+def _encoder_name(folder: Path, mirror: Storage) -> str:
+    found = read_encoder(folder, mirror)
     return f"{found.get('model', found.get('column'))} {folder.name[:8]}"
 
 
-def encoder_folders(root: Path) -> Iterator[Path]:
-    """Yield the folders of encoders below a root folder, damaged ones among them."""
-    for folder in list_folder(root, "[!.]*") if is_folder(root) else ():
-        if is_folder(folder) and (
-            exists(folder / manifest.MANIFEST) or is_folder(folder / "segments")
-        ):
-            yield folder
+def encoder_folders(root: Place) -> list[Path]:
+    """Return the folders of encoders in a store, damaged ones among them."""
+    place, mirror = place_of(root)
+    return [
+        folder
+        for folder in mirror.folders(place)
+        if any(mirror.holds(folder / name) for name in (manifest.MANIFEST, "segments"))
+        or mirror.names(folder / "segments")
+    ]
 
 
-def require_encoder_folders(root: Path) -> list[Path]:
-    """Return the folders of encoders below a root folder, or raise ``ArtifactError``."""
-    if found := list(encoder_folders(root)):
+def require_encoder_folders(root: Place) -> list[Path]:
+    """Return the folders of encoders in a store, or raise ``ArtifactError``."""
+    if found := encoder_folders(root):
         return found
     raise ArtifactError(
-        f"{root} holds no store of embeddings; check the path: it is the folder that was named "
-        "to --store, or the folder store of an index"
+        f"{root} holds no store of embeddings; check the path: it is what was named to --store, or "
+        "the folder store of an index"
     )
 
 
-def open_stores(root: Path) -> list[EmbeddingStore]:
-    """Open the stores of all the encoders below a root folder."""
+def open_stores(root: Place) -> list[EmbeddingStore]:
+    """Open the stores of all the encoders in a store."""
     folders = require_encoder_folders(root)
     return [EmbeddingStore.open(root, fingerprint=folder.name) for folder in folders]

@@ -34,11 +34,6 @@ class RegisteredIndex:
     place: str
     id: str | None
 
-    @property
-    def folder(self) -> Path:
-        """Its folder when it was built."""
-        return Path(self.place)
-
 
 class IndexRegistry:
     """The indexes of the store in a folder, a file and its copy each."""
@@ -50,9 +45,8 @@ class IndexRegistry:
         """Note that an index is built from here, so that its shards stay."""
         place = owner_of(index)
         path = self.folder / _file_name(place, index_id)
-        self.mirror.fetch(path)
         fields = _SCHEMA.headed(index=place, id=index_id)
-        for each in (path, self.copies / path.name):
+        for each in (path,) if self.mirror.uri else (path, self.copies / path.name):
             with writing(each):
                 if not self._is_sound(each):
                     make_folder(each.parent)
@@ -68,7 +62,7 @@ class IndexRegistry:
 
     def registered(self) -> list[RegisteredIndex]:
         """Return the indexes that were built from here."""
-        if not exists(self.folder):
+        if not self.mirror.uri and not exists(self.folder):
             raise ArtifactError(
                 f"{self.folder} is missing, so that it is not known which indexes need the shards "
                 "of this store; mount its disk or restore the folder from a copy. If it is gone "
@@ -78,24 +72,24 @@ class IndexRegistry:
         return [found[name] for name in sorted(found)]
 
     def files(self) -> list[Path]:
-        """Return the files of all indexes, copies first."""
-        return [*manifest.records_in(self.copies), *manifest.records_in(self.folder)]
+        """Return the files of all indexes, copies first, which a bucket has none of."""
+        folders = [self.folder] if self.mirror.uri else [self.copies, self.folder]
+        names = self.mirror.names
+        return [folder / name for folder in folders for name in names(folder, "*.json*")]
+
+    def forget(self, file: Path) -> None:
+        """Remove the file of an index and its copy."""
+        self.mirror.remove(*(folder / file.name for folder in (self.folder, self.copies)))
 
     def read(self, path: Path) -> RegisteredIndex:
         """Return the index that a file registers."""
+        self.mirror.latest(path)
         found = manifest.read_manifest(path.parent, _SCHEMA, name=path.name)
         if _file_name(found["index"], found["id"]) != path.name:
             raise ArtifactError(
                 f"{path} is damaged: it is the file of {found['index']}; {manifest.REMEDY}"
             )
         return RegisteredIndex(path, found["index"], found["id"])
-
-
-def forget(file: Path) -> None:
-    """Remove the file of an index and its copy."""
-    for name in (FOLDER, _COPIES):
-        with writing(file):
-            (file.parent.with_name(name) / file.name).unlink(missing_ok=True)
 
 
 def _file_name(index: str, index_id: str | None) -> str:

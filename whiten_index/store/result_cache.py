@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import make_folder, replacing
-from whiten_index.artifacts.files import exists, list_folder, writing
+from whiten_index.artifacts.files import exists, writing
 from whiten_index.artifacts.storage import Storage
 from whiten_index.artifacts.tensors import read_tensors, write_tensors
 from whiten_index.errors import ArtifactError, StorageError
@@ -39,8 +39,7 @@ class ResultCache:
     def runtimes(self) -> list[dict[str, str]]:
         """Return the values that ``save_runtime`` kept, without damaged ones."""
         folder = self.folder / _RUNTIMES
-        here = {path.name for path in list_folder(folder, "[!.]*.json")}
-        notes = [self._read(folder / name) for name in sorted(here | self.mirror.names(folder))]
+        notes = [self._read(folder / name) for name in self.mirror.names(folder, "[!.]*.json")]
         return [note for note in notes if note is not None]
 
     def save_sample(self, key: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
@@ -74,10 +73,11 @@ class ResultCache:
 
     def check(self, path: Path) -> None:
         """Raise ``ArtifactError`` for a sample, choice or runtime that is damaged."""
-        if path.parent.name == "samples":
-            _read_sample(path, {})
-        else:
-            _read_note(path)
+        with self.mirror.opened(path) as file:
+            if path.parent.name == "samples":
+                _read_sample(file, {})
+            else:
+                _read_note(file)
 
     def _save_note(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
         path = self._path(kind, key)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts import manifest
-from whiten_index.artifacts.files import exists, is_folder, list_folder
+from whiten_index.artifacts.cached_storage import BucketStorage, at_once, stamp
+from whiten_index.artifacts.files import exists
 from whiten_index.artifacts.manifest import Count, Described, Digest, Positive, Schema
 from whiten_index.artifacts.storage import Place, Storage
 from whiten_index.artifacts.tensors import map_tensor, write_tensors
@@ -127,10 +129,7 @@ class Segments:
 
     def segment_names(self) -> list[str]:
         """Return the names of the segments, sound or damaged."""
-        found = self.mirror.names(self.segments_folder)
-        if exists(self.segments_folder):
-            found |= {path.name for path in list_folder(self.segments_folder) if is_folder(path)}
-        return sorted(filter(_NAME.fullmatch, found))
+        return list(filter(_NAME.fullmatch, self.mirror.names(self.segments_folder)))
 
     def segment(self, name: str, *, verify: bool = True) -> Segment | None:
         """Return a segment, None where it is missing, unfinished or damaged.
@@ -155,22 +154,35 @@ class Segments:
     def check_segment(self, folder: Path, fields: SegmentManifest, *, content: bool) -> None:
         """Check the files of a segment, the shapes of its arrays, and with ``content`` for NaN."""
         manifest.check_files(folder, fields, content=content)
+        tensors = folder / EMBEDDINGS
         segment, each = fields["segment"], {"digests": (DIGEST_BYTES,), "truncated": ()}
         if self._width is not None:
             each["embeddings"] = (self._width,)
         for name, shape in each.items():
             wanted = ((segment.rows, *shape), segment.dtype if name == "embeddings" else "uint8")
-            found = self.tensor(folder.name, name)
+            found = map_tensor(tensors, name, remedy=REMEDY)
             if (found.shape, str(found.dtype)) != wanted:
                 raise ArtifactError(
                     f"{folder} is damaged: its {name} are {found.shape} {found.dtype} instead of "
                     f"{wanted[0]} {wanted[1]}; {REMEDY}"
                 )
-        embeddings = self.tensor(folder.name, "embeddings")
+        embeddings = map_tensor(tensors, "embeddings", remedy=REMEDY)
         if keeps_moments(*embeddings.shape):
             manifest.check_files(folder, fields, content=False, names=[MOMENTS])
         if content:
             finite(embeddings, folder)
+
+    def check_kept(self, name: str) -> NDArray[np.uint8]:
+        """Check all of a segment as it is kept, not as it was copied, and return its digests."""
+        with self.mirror.opened(self.segments_folder / name) as folder:
+            fields = read_segment(folder)
+            self.check_segment(folder, fields, content=True)
+            rows = fields["segment"].rows
+            if MOMENTS in fields["files"] and Moments.load(folder / MOMENTS).count != rows:
+                raise ArtifactError(f"{folder} is damaged: its moments are of other rows")
+            digests = map_tensor(folder / EMBEDDINGS, "digests", remedy=REMEDY)
+            # Where the file goes, so does its place on the disk.
+            return digests.copy() if self.mirror.uri else digests
 
     def require_segment(self, name: str) -> Segment:
         """Return a segment; raise ``ArtifactError`` where it is missing or damaged."""
@@ -196,21 +208,47 @@ class Segments:
         """Return where each row is; ``verify`` leaves out segments with damaged content."""
         if verify not in self._indexes:
             names = self.segment_names()
-            self.mirror.fetch_all(self.segments_folder / name for name in names)
-            found = (self.segment(name, verify=verify) for name in names)
-            sound = [each for each in found if each is not None]
-            sound.sort(key=lambda each: (-each.rows, each.name))
-            self._indexes[verify] = DigestIndex(self._digests_of(sound))
+            if verify:
+                self.mirror.fetch_all(self.segments_folder / name for name in names)
+                names = [name for name in names if self.segment(name) is not None]
+            self._indexes[verify] = DigestIndex(self.digests_of_segments(names))
         return self._indexes[verify]
 
-    def _digests_of(self, segments: Sequence[Segment]) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-        """Yield the names of segments and their digests, but of those removed meanwhile."""
-        for each in segments:
-            try:
-                digests = self.tensor(each.name, "digests")
-            except ArtifactError:
-                continue
-            yield each.name, digests
+    def digests_of_segments(self, names: Iterable[str]) -> list[tuple[str, NDArray[np.uint8]]]:
+        """Return the digests (n, 16) of segments, the largest first.
+
+        Those that are damaged, by the sizes of their files, or gone are left out. From a bucket,
+        no embeddings are read for that.
+        """
+        found = zip(names, at_once(self._digests_of, names), strict=True)
+        there = [(name, digests) for name, digests in found if digests is not None]
+        return sorted(there, key=lambda each: (-len(each[1]), each[0]))
+
+    def _digests_of(self, name: str) -> NDArray[np.uint8] | None:
+        folder = self.segments_folder / name
+        try:
+            if isinstance(self.mirror, BucketStorage) and self.mirror.differs(folder) is not False:
+                return self._digests_there(folder, self.mirror)
+            found = self.segment(name, verify=False)
+            return None if found is None else self.tensor(name, "digests")
+        except ArtifactError:
+            return None
+
+    def _digests_there(self, folder: Path, bucket: BucketStorage) -> NDArray[np.uint8] | None:
+        """Return the digests of a segment in a bucket, which its name proves; None for damage."""
+        data = bucket.manifest(folder)
+        if data is None or bucket.damaged(folder, data):
+            return None
+        fields = manifest.as_manifest(json.loads(data), SCHEMA, folder)
+        rows, files = fields["segment"].rows, fields["files"]
+        # Behind them are as many bytes as there are rows.
+        stop = files[EMBEDDINGS]["bytes"] - rows if EMBEDDINGS in files else 0
+        start = stop - DIGEST_BYTES * rows
+        if start < 0:
+            return None
+        piece = bucket.piece(folder / stamp(data) / EMBEDDINGS, start, stop)
+        digests = np.frombuffer(piece, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+        return digests if digests_name(digests) == folder.name else None
 
     def tensor(self, name: str, what: str) -> NDArray[Any]:
         """Return ``embeddings`` (n, d), ``digests`` (n, 16) or ``truncated`` (n,), mapped."""

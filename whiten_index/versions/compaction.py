@@ -4,15 +4,14 @@ import contextlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.atomic import remove_folder, require_path, require_space
-from whiten_index.artifacts.files import size_of
-from whiten_index.artifacts.lock import only_writer
+from whiten_index.artifacts.atomic import require_space
+from whiten_index.artifacts.cached_storage import naming, required_place
+from whiten_index.artifacts.storage import Place
 from whiten_index.corpus.sharding import SHARD_ROWS
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.store.dtypes import StoreDtype, segment_bytes
@@ -22,6 +21,8 @@ from whiten_index.versions.references import (
     corpus_references,
     index_references,
     indexes_of,
+    lock_indexes,
+    lock_stores,
     needed_digests,
 )
 
@@ -51,7 +52,7 @@ class CompactReport:
             )
 
 
-def compact_store(root: Path | str, *, segment_rows: int = SHARD_ROWS) -> CompactReport:
+def compact_store(root: Place, *, segment_rows: int = SHARD_ROWS) -> CompactReport:
     """Join the small and mostly unused segments of a store, for every encoder in it.
 
     Into segments of up to ``segment_rows`` rows go the needed rows of segments that need less than
@@ -62,7 +63,7 @@ def compact_store(root: Path | str, *, segment_rows: int = SHARD_ROWS) -> Compac
     disturbed. A second run does nothing.
 
     Args:
-        root: of the store.
+        root: of the store, or its URI.
         segment_rows: rows of a full segment.
 
     Raises:
@@ -73,15 +74,14 @@ def compact_store(root: Path | str, *, segment_rows: int = SHARD_ROWS) -> Compac
     """
     if segment_rows < 1:
         raise ConfigError(f"segments have 1 row or more; segment_rows {segment_rows} was given")
-    place = require_path(root)
+    place = required_place(root)
     counts, before, after = Counter[str](), Counter[str](), Counter[str]()
     for store in open_stores(place):
-        with contextlib.ExitStack() as locks:
-            locks.enter_context(only_writer(store.folder, what="store"))
-            references = list(corpus_references(store))
-            for index in indexes_of(place, [store]):
-                # An update that is under way needs rows that no version names yet.
-                locks.enter_context(only_writer(index, what="index"))
+        with naming(), contextlib.ExitStack() as locks:
+            lock_stores(place, [store], locks)
+            references, indexes = list(corpus_references(store)), indexes_of(place, [store])
+            lock_indexes(indexes, place, locks)
+            for index in indexes:
                 references += index_references(index, place, [store])
             wanted = needed_digests(store, references)
             store.tidy()
@@ -97,7 +97,7 @@ def compact_store(root: Path | str, *, segment_rows: int = SHARD_ROWS) -> Compac
 
 def _size(store: EmbeddingStore) -> Counter[str]:
     paths = [store.segments_folder / name for name in store.segment_names()]
-    size = sum(map(size_of, (*paths, *store.all_part_files())))
+    size = store.mirror.size(*paths, *store.all_part_files())
     return Counter(segments=len(paths), bytes=size)
 
 
@@ -136,10 +136,9 @@ def _compact(store: EmbeddingStore, wanted: NDArray[np.uint8], segment_rows: int
         # Other segments have all of its rows.
         if not (places.segment == number).any():
             joined = np.append(joined, number)
-    for number in joined:
-        if (name := found[number].name) not in kept:
-            remove_folder(store.segments_folder / name)
-            counts["removed"] += 1
+    gone = [name for number in joined if (name := found[number].name) not in kept]
+    store.mirror.remove(*(store.segments_folder / name for name in gone))
+    counts["removed"] += len(gone)
     store.look_again()
     return counts
 

@@ -1,6 +1,7 @@
 """Garbage collection: removes segments that no corpus and no version of an index needs."""
 
 import contextlib
+import itertools
 import math
 import time
 from collections import Counter
@@ -11,15 +12,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.atomic import remove_folder, require_path
-from whiten_index.artifacts.files import fsync_path, is_folder, reading, resolved, size_of, writing
-from whiten_index.artifacts.lock import LOCK, only_writer
-from whiten_index.artifacts.manifest import MANIFEST
+from whiten_index.artifacts.atomic import require_path
+from whiten_index.artifacts.cached_storage import naming, required_place
+from whiten_index.artifacts.storage import Place, settled
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.paths import is_uri, shown
 from whiten_index.store.digest_index import HashTable, digest_keys
 from whiten_index.store.embedding_store import EmbeddingStore, open_stores
-from whiten_index.store.index_registry import forget as forget_index
 from whiten_index.versions.published import read_index_id
 from whiten_index.versions.references import (
     Reference,
@@ -27,6 +26,8 @@ from whiten_index.versions.references import (
     files_naming,
     index_references,
     indexes_of,
+    lock_indexes,
+    lock_stores,
     needed_digests,
     stores_of,
 )
@@ -65,22 +66,22 @@ def gc_store(
 
     A row is needed by a corpus of the store, or by a version or candidate of an index that was
     built from it. Segments younger than ``keep_days`` stay too: they may be of an encode that was
-    interrupted.
+    interrupted. From a bucket, only digests are read.
 
     Args:
-        root: of the store.
+        root: of the store, or its URI.
         dry_run: only say what would be removed; nothing is locked or written.
         forget: places, as registered, of indexes that are gone; their needs no longer count.
         indexes: indexes that were built from it and moved since; they are registered at their new
             places, before any is forgotten.
-        keep_days: age in days by the clock of the file system.
+        keep_days: age in days by the clock of the file system or the bucket.
 
     Raises:
         ArtifactError: there is no store; an index that was built from it, its published version or
             a needed row is missing; or a version is damaged so that its rows are not known.
         BusyError: another process is writing the store or an index built from it.
-        ConfigError: an index built from it is in a bucket, an index to forget is not known or is
-            there, a named one was not built from this store, or ``keep_days`` is no number of days.
+        ConfigError: an index to forget is not known or is there, a named one was not built from
+            this store, or ``keep_days`` is no number of days.
         StorageError: the disk cannot be read or written.
     """
     if not 0 <= keep_days < 1e9:
@@ -88,33 +89,35 @@ def gc_store(
             f"--keep-days takes a number of days, 0 or more (0 keeps nothing for its age alone); "
             f"{shown(keep_days)} was given"
         )
-    place = require_path(root)
-    named = [resolved(require_path(index)) for index in indexes]
+    place = required_place(root)
+    named = [settled(required_place(index)) for index in indexes]
     gone = [each if is_uri(each) else require_path(each) for each in forget]
     stores = open_stores(place)
     removed, kept = Counter[str](leftovers=0), Counter[str]()
-    with contextlib.ExitStack() as locks:
-        for store in () if dry_run else stores:
-            locks.enter_context(only_writer(store.folder, what="store"))
+    with naming(), contextlib.ExitStack() as locks:
+        now = time.time() if dry_run else lock_stores(place, stores, locks)
         users = {index: stores_of(index, place, stores) for index in named}
         files = files_naming(place, stores, gone, named)
         used_by = list(dict.fromkeys([*indexes_of(place, stores, but=files), *named]))
         if not dry_run:
-            for index in used_by:
-                locks.enter_context(only_writer(index, what="index"))
+            lock_indexes(used_by, place, locks)
             for index in named:
                 _register(index, place, users[index])
-            for file in files:
-                forget_index(file)
+            for store, file in itertools.product(stores, files):
+                store.indexes.forget(file)
         references = [each for store in stores for each in corpus_references(store)]
         for index in used_by:
             references += index_references(index, place, stores)
         if not dry_run:
             removed["leftovers"] = sum(store.tidy() for store in stores)
         for store in stores:
-            one, counts = _collect(store, references, dry_run, keep_days)
+            since = now - keep_days * _DAY if keep_days else math.inf
+            one, counts = _collect(store, references, dry_run, since)
             removed.update(one)
             kept.update(counts)
+        if not dry_run:
+            names = (store.mirror.remove_unnamed(store.segments_folder) for store in stores)
+            removed["leftovers"] += sum(names)
     return GcReport(
         store=str(place),
         dry_run=dry_run,
@@ -127,7 +130,7 @@ def gc_store(
     )
 
 
-def _register(index: Path, root: Path, stores: Sequence[EmbeddingStore]) -> None:
+def _register(index: Place, root: Place, stores: Sequence[EmbeddingStore]) -> None:
     """Register an index, unless the store lacks its rows: it may be of another store."""
     lacking = sum(
         sum(map(store.missing_rows, each.record.distinct_parts))
@@ -141,33 +144,27 @@ def _register(index: Path, root: Path, stores: Sequence[EmbeddingStore]) -> None
             "name the store that it was built from"
         )
     for store in stores:
-        store.indexes.register(index, read_index_id(index))
+        store.indexes.register(index, read_index_id(index) if isinstance(index, Path) else None)
 
 
 def _collect(
-    store: EmbeddingStore, references: Sequence[Reference], dry_run: bool, keep_days: float
+    store: EmbeddingStore, references: Sequence[Reference], dry_run: bool, since: float
 ) -> tuple[Counter[str], Counter[str]]:
     """Remove what these do not need; count what was removed, and what stays."""
-    since = _now(store, dry_run=dry_run) - keep_days * _DAY if keep_days else math.inf
-    names = store.segment_names()
+    names, mirror = store.segment_names(), store.mirror
     needed = _needed_segments(store, names, references)
     parts = (part for each in references if each.is_of(store) for part in each.record.parts)
     files = {path for part in parts if part.rows for path in store.part_files(part)}
     paths = [store.segments_folder / name for name in names]
-    recent = {path for path in paths if _is_recent(path, since=since)}
+    # A time in the future counts too.
+    recent = {path for path in paths if mirror.modified(path) > since}
     kept = {path for path in paths if path.name in needed} | recent
     there = store.all_part_files()
-    kept_files = {path for path in there if path in files or _is_recent(path, since=since)}
+    kept_files = {path for path in there if path in files or mirror.modified(path) > since}
     gone, gone_files = set(paths) - kept, set(there) - kept_files
-    size = sum(map(size_of, (*gone, *gone_files)))
+    size = mirror.size(*gone, *gone_files)
     if not dry_run:
-        for path in sorted(gone):
-            remove_folder(path)
-        for path in sorted(gone_files):
-            with writing(path, kept=""):
-                path.unlink(missing_ok=True)
-        for folder in {path.parent for path in gone_files}:
-            fsync_path(folder)
+        mirror.remove(*sorted(gone), *sorted(gone_files))
     removed = Counter(segments=len(gone), parts=len(gone_files), bytes=size)
     ages = len(kept) - len(needed)
     return removed, Counter(segments=len(kept), parts=len(kept_files), recent=ages)
@@ -186,40 +183,23 @@ def _needed_segments(
     keys = digest_keys(wanted)
     table = HashTable([keys])
     times, rows_of = np.zeros(len(wanted), dtype=np.int64), dict[str, NDArray[np.int64]]()
-    for name in names:
-        if store.segment(name, verify=False) is not None:
-            rows = np.unique(table.find(digest_keys(store.tensor(name, "digests"))))
-            if len(rows := rows[rows >= 0]):
-                rows_of[name] = rows
-                times[rows] += 1
+    for name, digests in store.digests_of_segments(names):
+        rows = np.unique(table.find(digest_keys(digests)))
+        if len(rows := rows[rows >= 0]):
+            rows_of[name] = rows
+            times[rows] += 1
     if lacking := len(wanted) - int(np.count_nonzero(times[table.find(keys)])):
         raise ArtifactError(
             f"{store.damaged()} is damaged or missing: {lacking:,} of {len(wanted):,} needed rows "
             "are in no segment, so that nothing is removed; mount its disk, or see how to mend it "
-            f"with whiten-index verify {store.root}"
+            f"with whiten-index verify {store.place}"
         )
     for name, rows in list(rows_of.items()):
         # Of a row that is there twice, a damaged one goes.
-        if (times[rows] > 1).all() and store.segment(name) is None:
-            times[rows] -= 1
-            del rows_of[name]
+        if (times[rows] > 1).all():
+            try:
+                store.check_kept(name)
+            except ArtifactError:
+                times[rows] -= 1
+                del rows_of[name]
     return set(rows_of)
-
-
-def _now(store: EmbeddingStore, *, dry_run: bool) -> float:
-    """Return the time by the clock of the store's file system, where that may be written."""
-    if dry_run:
-        return time.time()
-    # The lock was written when it was taken.
-    with reading(store.folder / LOCK):
-        return (store.folder / LOCK).stat().st_mtime
-
-
-def _is_recent(path: Path, *, since: float) -> bool:
-    """Return whether a file or folder was written later; a time in the future counts too."""
-    marker = path / MANIFEST if is_folder(path) else path
-    try:
-        with reading(marker):
-            return marker.stat().st_mtime > since
-    except FileNotFoundError:
-        return False

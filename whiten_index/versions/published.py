@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from whiten_index.artifacts.atomic import leftovers_in, make_folder, remove_folder, remove_leftovers
-from whiten_index.artifacts.cached_storage import BucketStorage, naming
+from whiten_index.artifacts.cached_storage import naming
 from whiten_index.artifacts.files import (
     exists,
     fsync_path,
@@ -36,11 +36,9 @@ from whiten_index.artifacts.files import (
     sha256_file,
     writing,
 )
-from whiten_index.artifacts.limits import load_json
 from whiten_index.artifacts.manifest import (
     MANIFEST,
     REMEDY,
-    as_manifest,
     check_files,
     checked,
     new_artifact,
@@ -49,6 +47,7 @@ from whiten_index.artifacts.manifest import (
     sealed_json,
     write_manifest,
 )
+from whiten_index.artifacts.marks import require_marks
 from whiten_index.artifacts.object_store import ChangedError, Tag
 from whiten_index.artifacts.storage import LOCAL, Storage
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
@@ -181,7 +180,7 @@ def set_current(
         put_current(root, Current(version, digest, facts, removed), mirror, tag)
     except BusyError:
         if made and read_current(root, mirror).version != version:
-            mirror.remove_folder(folder)
+            mirror.remove(folder)
         raise
 
 
@@ -189,8 +188,9 @@ def put_current(root: Path, current: Current, mirror: Storage, tag: Tag | None) 
     """Replace ``CURRENT``, if it is still as it was when ``tag`` was read.
 
     Raises:
-        BusyError: another machine replaced it.
+        BusyError: another machine replaced it, or may have removed rows that it needs.
     """
+    require_marks()
     fields = asdict(current)
     if not current.removed:
         del fields["removed"]
@@ -410,11 +410,9 @@ def rows_published(root: Path, mirror: Storage) -> int:
     """Return the rows of the published version, by its manifest alone; 0 for none or damage."""
     try:
         folder = root / VERSIONS / read_current(root).version
-        if not isinstance(mirror, BucketStorage):
-            return read_published(root).fields["rows"]
-        data = mirror.manifest(folder) or b""
-        return as_manifest(load_json(data), VERSION_SCHEMA, folder)["rows"]
-    except (ArtifactError, ValueError):
+        with mirror.opened(folder, ()) as copy:
+            return read_version(copy).fields["rows"]
+    except ArtifactError:
         return 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.files import (
     exists,
     is_file,
@@ -16,11 +17,14 @@ from whiten_index.artifacts.files import (
     require_target,
     resolved,
 )
-from whiten_index.artifacts.manifest import MANIFEST, records_in
+from whiten_index.artifacts.lock import LOCK, only_writer
+from whiten_index.artifacts.manifest import MANIFEST
+from whiten_index.artifacts.marks import CLEANER, marked
+from whiten_index.artifacts.storage import LOCAL, Place, Storage, settled
 from whiten_index.corpus.batches import DIGEST_BYTES
-from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.paths import is_uri
-from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.embedding_store import EmbeddingStore, encoder_folders
 from whiten_index.store.index_registry import RegisteredIndex
 from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.provenance import corpus_record
@@ -36,6 +40,7 @@ from whiten_index.versions.published import (
     require_published,
     strange_entries,
     version_names,
+    version_number,
 )
 from whiten_index.versions.version_manifest import VersionManifest
 
@@ -61,15 +66,45 @@ def needed_digests(store: EmbeddingStore, references: Iterable[Reference]) -> ND
     return np.concatenate([nothing, *map(store.digests, parts.values())])
 
 
-def is_index(folder: Path) -> bool:
-    """Return whether a folder is that of an index, or was to be."""
+def is_index(place: Place) -> bool:
+    """Return whether a place is that of an index, or was to be."""
+    folder, mirror = place_of(place)
+    mirror.latest(folder / CURRENT)
     parts = [folder / name for name in (CURRENT, VERSIONS, CANDIDATES)]
-    return any(exists(part) or is_link(part) for part in parts)
+    there = (exists(part) or is_link(part) for part in (parts[:1] if mirror.uri else parts))
+    return any(there) or any(map(version_number, mirror.names(folder / VERSIONS)))
+
+
+def lock_stores(
+    root: Place, stores: Iterable[EmbeddingStore], locks: contextlib.ExitStack
+) -> float:
+    """Let nobody else write to a store, and return the time there."""
+    for store in stores:
+        locks.enter_context(only_writer(store.folder, what="store"))
+    now = locks.enter_context(marked(root, CLEANER))
+    for store in stores:
+        # What was listed before may be gone by now.
+        store.look_again()
+        if isinstance(root, Path):
+            # The lock was written when it was taken.
+            now = LOCAL.modified(store.folder / LOCK)
+    return now
+
+
+def lock_indexes(indexes: Iterable[Place], root: Place, locks: contextlib.ExitStack) -> None:
+    """Let nobody else write to indexes: an update under way needs rows that no version names yet.
+
+    Who builds from a store in a bucket has a mark there, and else one at the index.
+    """
+    for index in indexes:
+        locks.enter_context(only_writer(place_of(index)[0], what="index"))
+        if isinstance(root, Path):
+            locks.enter_context(marked(index, CLEANER))
 
 
 def indexes_of(
-    root: Path, stores: Iterable[EmbeddingStore], *, but: Collection[Path] = ()
-) -> list[Path]:
+    root: Place, stores: Iterable[EmbeddingStore], *, but: Collection[Path] = ()
+) -> list[Place]:
     """Return the indexes that are built from a store, and the one around it, each once."""
     known = [
         each for store in stores for each in store.indexes.registered() if each.file not in but
@@ -77,26 +112,29 @@ def indexes_of(
     for each in known:
         require_at_its_place(each, root)
     # One that was moved and linked to its old place is registered by both.
-    found = {resolved(each.folder): None for each in known}
-    around = resolved(root).parent
-    if is_index(around):
+    found = {settled(each.place): None for each in known}
+    if around := index_around(root):
         found[around] = None
     return list(found)
 
 
-def require_at_its_place(index: RegisteredIndex, root: Path) -> None:
+def index_around(root: Place) -> Place | None:
+    """Return the index that a store is in, None without one."""
+    if isinstance(root, Path):
+        around: Place = resolved(root).parent
+    else:
+        around = root.rpartition("/")[0]
+    return around if not str(around).endswith("/") and is_index(around) else None
+
+
+def require_at_its_place(index: RegisteredIndex, root: Place) -> None:
     """Check that the needs of an index can be read."""
-    if is_uri(index.place):
-        raise ConfigError(
-            f"{index.place} was built from {root}, and gc and compact do not read what an index in "
-            "a bucket needs; keep the store as it is, or, if that index is gone for good: "
-            f"whiten-index gc {root} --forget {index.place}"
-        )
     if _is_at_its_place(index):
         return
-    place = index.folder
+    place = index.place
     # An empty folder may be where a disk is mounted at other times.
-    other = " (another index is, built later)" if exists(place / INDEX_ID) else ""
+    later = not is_uri(place) and exists(Path(place) / INDEX_ID)
+    other = " (another index is, built later)" if later else ""
     raise ArtifactError(
         f"{place}, an index built from {root}, is not there{other}, and its versions may need "
         "rows; mount its disk; or, if it was moved, register its new place: whiten-index gc "
@@ -106,31 +144,44 @@ def require_at_its_place(index: RegisteredIndex, root: Path) -> None:
 
 
 def _is_at_its_place(index: RegisteredIndex) -> bool:
-    if is_index(index.folder) or exists(index.folder / INDEX_ID):
-        return read_index_id(index.folder) == index.id
+    if is_uri(index.place):
+        return is_index(index.place)
+    folder = Path(index.place)
+    if is_index(folder) or exists(folder / INDEX_ID):
+        return read_index_id(folder) == index.id
     return False
 
 
+def _is_gone(index: RegisteredIndex) -> bool:
+    """Return whether an index that the user calls gone may be, as its bucket may be too."""
+    try:
+        return not _is_at_its_place(index)
+    except StorageError:
+        if is_uri(index.place):
+            return True
+        raise
+
+
 def files_naming(
-    root: Path,
+    root: Place,
     stores: Collection[EmbeddingStore],
-    forget: Collection[Path | str],
-    named: Collection[Path] = (),
+    forget: Collection[Place],
+    named: Collection[Place] = (),
 ) -> list[Path]:
     """Return the files that register the indexes to forget."""
     known = [each for store in stores for each in store.indexes.registered()]
     found = list[RegisteredIndex]()
     for index in forget:
-        here = [each for each in known if each.folder in _spellings(index)]
+        here = [each for each in known if Path(each.place) in _spellings(index)]
         if not here:
             places = ", ".join(dict.fromkeys(each.place for each in known)) or "none"
             raise ConfigError(f"{root} knows of no index {index} to forget; it knows {places}")
         # Where another index is at its place now, that one stays registered.
-        found += [each for each in here if not _is_at_its_place(each)] or here
+        found += list(filter(_is_gone, here)) or here
     files = [each.file for each in found]
     asked = {*indexes_of(root, stores, but=files), *named}
     for each in found:
-        if _is_at_its_place(each) and resolved(each.folder) not in asked:
+        if not _is_gone(each) and settled(each.place) not in asked:
             raise ConfigError(
                 f"index {each.place} is there, and its versions need what they are made of; "
                 "--forget is for those that are gone: remove its folder first, or leave it out"
@@ -144,7 +195,9 @@ def _spellings(index: Path | str) -> set[Path]:
     return {Path(index), absolute, resolved(absolute.parent) / absolute.name}
 
 
-def stores_of(index: Path, root: Path, stores: Collection[EmbeddingStore]) -> list[EmbeddingStore]:
+def stores_of(
+    index: Place, root: Place, stores: Collection[EmbeddingStore]
+) -> list[EmbeddingStore]:
     """Return the stores with rows of an index's versions."""
     if not is_index(index):
         raise ConfigError(f"--index {index} is no index: it has no {CURRENT}; check the path")
@@ -160,7 +213,7 @@ def stores_of(index: Path, root: Path, stores: Collection[EmbeddingStore]) -> li
 
 def corpus_references(store: EmbeddingStore) -> Iterator[Reference]:
     """Yield the references of the corpora of a store."""
-    paths = record_paths(store)
+    paths = store.record_paths()
     if not paths and store.segment_names():
         raise ArtifactError(
             f"{store.folder / 'corpora'} has no record of a corpus, so that it is not known which "
@@ -171,11 +224,6 @@ def corpus_references(store: EmbeddingStore) -> Iterator[Reference]:
         yield corpus_reference(store, path)
 
 
-def record_paths(store: EmbeddingStore) -> list[Path]:
-    """Return the files with the records of a store's corpora."""
-    return records_in(store.folder / "corpora")
-
-
 def corpus_reference(store: EmbeddingStore, path: Path) -> Reference:
     """Return the reference of a corpus, named by its files, folders or globs."""
     record = store.record(path.name)
@@ -183,28 +231,30 @@ def corpus_reference(store: EmbeddingStore, path: Path) -> Reference:
     return Reference(f"corpus {named}", store.fingerprint, record)
 
 
-def version_folders(index: Path) -> list[Path]:
-    """Return the folders of an index's versions and candidates."""
-    return [
-        index / inside / name
-        for inside in (VERSIONS, CANDIDATES)
-        for name in version_names(index, inside=inside)
-    ]
+def version_folders(index: Path, mirror: Storage = LOCAL) -> list[Path]:
+    """Return the folders of an index's versions, and of the candidates on this machine."""
+    names = {each: version_names(index, inside=each) for each in (VERSIONS, CANDIDATES)}
+    if mirror.uri:
+        names[VERSIONS] = list(filter(version_number, mirror.names(index / VERSIONS)))
+    return [index / inside / name for inside in names for name in names[inside]]
 
 
 def index_references(
-    index: Path, root: Path, stores: Collection[EmbeddingStore]
+    index: Place, root: Place, stores: Collection[EmbeddingStore]
 ) -> Iterator[Reference]:
     """Yield the references of the versions and candidates of an index."""
-    require_published(index)
-    _require_no_strangers(index, root)
-    for folder in version_folders(index):
-        found = version_reference(folder, root, stores)
+    folder, mirror = place_of(index)
+    mirror.latest(folder / CURRENT)
+    require_published(folder, mirror)
+    if not mirror.uri:
+        _require_no_strangers(folder, root)
+    for each in version_folders(folder, mirror):
+        found = version_reference(each, root, stores, mirror)
         if found is not None:
             yield found
 
 
-def _require_no_strangers(index: Path, root: Path) -> None:
+def _require_no_strangers(index: Path, root: Place) -> None:
     """Refuse an index with a version behind a link or under a strange name, which is not read.
 
     A link to a version of the same index does no harm.
@@ -222,20 +272,30 @@ def _require_no_strangers(index: Path, root: Path) -> None:
 
 
 def version_reference(
-    folder: Path, root: Path, stores: Collection[EmbeddingStore]
+    folder: Path, root: Place, stores: Collection[EmbeddingStore], mirror: Storage = LOCAL
 ) -> Reference | None:
     """Return the reference of a version, None if it needs nothing of these stores."""
+    if folder.parent.name == CANDIDATES:
+        mirror = LOCAL
+    with mirror.opened(folder, [RECORD]) as copy:
+        # In a bucket one may have been pruned meanwhile.
+        return _reference(copy, folder, root, stores) if exists(copy) else None
+
+
+def _reference(
+    copy: Path, folder: Path, root: Place, stores: Collection[EmbeddingStore]
+) -> Reference | None:
     by = f"version {folder.name} of index {folder.parent.parent}"
     version: Version | None = None
     with contextlib.suppress(ArtifactError):
-        version = read_version(folder)
+        version = read_version(copy)
     fields = None if version is None else version.fields
     encoder = None if fields is None else fields["encoder_fingerprint"]
     if not any(encoder in (None, store.fingerprint) for store in stores):
         return None
     try:
         # A sound record suffices where the manifest is damaged.
-        own = CorpusRecord.load(folder / RECORD) if version is None else corpus_record(version)
+        own = CorpusRecord.load(copy / RECORD) if version is None else corpus_record(version)
         return Reference(by, encoder, own)
     except ArtifactError:
         if fields is not None and _is_elsewhere(fields, root):
@@ -247,7 +307,8 @@ def version_reference(
     )
 
 
-def _is_elsewhere(fields: VersionManifest, root: Path) -> bool:
+def _is_elsewhere(fields: VersionManifest, root: Place) -> bool:
     """Return whether a version was built from another store that is there."""
-    built_from = Path(fields["store"])
-    return is_folder(built_from) and resolved(built_from) != resolved(root)
+    built_from = fields["store"]
+    there = bool(encoder_folders(built_from)) if is_uri(built_from) else is_folder(built_from)
+    return there and settled(built_from) != settled(root)

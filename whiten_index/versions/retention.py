@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import require_path
 from whiten_index.artifacts.cached_storage import BucketStorage, naming, place_of
-from whiten_index.artifacts.files import exists, size_of
-from whiten_index.artifacts.limits import load_json
+from whiten_index.artifacts.files import exists
 from whiten_index.artifacts.lock import only_writer
-from whiten_index.artifacts.manifest import as_manifest
+from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.artifacts.storage import LOCAL, Storage
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
 from whiten_index.versions.provenance import missing_rows
@@ -38,7 +37,6 @@ from whiten_index.versions.published import (
     version_number,
     with_published,
 )
-from whiten_index.versions.version_manifest import VERSION_SCHEMA, VersionManifest
 from whiten_index.whitening.spectrum import variance_kept
 from whiten_index.whitening.transform import Whitening
 
@@ -84,26 +82,18 @@ class PruneReport:
 def list_versions(root: Path | str, *, verify: str = "manifest") -> list[VersionFacts]:
     """Return the versions that are there, newest first, candidates among them.
 
-    Of an index in a bucket only manifests are read.
-
     Args:
         root: the index folder, or its URI.
         verify: ``manifest`` checks each version's sizes and manifest, ``full`` every checksum.
 
     Raises:
         ArtifactError: there is no index.
-        ConfigError: it is in a bucket and ``verify`` is full.
 
     Examples:
         >>> [each.published for each in list_versions("index")]
         [True]
     """
     place, mirror = place_of(root)
-    if mirror.uri and verify != "manifest":
-        raise ConfigError(
-            f"--verify {verify} reads every byte, and {mirror.uri} is not copied here for that; "
-            "use --verify manifest, or copy it to a folder"
-        )
     folder = require_path(place)
     with naming():
         mirror.latest(folder / CURRENT)
@@ -136,25 +126,24 @@ def _facts(
     fields: Mapping[str, Any] = {}
     size, sound, unread = 0, "", ""
     try:
-        if isinstance(mirror, BucketStorage):
-            data = mirror.manifest(folder)
-            if data is None:
+        size = mirror.size(folder)
+        with naming(), mirror.opened(folder, ()) as copy:
+            if not exists(copy):
                 return None
-            size = sum(mirror.sizes(folder).values())
-            sound = _damage_in_bucket(folder, mirror, data)
-            manifest: VersionManifest = as_manifest(load_json(data), VERSION_SCHEMA, folder)
-            fields = manifest
-        else:
-            size = size_of(folder)
             # A manifest may be sound though other files are damaged.
-            fields = read_version(folder, verify=verify).fields
-            read_version(folder, verify=verify, sha256=sha256).check()
+            fields = read_version(copy, verify=verify).fields
+            _check(folder, copy, mirror, verify, sha256)
+            if verify != FULL and mirror.differs(folder):
+                sound = (
+                    f"{mirror.uri}/{VERSIONS}/{name} changed since this machine uploaded or "
+                    f"downloaded it; whiten-index verify {mirror.uri} tells whether it is damaged"
+                )
     except StorageError as error:
         unread = str(error)
-    except (ArtifactError, FormatError, ValueError, AttributeError) as error:
+    except (ArtifactError, FormatError) as error:
         if not mirror.uri and not exists(folder):
             return None
-        sound = sound or str(error)
+        sound = str(error)
     update = fields.get("update")
     return VersionFacts(
         name=name,
@@ -171,17 +160,14 @@ def _facts(
     )
 
 
-def _damage_in_bucket(folder: Path, mirror: BucketStorage, data: bytes) -> str:
-    """Return what is damaged of a version with this manifest, by sizes and e-tags; else empty."""
-    place = f"{mirror.uri}/{VERSIONS}/{folder.name}"
-    if wrong := mirror.damaged(folder, data):
-        return "; ".join(f"{name} of {place} {why}" for name, why in sorted(wrong.items()))
-    if mirror.differs(folder):
-        return (
-            f"{place} changed since this machine uploaded or downloaded it; whiten-index verify "
-            f"{mirror.uri} tells whether it is damaged"
-        )
-    return ""
+def _check(folder: Path, copy: Path, mirror: Storage, verify: str, sha256: str | None) -> None:
+    """Check a version of which ``copy`` has the manifest; in a bucket by its list, or in full."""
+    version, full = read_version(copy, verify=verify, sha256=sha256), verify == FULL
+    if not isinstance(mirror, BucketStorage):
+        version.check()
+    elif wrong := mirror.damaged(folder, (copy / MANIFEST).read_bytes(), content=full):
+        why = "; ".join(f"{name} {why}" for name, why in sorted(wrong.items()))
+        raise ArtifactError(f"{folder} is damaged: {why}")
 
 
 def rollback(root: Path | str, *, to: str | None = None) -> RollbackReport:
@@ -374,12 +360,10 @@ def prune(root: Path | str, *, keep: int, verify: str = "full") -> PruneReport:
                 put_current(folder, now, mirror, tag)
             before = [folder / VERSIONS / name for name in current.removed]
             gone += [path for path in before if mirror.sizes(path)]
-            freed = sum(sum(mirror.sizes(path).values()) for path in gone)
-        else:
-            freed = sum(map(size_of, gone))
+        freed = mirror.size(*gone)
         tidy(folder)
         for path in gone:
-            mirror.remove_folder(path)
+            mirror.remove(path)
         left = tuple(name for name in names if name not in removed)
         gone_names = tuple(path.name for path in gone)
         return PruneReport(gone_names, freed, left, tuple(map(str, strange_entries(folder))))
@@ -405,17 +389,10 @@ def _damage(
 ) -> ArtifactError | FormatError | None:
     """Return the damage of a version; raise ``StorageError`` if it cannot be read."""
     try:
-        if isinstance(mirror, BucketStorage):
-            data = mirror.manifest(folder) or b""
-            as_manifest(load_json(data), VERSION_SCHEMA, folder)
-            if wrong := mirror.damaged(folder, data, content=verify == FULL):
-                return ArtifactError(f"{folder} is damaged: {'; '.join(wrong.values())}")
-        else:
-            read_version(folder, verify=verify).check()
+        with mirror.opened(folder, ()) as copy:
+            _check(folder, copy, mirror, verify, None)
     except (ArtifactError, FormatError) as error:
         return error
-    except ValueError as error:
-        return ArtifactError(str(error))
     return None
 
 

@@ -1,5 +1,7 @@
 """Verification of a store, and the check and the report that it shares with that of an index."""
 
+from __future__ import annotations
+
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -7,9 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.atomic import require_path
-from whiten_index.artifacts.files import list_folder, resolved, size_of
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.artifacts.cached_storage import named, place_of, required_place
 from whiten_index.artifacts.manifest import MANIFEST, fingerprint
+from whiten_index.artifacts.storage import Place, Storage, settled
 from whiten_index.errors import (
     ArtifactError,
     ConfigError,
@@ -17,6 +22,7 @@ from whiten_index.errors import (
     StorageError,
     WhitenIndexError,
 )
+from whiten_index.store.digest_index import DigestIndex
 from whiten_index.store.embedding_store import (
     EmbeddingStore,
     encoder_folders,
@@ -24,18 +30,15 @@ from whiten_index.store.embedding_store import (
     require_encoder_folders,
 )
 from whiten_index.store.records import CorpusPart
-from whiten_index.store.segments import MOMENTS, read_segment
 from whiten_index.versions.published import CURRENT, require_published
 from whiten_index.versions.references import (
     Reference,
     corpus_reference,
-    is_index,
-    record_paths,
+    index_around,
     require_at_its_place,
     version_folders,
     version_reference,
 )
-from whiten_index.whitening.moments import Moments
 
 
 @dataclass(frozen=True)
@@ -79,9 +82,9 @@ Remedy = tuple[Sequence[str], str]
 class Check:
     """One look at the files of an index or of an encoder in a store; see ``VerifyReport``."""
 
-    def __init__(self, only: frozenset[str] | None = None) -> None:
+    def __init__(self, mirror: Storage, only: frozenset[str] | None = None) -> None:
         """Take the paths to look at; None for all."""
-        self.only = only
+        self.mirror, self.only = mirror, only
         self.checked, self.bytes = Counter[str](), 0
         self.stores, self.notes = list[str](), list[str]()
         self._errors = list[tuple[str, Path, WhitenIndexError]]()
@@ -99,7 +102,7 @@ class Check:
         """Count a file or folder, and report an error of the block as one of it."""
         if self.asked([path]):
             self.checked[kind] += 1
-            self.bytes += size_of(path)
+            self.bytes += self.mirror.size(path)
         with self.reporting(kind, path):
             yield
 
@@ -130,11 +133,12 @@ class Check:
                     advice = "upgrade whiten-index: a later release wrote it"
                 if unread:
                     advice = "mend the disk, or the permissions, and verify again"
-                yield Damage(str(path), reason(error), tuple(touches), advice)
+                by = tuple(map(named, touches))
+                yield Damage(named(path), named(reason(error)), by, named(advice))
 
 
 def as_report(
-    kind: str, place: str, checks: Sequence[Check], again: Sequence[Check]
+    kind: str, place: Place, checks: Sequence[Check], again: Sequence[Check]
 ) -> VerifyReport:
     """Return the report of a first look, and of a second one at everything found damaged."""
     checked = Counter[str]()
@@ -142,13 +146,13 @@ def as_report(
         checked.update(check.checked)
     unread = (damage for check in (*checks, *again) for damage in check.damages(unread=True))
     return VerifyReport(
-        path=place,
+        path=str(place),
         kind=kind,
         checked=dict(checked),
         bytes=sum(check.bytes for check in checks),
         damages=tuple(damage for check in again for damage in check.damages()),
         stores=tuple(dict.fromkeys(store for check in checks for store in check.stores)),
-        notes=tuple(dict.fromkeys(note for check in checks for note in check.notes)),
+        notes=tuple(dict.fromkeys(named(note) for check in checks for note in check.notes)),
         unread=tuple({damage.path: damage for damage in unread}.values()),
     )
 
@@ -158,33 +162,36 @@ def reason(error: Exception) -> str:
     return str(error).partition("; ")[0]
 
 
-def verify_store(root: Path | str) -> VerifyReport:
+def verify_store(root: Place) -> VerifyReport:
     """Check everything in a store against its checksums, of every encoder.
 
-    Nothing is locked or written. Damage is looked at once more, since a job that runs meanwhile
-    may just have moved or removed the file. A file that could not be read once is reported.
+    From a bucket, every object is read. Nothing is locked or written. Damage is looked at once
+    more, since a job that runs meanwhile may just have moved or removed the file. A file that could
+    not be read once is reported.
     """
-    place = require_path(root)
-    checks = [_StoreCheck(place, folder) for folder in require_encoder_folders(place)]
-    damaged = frozenset[str]().union(*(check.damaged() for check in checks))
+    place = required_place(root)
+    checks = {each: _StoreCheck(place, each) for each in require_encoder_folders(place)}
+    damaged = any(check.damaged() for check in checks.values())
     folders = encoder_folders(place) if damaged else ()
-    again = [_StoreCheck(place, folder, damaged) for folder in folders]
-    return as_report("store", str(place), checks, again)
+    again = [_StoreCheck(place, each, checks[each]) for each in folders if each in checks]
+    return as_report("store", place, list(checks.values()), again)
 
 
 _NOTES = ("choices", "samples", "runtimes")
 
 
 class _StoreCheck(Check):
-    """One look at all that an encoder has in a store, or at the paths ``only``."""
+    """One look at all that an encoder has in a store, or at what the ``first`` found damaged."""
 
-    def __init__(self, root: Path, folder: Path, only: frozenset[str] | None = None) -> None:
-        super().__init__(only)
-        self.root, self.folder = root, folder
+    def __init__(self, root: Place, folder: Path, first: _StoreCheck | None = None) -> None:
+        super().__init__(place_of(root)[1], None if first is None else first.damaged())
+        self.root = root
         encoder: Mapping[str, Any] = {}
         with self.counting("manifests", folder / MANIFEST):
-            encoder = read_encoder(folder)
+            encoder = read_encoder(folder, self.mirror)
         self.store = EmbeddingStore(root, encoder, folder.name)
+        # Digests of the rows of sound segments.
+        self._sound: dict[str, NDArray[np.uint8]] = {} if first is None else first._sound
         self._references = list[Reference]()
         # Those with rows that no sound segment has.
         self._lacking = list[Reference]()
@@ -193,65 +200,70 @@ class _StoreCheck(Check):
         self._check_part_files()
         self._check_segments()
         for kind in _NOTES:
-            for path in self.asked(list_folder(folder / kind, "[!.]*")):
+            names = self.mirror.names(folder / kind)
+            for path in self.asked(folder / kind / name for name in names):
                 with self.counting(kind, path):
                     self.store.results.check(path)
 
     def _read_corpora(self) -> None:
-        for path in record_paths(self.store):
+        for path in self.store.record_paths():
             with self.counting("corpora", path):
                 self._references.append(corpus_reference(self.store, path))
 
     def _read_versions(self) -> None:
         """Read the references of versions that can be read; indexes are verified apart."""
-        indexes = dict[Path, None]()
+        indexes = dict[Place, None]()
         for path in self.store.indexes.files():
             with self.counting("registered indexes", path):
                 found = self.store.indexes.read(path)
                 try:
                     require_at_its_place(found, self.root)
-                    indexes[found.folder] = None
+                    indexes[settled(found.place)] = None
                 except (ArtifactError, ConfigError) as error:
                     self.notes += [] if reason(error) in self.notes else [reason(error)]
-        if is_index(around := resolved(self.root).parent):
+        if around := index_around(self.root):
             indexes[around] = None
-        for index in indexes:
+        for index, mirror in map(place_of, indexes):
             with self.reporting("indexes", index / CURRENT):
-                require_published(index)
-            for folder in version_folders(index):
+                mirror.latest(index / CURRENT)
+                require_published(index, mirror)
+            for folder in version_folders(index, mirror):
                 # A damaged version is reported when its index is verified.
                 with self.reporting("indexes", folder), contextlib.suppress(ArtifactError):
-                    reference = version_reference(folder, self.root, [self.store])
+                    reference = version_reference(folder, self.root, [self.store], mirror)
                     if reference is not None:
                         self._references.append(reference)
 
     def _check_segments(self) -> None:
         """Check the segments, and that each row that something needs is in a sound one."""
-        unread: StorageError | None = None
-        for path in self.asked(self.store.segments_folder / n for n in self.store.segment_names()):
-            with self.counting("segments", path):
-                try:
-                    self._check_segment(path)
-                except StorageError as error:
-                    unread = error
-                    raise
-        if unread is not None:
-            return
+        unread, names = False, self.store.segment_names()
         folder, most = self.store.segments_folder, 0
+        # Those that were joined or removed since the first look are others now.
+        self._sound = {name: self._sound[name] for name in names if name in self._sound}
+        for name in names:
+            if name not in self._sound:
+                with self.counting("segments", folder / name):
+                    try:
+                        self._sound[name] = self.store.check_kept(name)
+                    except StorageError:
+                        unread = True
+                        raise
+        if unread:
+            return
+        index = DigestIndex(self._sound.items())
         for each in self._references:
-            parts = each.record.distinct_parts
-            lacking = sum(self.store.missing_rows(part, verify=True) for part in parts)
+            lacking = sum(self._lacking_rows(part, index) for part in each.record.distinct_parts)
             self._lacking += [each] if lacking else []
             most = max(most, lacking)
         if self._lacking and not self.damaged():
             self.add("segments", folder, ArtifactError(f"{folder} lacks {most:,} needed rows"))
 
-    def _check_segment(self, folder: Path) -> None:
-        fields = read_segment(folder)
-        self.store.check_segment(folder, fields, content=True)
-        rows = fields["segment"].rows
-        if MOMENTS in fields["files"] and Moments.load(folder / MOMENTS).count != rows:
-            raise ArtifactError(f"{folder} is damaged: its moments are of other rows")
+    def _lacking_rows(self, part: CorpusPart, sound: DigestIndex) -> int:
+        try:
+            whole = part.digests in self._sound
+            return 0 if whole else int((~sound.find(self.store.digests(part)).known).sum())
+        except ArtifactError:
+            return part.rows
 
     def _check_part_files(self) -> None:
         """Check the files of parts, those that are needed and missing among them."""

@@ -1,0 +1,304 @@
+"""gc, compact and verify of a store in a bucket: as in a folder, beside others, killed anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.helpers.bad_input import night, run, succeed
+from tests.objects.helpers import build, corpus_table, hits, keys
+from tests.versions.upkeep import Crash, dying_at
+from whiten_index.artifacts.object_store import Bucket
+from whiten_index.errors import BusyError
+from whiten_index.pipeline.update import update_index
+from whiten_index.pipeline.update_config import UpdateConfig
+from whiten_index.versions import gc as gc_room
+
+pytestmark = pytest.mark.service
+CHANGED = 17
+GC = ("gc", "--keep-days", 0, "--json")
+
+
+def corpus_of_night(path: Path, number: int) -> str:
+    """Rows of which some are others each night, so that shards are partly needed."""
+    rows, other = corpus_table(), corpus_table(seed=number + 1)
+    cut = number * CHANGED
+    if number:
+        rows = pa.concat_tables([other.slice(0, cut), rows.slice(cut)])
+    pq.write_table(rows, path)
+    return str(path)
+
+
+def nights(work: Path, out: str, count: int = 3, **options: Any) -> None:
+    """Build an index, and update it night by night."""
+    build(corpus_of_night(work / "c.parquet", 0), out=out, **options)
+    for number in range(1, count):
+        corpus_of_night(work / "c.parquet", number)
+        update_index(UpdateConfig(index=out, refit="never"))
+
+
+def store_keys(s3: Any, bucket: str, kind: str = "segments") -> list[str]:
+    found = (key.split("/") for key in keys(s3, bucket, "index/store/"))
+    return sorted({parts[4] for parts in found if parts[3] == kind})
+
+
+def age(bucket: str, minutes: float = 11, *, of: str = "/.marks/") -> None:
+    """Let the server think that objects were put so long ago."""
+    from moto.s3.models import s3_backends
+
+    (account,) = (each for each in s3_backends.values() if bucket in each["aws"].buckets)
+    for name, key in account["aws"].buckets[bucket].keys.items():
+        if of in name:
+            key.last_modified -= datetime.timedelta(minutes=minutes)
+
+
+def marks(s3: Any, bucket: str) -> list[str]:
+    return [key for key in keys(s3, bucket) if "/.marks/" in key]
+
+
+def test_they_do_what_they_do_in_a_folder(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path
+) -> None:
+    out, folder = f"s3://{bucket}/index", str(tmp_path / "folder")
+    for place in (out, folder):
+        nights(tmp_path, place)
+    expected, reports = hits(out), []
+    for place, name in ((out, "second"), (folder, "second")):
+        machine(name)
+        succeed("prune", place, "--keep", 1)
+        # What is young stays.
+        assert json.loads(succeed("gc", place, "--json"))["segments"] == 0
+        found = [json.loads(succeed(*GC, place, *flag)) for flag in (("--dry-run",), (), ())]
+        assert {**found[0], "dry_run": False} == found[1]
+        assert (found[1]["segments"], found[1]["parts"]) > (0, 2)
+        assert found[2]["segments"] == found[2]["parts"] == 0
+        assert [each["indexes"] for each in found] == [[place]] * 3
+        found += [json.loads(succeed("compact", place, "--json")) for _ in range(2)]
+        assert (found[3]["written"], found[4]["written"]) == (1, 0)
+        reports.append([{**each, "store": "", "indexes": []} for each in found])
+        stores = Path(folder).glob("store/*/segments/*")
+        here = store_keys(s3, bucket) if place == out else sorted(path.name for path in stores)
+        reports[-1].append({"segments": here})
+    assert reports[0] == reports[1]
+    machine("third")
+    said = succeed("verify", out, f"{out}/store")
+    assert f"index {out}: sound" in said
+    assert f"store {out}/store: sound (1 manifests, 1 corpora, 1 registered indexes" in said
+    assert hits(out) == hits(folder) == expected
+    assert not marks(s3, bucket)
+
+
+def test_a_machine_with_copies_does_not_put_there_again_what_is_gone(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path
+) -> None:
+    out = f"s3://{bucket}/index"
+    nights(tmp_path, out)
+    machine("second")
+    succeed("prune", out, "--keep", 1)
+    succeed("compact", out)
+    succeed(*GC, out)
+    there = store_keys(s3, bucket)
+    machine("first")
+    corpus = corpus_of_night(tmp_path / "c.parquet", 3)
+    report = build(corpus, out=out)
+    assert report.encoded.counts.encoded == 3 * CHANGED
+    # A whole shard, and a part of one.
+    assert len(store_keys(s3, bucket)) == len(there) + 2
+    succeed("verify", out)
+    machine("third")
+    assert build(corpus, out=out).up_to_date
+
+
+def test_verify_reads_every_object_of_the_store(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path
+) -> None:
+    out = f"s3://{bucket}/index"
+    nights(tmp_path, out, count=2)
+    for key in keys(s3, bucket, "index/store/"):
+        data = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+        flipped = data[:-30] + bytes([data[-30] ^ 4]) + data[-29:]
+        s3.put_object(Bucket=bucket, Key=key, Body=flipped)
+        status, said, error = run("verify", f"{out}/store")
+        assert (status, f"{out}/store" in error) == (5, True), key
+        assert (
+            "/".join(f"s3://{bucket}/{key}".split("/")[:8]).removesuffix("/manifest.json") in said
+        )
+        assert s3.get_object(Bucket=bucket, Key=key)["Body"].read() == flipped
+        s3.put_object(Bucket=bucket, Key=key, Body=data)
+    succeed("verify", f"{out}/store")
+
+
+@pytest.mark.parametrize("command", ["gc", "compact"])
+def test_they_may_be_killed_at_any_request(
+    s3: Any,
+    bucket: str,
+    machine: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    out = f"s3://{bucket}/index"
+    nights(tmp_path, out)
+    succeed("prune", out, "--keep", 1)
+    before, expected = bodies(s3, bucket), hits(out)
+    arguments = GC if command == "gc" else (command,)
+    step, ends, killed = 0, set(), True
+    while killed:
+        restore(s3, bucket, before)
+        machine(f"{command}{step}")
+        killed = True
+        with monkeypatch.context() as patch, contextlib.suppress(Crash):
+            dying_at(patch, step, of=Bucket, names=("put", "upload", "delete"))
+            run(*arguments, out)
+            killed = False
+        if killed and marks(s3, bucket):
+            assert run(*arguments, out)[0] == 6
+            age(bucket)
+        machine("next")
+        assert hits(out) == expected
+        succeed(*arguments, out)
+        succeed(*GC, out)
+        succeed("verify", out)
+        ends.add(frozenset(keys(s3, bucket, "index/store/")))
+        step += 1 + step // 2
+    assert step > 8
+    # Segments that were joined and not removed yet have rows that are needed.
+    assert len(ends) == 1 or command == "compact"
+
+
+def bodies(s3: Any, bucket: str) -> dict[str, bytes]:
+    return {key: s3.get_object(Bucket=bucket, Key=key)["Body"].read() for key in keys(s3, bucket)}
+
+
+def restore(s3: Any, bucket: str, before: dict[str, bytes]) -> None:
+    for key in keys(s3, bucket):
+        s3.delete_object(Bucket=bucket, Key=key)
+    for key, data in before.items():
+        s3.put_object(Bucket=bucket, Key=key, Body=data)
+
+
+def test_gc_beside_a_build_on_another_machine(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for a live one, and from one that is not heard of it takes the right to publish."""
+    from whiten_index.pipeline import build as room
+
+    out = f"s3://{bucket}/index"
+    nights(tmp_path, out)
+    first = corpus_of_night(tmp_path / "c.parquet", 3)
+    real, current = room.write_files, []
+
+    def overtaken(*arguments: Any) -> Any:
+        machine("second")
+        for command in (GC, ("compact",)):
+            status, _, said = run(*command, out)
+            assert (status, "is in use by process" in said) == (6, True), said
+        assert len(marks(s3, bucket)) == 1
+        succeed(*GC, out, "--dry-run")
+        age(bucket)
+        succeed("prune", out, "--keep", 1)
+        # The corpus that it encoded is on record: another machine encodes another one.
+        update_index(UpdateConfig(index=out, corpus=(second,), refit="never"))
+        assert json.loads(succeed(*GC, out))["segments"] > 0
+        current.append(s3.get_object(Bucket=bucket, Key="index/CURRENT")["Body"].read())
+        machine("first")
+        return real(*arguments)
+
+    second = corpus_of_night(tmp_path / "d.parquet", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(room, "write_files", overtaken)
+        with pytest.raises(BusyError, match="not heard of for 10 minutes"):
+            build(first, out=out, force=True)
+    assert s3.get_object(Bucket=bucket, Key="index/CURRENT")["Body"].read() == current[0]
+    build(first, out=out)
+    machine("third")
+    succeed("verify", out)
+    assert not marks(s3, bucket)
+
+
+def test_a_build_beside_gc_on_another_machine(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not begin; and a gc that is not heard of removes nothing more."""
+    out, real = f"s3://{bucket}/index", gc_room._needed_segments
+    nights(tmp_path, out)
+    succeed("prune", out, "--keep", 1)
+    corpus = corpus_of_night(tmp_path / "c.parquet", 0)
+    monkeypatch.setattr("whiten_index.artifacts.cached_storage._MOMENT", 0.0)
+    there = store_keys(s3, bucket)
+
+    def overtaken(*arguments: Any) -> Any:
+        machine("second")
+        with pytest.raises(BusyError, match="is in use by process"):
+            build(corpus, out=out)
+        needed = real(*arguments)
+        age(bucket)
+        build(corpus, out=out)
+        machine("first")
+        return needed
+
+    monkeypatch.setattr(gc_room, "_needed_segments", overtaken)
+    status, _, said = run(*GC, out)
+    assert (status, "not heard of for 10 minutes" in said) == (6, True), said
+    assert set(store_keys(s3, bucket)) >= set(there)
+    succeed("verify", out)
+
+
+def test_a_store_in_a_folder_of_an_index_in_a_bucket(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from whiten_index.pipeline import build as room
+
+    store, out = tmp_path / "store", f"s3://{bucket}/index"
+    nights(tmp_path, out, store=str(store))
+    found = json.loads(succeed(*GC, store))
+    assert (found["indexes"], found["segments"], found["references"]) == ([out], 0, 4)
+    succeed("prune", out, "--keep", 1)
+    assert json.loads(succeed(*GC, store))["segments"] > 0
+    succeed("verify", store, out)
+    assert "is there, and its versions need" in run("gc", store, "--forget", out)[2]
+    real = room.write_files
+
+    def overtaken(*arguments: Any) -> Any:
+        # On another machine that has the folder, locks of this one are not seen.
+        machine("second")
+        assert run(*GC, store)[0] == 6
+        machine("first")
+        return real(*arguments)
+
+    monkeypatch.setattr(room, "write_files", overtaken)
+    build(corpus_of_night(tmp_path / "c.parquet", 0), out=out, store=str(store))
+    for key in keys(s3, bucket, "index/"):
+        s3.delete_object(Bucket=bucket, Key=key)
+    status, _, said = run(*GC, store)
+    assert (status, f"{out}, an index built from" in said) == (5, True)
+    assert json.loads(succeed("gc", store, "--forget", out, "--json"))["forgotten"] == [out]
+    assert json.loads(succeed(*GC, store))["indexes"] == []
+
+
+def test_the_nightly_job_collects_in_a_bucket(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path
+) -> None:
+    out = f"s3://{bucket}/index"
+    nights(tmp_path, out)
+    job = tmp_path / "job.toml"
+    job.write_text(f'index = "{out}"\nkeep-versions = 1\ncompact = true\nrefit = "never"\n')
+    corpus_of_night(tmp_path / "c.parquet", 3)
+    age(bucket, 8 * 24 * 60, of="/store/")
+    machine("second")
+    status, events = night(job)
+    found = {event["event"]: event for event in events}
+    assert status == 0, events
+    assert found["compact_finished"]["written"] == 1
+    assert found["gc_finished"]["parts"] > 0
+    assert len(store_keys(s3, bucket)) == 1
+    machine("third")
+    assert len(hits(out)) > 0
+    succeed("verify", out)
