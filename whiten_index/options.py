@@ -24,7 +24,7 @@ from typing import (
     get_type_hints,
 )
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass as validated_dataclass
 
 from whiten_index.errors import ConfigError
@@ -32,6 +32,9 @@ from whiten_index.paths import require_no_secret, shown
 
 CORPUS, MODEL, TRANSFORM = "Corpus", "Model", "Transform"
 INDEX, RESOURCES, OUTPUT = "Index", "Resources", "Output"
+# Bounds that many fields have.
+Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Schema = TypeVar("Schema")
 _KINDS: dict[Any, str] = {
     bool: "true or false",

@@ -117,7 +117,7 @@ def test_other_vectors_of_queries_have_another_digest_and_name(
     for kind in (slice(0, 2), slice(2, 6)):
         # All that documents are encoded and reduced by is the same: no row need be pushed again.
         sources = [PushSource.open(PushConfig(index=str(p), to="x.npy")) for p in places[kind]]
-        assert len({source.transform for source in sources}) == 1
+        assert len({source.pushed().transform for source in sources}) == 1
         for first in range(*kind.indices(6)):
             for second in range(first + 1, kind.stop):
                 assert np.abs(vectors[first] - vectors[second]).max() > 1e-6

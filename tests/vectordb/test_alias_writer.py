@@ -77,9 +77,9 @@ class Writer(AliasWriter):
             raise DatabaseError(f"{collection} is not there")
         return self.there.metadata[collection]
 
-    def _write_metadata(self, collection: str, description: str) -> None:
-        with self.there.writing("write", collection):
-            self.there.metadata[collection] = description
+    def _describe(self, stored: Stored) -> None:
+        with self.there.writing("write", stored.name):
+            self.there.metadata[stored.name] = stored.table.text
 
     def _make(self, collection: str, layout: Layout, description: str) -> None:
         with self.there.writing("create"):

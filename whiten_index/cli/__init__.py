@@ -62,7 +62,6 @@ class _Commands(click.Group):
     """Turns this package's errors into one line on standard error and their exit status."""
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands by section."""
         for section, members in _SECTIONS.items():
             with formatter.section(section):
                 formatter.write_dl(

@@ -13,6 +13,7 @@ import click
 from whiten_index.cli import terminal
 from whiten_index.cli.log_lines import log_job
 from whiten_index.cli.schema_options import (
+    PATH,
     GroupedCommand,
     GroupedOption,
     StrictCommand,
@@ -98,7 +99,7 @@ def _show_plan(options: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 @click.command(cls=GroupedCommand)
-@click.argument("index", type=click.Path(readable=False))
+@click.argument("index", type=PATH)
 @corpus_argument
 @config_option
 @schema_options(UpdateConfig, without=("index",))
@@ -151,7 +152,7 @@ def update(dry_run: bool, log: bool, as_json: bool, **options: Any) -> None:
 
 
 @click.command(cls=StrictCommand)
-@click.argument("index", type=click.Path(readable=False))
+@click.argument("index", type=PATH)
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--top-k", type=click.IntRange(min=1), default=10, show_default=True)
 @click.option(
@@ -164,15 +165,13 @@ def update(dry_run: bool, log: bool, as_json: bool, **options: Any) -> None:
     "--queries",
     cls=GroupedOption,
     needed=("like", "texts"),
-    type=click.Path(readable=False),
+    type=PATH,
     help="Parquet file of queries; needs --run, and --text-column or --embedding-column.",
 )
 @click.option("--text-column", "text_columns", multiple=True, help="Text of the queries.")
 @click.option("--embedding-column", help="Raw embeddings of the queries.")
 @click.option("--id-column", help="Ids of the queries.")
-@click.option(
-    "--run", type=click.Path(readable=False), help="Write the rankings: .trec, .parquet or .jsonl."
-)
+@click.option("--run", type=PATH, help="Write the rankings: .trec, .parquet or .jsonl.")
 @click.option(
     "--rerank",
     type=click.IntRange(min=0),
@@ -293,11 +292,9 @@ def _hit_lines(found: Sequence[tuple[str, Sequence[Hit]]], passages: bool) -> It
 
 
 @click.command()
-@click.argument("index", type=click.Path(readable=False))
+@click.argument("index", type=PATH)
 @click.option(
-    "--plot",
-    type=click.Path(readable=False),
-    help="Draw spectrum, variance kept and choice: .png, .svg or .pdf.",
+    "--plot", type=PATH, help="Draw spectrum, variance kept and choice: .png, .svg or .pdf."
 )
 @verify_option()
 @json_option

@@ -1,6 +1,7 @@
 """Commands that bring an index elsewhere: its transform to a file, its rows to a database."""
 
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import click
 
 from whiten_index.cli import terminal
 from whiten_index.cli.schema_options import (
+    PATH,
     GroupedCommand,
     GroupedOption,
     StrictCommand,
@@ -25,8 +27,8 @@ _ENDINGS = {".safetensors": MATRIX, ".sql": SQL}
 
 
 @click.command(cls=StrictCommand)
-@click.argument("index", type=click.Path(readable=False))
-@click.argument("target", type=click.Path(readable=False))
+@click.argument("index", type=PATH)
+@click.argument("target", type=PATH)
 @click.option(
     "--as",
     "form",
@@ -127,7 +129,7 @@ def _form_of(target: str, form: str | None) -> str:
 
 
 @click.command(cls=GroupedCommand)
-@click.argument("index", type=click.Path(readable=False))
+@click.argument("index", type=PATH)
 @schema_options(PushConfig)
 @click.option(
     "--option",
@@ -173,7 +175,7 @@ def _print_status(config: PushConfig, *, as_json: bool) -> None:
     found: dict[str, Any] = {
         "version": None,
         "rows": 0,
-        **({} if there is None else there.to_json()),
+        **({} if there is None else asdict(there)),
         "index_version": queries.version,
         "index_query_digest": queries.query_digest,
         "fits": there is not None and there.query_digest == queries.query_digest,

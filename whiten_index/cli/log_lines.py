@@ -19,10 +19,9 @@ from whiten_index.progress import Progress
 
 
 class LogLines(Progress):
-    """A watcher that prints one line an event, and progress every few seconds."""
+    """A watcher that prints one line an event, with ``labels``, and progress every few seconds."""
 
     def __init__(self, **labels: Any) -> None:
-        """Take fields that each line has."""
         self._labels = labels
         self._stage, self._total, self._rows = "", 0, 0
         self._started = self._last = time.monotonic()

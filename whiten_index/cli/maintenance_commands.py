@@ -12,15 +12,15 @@ import click
 
 from whiten_index.artifacts.files import exists
 from whiten_index.cli import terminal
-from whiten_index.cli.schema_options import StrictCommand, json_option, verify_option
+from whiten_index.cli.schema_options import PATH, StrictCommand, json_option, verify_option
 from whiten_index.errors import ArtifactError, StorageError
 from whiten_index.progress import Progress, Stages
 
 if TYPE_CHECKING:
     from whiten_index.versions.verify_store import VerifyReport
 
-index_argument = click.argument("index", type=click.Path(readable=False))
-store_argument = click.argument("store", metavar="INDEX|STORE", type=click.Path(readable=False))
+index_argument = click.argument("index", type=PATH)
+store_argument = click.argument("store", metavar="INDEX|STORE", type=PATH)
 
 
 def _store_of(place: str) -> str:
@@ -128,7 +128,7 @@ def prune(index: str, keep: int, verify: str, as_json: bool) -> None:
 @click.option(
     "--forget",
     multiple=True,
-    type=click.Path(readable=False),
+    type=PATH,
     metavar="INDEX",
     help="An index built from STORE that is gone for good; may be repeated.",
 )
@@ -136,7 +136,7 @@ def prune(index: str, keep: int, verify: str, as_json: bool) -> None:
     "--index",
     "indexes",
     multiple=True,
-    type=click.Path(readable=False),
+    type=PATH,
     metavar="DIR",
     help="An index built from STORE that was moved: what it needs is kept from now on.",
 )
@@ -188,9 +188,7 @@ def compact(store: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument(
-    "paths", nargs=-1, required=True, type=click.Path(readable=False), metavar="PATH..."
-)
+@click.argument("paths", nargs=-1, required=True, type=PATH, metavar="PATH...")
 @click.option("--no-store", is_flag=True, help="Of an index, leave out the store it is built from.")
 @json_option
 def verify(paths: tuple[str, ...], no_store: bool, as_json: bool) -> None:

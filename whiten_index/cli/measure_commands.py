@@ -10,6 +10,7 @@ import click
 
 from whiten_index.cli import terminal
 from whiten_index.cli.schema_options import (
+    PATH,
     GroupedCommand,
     config_option,
     given,
@@ -89,10 +90,10 @@ def report(folder: Path) -> None:
 
 @click.command(cls=GroupedCommand)
 @click.argument("corpus", nargs=-1, required=True)
-@click.option("--out", required=True, type=click.Path(readable=False), help="Folder of the model.")
+@click.option("--out", required=True, type=PATH, help="Folder of the model.")
 @click.option(
     "--dev",
-    type=click.Path(readable=False),
+    type=PATH,
     help="File or folder with STS-B, whose dev split says which checkpoint is best.",
 )
 @schema_options(TrainingConfig)
@@ -164,8 +165,6 @@ def _pair_options(default: str) -> Callable[[Any], Any]:
 
 
 _DATA = click.argument("data", nargs=-1)
-
-
 Figures = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
@@ -179,7 +178,13 @@ def _report_lines(report: Mapping[str, Any], title: str, figures: Figures) -> It
 
     ``figures`` returns the cells of a row by the heads of their columns.
     """
-    yield from _encoder_line(report)
+    # A run that is judged has no encoder.
+    if facts := report["encoder"]:
+        layers = "+".join(map(str, facts.get("layers", ["each"])))
+        yield (
+            f"{facts['model']}: {facts['pooling']} pooling of layer {layers}, at most "
+            f"{facts['max_length']} tokens, {facts['dim']} dims"
+        )
     runs, names = report["runs"], list(report["datasets"])
     scored = {name: [run["datasets"][name] for run in runs] for name in names}
     if report.get("average") and len(names) > 1:
@@ -199,16 +204,6 @@ def _report_lines(report: Mapping[str, Any], title: str, figures: Figures) -> It
         yield from terminal.describe({name: counts})
         notes = (note for each in scored[name] for note in each.get("notes", ()))
         yield from (f"  note: {name}: {note}" for note in dict.fromkeys(notes))
-
-
-def _encoder_line(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the encoder that was evaluated; a run that is judged has none."""
-    if facts := report["encoder"]:
-        layers = "+".join(map(str, facts.get("layers", ["each"])))
-        yield (
-            f"{facts['model']}: {facts['pooling']} pooling of layer {layers}, at most "
-            f"{facts['max_length']} tokens, {facts['dim']} dims"
-        )
 
 
 def _heading(run: Mapping[str, Any]) -> str:

@@ -158,7 +158,13 @@ class _Night:
             if self.report is not None:
                 self._tidy(self.report["store"])
         except KeyboardInterrupt:
-            ending = self._stopped(ending)
+            # A failure of the update stays one.
+            fields = {**ending.fields, "stopped_in": self.step}
+            if not ending.exit_code:
+                message = "the update is done; run the same job to do the rest"
+                fields |= {"update": ending.event, "message": message}
+                ending = Ending("interrupted", {}, INTERRUPTED)
+            ending = replace(ending, fields=fields)
         self._write_metrics(ending)
         if not self.failed:
             return ending
@@ -254,15 +260,6 @@ class _Night:
             (lines or self.lines).log(f"{step.split()[0]}_failed", **logged)
             if not isinstance(error, WhitenIndexError):
                 print_exception(error)
-
-    def _stopped(self, updated: Ending) -> Ending:
-        """Return the ending of a job that was stopped after its update; a failure stays one."""
-        stopped = {**updated.fields, "stopped_in": self.step}
-        if updated.exit_code:
-            return Ending(updated.event, stopped, updated.exit_code)
-        stopped |= {"update": updated.event}
-        stopped |= {"message": "the update is done; run the same job to do the rest"}
-        return Ending("interrupted", stopped, INTERRUPTED)
 
     def _write_metrics(self, ending: Ending) -> None:
         if self.job.metrics is None:

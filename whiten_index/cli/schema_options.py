@@ -175,6 +175,8 @@ config_option = click.option("--config", callback=_read_job, **_CONFIG)
 # Of a command whose options are no schema.
 _by_click = functools.partial(_read_job, all_by_click=True)
 own_config_option = click.option("--config", callback=_by_click, **_CONFIG)
+# A path that may be missing, or a URI: the command says what is wrong with it.
+PATH = click.Path(readable=False)
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on standard output."
 )

@@ -47,7 +47,6 @@ class _Stream:
         return len(text)
 
     def flush(self) -> None:
-        """Write what is buffered."""
         self._try(self._stream.flush)
 
     def _try(self, work: Callable[..., object], *text: str) -> None:

@@ -20,8 +20,6 @@ _FOR_MACHINES = frozenset({
     "expected_bytes", "kept_files", "memory_budget", "normalize_input", "padded_tokens",
     "sha256", "stage_rows", "tokens",
 })  # fmt: skip
-
-
 EVERY_SECONDS = 10.0
 # Set by the options -q and -v of the command that runs.
 VERBOSITY = {"quiet": False, "verbose": False}
@@ -192,11 +190,11 @@ def _text(value: Any, names: str) -> str:
 
 def in_words(size: float) -> str:
     """Return bytes as a short text, such as 1.5 MB (powers of 1000)."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 1000 or unit == "TB":
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
-    raise AssertionError(size)
+    return f"{size:.1f} TB"
 
 
 def duration(seconds: float) -> str:

@@ -2,10 +2,8 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from whiten_index.corpus.sharding import SHARD_ROWS
-from whiten_index.options import CORPUS, Option, schema
+from whiten_index.options import CORPUS, Option, Positive, schema
 
 OnBadRow = Literal["blank", "skip", "error"]
 
@@ -37,7 +35,7 @@ class CorpusColumns:
         Option("Use only rows that satisfy this, e.g. \"lang == 'en'\".", CORPUS, flag="--filter"),
     ] = None
     limit: Annotated[
-        int | None, Field(ge=1), Option("Read only the first N rows, before --filter.", CORPUS)
+        Positive | None, Option("Read only the first N rows, before --filter.", CORPUS)
     ] = None
     on_bad_row: Annotated[
         OnBadRow,
@@ -48,5 +46,5 @@ class CorpusColumns:
         ),
     ] = "blank"
     shard_rows: Annotated[
-        int, Field(ge=1), Option("Rows of a shard at most: the unit of resume and reuse.", CORPUS)
+        Positive, Option("Rows of a shard at most: the unit of resume and reuse.", CORPUS)
     ] = SHARD_ROWS

@@ -142,9 +142,6 @@ def _rows_at_once(
 
     A few bytes of a file name a value of its dictionary thousands of times. The first row is
     decoded together with the dictionary of each column of texts, without a copy for each row.
-
-    Raises:
-        LimitError: lists of numbers unpack to more than the file may.
     """
     metadata, schema = parquet.metadata.row_group(row_group), parquet.schema_arrow
     rows = _BATCH_ROWS

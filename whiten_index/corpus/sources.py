@@ -48,7 +48,13 @@ def find_files(sources: Sequence[str | Path]) -> list[SourceFile]:
         if file.place in seen:
             raise CorpusError(f"{file.path} is named twice in the corpus; name each file once")
         seen.add(file.place)
-    return _with_distinct_names(files)
+    names = [file.name for file in files]
+    if len(set(names)) == len(names):
+        return files
+    # Two sources hold the same name.
+    paths = [file.path for file in files]
+    names = paths if len(set(paths)) == len(paths) else [file.place for file in files]
+    return [replace(file, name=name) for file, name in zip(files, names, strict=True)]
 
 
 def to_parquet(*paths: str) -> str:
@@ -302,16 +308,6 @@ def _utf8(path: str) -> str:
         shown = os.fsencode(path).decode("utf-8", "backslashreplace")
         raise CorpusError(f"the name of {shown} is not UTF-8; rename the file") from error
     return path
-
-
-def _with_distinct_names(files: list[SourceFile]) -> list[SourceFile]:
-    """Name files by their whole path if two sources hold the same name."""
-    names = [file.name for file in files]
-    if len(set(names)) == len(names):
-        return files
-    paths = [file.path for file in files]
-    names = paths if len(set(paths)) == len(paths) else [file.place for file in files]
-    return [replace(file, name=name) for file, name in zip(files, names, strict=True)]
 
 
 # Names under which servers and fsspec give the version of a file. A date alone is none: a file may

@@ -38,7 +38,11 @@ def cluster(
         note: called with sentences for the user.
     """
     ray = _load_ray()
-    with _connection(ray, _resolve(address), note):
+    if address in (None, "auto"):
+        # Empty for a cluster of this machine, if any.
+        address = os.environ.get("RAY_ADDRESS") or address or ""
+    require_no_secret(address, what="--address")
+    with _connection(ray, address, note):
         executor = RayExecutor(ray, workers=workers, gpu=gpu, check=check, note=note)
         try:
             yield executor
@@ -60,14 +64,6 @@ def _load_ray() -> Any:
     if hasattr(ray._private.worker, "print_to_stdstream"):
         ray._private.worker.print_to_stdstream = lambda *_, **__: None
     return ray
-
-
-def _resolve(address: str | None) -> str:
-    """Return the address to use, empty for a cluster of this machine, if any."""
-    if address in (None, "auto"):
-        address = os.environ.get("RAY_ADDRESS") or address or ""
-    require_no_secret(address, what="--address")
-    return address
 
 
 class _Connection:

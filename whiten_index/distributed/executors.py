@@ -197,10 +197,7 @@ def _recorded(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any,
 
 
 class _Recorder(Progress):
-    """A watcher that keeps its events, other than advances: a replayed stage advances as a whole.
-
-    An event is the name of the method and its arguments.
-    """
+    """Keeps names and arguments of calls but advances: a replayed stage advances as a whole."""
 
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []

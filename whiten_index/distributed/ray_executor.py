@@ -45,8 +45,13 @@ class _Worker:
         self, sender: tuple[str, str], check: Callable[[], None]
     ) -> tuple[str, BaseException | None]:
         """Return the name of this machine, and the reason why it cannot do the work."""
+        here = _software()
+        if here != sender:
+            return platform.node(), ClusterError(
+                f"it has whiten-index {here[0]} on Python {here[1]}, and the build was started "
+                f"with {sender[0]} on {sender[1]}; install the same on all machines"
+            )
         try:
-            _require_same(sender)
             check()
         except Exception as error:
             return platform.node(), portable(error)
@@ -242,19 +247,16 @@ class RayExecutor(Executor):
                 return None
             died = ClusterError("its workers died, perhaps for want of memory")
             result, rows = Failure(task.item, died), 0
-        if isinstance(result, Failure):
-            self._count_failure(run, result.error)
-        else:
+        if not isinstance(result, Failure):
             run.done += 1
-        return task, result, rows
-
-    def _count_failure(self, run: _Run, error: BaseException) -> None:
-        """Raise an error that the next items would meet as well."""
+            return task, result, rows
         run.failed += 1
         self.failures += 1
+        # The next items would meet the same error.
         hopeless = not run.done and run.failed >= _FAILURES_AT_FIRST
-        if isinstance(error, _FATAL) or (hopeless and isinstance(error, WhitenIndexError)):
-            raise error
+        if isinstance(result.error, WhitenIndexError if hopeless else _FATAL):
+            raise result.error
+        return task, result, rows
 
     def _greet(self, ref: Any) -> None:
         worker = self._starting.pop(ref)
@@ -355,12 +357,3 @@ class RayExecutor(Executor):
 
 def _software() -> tuple[str, str]:
     return __version__, platform.python_version()
-
-
-def _require_same(sender: tuple[str, str]) -> None:
-    here = _software()
-    if here != sender:
-        raise ClusterError(
-            f"it has whiten-index {here[0]} on Python {here[1]}, and the build was started with "
-            f"{sender[0]} on {sender[1]}; install the same on all machines"
-        )

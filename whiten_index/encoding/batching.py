@@ -296,7 +296,10 @@ class InferenceThreads:
         on_cpu = device.type == "cpu"
         self._callers = threads if on_cpu else None
         threads = threads or torch.get_num_threads()
-        self.count = _count_for(threads) if on_cpu else 1
+        # The number of workers, 8 to 16 where possible, that leaves the fewest cores over.
+        most = min(threads, _MOST_THREADS)
+        counts = range((most + 1) // 2, most + 1) if on_cpu else [1]
+        self.count = max(counts, key=lambda count: (count * (threads // count), count))
         self._threads_each = threads // self.count
         self._lock = threading.Lock()
         # Time of the thread itself does not count other programs.
@@ -362,13 +365,6 @@ class InferenceThreads:
             barrier.wait()
             torch.set_num_threads(callers)
         return self._pool
-
-
-def _count_for(threads: int) -> int:
-    """Return the number of workers, 8 to 16 where possible, that leaves the fewest cores over."""
-    most = min(threads, _MOST_THREADS)
-    counts = range((most + 1) // 2, most + 1)
-    return max(counts, key=lambda count: (count * (threads // count), count))
 
 
 def _take_threads(count: int) -> None:

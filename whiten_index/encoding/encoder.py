@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -193,8 +194,9 @@ class Encoder:
             chunks: lists of texts, drawn in another thread.
             advance: called with the number of texts of each batch.
         """
+        texts = chain.from_iterable(map(_listed, chunks))
         yield from overlapped(
-            _windows(chunks, self.window_rows),
+            iter(lambda: list(islice(texts, self.window_rows)), []),
             read=list,
             prepare=self.prepare,
             work=functools.partial(self.run, advance=advance),
@@ -334,19 +336,6 @@ class Encoder:
         return host, stream.record_event(), stream
 
 
-def _windows(chunks: Iterable[Sequence[str]], rows: int) -> Iterator[list[str]]:
-    """Yield the texts of ``chunks`` in lists of ``rows``, the last one shorter."""
-    held: list[str] = []
-    for chunk in map(_listed, chunks):
-        for start in range(0, len(chunk), rows):
-            held += chunk[start : start + rows]
-            if len(held) >= rows:
-                yield held[:rows]
-                held = held[rows:]
-    if held:
-        yield held
-
-
 def _listed(texts: Sequence[str]) -> Sequence[str]:
     if isinstance(texts, str):
         raise ConfigError("encode takes a list of texts; put the one text in brackets")
@@ -379,10 +368,7 @@ _BLOCK_ROWS = 8192
 
 @torch.inference_mode()
 def _moments_on_device(rows: Tensor) -> Moments:
-    """Return the moments of rows (n, d) computed on their device.
-
-    Equal to ``Moments.of`` except for the order of additions.
-    """
+    """Return ``Moments.of`` rows (n, d), computed on their device in another order."""
     n, d = rows.shape
     if n == 0:
         return Moments.empty(d)

@@ -20,7 +20,21 @@ _MOST_THREADS = 1024
 
 
 @schema
-class EncoderConfig:
+class ModelOptions:
+    """Options that name a model, and allow its code."""
+
+    model: Annotated[
+        str | None,
+        Option("Hub name or local folder.", MODEL, default="all-MiniLM-L6-v2, if installed"),
+    ] = None
+    revision: Annotated[str | None, Option("Commit or branch on the hub.", MODEL)] = None
+    trust_remote_code: Annotated[
+        bool, Option("Run Python code that comes with the model.", MODEL)
+    ] = False
+
+
+@schema
+class EncoderConfig(ModelOptions):
     """Options of an encoder; ``None`` takes the setting of the model's folder.
 
     Raises:
@@ -31,11 +45,6 @@ class EncoderConfig:
         'float32'
     """
 
-    model: Annotated[
-        str | None,
-        Option("Hub name or local folder.", MODEL, default="all-MiniLM-L6-v2, if installed"),
-    ] = None
-    revision: Annotated[str | None, Option("Commit or branch on the hub.", MODEL)] = None
     pooling: Annotated[
         PoolingName | None,
         Option(
@@ -83,9 +92,6 @@ class EncoderConfig:
     query_prompt_name: Annotated[
         str | None, Option("Name of the model's prompt for queries, instead of its text.", MODEL)
     ] = None
-    trust_remote_code: Annotated[
-        bool, Option("Run Python code that comes with the model.", MODEL)
-    ] = False
     local_files_only: Annotated[
         bool, Option("Use a model of this machine; fetch nothing from the hub.", MODEL)
     ] = False

@@ -102,6 +102,12 @@ def resolve_encoder(config: EncoderConfig) -> tuple[EncoderSpec, ModelFolder]:
             "--pooling mean, cls, max or last knowingly"
         )
     layers = (1, folder.layers) if pooling == "first-last-avg" else config.layers or (-1,)
+    states = folder.layers + 1
+    if unknown := [layer for layer in layers if not -states <= layer < states]:
+        raise ConfigError(
+            f"layer {unknown[0]} does not exist: {folder.name} has layers 0 (embeddings) to "
+            f"{folder.layers}"
+        )
     document_prompt, query_prompt = (_prompt(config, folder, half) for half in _PROMPTS)
     spec = EncoderSpec(
         model=str(folder.root) if folder.revision is None else folder.name,
@@ -110,7 +116,7 @@ def resolve_encoder(config: EncoderConfig) -> tuple[EncoderSpec, ModelFolder]:
         files_sha256=folder.files_sha256,
         dim=folder.dim,
         pooling="mean" if pooling == "first-last-avg" else pooling,
-        layers=tuple(sorted({_layer(folder, layer) for layer in layers})),
+        layers=tuple(sorted({layer % states for layer in layers})),
         max_length=_max_length(folder, config.max_length),
         dtype=config.dtype,
         lower_case=folder.lower_case,
@@ -123,16 +129,6 @@ def resolve_encoder(config: EncoderConfig) -> tuple[EncoderSpec, ModelFolder]:
         code_revision=folder.code_revision,
     )
     return spec, folder
-
-
-def _layer(folder: ModelFolder, layer: int) -> int:
-    index = layer if layer >= 0 else folder.layers + 1 + layer
-    if not 0 <= index <= folder.layers:
-        raise ConfigError(
-            f"layer {layer} does not exist: {folder.name} has layers 0 (embeddings) to "
-            f"{folder.layers}"
-        )
-    return index
 
 
 def _max_length(folder: ModelFolder, asked: int | None) -> int:
@@ -227,19 +223,14 @@ def recorded_config(
         )
     # An index built with one commit of a model is searched with the same one.
     keeps = model is None or (model == spec.model and fixed)
-    values: dict[str, Any] = {
-        "model": spec.model if model is None else model,
-        "revision": spec.revision if keeps else None,
-        "pooling": spec.pooling,
-        "layers": spec.layers,
-        "max_length": spec.max_length,
-        "dtype": spec.dtype,
-        "device": device,
-        "threads": threads,
-        "document_prompt": spec.document_prompt,
-        "query_prompt": spec.query_prompt,
-        "trust_remote_code": spec.needs_code,
-        "local_files_only": model is None,
-        "code_revision": spec.code_revision,
-    }
-    return EncoderConfig(**values)
+    same = ("pooling", "layers", "max_length", "dtype", "document_prompt", "query_prompt",
+            "code_revision")  # fmt: skip
+    return EncoderConfig(
+        model=spec.model if model is None else model,
+        revision=spec.revision if keeps else None,
+        device=device,
+        threads=threads,
+        trust_remote_code=spec.needs_code,
+        local_files_only=model is None,
+        **{name: getattr(spec, name) for name in same},
+    )

@@ -167,13 +167,6 @@ class _Dense(nn.Module):
         return out if self.residual is None else out + self.residual(pooled)
 
 
-class _LayerNorm(nn.Sequential):
-    """Layer normalisation under the name of its saved weights."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__(OrderedDict(norm=nn.LayerNorm(width)))
-
-
 class _Normalize(nn.Module):
     """Division by the L2 norm."""
 
@@ -191,7 +184,11 @@ def load_head(folder: ModelFolder) -> nn.Module | None:
             steps.append(_Normalize())
             continue
         try:
-            module = _Dense(step) if step.kind == "Dense" else _LayerNorm(step.in_features)
+            if step.kind == "Dense":
+                module: nn.Module = _Dense(step)
+            else:
+                # Under the name of its saved weights.
+                module = nn.Sequential(OrderedDict(norm=nn.LayerNorm(step.in_features)))
             tensors: dict[str, Tensor] = {}
             for file in weight_files(step.path):
                 # weights_only: a pickle may hold code, which is never run.

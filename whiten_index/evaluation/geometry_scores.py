@@ -74,11 +74,7 @@ class Geometry:
 
 
 def _effective_rank(eigenvalues: NDArray[np.float64]) -> float:
-    """Return exp of the entropy of the spectrum (d,) divided by its sum: 1 to d.
-
-    0 where there is no variance at all. Roy and Vetterli (2007), "The
-    effective rank", of the eigenvalues of a covariance.
-    """
+    """Return exp of the entropy of a spectrum (Roy and Vetterli 2007); 0 without variance."""
     used = eigenvalues[eigenvalues > 0]
     if not len(used):
         return 0.0
@@ -90,13 +86,9 @@ def _effective_rank(eigenvalues: NDArray[np.float64]) -> float:
 def _isoscore(values: NDArray[np.float64]) -> float:
     """Return IsoScore of a covariance with the eigenvalues (d,): 0 (one direction) to 1 (even).
 
-    Rudman, Gillman, Rayne and Eickhoff (2022), "IsoScore: measuring the uniformity of embedding
-    space utilization". Their variances v in the principal directions are λ, scaled to norm √d;
-    the isotropy defect δ = ‖v − 1‖ / √(2(d − √d)) gives the share of dims in use,
-    φ = (d − δ²(d − √d))² / d², and the score (dφ − 1)/(d − 1). The steps come down to
-    dφ = (Σλ)² / Σλ², which is what is computed.
-
-    0 where there is no variance at all; 1 in one dimension, whose only direction is in use.
+    The score of Rudman, Gillman, Rayne and Eickhoff (2022) is (dφ − 1)/(d − 1) of the share φ of
+    dims in use; their steps to it come down to dφ = (Σλ)² / Σλ². It is 0 where there is no variance
+    at all, and 1 in one dimension, whose only direction is in use.
     """
     if values.max() == 0:
         return 0.0

@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,11 +134,10 @@ def read_pairs(path: str | Path) -> Pairs:
     return Pairs(first, second, scores, dropped)
 
 
-def _rows_of(table: LabelTable, split: str | None) -> Iterator[int]:
-    """Yield the rows of a split, all rows without a split."""
+def _rows_of(table: LabelTable, split: str | None) -> Sequence[int]:
+    """Return the rows of a split, all rows without a split."""
     if split is None:
-        yield from range(len(table))
-        return
+        return range(len(table))
     splits = table.columns.get(_SPLIT)
     if splits is None:
         raise ConfigError(f"{table.path} has no column split; do not ask for split {split!r}")
@@ -146,7 +145,7 @@ def _rows_of(table: LabelTable, split: str | None) -> Iterator[int]:
     if not rows:
         known = ", ".join(dict.fromkeys(map(str, splits)))
         raise ConfigError(f"{table.path} has no split {split!r}; use one of {known}")
-    yield from rows
+    return rows
 
 
 def to_id(value: Any) -> str:
@@ -317,23 +316,15 @@ def parquet_corpus(corpus: Path, work: Path) -> Path:
     with writing(target):
         work.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary, pq.ParquetWriter(temporary, _SCHEMA) as writer:
-            for batch in _batches(corpus):
+            lines = ((f"{corpus}, line {number},", line) for number, line in read_lines(corpus))
+            documents = itertools.starmap(_document, lines)
+            while batch := list(itertools.islice(documents, _ROWS)):
                 writer.write_table(pa.Table.from_pylist(batch, _SCHEMA))
             source.require_unchanged()
     return target
 
 
-def _batches(source: Path) -> Iterator[list[dict[str, str]]]:
-    batch: list[dict[str, str]] = []
-    for number, line in read_lines(source):
-        batch.append(_document(line, f"{source}, line {number},"))
-        if len(batch) == _ROWS:
-            yield batch
-            batch = []
-    yield batch
-
-
-def _document(line: str, where: str) -> dict[str, str]:
+def _document(where: str, line: str) -> dict[str, str]:
     try:
         found = load_json(line)
         title = found.get("title")

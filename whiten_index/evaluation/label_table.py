@@ -53,7 +53,13 @@ class LabelTable:
                 f"the ending of {path.name or path} names no format of labels; use "
                 f"{', '.join(endings)}"
             )
-        check_readable(path)
+        try:
+            with reading(path):
+                open_file(path).close()
+        except (FileNotFoundError, IsADirectoryError, NotAFileError) as error:
+            known_as = {FileNotFoundError: "does not exist", IsADirectoryError: "is a folder"}
+            why = known_as.get(type(error), str(error))
+            raise CorpusError(f"{path} {why}; name a {path.suffix} file") from error
         if path.suffix == PARQUET:
             table = _read_parquet(path, known)
         elif path.suffix == JSONL:
@@ -111,17 +117,6 @@ def label_files(paths: Iterable[str | Path], endings: Collection[str]) -> Iterat
         if not files:
             raise CorpusError(f"{path} holds no {', '.join(endings)} file; name a file")
         yield files
-
-
-def check_readable(path: Path) -> None:
-    """Make sure that a file is there and can be read."""
-    try:
-        with reading(path):
-            open_file(path).close()
-    except (FileNotFoundError, IsADirectoryError, NotAFileError) as error:
-        known = {FileNotFoundError: "does not exist", IsADirectoryError: "is a folder"}
-        why = known.get(type(error), str(error))
-        raise CorpusError(f"{path} {why}; name a {path.suffix} file") from error
 
 
 @contextlib.contextmanager

@@ -41,26 +41,17 @@ _PUBLISHED = {
 
 @dataclass(frozen=True, eq=False)
 class StsSet:
-    """The n pairs of one set.
-
-    Attributes:
-        scores: gold scores, the higher the more alike.
-        subsets: the subset of each pair, empty if the set has none.
-        splits: the split of each pair, empty if the set has none.
-        scored: the pairs whose figure is the set's.
-        averaged: true if the subsets are files of their own, over which figures are averaged.
-        dropped: pairs left out because they have no score.
-    """
+    """The n pairs of one set."""
 
     name: str
     first: list[str]
     second: list[str]
-    scores: NDArray[np.float64]
-    subsets: NDArray[np.object_]
-    splits: NDArray[np.object_]
-    scored: NDArray[np.bool_]
-    averaged: bool
-    dropped: int = 0
+    scores: NDArray[np.float64]  # gold scores, the higher the more alike
+    subsets: NDArray[np.object_]  # the subset of each pair, empty if the set has none
+    splits: NDArray[np.object_]  # the split of each pair, empty if the set has none
+    scored: NDArray[np.bool_]  # the pairs whose figure is the set's
+    averaged: bool  # whether subsets are files of their own, over which figures are averaged
+    dropped: int = 0  # pairs left out because they have no score
 
     def __len__(self) -> int:
         return len(self.first)
@@ -73,15 +64,10 @@ class StsSet:
     def scored_pairs(self) -> StsSet:
         """Return the pairs whose figure is the set's, without those of other splits."""
         used = np.flatnonzero(self.scored)
-        return replace(
-            self,
-            first=[self.first[i] for i in used],
-            second=[self.second[i] for i in used],
-            scores=self.scores[used],
-            subsets=self.subsets[used],
-            splits=self.splits[used],
-            scored=self.scored[used],
-        )
+        first, second = ([side[i] for i in used] for side in (self.first, self.second))
+        arrays = ("scores", "subsets", "splits", "scored")
+        kept: dict[str, Any] = {name: getattr(self, name)[used] for name in arrays}
+        return replace(self, first=first, second=second, **kept)
 
 
 def read_sts(

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -80,23 +80,22 @@ def write_run(path: Path, rankings: Iterable[Ranking]) -> int:
         if path.suffix == PARQUET:
             _write_parquet(temporary, counted)
         else:
-            with temporary.open("w", encoding="utf-8") as file:
-                (_write_jsonl if path.suffix == JSONL else _write_trec)(file, counted)
+            _write_text(temporary, counted, as_json=path.suffix == JSONL)
     return next(counter)
 
 
-def _write_trec(file: IO[str], rankings: Iterator[Ranking]) -> None:
-    for ranking in rankings:
-        query = _word(ranking.query_id)
-        for rank, (document, score) in enumerate(_pairs(ranking), start=1):
-            file.write(f"{query} Q0 {_word(document)} {rank} {score:.9g} {_TAG}\n")
-
-
-def _write_jsonl(file: IO[str], rankings: Iterator[Ranking]) -> None:
-    for ranking in rankings:
-        hits = [{"id": document, "score": score} for document, score in _pairs(ranking)]
-        line = {"query_id": ranking.query_id, "hits": hits}
-        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+def _write_text(path: Path, rankings: Iterator[Ranking], *, as_json: bool) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for ranking in rankings:
+            pairs = zip(ranking.ids, ranking.scores, strict=True)
+            if as_json:
+                hits = [{"id": document, "score": score} for document, score in pairs]
+                line = {"query_id": ranking.query_id, "hits": hits}
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                continue
+            query = _word(ranking.query_id)
+            for rank, (document, score) in enumerate(pairs, start=1):
+                file.write(f"{query} Q0 {_word(document)} {rank} {score:.9g} {_TAG}\n")
 
 
 def _write_parquet(path: Path, rankings: Iterator[Ranking]) -> None:
@@ -120,10 +119,6 @@ def _write_parquet(path: Path, rankings: Iterator[Ranking]) -> None:
             writer.close()
     if writer is None:
         pq.write_table(_EMPTY.empty_table(), path)
-
-
-def _pairs(ranking: Ranking) -> Iterator[tuple[str | int, float]]:
-    return zip(ranking.ids, ranking.scores, strict=True)
 
 
 def _word(value: str | int) -> str:

@@ -47,11 +47,6 @@ class Codec:
     recall: float | None
     divides: int = 1  # k must be a multiple of this
 
-    def rerank_for(self, target_recall: float) -> int | None:
-        """Return the candidates scored again, None if its own scores are good enough."""
-        good = self.recall is not None and self.recall >= target_recall
-        return None if good else self.rerank
-
 
 # From the most precise on.
 CODECS = (
@@ -108,13 +103,6 @@ class IndexPlan:
         return self.budget is None or size <= self.budget * 3 // 4
 
 
-def structure_of(*, rows: int, target_recall: float) -> str:
-    """Return ``flat``, ``ivf`` or ``hnsw``: the structure that is tried first."""
-    if rows <= EXACT_UP_TO_ROWS:
-        return "flat"
-    return "hnsw" if target_recall >= GRAPH_FROM_RECALL else "ivf"
-
-
 def choose_factory(
     factory: str,
     *,
@@ -132,8 +120,9 @@ def choose_factory(
         expected = expected_bytes(factory, rows=rows, dim=dim, k=k)
         _require_room(factory, k, expected, budget)
         return FactoryChoice(factory, factory, None, "named by --factory", expected)
-    structure = structure_of(rows=rows, target_recall=target_recall)
-    tried = [structure, "ivf"] if structure == "hnsw" else [structure]
+    tried = ["flat"]
+    if rows > EXACT_UP_TO_ROWS:
+        tried = ["hnsw", "ivf"] if target_recall >= GRAPH_FROM_RECALL else ["ivf"]
     for each in tried:
         for codec in _codecs(each, k):
             built = _factory(each, codec, rows=rows, k=k)
@@ -141,7 +130,8 @@ def choose_factory(
             if budget is None or _held(built, k, expected) <= budget:
                 if budget is None:
                     _require_memory(built, expected)
-                rerank = codec.rerank_for(target_recall)
+                good = codec.recall is not None and codec.recall >= target_recall
+                rerank = None if good else codec.rerank
                 why = _why(each, codec, rows=rows, budget=budget, rerank=rerank)
                 return FactoryChoice(factory, built, rerank, why, expected)
     assert budget is not None

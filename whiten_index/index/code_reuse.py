@@ -84,23 +84,20 @@ def reuse_codes(
         for codes, numbers in _entries(inner_of(old), old_rows):
             on_disk.add_codes(codes, numbers)
     else:
-        _fill(inner_of(old), inner_of(new), old_rows, new_rows, vectors)
+        # Each index inside that keeps codes gets those of all rows at once.
+        coders = _coders(inner_of(new))
+        pairs = zip(_coders(inner_of(old)), coders, strict=True)
+        arrays = [_old_codes(each, coder, old_rows) for each, coder in pairs]
+        first = 0
+        for block in vectors:
+            rows = new_rows[first : first + len(block)]
+            for coder, array in zip(coders, arrays, strict=True):
+                array[rows] = coder.sa_encode(block)
+            first += len(block)
+        for coder, array in zip(coders, arrays, strict=True):
+            _add(coder, array)
+        _complete(inner_of(new), len(old_rows))
     new.ntotal = len(old_rows)
-
-
-def _fill(old: Any, new: Any, old_rows: Rows, new_rows: Rows, vectors: Iterable[Vectors]) -> None:
-    """Collect the codes of all rows for each index that keeps codes, then add them to it."""
-    pairs = list(zip(_coders(old), _coders(new), strict=True))
-    codes = [_old_codes(each, coder, old_rows) for each, coder in pairs]
-    first = 0
-    for block in vectors:
-        rows = new_rows[first : first + len(block)]
-        for (_, coder), array in zip(pairs, codes, strict=True):
-            array[rows] = coder.sa_encode(block)
-        first += len(block)
-    for (_, coder), array in zip(pairs, codes, strict=True):
-        _add(coder, array)
-    _complete(new, len(old_rows))
 
 
 def _coders(index: Any) -> list[Any]:

@@ -38,9 +38,8 @@ def flat_vectors(inner: Any) -> Vectors | None:
     The array is valid as long as the index is.
     """
     faiss = load_faiss()
-    if type(inner) not in (faiss.IndexFlat, faiss.IndexFlatIP):
-        return None
-    if inner.metric_type != faiss.METRIC_INNER_PRODUCT:
+    plain = type(inner) in (faiss.IndexFlat, faiss.IndexFlatIP)
+    if not plain or inner.metric_type != faiss.METRIC_INNER_PRODUCT:
         return None
     rows, k = int(inner.ntotal), int(inner.d)
     if rows == 0:

@@ -37,30 +37,25 @@ def examine(index: Any) -> Examined:
         return examine(inner.index)
     # A refined index has two indexes of codes, a graph has one.
     inside = [getattr(inner, name, None) for name in ("base_index", "refine_index", "storage")]
-    parts = [examine(part) for part in inside if part is not None]
+    rows, parts = int(inner.ntotal), [examine(part) for part in inside if part is not None]
     if parts:
-        return _joined(int(inner.ntotal), parts)
+        # Each of them should hold every row.
+        return Examined(
+            rows=rows,
+            decoded=all(part.decoded for part in parts),
+            broken=max(part.broken for part in parts),
+            lost=max(max(rows - part.rows, part.lost) for part in parts),
+            strange=max(max(part.rows - rows, part.strange) for part in parts),
+            learned=all(part.learned for part in parts),
+        )
     if isinstance(inner, faiss.IndexIVF):
         return _lists(inner)
-    rows = int(inner.ntotal)
     decodes = isinstance(inner, faiss.IndexFlatCodes)
     broken = 0
     for start in range(0, rows if decodes else 0, _ROWS_AT_A_TIME):
         some = inner.reconstruct_n(start, min(_ROWS_AT_A_TIME, rows - start))
         broken += _not_finite(some)
     return Examined(rows, decodes, broken, 0, 0, _learned(inner))
-
-
-def _joined(rows: int, parts: list[Examined]) -> Examined:
-    """Return the findings in parts, each of which should hold every row."""
-    return Examined(
-        rows=rows,
-        decoded=all(part.decoded for part in parts),
-        broken=max(part.broken for part in parts),
-        lost=max(max(rows - part.rows, part.lost) for part in parts),
-        strange=max(max(part.rows - rows, part.strange) for part in parts),
-        learned=all(part.learned for part in parts),
-    )
 
 
 def _lists(inner: Any) -> Examined:

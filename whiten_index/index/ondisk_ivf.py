@@ -5,7 +5,6 @@ FAISS's own ``merge_ondisk`` maps the file that it writes, so that a full disk e
 
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 import numpy as np
@@ -102,9 +101,7 @@ class OnDiskLists:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         (self.folder / PARTS).unlink(missing_ok=True)
 
     def _spill(self) -> None:
@@ -135,24 +132,19 @@ class OnDiskLists:
         lists.this.disown()
 
     def _mapped(self) -> list[tuple[NDArray[np.int64], Codes, Codes]]:
-        """Return list starts, codes and row numbers of every part; only what is touched is read.
-
-        Row numbers are bytes (n, 8), since int64 would be aligned.
-        """
+        """Return list starts, codes and row numbers of every part; only what is touched is read."""
         if not self._parts:
             return []
         spilled = np.asarray(np.memmap(self.folder / PARTS, np.uint8, "r"))
         mapped = []
         for offset, rows in self._parts:
-            codes = offset + (self._nlist + 1) * _ID
-            numbers = codes + rows * self._size
-            mapped.append(
-                (
-                    spilled[offset:codes].view("<i8"),
-                    spilled[codes:numbers].reshape(rows, self._size),
-                    spilled[numbers : numbers + rows * _ID].reshape(rows, _ID),
-                )
+            at = offset + (self._nlist + 1) * _ID
+            starts = spilled[offset:at].view("<i8")
+            codes, numbers = np.split(
+                spilled[at : at + rows * (self._size + _ID)], [rows * self._size]
             )
+            # Row numbers are bytes (n, 8), since int64 would be aligned.
+            mapped.append((starts, codes.reshape(rows, -1), numbers.reshape(rows, _ID)))
         return mapped
 
     def _join(

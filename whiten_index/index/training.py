@@ -45,30 +45,17 @@ def _draw_rows(
     inner: Any, vectors: VectorSource, plan: IndexPlan
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return rising row numbers to train with and to tune with: no row is in both."""
-    rows, work = vectors.rows, plan.work_bytes
-    # FAISS's clustering copies a sample once.
-    most = _MOST_TRAINING_BYTES if work is None else work // 4
-    size = training_rows(inner, rows=rows, k=vectors.k, most_bytes=most)
-    held = min(_HELD_OUT, rows // HELD_OUT_SHARE, rows - least_training_rows(inner))
-    if is_exact(inner):
-        held = 0
-    size = min(size, rows - held)
+    rows, work, least = vectors.rows, plan.work_bytes, least_training_rows(inner)
+    held = 0 if is_exact(inner) else min(_HELD_OUT, rows // HELD_OUT_SHARE, rows - least)
+    size = 0
+    if not inner.is_trained:
+        lists = lists_of(inner)
+        wanted = max(256 * (0 if lists is None else int(lists.nlist)), 1 << 16)
+        # FAISS's clustering copies a sample once.
+        most = _MOST_TRAINING_BYTES if work is None else min(work // 4, _MOST_TRAINING_BYTES)
+        size = min(rows - held, wanted, max(most // (4 * vectors.k), least))
     drawn = np.random.default_rng(plan.seed).choice(rows, size + held, replace=False)
     return np.sort(drawn[:size]), np.sort(drawn[size:])
-
-
-def training_rows(inner: Any, *, rows: int, k: int, most_bytes: int) -> int:
-    """Return the rows of a sample to train ``inner``, 0 if it needs none.
-
-    The sample has ``most_bytes`` bytes at most, but never fewer rows than FAISS takes.
-    """
-    if inner.is_trained:
-        return 0
-    lists = lists_of(inner)
-    wanted = max(256 * (0 if lists is None else int(lists.nlist)), 1 << 16)
-    most = max(min(most_bytes, _MOST_TRAINING_BYTES) // (4 * k), least_training_rows(inner))
-    size: int = min(rows, wanted, most)
-    return size
 
 
 def least_training_rows(inner: Any) -> int:
@@ -111,10 +98,7 @@ def train(inner: Any, sample: NDArray[np.float32], factory: str) -> None:
 
 
 def _codebooks(inner: Any) -> list[tuple[int, Any]]:
-    """Return the codebooks learned inside an index, at any depth: values of a code, clustering.
-
-    A codebook that FAISS learns in another way has no clustering (None).
-    """
+    """Return values of a code, and clustering if any, of the codebooks inside, at any depth."""
     faiss = load_faiss()
     inside = (getattr(inner, name, None) for name in ("base_index", "refine_index", "storage"))
     parts = [faiss.downcast_index(part) for part in inside if part is not None]

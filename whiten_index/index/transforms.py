@@ -9,7 +9,7 @@ multiplied into the matrix of the transform, so that it costs neither bytes nor 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +77,9 @@ class Transforms:
     def __call__(self, embeddings: Vectors) -> Vectors:
         """Return the unit vectors (n, k) of raw embeddings (n, d)."""
         if self._steps is not None and 0 < len(embeddings) <= FEW_QUERIES:
-            rows = [_through(self._steps, row) for row in embeddings]
+            rows = list(embeddings)
+            for step in self._steps:
+                rows = [step(row) for row in rows]
             return rows[0][None] if len(rows) == 1 else np.stack(rows)
         vectors = embeddings
         for transform in self._chain():
@@ -101,12 +103,6 @@ def _step(transform: Any) -> _Step | None:
         matrix = _view(transform.A).reshape(transform.d_out, transform.d_in)
         return lambda row: matrix @ row
     return None
-
-
-def _through(steps: Sequence[_Step], row: Vectors) -> Vectors:
-    for step in steps:
-        row = step(row)
-    return row
 
 
 def _to_length_one(row: Vectors) -> Vectors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -130,10 +131,7 @@ def tune(inner: Any, truth: GroundTruth, *, target: float, candidates: int = 0) 
     no value meets it, the least within 0.002 of the best is taken. ``candidates`` rows are fetched
     for a query if they are scored again.
     """
-
-    def measure() -> float:
-        return recall_of(inner, truth, candidates=candidates)
-
+    measure = partial(recall_of, inner, truth, candidates=candidates)
     knobs = _knobs(inner)
     for knob in knobs:
         knob.set(knob.ladder[-1])

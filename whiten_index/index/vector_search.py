@@ -105,10 +105,7 @@ def _thorough(inner: Any, queries: Vectors, top_k: int, parameters: Any) -> tupl
 
 
 def _parameters(inner: Any, top_k: int, *, thorough: bool) -> Any:
-    """Return the parameters of a search for so many rows, None for the index's own.
-
-    A thorough search looks into all lists.
-    """
+    """Return parameters, if ``thorough`` those of all lists; None for the index's own."""
     faiss = load_faiss()
     if isinstance(inner, faiss.IndexHNSW):
         # HNSW stops after efSearch candidates, and gives no more rows than it has seen.

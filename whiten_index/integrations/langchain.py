@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from whiten_index.integrations.lazy import IndexRetriever, importing, name_of, open_transform
-from whiten_index.search.search_index import Hit
 
 with importing("langchain-core", of="LangChain", extra="langchain"):
     from langchain_core.callbacks import CallbackManagerForRetrieverRun
@@ -120,8 +119,11 @@ class WhitenedRetriever(BaseRetriever):
             top_k=self.top_k if top_k is None else top_k,
             row_filter=self.row_filter if row_filter is None else row_filter,
         )
-        return [self._document(*each) for each in found]
-
-    def _document(self, text: str, hit: Hit) -> Document:
-        metadata = {**hit.columns, "id": hit.id, "score": hit.score}
-        return Document(id=str(hit.id), page_content=text, metadata=metadata)
+        return [
+            Document(
+                id=str(hit.id),
+                page_content=text,
+                metadata={**hit.columns, "id": hit.id, "score": hit.score},
+            )
+            for text, hit in found
+        ]

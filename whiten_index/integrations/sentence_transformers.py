@@ -48,7 +48,17 @@ def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any
     ``Affine``).
     """
     spec, model = transform.model_folder()
-    _require_expressible(spec, model)
+    if spec.pooling not in POOLING_FLAGS:
+        raise ConfigError(
+            f"sentence-transformers does not pool by {spec.pooling}; it can pool by "
+            f"{', '.join(POOLING_FLAGS)}, so encode the corpus again by one of these"
+        )
+    family = model.config.get("model_type")
+    if model.config.get("is_encoder_decoder") and family not in _ENCODERS_TAKEN:
+        raise ConfigError(
+            f"sentence-transformers takes the encoder alone of {' and '.join(_ENCODERS_TAKEN)} "
+            f"models only, and {spec.model} is a {family}; choose another encoder"
+        )
     affine = transform.whitening.export()
     modules = _modules(spec, model, affine)
     facts = {
@@ -78,25 +88,20 @@ def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any
     return facts
 
 
-def _require_expressible(spec: EncoderSpec, model: ModelFolder) -> None:
-    if spec.pooling not in POOLING_FLAGS:
-        raise ConfigError(
-            f"sentence-transformers does not pool by {spec.pooling}; it can pool by "
-            f"{', '.join(POOLING_FLAGS)}, so encode the corpus again by one of these"
-        )
-    family = model.config.get("model_type")
-    if model.config.get("is_encoder_decoder") and family not in _ENCODERS_TAKEN:
-        raise ConfigError(
-            f"sentence-transformers takes the encoder alone of {' and '.join(_ENCODERS_TAKEN)} "
-            f"models only, and {spec.model} is a {family}; choose another encoder"
-        )
-
-
 def _modules(spec: EncoderSpec, model: ModelFolder, affine: Affine) -> list[Module]:
     """Return all modules but the first."""
     modules = []
     if spec.layers != (model.layers,):
-        modules.append(_layer_mean(spec, model))
+        # The mean of some hidden states, as weights of 1 and 0 from the lowest one on.
+        lowest = min(spec.layers)
+        chosen = [float(layer in spec.layers) for layer in range(lowest, model.layers + 1)]
+        layers = {
+            "word_embedding_dimension": model.hidden_size,
+            "layer_start": lowest,
+            "num_hidden_layers": model.layers,
+        }
+        shares = {"layer_weights": np.array(chosen, dtype=np.float32)}
+        modules.append(Module("WeightedLayerPooling", layers, shares))
     modules.append(pooling_module(spec, model.hidden_size))
     modules += [
         Module(step.kind, source=None if step.kind == "Normalize" else step.path)
@@ -113,20 +118,6 @@ def _modules(spec: EncoderSpec, model: ModelFolder, affine: Affine) -> list[Modu
     }
     weights = {"linear.weight": affine.matrix.T, "linear.bias": affine.bias}
     return [*modules, Module("Dense", config, weights), Module("Normalize")]
-
-
-def _layer_mean(spec: EncoderSpec, model: ModelFolder) -> Module:
-    """Return the mean of some hidden states, as weights of 1 and 0 from the lowest one on."""
-    lowest = min(spec.layers)
-    chosen = [float(layer in spec.layers) for layer in range(lowest, model.layers + 1)]
-    config = {
-        "word_embedding_dimension": model.hidden_size,
-        "layer_start": lowest,
-        "num_hidden_layers": model.layers,
-    }
-    return Module(
-        "WeightedLayerPooling", config, {"layer_weights": np.array(chosen, dtype=np.float32)}
-    )
 
 
 class _Exported(Described):

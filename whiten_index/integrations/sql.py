@@ -56,9 +56,9 @@ def export_sql(
         raise ConfigError(f"--name {name!r} or --schema {schema!r} is not printable; give another")
     function = ".".join('"' + each.replace('"', '""') + '"' for each in (schema, name))
     facts = _facts(transform)
-    columns = transform.whitening.export(centered=True).matrix.T
+    whitening, affine = transform.whitening, transform.whitening.export(centered=True)
     # pgvector has the negative of the inner product.
-    terms = ",\n    ".join(f"-(embedding <#> {_vector(column)})" for column in columns)
+    terms = ",\n    ".join(f"-(embedding <#> {_vector(column)})" for column in affine.matrix.T)
     data = _SCRIPT.format(
         mark=_MARK,
         run=RUN,
@@ -72,7 +72,7 @@ def export_sql(
         # In units of one operator: the planner's price of a call.
         cost=transform.k,
         dim=transform.dim,
-        steps="\n".join(f"  embedding := {step};" for step in _steps(transform.whitening)),
+        steps="\n".join(f"  embedding := {step};" for step in _steps(whitening)),
         terms=terms,
         comment=_literal(_OURS + facts),
     ).encode()
@@ -80,16 +80,12 @@ def export_sql(
     require_replaceable(path, _is_function, "an exported function")
     with writing(path, kept=""), replacing(path) as temporary:
         temporary.write_bytes(data)
-    return {"bytes": len(data), "dtype": dtype, "error": _error(transform.whitening, dtype)}
-
-
-def _error(whitening: Whitening, dtype: str) -> float:
-    """Return the relative error of vectors, from all roundings of the function together."""
-    error = math.hypot(whitening.export(centered=True).error, _ROUNDING[dtype])
-    if not whitening.normalize_input:
-        return error
-    # Embeddings of unit length are rounded before the mean is subtracted; raw ones come rounded.
-    return math.hypot(error, whitening.rounding_error(relative_error=_ROUNDING["float32"]))
+    # From all roundings of the function together.
+    error = math.hypot(affine.error, _ROUNDING[dtype])
+    if whitening.normalize_input:
+        # Embeddings of unit length are rounded before the mean is subtracted; raw ones come so.
+        error = math.hypot(error, whitening.rounding_error(relative_error=_ROUNDING["float32"]))
+    return {"bytes": len(data), "dtype": dtype, "error": error}
 
 
 def _is_function(path: Path) -> bool:

@@ -151,8 +151,6 @@ _ENDINGS = (".png", ".svg", ".pdf")
 _TITLE = 14  # points
 _ROOM = 1.6  # factor between the eigenvalues drawn and the edge of the axis
 
-Panel = Callable[[Any], None]
-
 
 def check_plot_path(path: Path) -> None:
     """Make sure, before any work, that a plot can be drawn and that its ending names a format."""
@@ -172,16 +170,19 @@ def draw_spectrum(path: Path | str, description: Mapping[str, Any], eigenvalues:
     path = Path(path)
     check_plot_path(path)
     values = np.maximum(np.asarray(eigenvalues, dtype=np.float64), 0.0)
-    panels, (above, below) = _panels(description, values), _title(description)
+    whitening, choice = description["whitening"], description.get("choice") or {}
+    panels: list[Callable[[Any], None]] = [
+        lambda axes: _draw_eigenvalues(axes, values, whitening),
+        lambda axes: _draw_variance(axes, values, whitening),
+    ]
+    if choice.get("candidates"):
+        panels.append(lambda axes: _draw_choice(axes, choice))
+    above, below = _title(description)
     figure = empty_figure(5.9 * len(panels), 5.2)
     figure.suptitle(above, size=_TITLE, color=INK)
     figure.supxlabel(below, size=TEXT, color=GREY)
     for axes, draw in zip(figure.subplots(1, len(panels)), panels, strict=True):
         draw(axes)
-    _save(figure, path)
-
-
-def _save(figure: Any, path: Path) -> None:
     with writing(path), replacing(path) as temporary:
         figure.savefig(temporary, format=path.suffix.lower()[1:], dpi=DOTS_PER_INCH)
 
@@ -205,17 +206,6 @@ def _title(description: Mapping[str, Any]) -> tuple[str, str]:
         f"condition number {condition:,.4g}" if condition else "",
     ]
     return " · ".join(facts), " · ".join(filter(None, below))
-
-
-def _panels(description: Mapping[str, Any], values: NDArray[np.float64]) -> list[Panel]:
-    whitening, choice = description["whitening"], description.get("choice") or {}
-    panels: list[Panel] = [
-        lambda axes: _draw_eigenvalues(axes, values, whitening),
-        lambda axes: _draw_variance(axes, values, whitening),
-    ]
-    if choice.get("candidates"):
-        panels.append(lambda axes: _draw_choice(axes, choice))
-    return panels
 
 
 def _draw_eigenvalues(axes: Any, values: NDArray[np.float64], whitening: Mapping[str, Any]) -> None:

@@ -161,8 +161,12 @@ class RetrievalConfig(RetrievalOptions, EvalConfig):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the sets: their folders'."""
-        return tuple(resolved(each).name for each in self.sets) or (_name(str(self.qrels)),)
+        """Names of the sets: their folders', or that of a file of judgements."""
+        if self.sets:
+            return tuple(resolved(each).name for each in self.sets)
+        file = resolved(str(self.qrels))
+        folder = file.parent.parent if file.parent.name == "qrels" else file.parent
+        return (folder.name or Path(str(self.qrels)).stem,)
 
     @property
     def writes_one_run(self) -> bool:
@@ -228,12 +232,6 @@ class RetrievalConfig(RetrievalOptions, EvalConfig):
                 f"--run-out {self.run_out} is one file, and there are several runs to write; name "
                 "a folder"
             )
-
-
-def _name(qrels: str) -> str:
-    """Return what a set is called by its file of judgements: its folder."""
-    parent = resolved(qrels).parent
-    return (parent.parent if parent.name == "qrels" else parent).name or Path(qrels).stem
 
 
 def data_path(name: str) -> Path:

@@ -140,21 +140,19 @@ def name_of(whitening: Whitening, wish: str | int | float | None = None) -> str:
     return f"{whitening.kind.value}{exponent}, k = {width}"
 
 
-class TextSet(Protocol):
+class _TextSet(Protocol):
     """Texts that are scored together."""
 
     @property
-    def name(self) -> str:
-        """Name of the set."""
+    def name(self) -> str: ...
 
     @property
-    def texts(self) -> list[str]:
-        """All of its texts."""
+    def texts(self) -> list[str]: ...
 
     def __len__(self) -> int: ...
 
 
-Texts = TypeVar("Texts", bound=TextSet)
+Texts = TypeVar("Texts", bound=_TextSet)
 
 
 def evaluate_sets(

@@ -97,7 +97,6 @@ class _Section:
         return {name: fact for name, fact in found.items() if fact}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the section as JSON values."""
         point = self.advice.point
         return {
             "run": self.sweep.run,

@@ -17,7 +17,7 @@ from whiten_index.training.training_config import GroupMap
 def group_map(kind: GroupMap, covariances: Tensor) -> Tensor:
     """Return W (..., c, c) of covariances (..., c, c); rows x become xWᵀ."""
     try:
-        root = inverse_root(covariances)
+        root: Tensor = _InverseRoot.apply(covariances)  # type: ignore[no-untyped-call]
         if kind is GroupMap.ZCA:
             return root
         with torch.no_grad():
@@ -103,19 +103,14 @@ class ShuffledGroupWhitening(nn.Module):
         self._remember(mean, centred)
         order = self._orders(views)
         grouped = torch.gather(centred, 2, order.unsqueeze(1).expand_as(centred))
-        white = self._whiten(grouped)
-        back = order.argsort(1)
-        return torch.gather(white, 2, back.unsqueeze(1).expand_as(white))
-
-    def _whiten(self, grouped: Tensor) -> Tensor:
-        """Whiten centred features (views, n, d), whose groups are of neighbouring channels."""
-        count, rows, _ = grouped.shape
-        # (views, G, n, c)
-        blocks = grouped.view(count, rows, self.groups, -1).transpose(1, 2)
+        # (views, G, n, c): groups are of neighbouring channels.
+        blocks = grouped.view(*grouped.shape[:2], self.groups, -1).transpose(1, 2)
         # In float32 the error would grow with the condition number of a group's covariance.
         wide = blocks.double()
-        white = blocks @ self._map(wide.mT @ wide / (rows - 1)).mT.to(blocks.dtype)
-        return white.transpose(1, 2).reshape(grouped.shape)
+        white = blocks @ self._map(wide.mT @ wide / (views.shape[1] - 1)).mT.to(blocks.dtype)
+        white = white.transpose(1, 2).reshape(grouped.shape)
+        back = order.argsort(1)
+        return torch.gather(white, 2, back.unsqueeze(1).expand_as(white))
 
     def _map(self, covariances: Tensor) -> Tensor:
         """Return the maps of covariances (..., c, c), shrunk and with epsilon."""
@@ -156,16 +151,12 @@ class ShuffledGroupWhitening(nn.Module):
         )
 
 
-def inverse_root(matrices: Tensor) -> Tensor:
-    """Return A^(-1/2) of positive semi-definite matrices (..., c, c), float32 or float64.
+class _InverseRoot(torch.autograd.Function):
+    """A^(-1/2) of positive semi-definite matrices (..., c, c), float32 or float64.
 
     Eigenvalues below c · ε · λ₁ count as none, ε of the type: their directions get 0.
     """
-    root: Tensor = _InverseRoot.apply(matrices)  # type: ignore[no-untyped-call]
-    return root
 
-
-class _InverseRoot(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrices: Tensor) -> Tensor:
         values, vectors = torch.linalg.eigh(matrices)

@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from whiten_index.encoding.encoder_config import ModelOptions
 from whiten_index.errors import ConfigError
-from whiten_index.options import CORPUS, MODEL, OUTPUT, RESOURCES, Option, schema
+from whiten_index.options import CORPUS, MODEL, OUTPUT, RESOURCES, Option, Positive, Share, schema
 
 HEAD, LOSS, TRAINING = "Head", "Loss", "Training"
 # Score that checkpoints are compared by: Spearman's correlation × 100.
@@ -52,7 +53,7 @@ class Precision(Enum):
 
 
 @schema
-class TrainingConfig:
+class TrainingConfig(ModelOptions):
     """Options of a training; the defaults are the paper's for BERT-base.
 
     Raises:
@@ -69,17 +70,7 @@ class TrainingConfig:
         tuple[str, ...],
         Option("Column of the sentences; may be repeated.", CORPUS, flag="--text-column"),
     ] = ("text",)
-    limit: Annotated[int | None, Field(ge=1), Option("Use only the first N sentences.", CORPUS)] = (
-        None
-    )
-    model: Annotated[
-        str | None,
-        Option("Hub name or local folder.", MODEL, default="all-MiniLM-L6-v2, if installed"),
-    ] = None
-    revision: Annotated[str | None, Option("Commit or branch on the hub.", MODEL)] = None
-    trust_remote_code: Annotated[
-        bool, Option("Run Python code that comes with the model.", MODEL)
-    ] = False
+    limit: Annotated[Positive | None, Option("Use only the first N sentences.", CORPUS)] = None
     pooling: Annotated[
         Literal["cls", "mean"] | None,
         Option("The paper pools by cls; most sentence-transformers models by mean.", MODEL),
@@ -90,11 +81,11 @@ class TrainingConfig:
     whiten: Annotated[
         bool, Option("Whiten in the head; without it, --positives 1 is SimCSE.", HEAD)
     ] = True
-    groups: Annotated[
-        int | None, Field(ge=1), Option("Groups of channels.", HEAD, default=str(GROUPS))
-    ] = None
+    groups: Annotated[Positive | None, Option("Groups of channels.", HEAD, default=str(GROUPS))] = (
+        None
+    )
     group_size: Annotated[
-        int | None, Field(ge=1), Option("Channels of a group, instead of --groups.", HEAD)
+        Positive | None, Option("Channels of a group, instead of --groups.", HEAD)
     ] = None
     group_map: Annotated[GroupMap, Option("Map that whitens a group.", HEAD)] = GroupMap.ZCA
     shuffle: Annotated[bool, Option("Permute the channels at each call.", HEAD)] = True
@@ -102,19 +93,14 @@ class TrainingConfig:
         float, Field(ge=0), Option("Added to the diagonal of each covariance.", HEAD)
     ] = 1e-5
     shrinkage: Annotated[
-        float,
-        Field(ge=0, le=1),
-        Option("Towards a multiple of I; needed by batches not larger than a group.", HEAD),
+        Share, Option("Towards a multiple of I; needed by batches not larger than a group.", HEAD)
     ] = 0.0
     momentum: Annotated[
-        float,
-        Field(ge=0, le=1),
-        Option("Weight of a batch in the running moments of --keep-head.", HEAD),
+        Share, Option("Weight of a batch in the running moments of --keep-head.", HEAD)
     ] = 0.1
-    positives: Annotated[int, Field(ge=1), Option("Positives of each sentence.", LOSS)] = 3
+    positives: Annotated[Positive, Option("Positives of each sentence.", LOSS)] = 3
     passes: Annotated[
-        int | None,
-        Field(ge=1),
+        Positive | None,
         Option("Passes of a sentence through the encoder.", LOSS, default="positives + 1"),
     ] = None
     positive_sum: Annotated[
@@ -126,14 +112,12 @@ class TrainingConfig:
     epochs: Annotated[
         float, Field(gt=0, le=_MOST_EPOCHS), Option("Passes over the sentences.", TRAINING)
     ] = 1.0
-    max_steps: Annotated[int | None, Field(ge=1), Option("Stop after N steps.", TRAINING)] = None
+    max_steps: Annotated[Positive | None, Option("Stop after N steps.", TRAINING)] = None
     learning_rate: Annotated[
         float, Field(gt=0), Option("Peak, from which it falls to 0 linearly.", TRAINING)
     ] = 3e-5
     warmup: Annotated[
-        float,
-        Field(ge=0, le=1),
-        Option("Share of the steps in which the learning rate rises.", TRAINING),
+        Share, Option("Share of the steps in which the learning rate rises.", TRAINING)
     ] = 0.0
     weight_decay: Annotated[float, Field(ge=0), Option("Of AdamW.", TRAINING)] = 0.0
     max_grad_norm: Annotated[
@@ -142,10 +126,9 @@ class TrainingConfig:
     precision: Annotated[
         Precision, Option("Of the encoder; head and loss are in float32.", TRAINING)
     ] = Precision.FLOAT32
-    eval_steps: Annotated[int, Field(ge=1), Option("Steps between evaluations.", TRAINING)] = 125
+    eval_steps: Annotated[Positive, Option("Steps between evaluations.", TRAINING)] = 125
     save_steps: Annotated[
-        int,
-        Field(ge=1),
+        Positive,
         Option("Steps between checkpoints in OUT.training, from which a run resumes.", TRAINING),
     ] = 500
     seed: Annotated[int, Field(ge=0, le=_LAST_SEED), Option("Of every random draw.", TRAINING)] = 0

@@ -50,10 +50,6 @@ class AliasWriter(DatabaseWriter):
         """Return the description of a collection, None if it has none."""
 
     @abstractmethod
-    def _write_metadata(self, collection: str, description: str) -> None:
-        """Write the description of a collection."""
-
-    @abstractmethod
     def _make(self, collection: str, layout: Layout, description: str) -> None:
         """Make an empty collection."""
 
@@ -101,7 +97,10 @@ class AliasWriter(DatabaseWriter):
         if not self._has_lease(published):
             # Another push is dropping it at this moment.
             if before is not None:
-                self._point_back(held, before)
+                with suppress(Exception):
+                    target = self._alias_target()
+                    if target in (None, held.name):
+                        self._point_alias(before.name, replaces=target is not None)
             raise taken_over(self.target)
         with self._reporting("the old table could not be dropped"):
             self._drop_all([] if before is None else [before])
@@ -129,9 +128,6 @@ class AliasWriter(DatabaseWriter):
             return None
         return None if found is None or found.name != name else Stored(found, pending=True)
 
-    def _describe(self, stored: Stored) -> None:
-        self._write_metadata(stored.name, stored.table.text)
-
     def _drop_all(self, collections: Iterable[Stored]) -> None:
         for each in collections:
             try:
@@ -142,12 +138,6 @@ class AliasWriter(DatabaseWriter):
             except Exception:
                 if each.name in self._collections():
                     raise
-
-    def _point_back(self, held: Stored, before: Stored) -> None:
-        with suppress(Exception):
-            target = self._alias_target()
-            if target in (None, held.name):
-                self._point_alias(before.name, replaces=target is not None)
 
     def _has_lease(self, stored: Stored) -> bool:
         found = self._read(stored.name)

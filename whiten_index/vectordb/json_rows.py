@@ -97,10 +97,13 @@ def _mapped(
 
 def _to_json(value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-        moment = _moment(value, kind)
+        zoned = None
+        if pa.types.is_timestamp(kind):
+            moment, zoned = np.datetime64(value, kind.unit), kind.tz
+        else:
+            moment = np.datetime64(value // _DAY_MS if pa.types.is_date64(kind) else value, "D")
         if not _FIRST <= moment.astype("datetime64[D]") <= _LAST:
             raise ValueError("a date outside the years 1 to 9999")
-        zoned = pa.types.is_timestamp(kind) and kind.tz
         return str(moment).replace("T", " ") + ("Z" if zoned else "")
     if pa.types.is_floating(kind):
         if math.isinf(value):
@@ -122,12 +125,6 @@ def _from_json(value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_decimal(kind):
         return Decimal(value)
     return base64.b64decode(value) if is_bytes(kind) else value
-
-
-def _moment(number: int, kind: pa.DataType) -> np.datetime64:
-    if pa.types.is_timestamp(kind):
-        return np.datetime64(number, kind.unit)
-    return np.datetime64(number // _DAY_MS if pa.types.is_date64(kind) else number, "D")
 
 
 def _is_plain(kind: pa.DataType) -> bool:

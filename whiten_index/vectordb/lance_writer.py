@@ -39,8 +39,8 @@ from whiten_index.vectordb.pushed_table import (
     Ids,
     Layout,
     PushedTable,
-    vectors_array,
     vectors_of,
+    with_vectors,
 )
 from whiten_index.vectordb.registry import LanceOptions
 
@@ -157,10 +157,7 @@ class LanceWriter(DatabaseWriter):
         self._drop_pending(made.lease)
 
     def _discard(self, held: Stored | None) -> None:
-        """Drop the pending table; complete a swap that was cut off.
-
-        A pending table that another push took over from this one is left to it.
-        """
+        """Drop the pending table, if it is ours still; complete a swap that was cut off."""
         pending, published = self._open(self._pending_name), self._open(self._name)
         if pending is None:
             # A push that was killed may have left a part of the folder.
@@ -183,7 +180,7 @@ class LanceWriter(DatabaseWriter):
     def _upsert(self, stored: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
         merge = stored.handle.merge_insert(list(layout.key))
         merge.when_matched_update_all().when_not_matched_insert_all().execute(
-            pa.Table.from_batches([as_stored(rows, layout)])
+            as_stored(rows, layout)
         )
 
     def _delete(self, stored: Stored, ids: Ids, layout: Layout) -> None:  # noqa: ARG002
@@ -193,9 +190,9 @@ class LanceWriter(DatabaseWriter):
         return int(stored.handle.count_rows())
 
     def _fetch(self, stored: Stored, ids: Ids, layout: Layout) -> pa.Table:
-        return from_stored(
-            stored.handle.search().where(with_ids(ids)).limit(None).to_arrow(), layout
-        )
+        found = stored.handle.search().where(with_ids(ids)).limit(None).to_arrow()
+        numbers = found[VECTOR].combine_chunks().flatten().to_numpy().astype(np.float32, copy=False)
+        return with_vectors(found, numbers.reshape(-1, layout.k), layout.schema)
 
     def _search(
         self, stored: Stored, vectors: NDArray[np.float32], top_k: int, *, exact: bool
@@ -328,23 +325,10 @@ def stored_schema(layout: Layout) -> pa.Schema:
     return pa.schema([pa.field(each.name, stored(each)) for each in layout.schema])
 
 
-def as_stored(rows: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
+def as_stored(rows: pa.RecordBatch, layout: Layout) -> pa.Table:
     """Return rows of the layout as a table takes them; single-precision vectors are not copied."""
-    vectors = vectors_array(vectors_of(rows).astype(layout.dtype, copy=False), layout.k)
-    schema = stored_schema(layout)
-    arrays = [vectors if f.name == VECTOR else rows[f.name].cast(f.type) for f in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def from_stored(table: pa.Table, layout: Layout) -> pa.Table:
-    """Return rows of a table as those of the layout."""
-    flat = table[VECTOR].combine_chunks().flatten().to_numpy()
-    vectors = vectors_array(np.asarray(flat, dtype=np.float32), layout.k)
-    columns = [
-        vectors if field.name == VECTOR else table[field.name].cast(field.type)
-        for field in layout.schema
-    ]
-    return pa.table(columns, schema=layout.schema)
+    vectors = vectors_of(rows).astype(layout.dtype, copy=False)
+    return with_vectors(rows, vectors, stored_schema(layout))
 
 
 def read_slices(table: Any, rows: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

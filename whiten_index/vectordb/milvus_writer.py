@@ -117,10 +117,11 @@ class MilvusWriter(AliasWriter):
         found = properties.get(METADATA_KEY)
         return found if isinstance(found, str) else None
 
-    def _write_metadata(self, collection: str, description: str) -> None:
+    def _describe(self, stored: Stored) -> None:
         # A server of 2.3.5 loses what was written last when it is started again.
         for _ in range(2 if self._before_2_4 else 1):
-            self._milvus.alter_collection_properties(collection, {METADATA_KEY: description})
+            description = {METADATA_KEY: stored.table.text}
+            self._milvus.alter_collection_properties(stored.name, description)
 
     def _make(self, collection: str, layout: Layout, description: str) -> None:
         if (self._is_lite or self._before_2_4) and layout.dtype == "float16":

@@ -166,7 +166,10 @@ class RowFormat:
         type_ = self.types[name]
         try:
             if type_.sql == "jsonb":
-                return _json(name, column)
+                objects = to_objects(pa.record_batch([column], names=[name]), [name])
+                texts = (json.dumps(each[name], ensure_ascii=False).encode() for each in objects)
+                # The release of the format stands before the text.
+                return [None if text == b"null" else b"\1" + text for text in texts]
             kind = pa.large_binary() if type_.sql in _READY else type_.arrow
             return list(column.cast(kind).to_pylist())
         except pa.ArrowInvalid as error:
@@ -192,12 +195,3 @@ class RowFormat:
                 f"column {field.name!r} of the table has values or a type that no push put there "
                 f"({first_line(error)}); change it back, or push all rows with --full"
             ) from error
-
-
-def _json(name: str, column: pa.Array) -> list[bytes | None]:
-    objects = to_objects(pa.record_batch([column], names=[name]), [name])
-    # The release of the format stands before the text.
-    return [
-        None if each[name] is None else b"\1" + json.dumps(each[name], ensure_ascii=False).encode()
-        for each in objects
-    ]

@@ -147,10 +147,7 @@ def shown_address(connection: Any) -> str:
 
 
 def _not_connected(error: psycopg.Error, address: str) -> str:
-    """Return the reason and a remedy.
-
-    The role is never named: a password may have been written in its place.
-    """
+    """Return reason and remedy without the role: a password may have been written in its place."""
     roles = {conninfo.conninfo_to_dict(address).get("user"), os.environ.get("PGUSER")} - {None, ""}
     cause = hide_secrets(" ".join(str(error).split()))
     for role in map(str, roles):

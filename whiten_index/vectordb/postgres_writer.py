@@ -117,7 +117,13 @@ class PostgresWriter(DatabaseWriter):
         return found
 
     def _create(self, made: PushedTable, layout: Layout) -> Stored:
-        self._require_width(layout)
+        k, dtype, most = layout.k, layout.dtype, _MOST_INDEXED[layout.dtype]
+        if self._options.index != "none" and k > most:
+            narrow = "--dtype float16 or " if dtype == "float32" and k <= 4000 else ""
+            raise ConfigError(
+                f"an index of pgvector takes {most:,} numbers of {dtype} and these vectors have "
+                f"{k:,}; push fewer with --k, or give {narrow}--option index=none"
+            )
         columns = self._format(layout).definition()
         self._lock()
         self._require_replaceable()
@@ -308,16 +314,6 @@ class PostgresWriter(DatabaseWriter):
 
     def _format(self, layout: Layout) -> RowFormat:
         return RowFormat(layout, self._extension)
-
-    def _require_width(self, layout: Layout) -> None:
-        """Refuse vectors that are too wide to index, before any is sent."""
-        k, dtype, most = layout.k, layout.dtype, _MOST_INDEXED[layout.dtype]
-        if self._options.index != "none" and k > most:
-            narrow = "--dtype float16 or " if dtype == "float32" and k <= 4000 else ""
-            raise ConfigError(
-                f"an index of pgvector takes {most:,} numbers of {dtype} and these vectors have "
-                f"{k:,}; push fewer with --k, or give {narrow}--option index=none"
-            )
 
     @contextmanager
     def _building(self) -> Iterator[None]:

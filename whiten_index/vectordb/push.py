@@ -32,49 +32,28 @@ _IF_SO = "is it the right index, and the right table? If so, push with"
 
 @dataclass(frozen=True, kw_only=True)
 class PushReport:
-    """Result of a push.
+    """Result of a push."""
 
-    Attributes:
-        engine: database and release, or the format of a file.
-        target: address and name that users query, without credentials.
-        version: of the index in the database now.
-        was: the version before, None if there was none.
-        rows_before: number of rows before.
-        mode: ``all`` rows into a new table, ``changes`` into the existing one, or ``nothing``.
-        why: reason for the mode.
-        rows: in the database now.
-        pushed: rows sent.
-        deleted: documents deleted.
-        resumed: rows that an interrupted push had sent before.
-        k: width of the vectors.
-        dtype: precision of the vectors.
-        query_digest: digest of encoder and transform; a ``QueryTransform`` that fits has the same.
-        columns: of the rows, in order.
-        check: number of rows compared, exact and approximate recall@10; empty if nothing was.
-        notes: remarks, such as that queries must be reduced by another transform.
-        seconds: stage -> wall seconds.
-        stage_rows: stage -> rows handled.
-    """
-
-    engine: str
-    target: str
-    version: str
-    was: str | None = None
+    engine: str  # database and release, or the format of a file
+    target: str  # address and name that users query, without credentials
+    version: str  # of the index in the database now
+    was: str | None = None  # version before, None if there was none
     rows_before: int | None = None
-    mode: str
-    why: str
-    rows: int
-    pushed: int = 0
-    deleted: int = 0
-    resumed: int = 0
-    k: int
-    dtype: str
-    query_digest: str
-    columns: tuple[str, ...]
+    mode: str  # all rows into a new table, changes into the existing one, or nothing
+    why: str  # reason for the mode
+    rows: int  # in the database now
+    pushed: int = 0  # rows sent
+    deleted: int = 0  # documents
+    resumed: int = 0  # rows that an interrupted push had sent before
+    k: int  # width of the vectors
+    dtype: str  # precision of the vectors
+    query_digest: str  # of encoder and transform; a `QueryTransform` that fits has the same
+    columns: tuple[str, ...]  # of the rows, in order
+    # Number of rows compared, exact and approximate recall@10; empty if nothing was.
     check: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    stage_rows: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # such as that queries must be reduced by another transform
+    seconds: Mapping[str, float] = field(default_factory=dict)  # stage -> wall seconds
+    stage_rows: Mapping[str, int] = field(default_factory=dict)  # stage -> rows handled
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -191,7 +170,8 @@ class _TablePush:
         self.notes = _note_new_queries(self.stages, before, after)
         if self.config.full:
             return self._fill("--full")
-        if not before.same_vectors(after):
+        same = (after.transform, after.k, after.dtype)
+        if (before.transform, before.k, before.dtype) != same:
             return self._fill(_difference(target, before, after))
         if not before.changing and there != before.rows:
             return self._fill(f"it counts {there:,} rows and should have {before.rows:,}")

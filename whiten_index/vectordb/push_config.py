@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from whiten_index.errors import ConfigError
-from whiten_index.options import CORPUS, Option, schema
+from whiten_index.options import CORPUS, Option, Positive, Share, schema
 from whiten_index.paths import as_place
 from whiten_index.vectordb.registry import require_database
 
@@ -49,9 +49,7 @@ class PushConfig:
         str | None, Option("Folder of the raw embeddings.", CORPUS, default="where they were")
     ] = None
     k: Annotated[
-        int | None,
-        Field(ge=1),
-        Option("Push the first N numbers of each vector.", _ROWS, default="all"),
+        Positive | None, Option("Push the first N numbers of each vector.", _ROWS, default="all")
     ] = None
     dtype: Annotated[
         Literal["float32", "float16"], Option("Precision of the vectors there.", _ROWS)
@@ -64,12 +62,10 @@ class PushConfig:
         int, Field(ge=0), Option("Rows compared before the swap; 0: counted.", _ROWS)
     ] = 100
     max_shrink: Annotated[
-        float,
-        Field(ge=0, le=1),
-        Option("Share of the rows there that may be gone, else nothing is pushed.", _ROWS),
+        Share, Option("Share of the rows there that may be gone, else nothing is pushed.", _ROWS)
     ] = 0.2
     batch_rows: Annotated[
-        int | None, Field(ge=1), Option("Rows sent at once.", _ROWS, default="64 MB of vectors")
+        Positive | None, Option("Rows sent at once.", _ROWS, default="64 MB of vectors")
     ] = None
     options: Mapping[str, Any] = field(default_factory=dict)
 

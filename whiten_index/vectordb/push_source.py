@@ -30,7 +30,7 @@ from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.vectordb.push_config import PushConfig
-from whiten_index.vectordb.pushed_table import VECTOR, Layout, PushedTable, blocks, vectors_array
+from whiten_index.vectordb.pushed_table import VECTOR, Layout, PushedTable, blocks, with_vectors
 from whiten_index.versions.documents import Documents
 from whiten_index.versions.provenance import corpus_record, open_store
 from whiten_index.versions.published import (
@@ -124,9 +124,14 @@ class PushSource:
 
     def pushed(self) -> PushedTable:
         """Return the description of a table with all rows."""
+        columns = [[field.name, str(field.type)] for field in self.layout.schema]
+        transform = hashlib.blake2b(digest_size=16)
+        transform.update(self.fields["encoder_fingerprint"].encode())
+        transform.update(self.whitening.digest.encode())
+        transform.update(json.dumps([self.layout.metric, columns]).encode())
         return PushedTable(
             version=self.folder.name,
-            transform=self.transform,
+            transform=transform.hexdigest(),
             k=self.whitening.k,
             dtype=self.layout.dtype,
             metric=self.layout.metric,
@@ -138,16 +143,6 @@ class PushSource:
             ),
             columns=tuple(self.layout.schema.names),
         )
-
-    @cached_property
-    def transform(self) -> str:
-        """Fingerprint of encoder, transform and layout; equal for rows of equal vectors."""
-        columns = [[field.name, str(field.type)] for field in self.layout.schema]
-        digest = hashlib.blake2b(digest_size=16)
-        digest.update(self.fields["encoder_fingerprint"].encode())
-        digest.update(self.whitening.digest.encode())
-        digest.update(json.dumps([self.layout.metric, columns]).encode())
-        return digest.hexdigest()
 
     def _blocks(self, start: int = 0) -> Iterator[NDArray[np.int64]]:
         """Yield the numbers of all rows from ``start`` on, in order, in blocks."""
@@ -166,13 +161,8 @@ class PushSource:
                 ) from error
             half = len(rows) // 2
             return [*self.at(rows[:half]), *self.at(rows[half:])]
-        vectors = vectors_array(self._vectors(rows), self.whitening.k)
-        schema = self.layout.schema
-        columns = [
-            vectors if field.name == VECTOR else table[field.name].cast(field.type)
-            for field in schema
-        ]
-        return list(pa.table(columns, schema=schema).combine_chunks().to_batches())
+        found = with_vectors(table, self._vectors(rows), self.layout.schema)
+        return list(found.combine_chunks().to_batches())
 
     def batches(self, start: int, watcher: Progress) -> Iterator[pa.RecordBatch]:
         """Yield all rows from ``start`` on, in order; the next are read while these are used."""
@@ -212,21 +202,19 @@ class PushSource:
         vectors = np.empty((len(rows), self.whitening.k), dtype=np.float32)
         for first in range(0, len(rows), _ROWS_AT_ONCE):
             some = slice(first, first + _ROWS_AT_ONCE)
-            vectors[some] = self._few_vectors(rows[some])
+            try:
+                raw = self._embeddings.at(rows[some])
+            except ArtifactError as error:
+                current = read_current(self.root, self.mirror)
+                if exists(self.folder) or current.version == self.folder.name:
+                    raise
+                raise ArtifactError(
+                    f"version {self.folder.name} was pruned while it was being pushed, and "
+                    f"embeddings of it are gone from {self.store.place}; push again, a newer "
+                    "version is published"
+                ) from error
+            vectors[some] = unit_rows(self.whitening.apply(raw))
         return vectors
-
-    def _few_vectors(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        try:
-            raw = self._embeddings.at(rows)
-        except ArtifactError as error:
-            current = read_current(self.root, self.mirror)
-            if exists(self.folder) or current.version == self.folder.name:
-                raise
-            raise ArtifactError(
-                f"version {self.folder.name} was pruned while it was being pushed, and embeddings "
-                f"of it are gone from {self.store.place}; push again, a newer version is published"
-            ) from error
-        return unit_rows(self.whitening.apply(raw))
 
 
 def _layout(schema: pa.Schema, k: int, config: PushConfig) -> Layout:

@@ -63,47 +63,30 @@ class PushedTable:
     """Description of a table or collection that a push wrote: a version of an index.
 
     The database keeps it next to the rows, as a flat JSON object; unknown fields are ignored.
-
-    Attributes:
-        version: of the index.
-        transform: fingerprint of encoder, transform and layout. Two versions with the same one
-            have the same vectors for the same texts.
-        k: width of the vectors.
-        dtype: precision of the vectors.
-        metric: similarity by which the database ranks them.
-        rows: number of rows of the whole table.
-        done: number of rows written so far, in the order of the index.
-        name: of the physical table or collection; the writer sets it.
-        changing: versions, separated by blanks, to which an interrupted push was changing rows.
-            Each row is of ``version`` or of one of these.
-        lease: token of the push that writes the table. The writer sets it if the engine has no
-            locks: a push that finds another token has been taken over.
-        query_digest: digest of encoder and transform; equals that of each ``QueryTransform``
-            whose vectors fit.
-        columns: of the rows, in order.
     """
 
-    version: str
+    version: str  # of the index
+    # Fingerprint of encoder, transform and layout: of equal ones, equal texts have equal vectors.
     transform: str
-    k: int
-    dtype: str
-    rows: _Count
-    done: _Count = 0
-    name: str = ""
+    k: int  # width of the vectors
+    dtype: str  # precision of the vectors
+    rows: _Count  # of the whole table
+    done: _Count = 0  # rows written so far, in the order of the index
+    name: str = ""  # of the physical table or collection; the writer sets it
+    # Versions, separated by blanks, to which an interrupted push was changing rows. Each row is of
+    # `version` or of one of these.
     changing: str = ""
+    # Token of the push that writes the table. The writer sets it if the engine has no locks: a
+    # push that finds another token has been taken over.
     lease: str = ""
-    query_digest: str = ""
-    columns: tuple[str, ...] = ()
-    metric: str = "cosine"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as a JSON object."""
-        return {**asdict(self), "columns": list(self.columns)}
+    query_digest: str = ""  # of encoder and transform, that of each `QueryTransform` that fits
+    columns: tuple[str, ...] = ()  # of the rows, in order
+    metric: str = "cosine"  # similarity by which the database ranks the vectors
 
     @property
     def text(self) -> str:
         """Description as the database keeps it."""
-        return json.dumps(self.to_json())
+        return json.dumps(asdict(self))
 
     @classmethod
     def read(cls, text: str | bytes | None) -> PushedTable | None:
@@ -115,12 +98,7 @@ class PushedTable:
 
     def is_part_of(self, whole: PushedTable) -> bool:
         """Return whether a pending table can be filled up to this one."""
-        own = ("done", "name", "lease")
-        return self == replace(whole, **{name: getattr(self, name) for name in own})
-
-    def same_vectors(self, other: PushedTable) -> bool:
-        """Return whether equal rows of the two tables have equal vectors."""
-        return (self.transform, self.k, self.dtype) == (other.transform, other.k, other.dtype)
+        return self == replace(whole, done=self.done, name=self.name, lease=self.lease)
 
 
 _DESCRIPTION = TypeAdapter(PushedTable)
@@ -137,6 +115,17 @@ def vectors_of(rows: pa.RecordBatch) -> NDArray[np.float32]:
 def vectors_array(matrix: NDArray[Any], k: int) -> pa.FixedSizeListArray:
     """Return vectors (n, k), of float32 or float16, as a column; contiguous ones are not copied."""
     return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(matrix).ravel()), k)
+
+
+def with_vectors(
+    rows: pa.Table | pa.RecordBatch, vectors: NDArray[Any], schema: pa.Schema
+) -> pa.Table:
+    """Return rows with these vectors (n, k), and their other columns cast to a schema."""
+    column = vectors_array(vectors, vectors.shape[1])
+    columns = [
+        column if each.name == VECTOR else rows[each.name].cast(each.type) for each in schema
+    ]
+    return pa.table(columns, schema=schema)
 
 
 def blocks(items: _Items, size: int) -> Iterator[_Items]:

@@ -126,8 +126,8 @@ class QdrantWriter(AliasWriter):
         found = (self._client.get_collection(collection).config.metadata or {}).get(METADATA_KEY)
         return found if isinstance(found, str) else None
 
-    def _write_metadata(self, collection: str, description: str) -> None:
-        self._client.update_collection(collection, metadata={METADATA_KEY: description})
+    def _describe(self, stored: Stored) -> None:
+        self._client.update_collection(stored.name, metadata={METADATA_KEY: stored.table.text})
 
     def _make(self, collection: str, layout: Layout, description: str) -> None:
         chosen = self._options
@@ -177,12 +177,13 @@ class QdrantWriter(AliasWriter):
         vectors = vectors_of(rows)
         number = 4 if self._options.prefer_grpc else _JSON_NUMBER
         size = number * layout.k + (rows.nbytes - vectors.nbytes) // len(rows)
+        keys = [rows[name].to_pylist() for name in layout.key]
         # This call alone takes an array of numbers as it is.
         self._client.upload_collection(
             stored.name,
             vectors=vectors,
             payload=to_objects(rows, (ID, *layout.kept)),
-            ids=_point_ids(rows, layout),
+            ids=[row_uuid(*key) for key in zip(*keys, strict=True)],
             batch_size=max(1, _REQUEST_BYTES // size),
             wait=True,
         )
@@ -276,11 +277,6 @@ def row_uuid(name: str | int, passage: int | None = None) -> str:
     """
     kind = "s" if isinstance(name, str) else "i"
     return str(uuid.uuid5(_NAMESPACE, f"{kind}{'' if passage is None else passage}:{name}"))
-
-
-def _point_ids(rows: pa.RecordBatch, layout: Layout) -> list[str]:
-    columns = (rows[name].to_pylist() for name in layout.key)
-    return [row_uuid(*key) for key in zip(*columns, strict=True)]
 
 
 def _of_documents(ids: Ids) -> models.Filter:

@@ -51,26 +51,14 @@ class EngineOptions(BaseModel):
         try:
             return cls.model_validate(dict(given))
         except ValidationError as error:
-            raise ConfigError(cls._explain(error, given)) from None
-
-    @classmethod
-    def require_name(cls, name: str) -> None:
-        """Refuse a name that the engine gives no table."""
-        form, longest, rule = cls.name
-        if not re.fullmatch(form, name) or len(name.encode()) > longest:
-            raise ConfigError(
-                f"{cls.engine} cannot give a table the name {cut(name)!r}; use 1 to {longest} "
-                f"bytes, {rule}"
-            )
-
-    @classmethod
-    def _explain(cls, error: ValidationError, given: Mapping[str, str]) -> str:
-        first = error.errors(include_url=False)[0]
-        name = cut(str(first["loc"][0]), most=60)
-        if first["type"] == "extra_forbidden":
-            names = (field.alias or name for name, field in cls.model_fields.items())
-            return f"--option {name} is unknown to {cls.engine}; use one of {', '.join(names)}"
-        return f"--option {name}: {first['msg']}; {cut(given[name], most=60)!r} was given"
+            first = error.errors(include_url=False)[0]
+            name = cut(str(first["loc"][0]), most=60)
+            if first["type"] == "extra_forbidden":
+                names = (field.alias or name for name, field in cls.model_fields.items())
+                wrong = f" is unknown to {cls.engine}; use one of {', '.join(names)}"
+            else:
+                wrong = f": {first['msg']}; {cut(given[name], most=60)!r} was given"
+            raise ConfigError(f"--option {name}{wrong}") from None
 
 
 class QdrantOptions(EngineOptions):
@@ -250,7 +238,12 @@ def open_writer(
     """
     made, given = require_client(address), _engine(address)
     parsed = given.parse(options or {})
-    given.require_name(name)
+    form, longest, rule = given.name
+    if not re.fullmatch(form, name) or len(name.encode()) > longest:
+        raise ConfigError(
+            f"{given.engine} cannot give a table the name {cut(name)!r}; use 1 to {longest} bytes, "
+            f"{rule}"
+        )
     writer: DatabaseWriter = made(address, name, parsed, make=make)
     return writer
 

@@ -136,7 +136,7 @@ def write_rows(
     path: Path, layout: Layout, pushed: PushedTable, batches: Iterable[pa.RecordBatch]
 ) -> None:
     """Write rows of a layout to a file, which is replaced as a whole at the end."""
-    facts = {name: value for name, value in pushed.to_json().items() if name in _DESCRIBED}
+    facts = {name: getattr(pushed, name) for name in _DESCRIBED}
     marked = {_METADATA: sealed_json(facts).decode()}
     with contextlib.ExitStack() as open_files:
         open_files.enter_context(writing(path, kept=""))
