@@ -1,7 +1,5 @@
 """Builds of every kind of transform, index and input, against definitions and brute force."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Builds by workers of a cluster on this machine equal those without one."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Steps of a first day: what is said meanwhile, what a build costs, one grammar, other files."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

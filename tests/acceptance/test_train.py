@@ -1,7 +1,5 @@
 """Training: what comes out loads elsewhere, and an interruption changes nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import json

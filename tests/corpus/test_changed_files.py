@@ -4,8 +4,6 @@ The file that takes its place has the same size, time and footer, as ``rsync -t`
 ``tar`` may leave it. It comes after any number of calls into pyarrow's reader of Parquet.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

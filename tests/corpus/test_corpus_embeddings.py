@@ -1,7 +1,5 @@
 """Embedding columns: every type exactly, bad rows skipped, counted or named."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

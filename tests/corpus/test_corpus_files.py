@@ -1,7 +1,5 @@
 """The files of a corpus: which are found by folder, glob and URI, and damage that is named."""
 
-from __future__ import annotations
-
 import glob
 from pathlib import Path
 from typing import Any

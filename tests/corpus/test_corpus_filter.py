@@ -1,7 +1,5 @@
 """Row filters: they keep what Python would keep, and are never code."""
 
-from __future__ import annotations
-
 import datetime
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Planning shards: every row once, in order, within the bounds of rows and bytes."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

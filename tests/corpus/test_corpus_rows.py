@@ -1,7 +1,5 @@
 """The rows of a corpus: columns, texts, ids and kept columns against plain Python; memory."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pyarrow as pa

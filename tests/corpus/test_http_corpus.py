@@ -1,7 +1,5 @@
 """A corpus at an HTTP server: a server that refuses or fails is neither absence nor damage."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

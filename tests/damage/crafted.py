@@ -1,7 +1,5 @@
 """A small index with its store, and manifests of it whose fields are wrong and digests right."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

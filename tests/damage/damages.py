@@ -5,8 +5,6 @@ every way, runs every command on each damage in a fork, and prints a line of JSO
 neither refused nor answered as before. COUNT cases are drawn; 0 stands for all.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Runs each command in a fork whose memory is limited, and prints what came of it as JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

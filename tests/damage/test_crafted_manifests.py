@@ -1,7 +1,5 @@
 """Manifests whose digests are right and whose fields are wrong, and files that are no files."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

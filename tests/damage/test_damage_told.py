@@ -1,7 +1,5 @@
 """Errors about damage name the file that is damaged, and the way to mend it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ This file is the child too: run with a folder, it opens and searches the index t
 every damage, each in a separate fork, and prints a line for each.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Damaged files of moments and of whitenings, which are read alike."""
 
-from __future__ import annotations
-
 import contextlib
 
 import numpy as np

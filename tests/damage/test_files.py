@@ -1,7 +1,5 @@
 """A damaged file is refused with one line or does not matter; it never changes an answer."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

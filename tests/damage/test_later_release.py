@@ -1,7 +1,5 @@
 """What a later release wrote: commands say so, and neither replace it nor call it absent."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

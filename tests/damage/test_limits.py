@@ -3,8 +3,6 @@
 Each is read by a command in a process that may take 2 GiB more than its libraries do.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Small indexes with every kind of file that there is, of an embedding column and of texts."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Callable, Mapping

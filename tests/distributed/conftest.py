@@ -1,7 +1,5 @@
 """Clusters of several raylets on this machine."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """Work for executors: squares of numbers, with trouble at some of them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

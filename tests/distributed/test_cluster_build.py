@@ -1,7 +1,5 @@
 """A build on a cluster equals one on this machine, whatever dies."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Options of clusters, and the check that all machines see the same folders."""
 
-from __future__ import annotations
-
 import socket
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One process per device: every item once, failures raised, no process left behind."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Workers of a real cluster: every item is done, whatever dies or fails."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """Ray's own launcher takes the cluster file, and knows the commands that the README has."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

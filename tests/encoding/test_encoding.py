@@ -1,7 +1,5 @@
 """The encoder: its embeddings against naive loops, transformers and sentence-transformers."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

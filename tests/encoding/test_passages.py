@@ -1,7 +1,5 @@
 """Passages: where a text is cut, by properties; and that what is cut fits the encoder."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Sets in BEIR form: a corpus of JSON lines turned into Parquet, and lines that are none."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow.parquet as pq

@@ -1,7 +1,5 @@
 """Geometry and alignment against closed forms and other implementations."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Labels: what is written is what is read; what cannot be used is named with its row."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Metrics against figures worked out by hand and against the textbook formulas."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 

@@ -1,7 +1,5 @@
 """Run files read: what was written comes back, what cannot be read says where and why."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sets of pairs: how they are read, and their figures against scipy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.stats

@@ -7,8 +7,6 @@ A file whose tests take ``place`` says ``place = bad_input.place``, since
 the name imported would look redefined; ``published`` is in conftest.py.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

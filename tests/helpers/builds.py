@@ -1,7 +1,5 @@
 """What the tests of builds share: rows to build from, closed-form whitening, brute-force cosine."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A model folder with Python code of its own, which leaves a mark whenever it runs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

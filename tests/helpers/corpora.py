@@ -1,7 +1,5 @@
 """What the tests of the corpus share: opening one, reading it whole, writing and damaging files."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

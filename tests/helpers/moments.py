@@ -1,7 +1,5 @@
 """Rows with a mean of any size, their moments by the definition, and how far two moments differ."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import settings

@@ -4,8 +4,6 @@ Each has d = 32, 2 layers, 4 heads and a tokenizer of its family's kind: special
 side and positions are those of the published models; words and weights are not.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import string

@@ -1,7 +1,5 @@
 """Rows with a known spectrum, and one fit of every kind."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st

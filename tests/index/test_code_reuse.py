@@ -1,7 +1,5 @@
 """Codes of a published index reused in a new one: byte for byte, in every kind that can."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Exact search over vectors in memory against sorting every score; ties, blocks, few and many."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Filtered search against brute force among the rows that pass, for every kind of index."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

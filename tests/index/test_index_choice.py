@@ -1,7 +1,5 @@
 """The rule that chooses the index: within its budget, the most precise, and told in words."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

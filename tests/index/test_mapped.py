@@ -1,7 +1,5 @@
 """Indexes read from their file as they are searched: the same hits, wherever the folder is."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Indexes made on disk within a budget are those made in memory, and leave nothing behind."""
 
-from __future__ import annotations
-
 import builtins
 import json
 import os

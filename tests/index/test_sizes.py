@@ -1,7 +1,5 @@
 """Bytes told before an index is made, and counted on a filled one, against FAISS's own file."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import faiss

@@ -1,7 +1,5 @@
 """Settings of an index against a scan of every value, and the truth they are measured by."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Records of sweeps that never ran, shaped as a sweep writes them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

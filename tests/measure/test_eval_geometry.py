@@ -1,7 +1,5 @@
 """``eval geometry``: pairs through a tiny encoder, checked by the measures on its embeddings."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Retrieval judged: by brute force, by run files, by public figures; what does not fit is said."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A run judged: its figures, what of run and judgements does not meet, and when nothing does."""
 
-from __future__ import annotations
-
 import pytest
 
 from whiten_index.measure.eval_config import RetrievalConfig

@@ -1,7 +1,5 @@
 """Evaluating pairs: against numpy and scipy, against public figures, from the command line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

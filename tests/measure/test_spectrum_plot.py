@@ -1,7 +1,5 @@
 """Picture of an index: a file that opens, panels with the right figures, clear errors."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sweeps: grid, results file, and figures against brute force."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sweeps over judged queries, of sets in BEIR form."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Report of a sweep: reading of results, recommendation, page, Markdown and JSON."""
 
-from __future__ import annotations
-
 import html
 import json
 import os

@@ -1,7 +1,5 @@
 """The papers' tables on a tiny model: what runs, what does not and why, and that figures hold."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shlex

@@ -1,7 +1,5 @@
 """States of all layers: kept for later runs, and combinations against each of them alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

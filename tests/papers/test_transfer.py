@@ -1,7 +1,5 @@
 """Transfer scores against scikit-learn's own searches, and a task of pairs through an encoder."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq

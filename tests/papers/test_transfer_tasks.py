@@ -1,7 +1,5 @@
 """Transfer tasks: what is written is what is read, and what cannot be used is named."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

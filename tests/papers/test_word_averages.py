@@ -1,7 +1,5 @@
 """Averages of word vectors for the papers' baselines, against numpy."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import zipfile

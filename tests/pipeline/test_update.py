@@ -1,7 +1,5 @@
 """An update against a fresh build of the corpus as it is, and against the version before."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any

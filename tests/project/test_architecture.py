@@ -1,7 +1,5 @@
 """The rules of the house: who imports whom, and what loads late."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

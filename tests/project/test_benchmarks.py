@@ -1,7 +1,5 @@
 """What the benchmarks count is what they say they count."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ready-made schedules: what they start exists, takes their options, and ends as they expect."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

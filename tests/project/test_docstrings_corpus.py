@@ -1,7 +1,5 @@
 """The corpus of docstrings: exact in number, seeded, readable, and made without any import."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The published figures, on the real corpus with the real encoder."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """README and documentation: their examples name real options, and the first result is one."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The job over sets in BEIR form: whose documents are searched, what fails alone, how it ends."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

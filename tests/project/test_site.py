@@ -1,7 +1,5 @@
 """The documentation as built into ``site/`` and the page of a sweep, opened in a real browser."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Sentences, pairs and a small training."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

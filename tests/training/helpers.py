@@ -1,7 +1,5 @@
 """What the tests of training share."""
 
-from __future__ import annotations
-
 import csv
 
 import numpy as np

@@ -1,7 +1,5 @@
 """InfoNCE with several positives against loops over its definition."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Training on a CUDA device: run with ``pytest -m gpu``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Shuffled group whitening against its definition: numpy's ZCA, covariances, finite differences."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

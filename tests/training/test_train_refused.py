@@ -1,7 +1,5 @@
 """What cannot be trained is told, and nothing is lost by it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A training that was interrupted is gone on with, from what is whole."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A training from sentences to a folder: what it comes to, and how that is used."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The job that trains the ablations: what its file says, what it keeps, what it shows."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A real PostgreSQL with pgvector, and an empty database in it for each test."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

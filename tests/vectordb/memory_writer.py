@@ -1,7 +1,5 @@
 """A database in memory that does as the interface says: what a push is tested against first."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Pushes by aliases that are cut off at every step, and two at once, on an engine in memory."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Iterator, Sequence

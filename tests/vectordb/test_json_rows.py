@@ -1,7 +1,5 @@
 """Rows as objects of JSON, and back."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import math

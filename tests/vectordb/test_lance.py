@@ -1,7 +1,5 @@
 """LanceDB's own: plain tables, kills within a swap, pushes that meet in the engine, indexes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Milvus's own: Lite in this process, the same behind a port as a server is, and addresses."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Milvus: the contract on a real server, release 2.3, which the tests start, kill and stop."""
 
-from __future__ import annotations
-
 import lzma
 import os
 import platform

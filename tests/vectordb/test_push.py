@@ -1,7 +1,5 @@
 """From an index to a database: all rows, the changed ones, or none; cut off, and checked."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """``whiten-index push``: what it takes, prints and ends with."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The rows of an index as a file: Parquet, Arrow and .npy."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

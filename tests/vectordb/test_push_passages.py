@@ -1,7 +1,5 @@
 """Pushes of passages, of integer ids and of text: from an encoded corpus to a database."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Qdrant's own: points as other clients see them, addresses, options, and answers of servers."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

@@ -1,7 +1,5 @@
 """Addresses of databases: which there are, and what of one may be shown; options, as text."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Secrets in addresses and options: what may stand in a job file that many can read."""
 
-from __future__ import annotations
-
 import pytest
 
 from whiten_index.errors import ConfigError

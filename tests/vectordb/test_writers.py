@@ -1,7 +1,5 @@
 """Behaviour of every database writer, on the real engine, against brute force."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What a test kills: ``writer_child.py push|change ADDRESS NAME FILE``; FILE counts what it did."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

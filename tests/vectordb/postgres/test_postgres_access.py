@@ -1,7 +1,5 @@
 """Where a PostgreSQL is, and as whom it is reached."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

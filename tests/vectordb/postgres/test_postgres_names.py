@@ -1,7 +1,5 @@
 """Names of tables and options of their indexes, in PostgreSQL."""
 
-from __future__ import annotations
-
 import re
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """What of a table of PostgreSQL goes over to the one that takes its place."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time

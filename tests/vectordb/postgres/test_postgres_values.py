@@ -1,7 +1,5 @@
 """Ids, kept columns and vectors that come back from PostgreSQL, and those that it refuses."""
 
-from __future__ import annotations
-
 import datetime
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Tables of a real PostgreSQL with pgvector: what is PostgreSQL's own, and interruptions."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import threading
