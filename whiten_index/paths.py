@@ -126,6 +126,11 @@ def plain_json(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
+def plain_markdown(text: str) -> str:
+    """Return one line of text in which nothing is markup, a cell's end or a mention."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~$&])", r"\\\1", " ".join(text.split()))
+
+
 def shown(value: object) -> str:
     """Return a value as errors name it, cut short where it is long."""
     try:

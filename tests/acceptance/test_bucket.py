@@ -97,6 +97,24 @@ def test_the_object_is_a_plain_faiss_index(s3: Any, bucket: str, tmp_path: Path)
         np.testing.assert_allclose(scores[row], [score for _, score in hits], atol=1e-5)
 
 
+def test_versions_in_a_bucket_and_the_way_back(s3: Any, bucket: str, tmp_path: Path) -> None:
+    rows, index = some(300), f"s3://{bucket}/index"
+    today = rows[50:] + some(60, "new")
+    build(write_corpus(tmp_path / "corpus", rows), index)
+    first = objects(s3, bucket)
+    write_corpus(tmp_path / "corpus", today)
+    build(tmp_path / "corpus", index)
+    # What was there stays, but for the name of what is published.
+    after = objects(s3, bucket)
+    kept = {key for key in first if key.startswith("index/versions/")}
+    assert {key: after[key] for key in kept} == {key: first[key] for key in kept}
+    found = json.loads(done("versions", index, "--json"))["versions"]
+    assert [each["rows"] for each in found] == [310, 300]
+    assert_searches(index, today, tmp_path)
+    done("rollback", index)
+    assert_searches(index, rows, tmp_path)
+
+
 def test_the_same_build_again_puts_nothing(
     s3: Any, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +127,30 @@ def test_the_same_build_again_puts_nothing(
     assert report["up_to_date"]
     assert (report["counts"]["encoded"], report["counts"]["reused"]) == (0, 300)
     assert objects(s3, bucket) == before
+
+
+@pytest.mark.parametrize("mender", ["cache", "empty"])
+def test_damage_in_a_bucket_is_found_and_mended(
+    s3: Any, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mender: str
+) -> None:
+    """A machine with a sound copy puts it there again; another makes the index anew."""
+    rows, index = some(300), f"s3://{bucket}/index"
+    build(write_corpus(tmp_path / "corpus", rows), index)
+    (key,) = (each for each in objects(s3, bucket) if each.endswith("/index.faiss"))
+    sound = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+    content = bytearray(sound)
+    content[len(content) // 2] ^= 1
+    s3.put_object(Bucket=bucket, Key=key, Body=bytes(content))
+    refused(5, "verify", index)
+    monkeypatch.setenv("WHITEN_INDEX_CACHE", str(tmp_path / "empty"))
+    refused(5, "inspect", index)
+    monkeypatch.setenv("WHITEN_INDEX_CACHE", str(tmp_path / mender))
+    build(tmp_path / "corpus", index)
+    if mender == "cache":
+        done("verify", index)
+        assert s3.get_object(Bucket=bucket, Key=key)["Body"].read() == sound
+    monkeypatch.setenv("WHITEN_INDEX_CACHE", str(tmp_path / "another"))
+    assert_searches(index, rows, tmp_path)
 
 
 def test_upkeep_of_what_is_all_needed_removes_nothing(s3: Any, bucket: str, tmp_path: Path) -> None:

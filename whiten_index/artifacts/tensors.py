@@ -45,9 +45,12 @@ def write_tensors(
     With ``seal`` a digest of both is among the facts, for a file that no manifest lists.
     """
     metadata = {"kind": kind, "format_version": str(version), **(facts or {})}
+    arrays = {
+        name: np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+        for name, array in tensors.items()
+    }
     if seal:
-        metadata[_CONTENT] = content_digest(tensors, metadata)
-    arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+        metadata[_CONTENT] = content_digest(arrays, metadata)
     # The library's own writer copies all arrays, and writes facts in an order that changes.
     order = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
     header, start = {_HEADER: dict[str, Any](sorted(metadata.items()))}, 0

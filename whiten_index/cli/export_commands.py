@@ -108,7 +108,7 @@ def export(
 
         facts = export_model(transform, target)
     size = {"file": target, "dim": transform.dim, "k": transform.k}
-    facts = {"form": form, **size, **facts, "query_digest": transform.query_digest}
+    facts = {"form": form, **size, "query_digest": transform.query_digest, **facts}
     terminal.show(facts, as_json=as_json)
 
 

@@ -183,7 +183,7 @@ def _condition(node: ast.expr, types: _Types) -> Any:
     if isinstance(node, ast.Compare):
         operands = [node.left, *node.comparators]
         if all(_column_name(each) is None for each in operands):
-            raise ValueError(f"{ast.unparse(node)} names no column; write its name without quotes")
+            raise ValueError(f"{ast.unparse(node)} names no column; write lang, or column('lang')")
         links = zip(operands, node.ops, operands[1:], strict=False)
         return _joined(operator.and_, [_link(*link, types) for link in links])
     if (name := _column_name(node)) is not None:

@@ -11,8 +11,10 @@ from whiten_index import __version__
 from whiten_index.artifacts.atomic import scratch_folder
 from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.files import list_folder
+from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.encoding.models import EMBEDDED, EMBEDDED_NAMES
-from whiten_index.errors import StorageError, first_line, require_installed
+from whiten_index.errors import ConfigError, StorageError, first_line, require_installed
+from whiten_index.paths import plain_markdown
 from whiten_index.search.query_transform import QueryTransform
 from whiten_index.versions.published import MOMENTS, Version, with_published
 from whiten_index.versions.version_manifest import VersionManifest
@@ -29,10 +31,11 @@ def push_transform(
     A repository that is not there is made, as public as the account makes them. Of a model in a
     folder the folder's name alone is sent. The token is that of the hub's own login.
 
-    Return the ``commit`` and its ``url``.
+    Return the ``commit`` and its ``url``, and ``dim``, ``k`` and ``query_digest`` of what was sent.
 
     Raises:
         ArtifactError: nothing is published there, or it is damaged.
+        ConfigError: the repository has other files.
         StorageError: the hub cannot be reached, or refuses it.
     """
     require_installed("huggingface_hub", by="the hub", extra="encode")
@@ -58,7 +61,12 @@ def push_transform(
         message = f"Query digest {transform.query_digest}, by whiten-index {__version__}"
         try:
             api.create_repo(name, exist_ok=True)
-            done = api.create_commit(name, files, commit_message=message)
+            found = api.model_info(name)
+            there = {each.rfilename for each in found.siblings or ()}
+            _require_ours(name, there, {file.path_in_repo for file in files})
+            done = api.create_commit(name, files, commit_message=message, parent_commit=found.sha)
+        except ConfigError:
+            raise
         except Exception as error:
             # The hub's client raises errors of several libraries here.
             raise StorageError(
@@ -66,7 +74,18 @@ def push_transform(
                 "name, the network, HF_ENDPOINT and HF_HUB_OFFLINE; to write there, log in with "
                 "'hf auth login' or set HF_TOKEN"
             ) from error
-    return {"commit": done.oid, "url": done.commit_url}
+    known = {"dim": transform.dim, "k": transform.k, **digest}
+    return {"commit": done.oid, "url": done.commit_url, **known}
+
+
+def _require_ours(name: str, there: set[str], ours: set[str]) -> None:
+    """Refuse a repository with other files than this writes."""
+    others = there - {".gitattributes"} - (ours if MANIFEST in there else set())
+    if others:
+        raise ConfigError(
+            f"{name} has files that are not of a transform ({', '.join(sorted(others)[:3])}); name "
+            "another repository"
+        )
 
 
 def _public(transform: QueryTransform) -> dict[str, Any]:
@@ -100,7 +119,7 @@ def _card(name: str, transform: QueryTransform, fields: VersionManifest) -> str:
         name=name,
         dim=transform.dim,
         k=transform.k,
-        rows="\n".join(f"| {key} | {value} |" for key, value in rows.items()),
+        rows="\n".join(f"| {key} | {plain_markdown(value)} |" for key, value in rows.items()),
         model=f', model="{fetched}"' if fetched else "",
         unit=", of embeddings of unit length" if whitening.normalize_input else "",
     )

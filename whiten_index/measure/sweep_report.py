@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +25,7 @@ from whiten_index.measure.results import (
     read_sweeps,
     recommend,
 )
-from whiten_index.paths import plain_json, without_controls
+from whiten_index.paths import plain_json, plain_markdown, without_controls
 
 ABSENT = "–"
 REPORT = "report.html"
@@ -114,12 +113,15 @@ class _Section:
         """Return heading, recommendation and table in GitHub's Markdown."""
         kinds = zip(self.rows, self.kinds, strict=True)
         body = [
-            [f"**{_plain(cell)}**" if kind == "recommended" else _plain(cell) for cell in row]
+            [
+                f"**{plain_markdown(cell)}**" if kind == "recommended" else plain_markdown(cell)
+                for cell in row
+            ]
             for row, kind in kinds
         ]
         table = [self.columns, [":---", *["---:"] * (len(self.columns) - 1)], *body]
         said = [self.advice.reason, *notes(self.sweep)]
-        lines = [f"## {_plain(self.title)}", *map(_plain, said)]
+        lines = [f"## {plain_markdown(self.title)}", *map(plain_markdown, said)]
         if self.points:
             lines.append("\n".join(f"| {' | '.join(row)} |" for row in table))
         return "\n\n".join(lines)
@@ -164,8 +166,3 @@ def _page(sections: list[_Section]) -> str:
         by_reason=by_reason,
         version=whiten_index.__version__,
     )
-
-
-def _plain(text: str) -> str:
-    """Return one line of text in which nothing is markup, a cell's end or a mention."""
-    return re.sub(r"([\\`*_{}\[\]<>#|~$&])", r"\\\1", " ".join(text.split()))

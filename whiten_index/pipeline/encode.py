@@ -176,8 +176,9 @@ def encode_shards(
                     results.update(zip(window, result.parts, strict=True))
                     _add_seconds(stages, result)
             except KeyboardInterrupt:
-                # Other processes keep whole windows only.
-                rows = counts.read if runner.remote else done
+                # Other processes, and readers of embeddings, keep whole windows only.
+                whole = runner.remote or corpus.dim is not None
+                rows = counts.read if whole else done
                 raise KeyboardInterrupt(f"kept {rows:,} of {corpus.rows:,} rows") from None
         corpus.require_unchanged()
         # This run, and other processes and machines, wrote segments.

@@ -197,12 +197,15 @@ def write_files(
 def _carried_quality(spec: VersionSpec) -> dict[str, Any] | None:
     """Return the agreement of the version whose codes are kept; None if too many rows changed.
 
-    ``unchanged`` is the share of today's rows that were there when it was measured.
+    ``unchanged`` is the share of the rows that stayed since it was measured.
     """
-    measured: dict[str, Any] | None = spec.kept.fields.get("quality") if spec.kept else None
-    if spec.reuse is None or not measured:
+    kept = spec.kept
+    measured: dict[str, Any] | None = kept.fields.get("quality") if kept else None
+    if spec.reuse is None or kept is None or not measured:
         return None
-    share = measured.get("unchanged", 1.0) * float(np.mean(spec.reuse.old_rows >= 0))
+    here = spec.reuse.old_rows
+    share = np.count_nonzero(here >= 0) / max(len(here), kept.fields["rows"])
+    share = float(measured.get("unchanged", 1.0) * share)
     return {**measured, "unchanged": share} if share >= _UNCHANGED else None
 
 

@@ -345,7 +345,11 @@ class EmbeddingStore(Segments):
             return True
         readers = zip(self.part_files(part), (_content, _unpacked), strict=True)
         sound = all(self._checked_bytes(path, read) is not None for path, read in readers)
-        return sound and not self.missing_rows(part, verify=True)
+        if not sound or self.missing_rows(part, verify=True):
+            return False
+        for path in self.part_files(part):
+            self.mirror.keep(path)
+        return True
 
     def fetch_corpus(self, source: Mapping[str, Any] | None = None) -> None:
         """Download the parts of a corpus, or of all, many files at a time."""
