@@ -204,8 +204,8 @@ def _carried_quality(spec: VersionSpec) -> dict[str, Any] | None:
     if spec.reuse is None or kept is None or not measured:
         return None
     here = spec.reuse.old_rows
-    share = np.count_nonzero(here >= 0) / max(len(here), kept.fields["rows"])
-    share = float(measured.get("unchanged", 1.0) * share)
+    stayed = np.count_nonzero(here >= 0) / max(len(here), kept.fields["rows"])
+    share = float(measured.get("unchanged", 1.0) * stayed)
     return {**measured, "unchanged": share} if share >= _UNCHANGED else None
 
 
