@@ -257,7 +257,10 @@ class _HubHandler(_Handler):
         answer: dict[str, Any] = {}
         if path == "/api/repos/create":
             asked = json.loads(body)
-            answer["url"] = f"{self.hub.url}/{asked['organization']}/{asked['name']}"
+            name = f"{asked['organization']}/{asked['name']}"
+            answer["url"] = f"{self.hub.url}/{name}"
+            if name not in self.hub.repos:
+                self.hub.commit(name, {".gitattributes": b""})
         elif path.endswith("/preupload/main"):
             named = [each["path"] for each in json.loads(body)["files"]]
             regular = {"uploadMode": "regular", "shouldIgnore": False}

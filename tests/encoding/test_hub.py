@@ -289,6 +289,10 @@ def test_a_transform_is_pushed_and_fetched_again(hub, bert, corpus, tmp_path):
     done = at_hub(hub, home, *push, HF_TOKEN=hub.writer)
     first = json.loads(done.stdout)
     second = succeed(hub, home, *push, "--k", 4, HF_TOKEN=hub.writer)
+    hub.commit("me/mine", {"README.md": b"my model"})
+    mine = (*push[:2], "me/mine", *push[3:])
+    assert "README.md" in fail(hub, home, *mine, status=2, HF_TOKEN=hub.writer)
+    assert len(hub.repos["me/mine"].commits) == 1
 
     sent = hub.repos["me/whitened"].commits[first["commit"]]
     others = {"README.md", "matrix.safetensors", "moments.safetensors"}
