@@ -15,12 +15,15 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from whiten_index.artifacts.lock import named_owner, this_owner
 from whiten_index.artifacts.object_store import Bucket, ChangedError, e_tag
-from whiten_index.artifacts.storage import Place
 from whiten_index.errors import BusyError, StorageError
 from whiten_index.paths import as_place
+
+if TYPE_CHECKING:
+    from whiten_index.artifacts.storage import Place
 
 WRITER, CLEANER = "writer", "cleaner"
 _FOLDER, _TAKEN = ".marks", b"taken"

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from whiten_index.corpus.batches import ID
 from whiten_index.store.records import CorpusPart, CorpusRecord
-from whiten_index.store.segments import EmbeddingRows
 
 if TYPE_CHECKING:
     from whiten_index.store.embedding_store import EmbeddingStore
+    from whiten_index.store.segments import EmbeddingRows
 
 _PARTS, _ENOUGH_ROWS, _BLOCK_ROWS = 8, 8_192, 8_192
 
