@@ -25,6 +25,8 @@ FEW_QUERIES = 3
 # Numbers held at once: 64 MB of scores, or of rows copied together.
 _HELD = 1 << 24
 _GROUPS = 1024
+# Cosines nearer than this are equal: float32 adds up k products.
+_TIED = 1e-5
 _TRUTH_BLOCK_QUERIES = 1_024
 # Smaller arrays fit the caches, or are read quickly anyway.
 _LARGE_BYTES = 16 << 20
@@ -161,3 +163,18 @@ def exact_neighbours(
             scores[part], rows[part] = merged(scores[part], rows[part], near, places + start, top_k)
         start += len(block)
     return scores, rows
+
+
+def recall(best: Scores, cosines: Scores) -> float | None:
+    """Return the share of the nearest rows that are found, None if there are none.
+
+    ``best`` (q, n) are the cosines of the nearest, and ``cosines`` (q, m) those of the rows found;
+    either is −∞ where there is no row.
+    """
+    there = np.isfinite(best)
+    wanted = there.sum(axis=1)
+    if not wanted.any():
+        return None
+    least = np.where(there, best, np.inf).min(axis=1, initial=np.inf)
+    right = np.isfinite(cosines) & (cosines >= least[:, None] - _TIED)
+    return float(np.minimum(right.sum(axis=1), wanted).sum() / wanted.sum())

@@ -21,14 +21,13 @@ from whiten_index.distributed.executors import remote_call
 from whiten_index.errors import StorageError
 from whiten_index.evaluation.geometry_scores import Geometry
 from whiten_index.index.choice import IndexPlan
-from whiten_index.index.exact import exact_neighbours
+from whiten_index.index.exact import exact_neighbours, recall
 from whiten_index.index.factory import inner_index
 from whiten_index.index.faiss_build import CodeReuse, IndexBuildResult, build_faiss_index
 from whiten_index.index.library import describe_faiss, load_faiss
 from whiten_index.index.transforms import is_lossy
 from whiten_index.index.tuning import has_parameters
 from whiten_index.paths import is_uri
-from whiten_index.pipeline.gates import recall
 from whiten_index.search.rerank import EMBEDDINGS, Reranker
 from whiten_index.search.search_index import hits_of
 from whiten_index.store.embedding_store import EmbeddingStore
