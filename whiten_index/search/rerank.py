@@ -8,14 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import exists
-from whiten_index.artifacts.storage import Place
-from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.errors import ArtifactError
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import row_starts
 from whiten_index.store.segments import EmbeddingRows
-from whiten_index.versions.bundle import Bundle
-from whiten_index.versions.provenance import corpus_record, open_store
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
 
@@ -24,7 +21,6 @@ Rows = NDArray[np.int64]
 # Embeddings scored at once, and parts kept mapped: each is a file that the process holds open.
 _HELD_ROWS, _MAPPED = 1 << 14, 1 << 8
 VECTORS, EMBEDDINGS = "vectors", "embeddings"
-_REMEDY = "name the store it was built from with --store DIR, or search with --rerank 0"
 
 
 class Reranker:
@@ -104,54 +100,6 @@ def _mapped(
             f"that rank its candidates again are gone from {store.place}; call reload(), or open "
             "the index again"
         ) from error
-
-
-def open_reranker(
-    bundle: Bundle,
-    root: Place,
-    *,
-    candidates: int | None = None,
-    by: str | None = None,
-    store: Path | str | None = None,
-    verify: str = "full",
-) -> Reranker | None:
-    """Return what ranks the candidates of an index again, None for no re-ranking.
-
-    ``root`` is the index's folder or URI; the options are those of ``open_index``.
-    """
-    wanted = bundle.manifest["factory"].get("rerank") if candidates is None else candidates
-    if wanted is not None and wanted < 0:
-        raise ConfigError(f"--rerank takes how many candidates, 0 for none; {wanted} was given")
-    if by not in (None, VECTORS, EMBEDDINGS):
-        raise ConfigError(f"--rerank-by {by!r} is unknown; use {VECTORS}, {EMBEDDINGS}")
-    if not wanted:
-        given = [name for name, value in (("--rerank-by", by), ("--store", store)) if value]
-        if given:
-            raise ConfigError(
-                f"{' and '.join(given)} tells how to rank candidates again; say how many with "
-                "--rerank N, or leave it out"
-            )
-        return None
-    full = verify == "full"
-    found = open_store(
-        root, bundle.manifest, given=store, reader="re-ranking", remedy=_REMEDY, verify=full
-    )
-    reason: ArtifactError | None = None
-    try:
-        record = corpus_record(bundle.source)
-        if record.rows != len(bundle):
-            reason = ArtifactError(f"it has {len(bundle)} rows and its record {record.rows}")
-        elif not any(map(found.missing_rows, record.distinct_parts)):
-            by, folder = by or VECTORS, bundle.folder
-            return Reranker(
-                found, record, bundle.whitening, candidates=wanted, by=by, version=folder
-            )
-    except ArtifactError as error:
-        reason = error
-    raise ArtifactError(
-        f"the store {found.place} does not hold the corpus of the index, whose rows re-ranking "
-        f"reads ({reason or f'{found.damaged()} is missing or damaged'}); {_REMEDY}"
-    ) from reason
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:

@@ -20,17 +20,20 @@ from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.spec import EncoderOpening, recorded_spec
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.evaluation.trec_run import Ranking
 from whiten_index.index.library import set_threads
 from whiten_index.paths import absolute
 from whiten_index.search.query_encoder import QueryEncoder, require_texts
-from whiten_index.search.rerank import Reranker, open_reranker
+from whiten_index.search.rerank import EMBEDDINGS, VECTORS, Reranker
 from whiten_index.versions.bundle import Bundle, open_files
+from whiten_index.versions.provenance import corpus_record, open_store
 from whiten_index.versions.published import Version, read_current, with_published
 
 if TYPE_CHECKING:
     from whiten_index.encoding.encoder import Encoder
+
+_REMEDY = "name the store it was built from with --store DIR, or search with --rerank 0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,7 @@ class Opened:
     ) -> Opened:
         """Open a version of the index at ``place``; an encoder that is the same is taken over."""
         bundle = open_files(version, mapped=mapped, device=index_device)
-        reranker = open_reranker(
+        reranker = _reranker(
             bundle, place, candidates=rerank, by=rerank_by, store=store, verify=verify
         )
         queries = QueryEncoder(recorded_spec(bundle.manifest["encoder"]), **encoder)
@@ -377,6 +380,54 @@ class SearchIndex:
         for start in range(0, len(ids), _QUERY_ROWS):
             part = slice(start, start + _QUERY_ROWS)
             yield from opened.rankings(ids[part], embeddings[part], top_k, chosen)
+
+
+def _reranker(
+    bundle: Bundle,
+    root: Place,
+    *,
+    candidates: int | None = None,
+    by: str | None = None,
+    store: Path | str | None = None,
+    verify: str = "full",
+) -> Reranker | None:
+    """Return what ranks the candidates of an index again, None for no re-ranking.
+
+    ``root`` is the index's folder or URI; the options are those of ``open_index``.
+    """
+    wanted = bundle.manifest["factory"].get("rerank") if candidates is None else candidates
+    if wanted is not None and wanted < 0:
+        raise ConfigError(f"--rerank takes how many candidates, 0 for none; {wanted} was given")
+    if by not in (None, VECTORS, EMBEDDINGS):
+        raise ConfigError(f"--rerank-by {by!r} is unknown; use {VECTORS}, {EMBEDDINGS}")
+    if not wanted:
+        given = [name for name, value in (("--rerank-by", by), ("--store", store)) if value]
+        if given:
+            raise ConfigError(
+                f"{' and '.join(given)} tells how to rank candidates again; say how many with "
+                "--rerank N, or leave it out"
+            )
+        return None
+    full = verify == "full"
+    found = open_store(
+        root, bundle.manifest, given=store, reader="re-ranking", remedy=_REMEDY, verify=full
+    )
+    reason: ArtifactError | None = None
+    try:
+        record = corpus_record(bundle.source)
+        if record.rows != len(bundle):
+            reason = ArtifactError(f"it has {len(bundle)} rows and its record {record.rows}")
+        elif not any(map(found.missing_rows, record.distinct_parts)):
+            by, folder = by or VECTORS, bundle.folder
+            return Reranker(
+                found, record, bundle.whitening, candidates=wanted, by=by, version=folder
+            )
+    except ArtifactError as error:
+        reason = error
+    raise ArtifactError(
+        f"the store {found.place} does not hold the corpus of the index, whose rows re-ranking "
+        f"reads ({reason or f'{found.damaged()} is missing or damaged'}); {_REMEDY}"
+    ) from reason
 
 
 def open_index(
