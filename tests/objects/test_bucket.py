@@ -81,9 +81,7 @@ def test_no_address(bucket: str, monkeypatch: pytest.MonkeyPatch, address: str) 
 
 
 @pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_REGION"])
-def test_a_line_break_in_the_environment(
-    bucket: str, machine: Any, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_line_break_in_the_environment(bucket, machine, monkeypatch, name):
     monkeypatch.setenv(name, "from-a-file\n")
     status, _, said = run("search", f"s3://{bucket}/index", "a")
     assert status == 2
@@ -124,9 +122,7 @@ class _Endless(_Silent):
             self.wfile.write(b"[" * size)
 
 
-def test_an_object_too_large_for_what_it_is_takes_no_memory(
-    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_object_too_large_for_what_it_is_takes_no_memory(s3, tmp_path, monkeypatch):
     monkeypatch.setenv("WHITEN_INDEX_CACHE", str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), _Endless) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -166,9 +162,7 @@ class _Page(_Silent):
     [({"tagged": False}, "page of a proxy"), ({"tagged": True}, "page of a proxy"),
      ({"tagged": False, "status": 412}, "cannot read")],
 )  # fmt: skip
-def test_the_page_of_a_proxy_is_no_empty_bucket(
-    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], message: str
-) -> None:
+def test_the_page_of_a_proxy_is_no_empty_bucket(s3, tmp_path, monkeypatch, answer, message):
     monkeypatch.setenv("WHITEN_INDEX_CACHE", str(tmp_path))
     page = type("Page", (_Page,), answer)
     with ThreadingHTTPServer(("127.0.0.1", 0), page) as server:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,9 +25,7 @@ def put(s3: Any, bucket: str, seed: int) -> str:
     return corpus
 
 
-def test_an_object_that_is_overwritten_is_never_published_as_a_mixture(
-    s3: Any, bucket: str, tmp_path: Path
-) -> None:
+def test_an_object_that_is_overwritten_is_never_published_as_a_mixture(s3, bucket, tmp_path):
     """Only the ETag tells one from the other."""
     allowed, sizes, clock = [], set(), Clock()
     for seed in (1, 2):

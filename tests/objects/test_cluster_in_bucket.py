@@ -27,9 +27,7 @@ def cluster(s3: Any, machine: Any, tmp_path: Path) -> Iterator[Any]:
     made.stop()
 
 
-def test_corpus_and_store_in_a_bucket(
-    cluster: Any, s3: Any, bucket: str, machine: Any, tmp_path: Path
-) -> None:
+def test_corpus_and_store_in_a_bucket(cluster, s3, bucket, machine, tmp_path):
     corpus = put_corpus(s3, bucket, "corpus.parquet")
     there = build(
         corpus, store=f"s3://{bucket}/store", out=str(tmp_path / "out"), factory="IVF4,Flat",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,9 +40,7 @@ def published(s3: Any, bucket: str) -> list[str]:
 
 
 @pytest.mark.parametrize("damage", [flip, truncate, delete])
-def test_damage_of_each_object_is_noticed_and_mended(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, damage: Any
-) -> None:
+def test_damage_of_each_object_is_noticed_and_mended(s3, bucket, machine, tmp_path, damage):
     corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
     first = build(corpus, out=out)
     expected, places = hits(out), published(s3, bucket)
@@ -72,9 +69,7 @@ def test_damage_of_each_object_is_noticed_and_mended(
     assert hits(out) == expected
 
 
-def test_a_machine_without_copies_makes_the_version_again(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path
-) -> None:
+def test_a_machine_without_copies_makes_the_version_again(s3, bucket, machine, tmp_path):
     corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
     build(corpus, out=out)
     expected = hits(out)
@@ -87,9 +82,7 @@ def test_a_machine_without_copies_makes_the_version_again(
 
 
 @pytest.mark.parametrize("command", ["build", "search"])
-def test_damaged_shards_of_the_store_are_put_there_again(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, command: str
-) -> None:
+def test_damaged_shards_of_the_store_are_put_there_again(s3, bucket, machine, tmp_path, command):
     """And each command that does it says so in a line on standard error."""
     corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
     build(corpus, out=out)
@@ -113,16 +106,12 @@ def test_damaged_shards_of_the_store_are_put_there_again(
     assert {key: body(s3, bucket, key) for key in shards} == before
 
 
-def test_a_bucket_that_cannot_be_read_is_not_damage(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, guarded: None
-) -> None:
+def test_a_bucket_that_cannot_be_read_is_not_damage(s3, bucket, machine, tmp_path, guarded):
     with pytest.raises(StorageError, match="permission is denied"):
         verify_paths([f"s3://{bucket}/index"])
 
 
-def test_copies_are_for_their_owner_alone(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_are_for_their_owner_alone(s3, bucket, machine, tmp_path, monkeypatch):
     corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
     for mask in (0o000, 0o022, 0o777):
         cache = machine(f"umask{mask}")
@@ -148,9 +137,7 @@ def test_copies_are_for_their_owner_alone(
 
 
 @pytest.mark.timeout(60)
-def test_a_pipe_in_place_of_a_copy_is_not_waited_for(
-    bucket: str, machine: Any, tmp_path: Path
-) -> None:
+def test_a_pipe_in_place_of_a_copy_is_not_waited_for(bucket, machine, tmp_path):
     out = f"s3://{bucket}/index"
     build(corpus_file(tmp_path / "c.parquet"), out=out)
     (copy,) = machine("first").rglob("CURRENT")

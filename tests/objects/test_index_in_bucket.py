@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +16,7 @@ from whiten_index.versions.retention import list_versions, rollback
 pytestmark = pytest.mark.service
 
 
-def test_a_second_opening_compares_and_downloads_nothing(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_second_opening_compares_and_downloads_nothing(s3, bucket, machine, tmp_path, caplog):
     out = f"s3://{bucket}/index"
     build(corpus_file(tmp_path / "c.parquet"), out=out)
     machine("second")
@@ -34,9 +31,7 @@ def test_a_second_opening_compares_and_downloads_nothing(
     assert all("list-type=2&prefix=index/versions/" in line for line in caplog.messages[1:])
 
 
-def test_the_same_build_on_two_machines_at_once(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_build_on_two_machines_at_once(s3, bucket, machine, tmp_path, monkeypatch):
     """Both make a version of one name, of files that differ: what is published is one of them."""
     from whiten_index.pipeline import build as room
 
@@ -61,9 +56,7 @@ def test_the_same_build_on_two_machines_at_once(
         assert build(corpus, out=out).up_to_date
 
 
-def test_an_upload_that_was_cut_off_shows_nothing(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_upload_that_was_cut_off_shows_nothing(s3, bucket, machine, tmp_path, monkeypatch):
     from whiten_index.artifacts.object_store import Bucket
 
     out = f"s3://{bucket}/index"
@@ -91,9 +84,7 @@ def test_an_upload_that_was_cut_off_shows_nothing(
 
 
 @pytest.mark.parametrize("name", ["index.faiss", "documents.arrow"])
-def test_a_damaged_copy_is_fetched_again(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, name: str
-) -> None:
+def test_a_damaged_copy_is_fetched_again(s3, bucket, machine, tmp_path, name):
     out = f"s3://{bucket}/index"
     report = build(corpus_file(tmp_path / "c.parquet"), out=out)
     cache, before = machine("second"), hits(out)
@@ -106,9 +97,7 @@ def test_a_damaged_copy_is_fetched_again(
     assert hits(out) == before
 
 
-def test_a_killed_download_leaves_nothing_after_the_next_start(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path
-) -> None:
+def test_a_killed_download_leaves_nothing_after_the_next_start(s3, bucket, machine, tmp_path):
     out = f"s3://{bucket}/index"
     build(corpus_file(tmp_path / "c.parquet"), out=out)
     expected, cache = hits(out), machine("second")
@@ -126,9 +115,7 @@ def test_a_killed_download_leaves_nothing_after_the_next_start(
     assert not list(cache.glob("objects/*/.downloads/*"))
 
 
-def test_no_bucket_and_no_server_are_told_at_once(
-    s3: Any, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_bucket_and_no_server_are_told_at_once(s3, machine, tmp_path, monkeypatch):
     corpus = corpus_file(tmp_path / "c.parquet")
     for ask in (
         lambda: open_index("s3://nowhere-at-all/i"),
@@ -144,9 +131,7 @@ def test_no_bucket_and_no_server_are_told_at_once(
         build(corpus, out="s3://nowhere-at-all/i")
 
 
-def test_back_to_an_earlier_version(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_back_to_an_earlier_version(s3, bucket, machine, tmp_path, monkeypatch):
     corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
     first = build(corpus, out=out)
     second = build(corpus_file(tmp_path / "d.parquet", shards=SHARDS + 1), out=out)

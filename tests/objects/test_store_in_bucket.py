@@ -37,9 +37,7 @@ def rows_of(store: str, report: EncodeReport) -> np.ndarray[Any, Any]:
     return np.concatenate([opened.embeddings(part)[:] for part in report.record.parts])
 
 
-def test_rows_that_others_hold_are_picked_from_the_bucket(
-    store: str, machine: Any, tmp_path: Path
-) -> None:
+def test_rows_that_others_hold_are_picked_from_the_bucket(store, machine, tmp_path):
     encode(corpus_file(tmp_path / "c.parquet"), store)
     import pyarrow.parquet as pq
 
@@ -53,9 +51,7 @@ def test_rows_that_others_hold_are_picked_from_the_bucket(
 
 
 @pytest.mark.parametrize("finished", [0, 2])
-def test_killed_and_resumed_elsewhere(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, finished: int
-) -> None:
+def test_killed_and_resumed_elsewhere(s3, bucket, machine, tmp_path, finished):
     corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
     told = tmp_path / "told"
     child = subprocess.Popen(
@@ -90,9 +86,7 @@ def segment_keys(s3: Any, bucket: str, name: str) -> list[str]:
     return [key for key in keys(s3, bucket) if "/segments/" in key and key.endswith(f"/{name}")]
 
 
-def test_a_damaged_object_is_encoded_again_and_mended(
-    s3: Any, bucket: str, store: str, machine: Any, tmp_path: Path
-) -> None:
+def test_a_damaged_object_is_encoded_again_and_mended(s3, bucket, store, machine, tmp_path):
     corpus = corpus_file(tmp_path / "c.parquet")
     report = encode(corpus, store)
     key = segment_keys(s3, bucket, "embeddings.safetensors")[0]
@@ -111,9 +105,7 @@ def test_a_damaged_object_is_encoded_again_and_mended(
 
 @pytest.mark.parametrize("name", ["manifest.json", "embeddings.safetensors", "moments.safetensors"])
 @pytest.mark.parametrize("how", ["cut", "gone"])
-def test_objects_that_are_cut_or_gone(
-    s3: Any, bucket: str, store: str, machine: Any, tmp_path: Path, name: str, how: str
-) -> None:
+def test_objects_that_are_cut_or_gone(s3, bucket, store, machine, tmp_path, name, how):
     corpus = corpus_file(tmp_path / "c.parquet")
     encode(corpus, store)
     key = segment_keys(s3, bucket, name)[1]

@@ -22,9 +22,7 @@ def update(index: str | Path, **options: Any) -> Any:
     return update_index(UpdateConfig(index=str(index), refit="never", **options))
 
 
-def test_a_night_on_another_machine_is_that_of_a_folder(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path
-) -> None:
+def test_a_night_on_another_machine_is_that_of_a_folder(s3, bucket, machine, tmp_path):
     corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
     for place in (out, str(tmp_path / "folder")):
         build(corpus, out=place)
@@ -46,9 +44,7 @@ def test_a_night_on_another_machine_is_that_of_a_folder(
     assert transform.query_digest == QueryTransform.of(tmp_path / "folder", k=4).query_digest
 
 
-def test_of_two_updates_at_once_one_is_published(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_updates_at_once_one_is_published(s3, bucket, machine, tmp_path, monkeypatch):
     from whiten_index.pipeline import update as room
 
     corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
