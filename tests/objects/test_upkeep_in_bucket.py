@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from whiten_index.errors import BusyError
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.versions import gc as gc_room
+from whiten_index.versions import published as published_room
+from whiten_index.versions import verify_store as verify_room
 
 pytestmark = pytest.mark.service
 CHANGED = 17
@@ -63,9 +66,7 @@ def marks(s3: Any, bucket: str) -> list[str]:
     return [key for key in keys(s3, bucket) if "/.marks/" in key]
 
 
-def test_they_do_what_they_do_in_a_folder(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path
-) -> None:
+def test_they_do_what_they_do_in_a_folder(s3, bucket, machine, tmp_path):
     out, folder = f"s3://{bucket}/index", str(tmp_path / "folder")
     for place in (out, folder):
         nights(tmp_path, place)
@@ -90,14 +91,12 @@ def test_they_do_what_they_do_in_a_folder(
     machine("third")
     said = succeed("verify", out, f"{out}/store")
     assert f"index {out}: sound" in said
-    assert f"store {out}/store: sound (1 manifests, 1 corpora, 1 registered indexes" in said
+    assert f"store {out}/store: sound (1 manifests, 1 corpora, 2 registered indexes" in said
     assert hits(out) == hits(folder) == expected
     assert not marks(s3, bucket)
 
 
-def test_a_machine_with_copies_does_not_put_there_again_what_is_gone(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path
-) -> None:
+def test_a_machine_with_copies_does_not_put_there_again_what_is_gone(s3, bucket, machine, tmp_path):
     out = f"s3://{bucket}/index"
     nights(tmp_path, out)
     machine("second")
@@ -116,9 +115,7 @@ def test_a_machine_with_copies_does_not_put_there_again_what_is_gone(
     assert build(corpus, out=out).up_to_date
 
 
-def test_verify_reads_every_object_of_the_store(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path
-) -> None:
+def test_verify_reads_every_object_of_the_store(s3, bucket, machine, tmp_path):
     out = f"s3://{bucket}/index"
     nights(tmp_path, out, count=2)
     for key in keys(s3, bucket, "index/store/"):
@@ -135,15 +132,39 @@ def test_verify_reads_every_object_of_the_store(
     succeed("verify", f"{out}/store")
 
 
+def test_no_segment_stays_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux lets a process map some 65,000 files, and a store may have more segments."""
+    nights(tmp_path, str(tmp_path / "index"), count=1)
+    maps, mapped = Path("/proc/self/maps"), list[int]()
+
+    def looking(real: Any, *arguments: Any) -> Any:
+        mapped.append(maps.read_text().count("/store/"))
+        return real(*arguments)
+
+    for room, name in ((gc_room, "digest_keys"), (verify_room, "DigestIndex")):
+        monkeypatch.setattr(room, name, functools.partial(looking, getattr(room, name)))
+    succeed(*GC, tmp_path / "index")
+    succeed("verify", tmp_path / "index")
+    assert (len(mapped) > 2, max(mapped)) == (True, 0)
+
+
+def test_a_store_knows_its_indexes_as_long_as_one_list_is_there(s3, bucket, machine, tmp_path):
+    out, store = f"s3://{bucket}/index", f"s3://{bucket}/raw"
+    nights(tmp_path, out, count=1, store=store)
+    before = bodies(s3, bucket)
+    for lost in ("/indexes/", "/registered/"):
+        machine(lost.strip("/"))
+        restore(s3, bucket, {key: data for key, data in before.items() if lost not in key})
+        assert json.loads(succeed(*GC, store))["indexes"] == [out]
+    machine("third")
+    segments = {key: data for key, data in before.items() if "/corpora/" not in key}
+    restore(s3, bucket, segments)
+    status, _, said = run(*GC, store)
+    assert (status, "has no record of a corpus" in said) == (5, True), said
+
+
 @pytest.mark.parametrize("command", ["gc", "compact"])
-def test_they_may_be_killed_at_any_request(
-    s3: Any,
-    bucket: str,
-    machine: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command: str,
-) -> None:
+def test_they_may_be_killed_at_any_request(s3, bucket, machine, tmp_path, monkeypatch, command):
     out = f"s3://{bucket}/index"
     nights(tmp_path, out)
     succeed("prune", out, "--keep", 1)
@@ -184,9 +205,14 @@ def restore(s3: Any, bucket: str, before: dict[str, bytes]) -> None:
         s3.put_object(Bucket=bucket, Key=key, Body=data)
 
 
-def test_gc_beside_a_build_on_another_machine(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def published(s3: Any, bucket: str) -> dict[str, bytes]:
+    found = bodies(s3, bucket)
+    return {
+        key: found[key] for key in found if key.startswith(("index/versions/", "index/CURRENT"))
+    }
+
+
+def test_gc_beside_a_build_on_another_machine(s3, bucket, machine, tmp_path, monkeypatch):
     """It waits for a live one, and from one that is not heard of it takes the right to publish."""
     from whiten_index.pipeline import build as room
 
@@ -207,7 +233,7 @@ def test_gc_beside_a_build_on_another_machine(
         # The corpus that it encoded is on record: another machine encodes another one.
         update_index(UpdateConfig(index=out, corpus=(second,), refit="never"))
         assert json.loads(succeed(*GC, out))["segments"] > 0
-        current.append(s3.get_object(Bucket=bucket, Key="index/CURRENT")["Body"].read())
+        current.append(published(s3, bucket))
         machine("first")
         return real(*arguments)
 
@@ -216,22 +242,42 @@ def test_gc_beside_a_build_on_another_machine(
         patch.setattr(room, "write_files", overtaken)
         with pytest.raises(BusyError, match="not heard of for 10 minutes"):
             build(first, out=out, force=True)
-    assert s3.get_object(Bucket=bucket, Key="index/CURRENT")["Body"].read() == current[0]
+    assert published(s3, bucket) == current[0]
     build(first, out=out)
     machine("third")
     succeed("verify", out)
     assert not marks(s3, bucket)
 
 
-def test_a_build_beside_gc_on_another_machine(
+def test_gc_beside_a_first_build_that_is_about_to_publish(
     s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    out, real = f"s3://{bucket}/index", published_room.put_current
+    corpus = corpus_of_night(tmp_path / "c.parquet", 0)
+    columns = ("--embedding-column", "embedding", "--id-column", "id")
+
+    def overtaken(*arguments: Any) -> None:
+        machine("second")
+        age(bucket)
+        succeed(*GC, f"{out}/store")
+        machine("first")
+        real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(published_room, "put_current", overtaken)
+        status, _, said = run("build", corpus, *columns, "--out", out)
+    assert (status, "not heard of for 10 minutes" in said) == (6, True), said
+    assert not published(s3, bucket)
+    succeed("build", corpus, *columns, "--out", out)
+    succeed("verify", out)
+
+
+def test_a_build_beside_gc_on_another_machine(s3, bucket, machine, tmp_path, monkeypatch):
     """It does not begin; and a gc that is not heard of removes nothing more."""
     out, real = f"s3://{bucket}/index", gc_room._needed_segments
     nights(tmp_path, out)
     succeed("prune", out, "--keep", 1)
     corpus = corpus_of_night(tmp_path / "c.parquet", 0)
-    monkeypatch.setattr("whiten_index.artifacts.cached_storage._MOMENT", 0.0)
     there = store_keys(s3, bucket)
 
     def overtaken(*arguments: Any) -> Any:
@@ -251,9 +297,7 @@ def test_a_build_beside_gc_on_another_machine(
     succeed("verify", out)
 
 
-def test_a_store_in_a_folder_of_an_index_in_a_bucket(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_in_a_folder_of_an_index_in_a_bucket(s3, bucket, machine, tmp_path, monkeypatch):
     from whiten_index.pipeline import build as room
 
     store, out = tmp_path / "store", f"s3://{bucket}/index"
@@ -264,6 +308,9 @@ def test_a_store_in_a_folder_of_an_index_in_a_bucket(
     assert json.loads(succeed(*GC, store))["segments"] > 0
     succeed("verify", store, out)
     assert "is there, and its versions need" in run("gc", store, "--forget", out)[2]
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        assert run("gc", store, "--forget", out)[0] == 7
     real = room.write_files
 
     def overtaken(*arguments: Any) -> Any:
@@ -279,13 +326,12 @@ def test_a_store_in_a_folder_of_an_index_in_a_bucket(
         s3.delete_object(Bucket=bucket, Key=key)
     status, _, said = run(*GC, store)
     assert (status, f"{out}, an index built from" in said) == (5, True)
+    s3.delete_bucket(Bucket=bucket)
     assert json.loads(succeed("gc", store, "--forget", out, "--json"))["forgotten"] == [out]
     assert json.loads(succeed(*GC, store))["indexes"] == []
 
 
-def test_the_nightly_job_collects_in_a_bucket(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path
-) -> None:
+def test_the_nightly_job_collects_in_a_bucket(s3, bucket, machine, tmp_path):
     out = f"s3://{bucket}/index"
     nights(tmp_path, out)
     job = tmp_path / "job.toml"

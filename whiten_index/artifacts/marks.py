@@ -2,8 +2,8 @@
 
 Each puts a mark of its own and lists those of others afterwards, so that of two that meet at least
 one sees the other. Many may write at once; who removes what nothing needs must be alone. A mark is
-put again every minute. One that was not for ten minutes, by the server's clock, may be taken from
-its owner, who then neither publishes nor removes anything.
+put again every minute, and before its owner publishes or removes some objects. One that was not for
+ten minutes, by the server's clock, may be taken; its owner stops when it is to put it again.
 """
 
 from __future__ import annotations
@@ -38,23 +38,17 @@ class _Mark:
         self.key = f"{_FOLDER}/{kind}-{uuid.uuid4().hex}"
         self._owner, self._putting = this_owner(), threading.Lock()
         self.bucket.put(self.key, self._content(), over=None)
-        self._put_at = time.time()
 
     def _content(self) -> bytes:
         return json.dumps({**self._owner, "put": time.time_ns()}).encode()
 
-    def require(self, within: float = 0.0) -> None:
-        """Put the mark again, unless that was so many seconds ago; raise ``BusyError`` if taken."""
-        # The clock goes on while a machine sleeps.
-        now = time.time()
-        if 0 <= now - self._put_at < within:
-            return
+    def require(self) -> None:
+        """Put the mark again; raise ``BusyError`` if it was taken."""
         with self._putting:
             found = self.bucket.get(self.key)
             if found is not None and found[0] != _TAKEN:
                 with contextlib.suppress(ChangedError):
                     self.bucket.put(self.key, self._content(), over=found[1])
-                    self._put_at = now
                     return
         raise BusyError(
             f"this process was not heard of for {_STALE / 60:g} minutes, and others may have "
@@ -131,7 +125,7 @@ def marked(place: Place | None, kind: str) -> Iterator[float]:
             mark.bucket.delete(mark.key)
 
 
-def require_marks(within: float = 0.0) -> None:
+def require_marks() -> None:
     """Raise ``BusyError`` if a mark of this process was taken: it may not publish or remove."""
     for mark in list(_HELD):
-        mark.require(within)
+        mark.require()

@@ -284,6 +284,11 @@ class _MissingError(Exception):
     """There is no such object."""
 
 
+def is_without_bucket(error: StorageError) -> bool:
+    """Return whether the server itself said that there is no such bucket."""
+    return any(code in str(error.__cause__) for code in (_NO_BUCKET, "ContainerNotFound"))
+
+
 def _stat(size: int, of: Mapping[str, Any]) -> Stat:
     modified = of.get("last_modified")
     return Stat(int(size), e_tag(of), math.inf if modified is None else modified.timestamp())

@@ -62,8 +62,8 @@ class Storage:
         """Remove a damaged artifact, so that it is written again everywhere."""
         remove_path(path)
 
-    def remove(self, *paths: Path) -> None:
-        """Remove artifacts and files, also from the bucket."""
+    def remove(self, *paths: Path, own: bool = False) -> None:
+        """Remove artifacts and files, also from the bucket; ``own`` ones even without a mark."""
         for path in paths:
             with writing(path, kept=""):
                 if is_folder(path):

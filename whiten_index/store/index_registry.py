@@ -46,12 +46,12 @@ class IndexRegistry:
         place = owner_of(index)
         path = self.folder / _file_name(place, index_id)
         fields = _SCHEMA.headed(index=place, id=index_id)
-        for each in (path,) if self.mirror.uri else (path, self.copies / path.name):
+        for each in (path, self.copies / path.name):
             with writing(each):
                 if not self._is_sound(each):
                     make_folder(each.parent)
                     manifest.write_manifest(each, fields)
-        self.mirror.keep(path)
+            self.mirror.keep(each)
 
     def _is_sound(self, path: Path) -> bool:
         try:
@@ -72,9 +72,8 @@ class IndexRegistry:
         return [found[name] for name in sorted(found)]
 
     def files(self) -> list[Path]:
-        """Return the files of all indexes, copies first, which a bucket has none of."""
-        folders = [self.folder] if self.mirror.uri else [self.copies, self.folder]
-        names = self.mirror.names
+        """Return the files of all indexes, copies first."""
+        folders, names = (self.copies, self.folder), self.mirror.names
         return [folder / name for folder in folders for name in names(folder, "*.json*")]
 
     def forget(self, file: Path) -> None:

@@ -180,9 +180,7 @@ class Segments:
             rows = fields["segment"].rows
             if MOMENTS in fields["files"] and Moments.load(folder / MOMENTS).count != rows:
                 raise ArtifactError(f"{folder} is damaged: its moments are of other rows")
-            digests = map_tensor(folder / EMBEDDINGS, "digests", remedy=REMEDY)
-            # Where the file goes, so does its place on the disk.
-            return digests.copy() if self.mirror.uri else digests
+            return np.array(map_tensor(folder / EMBEDDINGS, "digests", remedy=REMEDY))
 
     def require_segment(self, name: str) -> Segment:
         """Return a segment; raise ``ArtifactError`` where it is missing or damaged."""
@@ -230,7 +228,8 @@ class Segments:
             if isinstance(self.mirror, BucketStorage) and self.mirror.differs(folder) is not False:
                 return self._digests_there(folder, self.mirror)
             found = self.segment(name, verify=False)
-            return None if found is None else self.tensor(name, "digests")
+            # Copied, as Linux lets a process map some 65,000 files, and more may be there.
+            return None if found is None else np.array(self.tensor(name, "digests"))
         except ArtifactError:
             return None
 

@@ -179,8 +179,9 @@ def set_current(
     try:
         put_current(root, Current(version, digest, facts, removed), mirror, tag)
     except BusyError:
-        if made and read_current(root, mirror).version != version:
-            mirror.remove(folder)
+        mirror.latest(root / CURRENT)
+        if made and (not exists(root / CURRENT) or read_current(root).version != version):
+            mirror.remove(folder, own=True)
         raise
 
 
@@ -314,6 +315,7 @@ def new_version(
     final = root / VERSIONS / version
     with new_artifact(final) as (folder, fields):
         yield folder, fields
+        require_marks()
     mirror.push(final)
 
 
@@ -332,6 +334,7 @@ def promote(root: Path, version: str, mirror: Storage = LOCAL, tag: Tag | None =
     When this process dies on the way, the version before is published, and the new one is either
     still a candidate or among the versions, where ``find_version`` finds it.
     """
+    require_marks()
     candidate, final = root / CANDIDATES / version, root / VERSIONS / version
     with writing(final):
         make_folder(final.parent)

@@ -20,6 +20,7 @@ from whiten_index.artifacts.files import (
 from whiten_index.artifacts.lock import LOCK, only_writer
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.artifacts.marks import CLEANER, marked
+from whiten_index.artifacts.object_store import is_without_bucket
 from whiten_index.artifacts.storage import LOCAL, Place, Storage, settled
 from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
@@ -153,11 +154,11 @@ def _is_at_its_place(index: RegisteredIndex) -> bool:
 
 
 def _is_gone(index: RegisteredIndex) -> bool:
-    """Return whether an index that the user calls gone may be, as its bucket may be too."""
+    """Return whether an index that the user calls gone is, as its bucket may be too."""
     try:
         return not _is_at_its_place(index)
-    except StorageError:
-        if is_uri(index.place):
+    except StorageError as error:
+        if is_without_bucket(error):
             return True
         raise
 
