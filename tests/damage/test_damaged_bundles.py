@@ -113,7 +113,7 @@ def in_fork(work: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    from tests.helpers.builds import build, random_rows, write_rows
+    from tests.helpers.builds import build, put_lists_on_disk, random_rows, write_rows
 
     root = tmp_path_factory.mktemp("damaged")
     titles = [f"title {i}" for i in range(300)]
@@ -130,30 +130,6 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def put_lists_on_disk(out: Path) -> None:
-    """Do what a build within a memory budget does, which no small index needs."""
-    import faiss
-
-    from whiten_index.artifacts import manifest
-    from whiten_index.artifacts.files import sha256_file
-    from whiten_index.versions.published import set_current
-
-    folder = files_of(out)[1].parent
-    index = faiss.read_index(str(folder / "index.faiss"))
-    inner = faiss.extract_index_ivf(index)
-    lists = faiss.OnDiskInvertedLists(inner.nlist, inner.code_size, str(folder / "index.ivfdata"))
-    lists.merge_from_1(inner.invlists)
-    inner.replace_invlists(lists)
-    faiss.write_index(index, str(folder / "index.faiss"))
-    fields = json.loads((folder / "manifest.json").read_text())
-    for name in ("index.faiss", "index.ivfdata"):
-        data = folder / name
-        facts = {"bytes": data.stat().st_size, "sha256": sha256_file(data)}
-        fields["files"][name] = facts
-    manifest.write_manifest(folder / "manifest.json", fields)
-    set_current(out, folder.name)
 
 
 def test_every_damage_is_refused(lines: list[Any]) -> None:

@@ -5,13 +5,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from whiten_index import BuildConfig, build_index
+from whiten_index.artifacts.files import sha256_file
+from whiten_index.artifacts.manifest import MANIFEST, write_manifest
 from whiten_index.pipeline.build import BuildReport
+from whiten_index.versions.published import set_current
 
 Array = NDArray[np.float64]
 DIM, ROWS, TOP = 12, 400, 10
@@ -54,6 +58,23 @@ def build(out: Path, *corpus: str, **options: Any) -> BuildReport:
         **options,
     }
     return build_index(BuildConfig(corpus=corpus, out=str(out), **options))
+
+
+def put_lists_on_disk(out: Path) -> None:
+    """Do what a build within a memory budget does, which no small index needs."""
+    (folder,) = out.glob("versions/*")
+    index = faiss.read_index(str(folder / "index.faiss"))
+    inner = faiss.extract_index_ivf(index)
+    lists = faiss.OnDiskInvertedLists(inner.nlist, inner.code_size, str(folder / "index.ivfdata"))
+    lists.merge_from_1(inner.invlists)
+    inner.replace_invlists(lists)
+    faiss.write_index(index, str(folder / "index.faiss"))
+    fields = json.loads((folder / MANIFEST).read_text())
+    for name in ("index.faiss", "index.ivfdata"):
+        path = folder / name
+        fields["files"][name] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+    write_manifest(folder / MANIFEST, fields)
+    set_current(out, folder.name)
 
 
 def closed_form(

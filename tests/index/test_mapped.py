@@ -1,20 +1,16 @@
 """Indexes read from their file as they are searched: the same hits, wherever the folder is."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.helpers.builds import put_lists_on_disk
 from whiten_index import BuildConfig, build_index, open_index
-from whiten_index.artifacts import manifest
-from whiten_index.artifacts.files import sha256_file
-from whiten_index.versions.published import set_current
 
 ROWS, DIM = 600, 16
 FACTORIES = ["Flat", "SQ8", "PQ8x4", "PQ8x4fs", "RaBitQ", "HNSW8", "NSG8"]
@@ -81,19 +77,7 @@ def test_the_vectors_of_a_mapped_index_are_not_read_when_it_is_opened(
 def on_disk(tmp_path: Path, rows: np.ndarray) -> Path:
     """An index whose lists are in a file of their own, as FAISS writes them."""
     out = build(tmp_path, rows, factory="IVF6,SQ8")
-    (folder,) = out.glob("versions/*")
-    index = faiss.read_index(str(folder / "index.faiss"))
-    inner = faiss.extract_index_ivf(index)
-    lists = faiss.OnDiskInvertedLists(inner.nlist, inner.code_size, str(folder / "index.ivfdata"))
-    lists.merge_from_1(inner.invlists)
-    inner.replace_invlists(lists)
-    faiss.write_index(index, str(folder / "index.faiss"))
-    fields = json.loads((folder / "manifest.json").read_text())
-    for name in ("index.faiss", "index.ivfdata"):
-        path = folder / name
-        fields["files"][name] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-    manifest.write_manifest(folder / "manifest.json", fields)
-    set_current(out, folder.name)
+    put_lists_on_disk(out)
     shutil.rmtree(out / "store")
     return out
 

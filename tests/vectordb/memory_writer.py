@@ -64,6 +64,12 @@ class MemoryWriter(DatabaseWriter):
     def _explain(self, error: Exception) -> tuple[str, str]:
         raise error
 
+    def finish_short(self) -> None:
+        """Do as ``finish`` does, and lose a row."""
+        assert self.server.pending is not None
+        self.server.pending.indexed = True
+        self.server.pending.rows.popitem()
+
     def _find(self, *, pending: bool) -> Stored | None:
         table = self.server.pending if pending else self.server.published
         return None if table is None else Stored(table.pushed, pending, table)

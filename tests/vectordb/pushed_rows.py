@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Sequence
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
@@ -111,10 +115,35 @@ class Rows:
 def fill(writer: DatabaseWriter, rows: Rows, *, batch: int = 128) -> None:
     """Push all rows and swap them in."""
     writer.begin(rows.pushed, rows.layout)
-    for each in rows.batches(batch):
-        writer.append(each)
+    end(writer, rows.batches(batch))
+
+
+def append(writer: DatabaseWriter, batches: Iterable[pa.RecordBatch]) -> None:
+    for batch in batches:
+        writer.append(batch)
+
+
+def end(writer: DatabaseWriter, batches: Iterable[pa.RecordBatch] = ()) -> None:
+    """Push what is left of a begun table and swap it in."""
+    append(writer, batches)
     writer.finish()
     writer.swap()
+
+
+def kill(has_come: Callable[[], bool], *arguments: str) -> None:
+    """Kill a Python process when it has come to where it is to end."""
+    child = subprocess.Popen(
+        [sys.executable, *arguments], env={**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not has_come():
+            assert child.poll() is None, "it ended by itself"
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+    finally:
+        child.kill()
+        child.wait()
 
 
 def some_changes() -> tuple[Rows, Rows, pa.RecordBatch]:

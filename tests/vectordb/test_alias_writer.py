@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.vectordb.pushed_rows import Rows, fill
+from tests.vectordb.pushed_rows import Rows, append, end, fill
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.alias_writer import AliasWriter
 from whiten_index.vectordb.database_writer import Stored
@@ -118,8 +118,7 @@ def published(engine: Engine) -> tuple[str, int, str]:
 def begun(engine: Engine, rows: Rows, *, whole: bool = True) -> Writer:
     writer = Writer(engine)
     writer.begin(rows.pushed, rows.layout)
-    for batch in rows.batches(5) if whole else ():
-        writer.append(batch)
+    append(writer, rows.batches(5) if whole else ())
     return writer
 
 
@@ -147,10 +146,7 @@ def test_a_push_that_is_cut_off(call: int, done: bool) -> None:
     if published(engine)[0] == V1.version and (pending := writer.pending()) is not None:
         assert pending.version == V2.version
         writer.resume(V2.layout)
-        for batch in V2.batches(5)[pending.done // 5 :]:
-            writer.append(batch)
-        writer.finish()
-        writer.swap()
+        end(writer, V2.batches(5)[pending.done // 5 :])
     elif published(engine)[0] == V1.version:
         fill(writer, V2, batch=5)
     writer.discard()

@@ -1,10 +1,5 @@
 """LanceDB's own: plain tables, kills within a swap, pushes that meet in the engine, indexes."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +9,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.vectordb.pushed_rows import HERE, Rows, assert_clean, assert_finds, assert_holds, fill
+from tests.vectordb.pushed_rows import (
+    Rows,
+    append,
+    assert_clean,
+    assert_finds,
+    assert_holds,
+    end,
+    fill,
+    kill,
+)
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb import lance_writer
-from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.lance_writer import read_metadata, write_metadata
 from whiten_index.vectordb.pushed_table import PushedTable
 from whiten_index.vectordb.registry import open_writer
@@ -67,28 +70,9 @@ def address(folder: Path) -> str:
     return f"lancedb://{folder}"
 
 
-def kill(address: str, where: str, marker: Path) -> None:
+def kill_at(address: str, where: str, marker: Path) -> None:
     """Kill a push when it has come to where it stops."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, address, str(marker), where],
-        env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
-    )
-    try:
-        deadline = time.monotonic() + 120
-        while not marker.exists():
-            assert child.poll() is None, "it ended by itself"
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    finally:
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-
-
-def end(writer: DatabaseWriter, rows: Rows, batches: list[pa.RecordBatch]) -> None:
-    for batch in batches:
-        writer.append(batch)
-    writer.finish()
-    writer.swap()
+    kill(marker.exists, "-c", CHILD, address, str(marker), where)
 
 
 def before(
@@ -248,7 +232,7 @@ def test_killed_while_it_overwrites(address: str, tmp_path: Path, first: bool) -
     with open_writer(address, "docs") as writer:
         if not first:
             fill(writer, old)
-        kill(address, "overwriting", tmp_path / "marker")
+        kill_at(address, "overwriting", tmp_path / "marker")
         if first:
             assert writer.published() is None
         else:
@@ -257,7 +241,7 @@ def test_killed_while_it_overwrites(address: str, tmp_path: Path, first: bool) -
         assert pending is not None
         assert pending.done == 2000
         writer.resume(new.layout)
-        end(writer, new, [])
+        end(writer)
         assert_holds(writer, new)
         assert writer.pending() is None
 
@@ -267,7 +251,7 @@ def test_killed_before_the_index_is_there(
     address: str, folder: Path, tmp_path: Path, again: bool
 ) -> None:
     new = Rows.make(2000, seed=1)
-    kill(address, "ending", tmp_path / "marker")
+    kill_at(address, "ending", tmp_path / "marker")
     with open_writer(address, "docs", options={"index": "ivf_flat"}) as writer:
         assert_clean(writer, new)
         assert_finds(writer, new, exact=False)
@@ -275,7 +259,7 @@ def test_killed_before_the_index_is_there(
         assert not list(table.list_indices())
         if again:
             writer.resume(new.layout)
-            end(writer, new, [])
+            end(writer)
         else:
             # The next push has nothing to do, and drops what is pending.
             writer.discard()
@@ -291,7 +275,7 @@ def test_killed_while_it_changes(address: str, tmp_path: Path) -> None:
     earlier = replace(old, version="000000-old")
     with open_writer(address, "docs") as writer:
         fill(writer, earlier)
-        kill(address, "changing", tmp_path / "marker")
+        kill_at(address, "changing", tmp_path / "marker")
         found = writer.published()
         assert found is not None
         assert (found.version, found.changing) == (earlier.version, "000001-abc")
@@ -340,18 +324,18 @@ def test_rows_under_way_while_another_push_takes_over(
                 return
             two.resume(rows.layout)
             if does != "resume":
-                end(two, rows, rest)
+                end(two, rest)
 
         before(monkeypatch, lance_writer, "as_stored", take)
         with pytest.raises(DatabaseError, match=None if "swap" in does else TAKEN):  # noqa: PT012
             one.append(rest[0])
             # If the table is gone the engine takes them; those before them are not there.
             assert does == "resume and swap"
-            end(one, rows, rest[1:])
+            end(one, rest[1:])
         if does == "resume":
-            end(two, rows, rest)
+            end(two, rest)
         elif does == "begin":
-            end(two, theirs, theirs.batches(100)[1:])
+            end(two, theirs.batches(100)[1:])
         assert_holds(two, theirs if does == "begin" else rows)
 
 
@@ -416,8 +400,7 @@ def test_a_swap_under_way_while_another_push_takes_over(
     with open_writer(address, "docs") as one, open_writer(address, "docs") as two:
         fill(one, old)
         one.begin(rows.pushed, rows.layout)
-        for batch in rows.batches():
-            one.append(batch)
+        append(one, rows.batches())
 
         def take() -> None:
             if does == "begin":
@@ -427,11 +410,11 @@ def test_a_swap_under_way_while_another_push_takes_over(
 
         before(monkeypatch, lance_writer, "read_slices", take)
         with pytest.raises(DatabaseError, match=TAKEN):
-            end(one, rows, [])
+            end(one)
         assert_holds(two, old)
         # What the other one holds is left to it.
         one.discard()
-        end(two, theirs, theirs.batches()) if does == "begin" else end(two, rows, [])
+        end(two, theirs.batches()) if does == "begin" else end(two)
         assert_holds(one, theirs if does == "begin" else rows)
 
 
@@ -441,13 +424,11 @@ def test_a_table_that_was_dropped_and_made_again(address: str, batches: int) -> 
     mine, theirs = Rows.make(500), Rows.make(500, seed=1)
     with open_writer(address, "docs") as one, open_writer(address, "docs") as two:
         one.begin(mine.pushed, mine.layout)
-        for batch in mine.batches(100)[:2]:
-            one.append(batch)
+        append(one, mine.batches(100)[:2])
         two.discard()
         two.begin(theirs.pushed, theirs.layout)
-        for batch in theirs.batches(100)[:batches]:
-            two.append(batch)
+        append(two, theirs.batches(100)[:batches])
         with pytest.raises(DatabaseError, match=TAKEN):
             one.append(mine.batches(100)[2])
-        end(two, theirs, theirs.batches(100)[batches:])
+        end(two, theirs.batches(100)[batches:])
         assert_holds(two, theirs)

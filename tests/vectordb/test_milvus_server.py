@@ -24,6 +24,7 @@ from pymilvus.client import grpc_handler
 from tests.vectordb.pushed_rows import (
     HERE,
     Rows,
+    append,
     assert_clean,
     assert_finds,
     assert_holds,
@@ -366,8 +367,7 @@ def test_the_server_is_killed_in_mid_push(
             _push_and_kill(guarded, address, tmp_path / "marker")
         else:
             writer.begin(rows.pushed, rows.layout)
-            for batch in rows.batches(100)[:7]:
-                writer.append(batch)
+            append(writer, rows.batches(100)[:7])
             guarded.kill()
             for _ in range(2):
                 with pytest.raises(DatabaseError, match="check that the server runs"):
@@ -383,8 +383,7 @@ def test_the_server_is_killed_in_mid_push(
         assert pending.done % 100 == 0
         assert 500 <= pending.done < 2000 if within else pending.done == 700
         writer.resume(rows.layout)
-        for batch in rows.batches(100)[pending.done // 100 :]:
-            writer.append(batch)
+        append(writer, rows.batches(100)[pending.done // 100 :])
         writer.finish()
         assert_holds(writer, rows, pending=True)
         writer.swap()

@@ -3,10 +3,8 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,12 +26,15 @@ from tests.vectordb.pushed_rows import (
     SWAPPED,
     SWAPPING,
     Rows,
+    append,
     assert_clean,
     assert_finds,
     assert_holds,
     changed_by_child,
     contents,
+    end,
     fill,
+    kill,
     pushed_by_child,
     some_changes,
 )
@@ -143,11 +144,6 @@ def shared(backend: Backend) -> Backend:
 def writer(backend: Backend) -> Iterator[DatabaseWriter]:
     with backend.open(**backend.options) as opened:
         yield opened
-
-
-def taken(batches: list[pa.RecordBatch], writer: DatabaseWriter) -> None:
-    for batch in batches:
-        writer.append(batch)
 
 
 def test_an_empty_database(writer: DatabaseWriter) -> None:
@@ -291,7 +287,7 @@ def test_metadata_come_back(writer: DatabaseWriter) -> None:
     fill(writer, old)
     new = replace(old, transform="t2", query_digest="q2")
     writer.begin(new.pushed, new.layout)
-    taken(new.batches(), writer)
+    append(writer, new.batches())
     writer.resume(new.layout)
     writer.finish()
     pending = writer.pending()
@@ -327,7 +323,7 @@ def test_an_interrupted_push_is_resumed(backend: Backend) -> None:
     first, second, third = rows.batches(100)
     with backend.open() as writer:
         writer.begin(rows.pushed, rows.layout)
-        taken([first, second], writer)
+        append(writer, [first, second])
     for done, rest in ((200, [third]), (300, [])):
         with backend.open() as writer:
             assert writer.published() is None
@@ -335,7 +331,7 @@ def test_an_interrupted_push_is_resumed(backend: Backend) -> None:
             assert pending is not None
             assert replace(pending, name="", lease="") == replace(rows.pushed, done=done)
             writer.resume(rows.layout)
-            taken(rest, writer)
+            append(writer, rest)
             writer.finish()
             if not rest:
                 writer.swap()
@@ -463,14 +459,12 @@ def test_of_two_pushes_one_alone_goes_on(shared: Backend, step: str) -> None:
         try:
             take_over(two)
         except DatabaseError:
-            taken(rest, one)
-            one.finish()
-            one.swap()
+            end(one, rest)
             assert_holds(two, mine)
             return
         assert_shut_out(one)
         if step in ("resume", "begin"):
-            taken(rest if step == "resume" else theirs.batches(100), two)
+            append(two, rest if step == "resume" else theirs.batches(100))
             two.finish()
             assert_shut_out(one)
             two.swap()
@@ -523,19 +517,8 @@ def test_what_another_push_replaced_is_not_changed(shared: Backend) -> None:
 
 def kill_after(event: int, does: str, backend: Backend, marker: Path) -> None:
     marker.write_text("0")
-    child = subprocess.Popen(
-        [sys.executable, str(HERE / "writer_child.py"), does, backend.address, "docs", str(marker)],
-        env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
-    )
-    try:
-        deadline = time.monotonic() + 120
-        while int(marker.read_text() or 0) < event:
-            assert child.poll() is None, "it ended by itself"
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-    finally:
-        child.send_signal(signal.SIGKILL)
-        child.wait()
+    arguments = (does, backend.address, "docs", str(marker))
+    kill(lambda: int(marker.read_text() or 0) >= event, str(HERE / "writer_child.py"), *arguments)
 
 
 @pytest.mark.parametrize("wanted", [1, 9, FINISHING, SWAPPING, SWAPPED])
@@ -561,9 +544,7 @@ def test_the_pushing_process_is_killed(engine: Backend, tmp_path: Path, wanted: 
         assert pending is not None
         assert min(wanted * 100, 2000) <= pending.done <= 2000
         writer.resume(rows.layout)
-        taken(rows.batches(100)[pending.done // 100 :], writer)
-        writer.finish()
-        writer.swap()
+        end(writer, rows.batches(100)[pending.done // 100 :])
         assert_holds(writer, rows)
         assert_clean(writer, rows)
 

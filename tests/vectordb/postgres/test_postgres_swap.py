@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tests.vectordb.postgres.helpers import Run, push_all
-from tests.vectordb.pushed_rows import Rows, assert_holds, fill
+from tests.vectordb.pushed_rows import Rows, append, assert_holds, fill
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.registry import open_writer
 
@@ -153,8 +153,7 @@ def test_new_readers_do_not_wait_behind_a_swap_that_waits(address: str) -> None:
     ended: list[float] = []
     with psycopg.connect(address) as holder, open_writer(address, "docs") as writer:
         writer.begin(new.pushed, new.layout)
-        for batch in new.batches():
-            writer.append(batch)
+        append(writer, new.batches())
         writer.finish()
         holder.execute("SELECT count(*) FROM docs").fetchone()
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tests.vectordb.postgres.helpers import Run, push_all
-from tests.vectordb.pushed_rows import Rows, assert_holds, fill
+from tests.vectordb.pushed_rows import Rows, append, assert_holds, fill
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.registry import open_writer
 
@@ -201,7 +201,6 @@ def test_an_id_that_comes_twice_is_named(address: str) -> None:
     rows = Rows.make(200, ids=pa.array([*range(199), 5]))
     with open_writer(address, "docs") as writer:
         writer.begin(rows.pushed, rows.layout)
-        for batch in rows.batches(100):
-            writer.append(batch)
+        append(writer, rows.batches(100))
         with pytest.raises(DatabaseError, match=r"\(id\)=\(5\).*its own id"):
             writer.finish()

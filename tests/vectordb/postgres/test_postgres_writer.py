@@ -13,7 +13,7 @@ import pytest
 from psycopg import sql
 
 from tests.vectordb.postgres.helpers import Run, push_all
-from tests.vectordb.pushed_rows import Rows, assert_finds, assert_holds, fill
+from tests.vectordb.pushed_rows import Rows, append, assert_finds, assert_holds, end, fill
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.registry import open_writer
 
@@ -28,10 +28,7 @@ def test_discard_leaves_what_another_push_is_filling(address: str) -> None:
         begun = time.monotonic()
         two.discard()
         assert time.monotonic() - begun < 5
-        for batch in rows.batches()[1:]:
-            one.append(batch)
-        one.finish()
-        one.swap()
+        end(one, rows.batches()[1:])
         assert_holds(two, rows)
         # What nobody is filling goes.
         one.begin(rows.pushed, rows.layout)
@@ -49,10 +46,7 @@ def test_two_pushes_at_once(address: str) -> None:
         for attempt in (two.pending, lambda: two.begin(rows.pushed, rows.layout)):
             with pytest.raises(DatabaseError, match="another push is filling or changing"):
                 attempt()
-        for batch in rows.batches(100)[1:]:
-            one.append(batch)
-        one.finish()
-        one.swap()
+        end(one, rows.batches(100)[1:])
         assert two.published() is not None
         after = replace(rows, version="000002-def").pushed
         with one.changing(after, rows.layout):
@@ -97,8 +91,7 @@ def test_the_server_is_stopped_in_mid_push(server: Any, address: str) -> None:
     writer = open_writer(address, "docs")
     with writer:
         writer.begin(rows.pushed, rows.layout)
-        for batch in batches[:7]:
-            writer.append(batch)
+        append(writer, batches[:7])
         stop(server)
         with pytest.raises(DatabaseError, match="push again when that is mended: it goes on"):
             writer.append(batches[7])
@@ -115,8 +108,7 @@ def test_the_server_is_stopped_in_mid_push(server: Any, address: str) -> None:
         assert pending.done <= 700
         assert writer.count(pending=True) == pending.done
         writer.resume(rows.layout)
-        for batch in batches[pending.done // 100 :]:
-            writer.append(batch)
+        append(writer, batches[pending.done // 100 :])
         writer.finish()
         assert_holds(writer, rows, pending=True)
         writer.swap()
