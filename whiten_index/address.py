@@ -1,7 +1,5 @@
 """Addresses that may hold a secret: how to find it, and how to keep it out of sight."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

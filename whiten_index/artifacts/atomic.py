@@ -6,8 +6,6 @@ folder, which the system frees when the process dies, however it dies. The next 
 target removes the temporary folders that nobody holds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

@@ -6,8 +6,6 @@ program that deletes unreferenced files would delete too much. The functions her
 if the path does not exist, and raise ``StorageError`` for every other error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

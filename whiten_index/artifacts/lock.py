@@ -6,8 +6,6 @@ between hosts. A lock that is free but names another host is therefore refused: 
 know whether that process is still alive.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import errno

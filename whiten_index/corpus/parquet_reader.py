@@ -1,7 +1,5 @@
 """Reading of Parquet files, with a check that nothing writes to them meanwhile."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence

@@ -7,8 +7,6 @@ hook on a layer sees states of shape (1, T, d).
 Models with relative position biases (MPNet, T5, DeBERTa) cannot be packed: the kernel takes none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

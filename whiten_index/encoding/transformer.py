@@ -1,7 +1,5 @@
 """The loaded model: token ids in, one pooled and unnormalised embedding a text out."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any

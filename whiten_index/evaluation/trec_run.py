@@ -1,7 +1,5 @@
 """Run files: the ranking of every query, as TREC, Parquet or JSON lines; written and read."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools

@@ -4,8 +4,6 @@ For a few queries a matrix-vector product each takes about a third of the time o
 goes row by row. From some tens of queries on, FAISS multiplies blocks of rows itself.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import threading

@@ -1,7 +1,5 @@
 """Charts of a sweep, and the picture of an index: spectrum, variance kept, choice of γ."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Report of a sweep: one HTML page with its charts, and its table as Markdown and JSON."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Gates that a new version must pass: counts, codes, canaries and size."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Segments of a store: immutable folders of embeddings, found by the digests of their texts."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -4,8 +4,6 @@ The Trainer writes ``checkpoint-STEP`` folders in place. A file inside, written 
 whole and has the checksums. ``best-STEP.safetensors`` has the best weights.
 """
 
-from __future__ import annotations
-
 import pickle
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Schemas of the files of an index: the manifest of a version, and ``CURRENT``."""
 
-from __future__ import annotations
-
 import datetime
 from typing import Annotated, Any, Literal, NotRequired
 
