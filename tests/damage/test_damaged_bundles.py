@@ -6,7 +6,6 @@ every damage, each in a separate fork, and prints a line for each.
 
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 PLACES, FLIPS = 20, 120
 # Where FAISS would read what nobody has checked.
 CHECKS: dict[str, dict[str, Any]] = {"full": {}, "sizes": {"verify": "manifest"}}
@@ -113,6 +111,7 @@ def in_fork(work: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    from tests.helpers.bad_input import run_python
     from tests.helpers.builds import build, put_lists_on_disk, random_rows, write_rows
 
     root = tmp_path_factory.mktemp("damaged")
@@ -120,16 +119,8 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     corpus = write_rows(root / "c.parquet", random_rows(5, rows=300), title=titles)
     build(root / "out", corpus, factory="IVF4,PQ4x4", keep=("title",), k=8)
     put_lists_on_disk(root / "out")
-    done = subprocess.run(
-        [sys.executable, __file__, str(root / "out")],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    told = run_python(__file__, root / "out")
+    return [json.loads(line) for line in told.splitlines()]
 
 
 def test_every_damage_is_refused(lines: list[Any]) -> None:

@@ -1,27 +1,18 @@
 """A damaged file is refused with one line or does not matter; it never changes an answer."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.helpers.bad_input import run_python
 
 
 def try_out(kind: str, folder: Path, count: int) -> None:
     """Try out damages in a process that has no threads, and fail with what is wrong."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.damage.damages", kind, str(folder), str(count)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    *wrong, counts = map(json.loads, done.stdout.splitlines())
+    arguments = ("-m", "tests.damage.damages", kind, folder, count)
+    told = run_python(*arguments, OMP_NUM_THREADS="1")
+    *wrong, counts = map(json.loads, told.splitlines())
     print(counts)
     assert counts["cases"] >= max(count, 1)
     assert not wrong, "\n".join(f"{len(wrong)} of {counts['cases']}: {each}" for each in wrong[:20])

@@ -8,6 +8,7 @@ the name imported would look redefined; ``published`` is in conftest.py.
 """
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -77,6 +78,19 @@ def process(
         # As in a person's shell, also where whoever runs the tests ignores Ctrl-C (nohup, cron).
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
+
+
+def run_python(*arguments: Any, **environment: str) -> str:
+    """Return standard output of a fresh interpreter that must succeed."""
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=PROJECT,
+        env={**os.environ, "PYTHONPATH": str(PROJECT), **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def assert_one_error(stderr: str, *, match: str) -> None:

@@ -2,8 +2,6 @@
 
 import builtins
 import json
-import os
-import subprocess
 import sys
 import uuid
 from pathlib import Path
@@ -193,17 +191,9 @@ def child(config_json: str) -> None:
 
 
 def peak_of(config: dict[str, Any]) -> int:
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, __file__, json.dumps(config)],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root), "MALLOC_ARENA_MAX": "2"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return int(done.stdout.splitlines()[-1])
+    from tests.helpers.bad_input import run_python
+
+    return int(run_python(__file__, json.dumps(config), MALLOC_ARENA_MAX="2").splitlines()[-1])
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """Builds of a corpus of texts: what is encoded, what is taken from the store, what is searched."""
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.helpers.bad_input import run_python
 from tests.helpers.builds import build
 from whiten_index import open_index
 from whiten_index.errors import ConfigError
@@ -53,8 +52,7 @@ def test_a_build_from_the_store_alone_needs_no_encoder_and_gives_the_same_index(
         f"assert len(open_index({str(out)!r}).search_like('1-7')) == 10\n"
         "print(*sorted({'torch', 'transformers'} & set(sys.modules)), 'loaded')"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "loaded\n"), done.stderr
+    assert run_python("-c", script) == "loaded\n"
     assert whole.encoded.counts.encoded == 80
     queries = ["the cat sat on the mat", "stars and the moon"]
     indexes = open_index(tmp_path / "whole", device="cpu"), open_index(out, device="cpu")

@@ -5,9 +5,7 @@ were it kept, is above the bound.
 """
 
 import json
-import os
 import resource
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL, LARGE = 20_000, 80_000
 KEPT_CHARACTERS = 3000  # 60,000 rows more are 180 MB more, in a file of a few MB
 DIM = 384  # 60,000 rows more are 92 MB more
@@ -49,17 +46,11 @@ def own_peak_mb() -> float:
 
 def peak_mb(config: dict[str, Any]) -> tuple[int, float]:
     """Return the rows encoded and the peak of a fresh process."""
+    from tests.helpers.bad_input import run_python
+
+    alone = json.dumps({**config, "threads": 1, "device": "cpu"})
     # How many arenas malloc makes depends on the luck of the threads, not on the rows.
-    done = subprocess.run(
-        [sys.executable, __file__, json.dumps({**config, "threads": 1, "device": "cpu"})],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MALLOC_ARENA_MAX": "2"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(run_python(__file__, alone, MALLOC_ARENA_MAX="2").splitlines()[-1])
     return found["rows"], found["peak_mb"]
 
 

@@ -2,12 +2,12 @@
 
 import ast
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.bad_input import run_python
 
 ROOT = Path(__file__).parents[2]
 HEAVY = "{'torch', 'transformers', 'tokenizers', 'faiss', 'pyarrow', 'numpy', 'tqdm'}"
@@ -16,9 +16,7 @@ HEAVY = "{'torch', 'transformers', 'tokenizers', 'faiss', 'pyarrow', 'numpy', 't
 def loaded_by(code: str) -> set[str]:
     """Return which heavy packages a fresh interpreter has loaded after ``code``."""
     script = f"import sys; {code}; print(*({HEAVY} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
+    return set(run_python("-c", script).split())
 
 
 def test_every_module_of_the_library_is_under_the_contract() -> None:

@@ -4,8 +4,6 @@ import ctypes
 import errno
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers import tiny_models
+from tests.helpers.bad_input import run_python
 from tests.helpers.builds import build, random_rows, write_rows
 from whiten_index import BuildConfig, QueryTransform, build_index
 from whiten_index.encoding.encoder import Encoder
@@ -219,8 +218,7 @@ def test_a_client_needs_neither_torch_nor_faiss(columns: Path, tmp_path: Path) -
         "print(t.reduce([[1.0] * t.dim]).shape, *({'torch', 'transformers', 'faiss'} & "
         "set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout == f"(1, {K})\n", done.stderr
+    assert run_python("-c", script) == f"(1, {K})\n"
 
 
 @pytest.mark.parametrize(
