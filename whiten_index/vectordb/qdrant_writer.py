@@ -3,6 +3,8 @@
 A point's id is a UUID made of its row's key. Its payload is the row as JSON: id and kept columns.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import time
