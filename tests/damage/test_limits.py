@@ -162,7 +162,8 @@ def test_a_job_file(run, tmp_path):  # type: ignore[no-untyped-def]
     assert_says(run(arguments), 2, LIMITS[endless])
     (tmp_path / "long.toml").write_text(f'overlap = "{"a" * 500_000}"')
     begun = time.monotonic()
-    found = run(["build", "--config", str(tmp_path / "long.toml")])
+    given = ["c.parquet", "--text-column", "text", "--out", str(tmp_path / "i")]
+    found = run(["build", *given, "--config", str(tmp_path / "long.toml")])
     assert_says(found, 2, "--overlap takes a whole number")
     assert time.monotonic() - begun < 60
 

@@ -3,8 +3,6 @@
 The epilog of ``--help`` lists the exit statuses; 1 is an error that nobody foresaw.
 """
 
-from __future__ import annotations
-
 import atexit
 import errno
 import gc

@@ -1,7 +1,5 @@
 """Output on a terminal: progress bars, tables, and reports as JSON or for people."""
 
-from __future__ import annotations
-
 import math
 import sys
 import threading

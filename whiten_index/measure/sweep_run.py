@@ -291,6 +291,10 @@ def _header(config: SweepConfig, dataset: Dataset) -> dict[str, Any]:
         },
         "dataset": dataset.facts,
         "build": config.build.command(),
+        "spectrum": {
+            "eigenvalues": dataset.spectrum.eigenvalues.tolist(),
+            "rank": dataset.spectrum.rank,
+        },
     }
 
 
