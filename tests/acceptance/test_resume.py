@@ -97,10 +97,10 @@ def test_an_interrupted_and_killed_build_goes_on_and_gives_the_undisturbed_index
         assert process.returncode == status
         assert before + 2 <= kept < SHARDS
     assert not (index / "CURRENT").exists()
-    told = counts(run(*arguments, "--json"))
-    assert told["read"] == ROWS
-    assert told["reused"] >= kept * SHARD
-    assert told["encoded"] + told["reused"] == ROWS
+    counted = counts(run(*arguments, "--json"))
+    assert counted["read"] == ROWS
+    assert counted["reused"] >= kept * SHARD
+    assert counted["encoded"] + counted["reused"] == ROWS
     mine, theirs = version_folder(index), version_folder(undisturbed)
     assert mine.name == theirs.name
     for name in ("index.faiss", "documents.arrow", "whitening.safetensors"):
@@ -125,9 +125,9 @@ def test_an_interrupt_within_a_shard_keeps_what_was_encoded(
     said = process.communicate(timeout=60)[1]
     kept = int(re.findall(r"Stopped: kept (\d+) of 300 rows; run the same command", said)[0])
     assert not finished_shards(stopped)
-    told = counts(run(*encode, stopped, "--json"))
-    assert 0 < kept <= told["reused"] < 300 == told["reused"] + told["encoded"]
-    assert counts(run(*encode, whole, "--json"))["tokens"] > told["tokens"] > 0
+    counted = counts(run(*encode, stopped, "--json"))
+    assert 0 < kept <= counted["reused"] < 300 == counted["reused"] + counted["encoded"]
+    assert counts(run(*encode, whole, "--json"))["tokens"] > counted["tokens"] > 0
     segments = [
         {path.relative_to(store): path.read_bytes() for path in store.glob("*/segments/*/*")}
         for store in (stopped, whole)
@@ -143,8 +143,8 @@ def test_a_killed_encoding_goes_on_and_builds_the_undisturbed_index(
     process = start("encode", *options, "--store", store)
     kept = stop_in_the_middle(process, store, process.kill)
     assert 2 <= kept < SHARDS
-    told = counts(run("encode", *options, "--store", store, "--json"))
-    assert told["reused"] >= kept * SHARD
+    counted = counts(run("encode", *options, "--store", store, "--json"))
+    assert counted["reused"] >= kept * SHARD
     done("build", "--store", store, "--whiten", "whitening", "--k", 16, "--out", index)
     mine, theirs = version_folder(index), version_folder(undisturbed)
     assert (mine / "index.faiss").read_bytes() == (theirs / "index.faiss").read_bytes()
@@ -181,5 +181,5 @@ def test_a_build_after_an_encoding_reads_no_text_again(
     store, index = tmp_path / "store", tmp_path / "index"
     assert counts(run("encode", *options, "--store", store, "--json"))["encoded"] == ROWS
     build = run("build", *options, "--whiten", "none", "--store", store, "--out", index, "--json")
-    told = counts(build)
-    assert (told["encoded"], told["reused"]) == (0, ROWS)
+    counted = counts(build)
+    assert (counted["encoded"], counted["reused"]) == (0, ROWS)

@@ -119,8 +119,8 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     corpus = write_rows(root / "c.parquet", random_rows(5, rows=300), title=titles)
     build(root / "out", corpus, factory="IVF4,PQ4x4", keep=("title",), k=8)
     put_lists_on_disk(root / "out")
-    told = run_python(__file__, root / "out")
-    return [json.loads(line) for line in told.splitlines()]
+    output = run_python(__file__, root / "out")
+    return [json.loads(line) for line in output.splitlines()]
 
 
 def test_every_damage_is_refused(lines: list[Any]) -> None:

@@ -11,8 +11,8 @@ from tests.helpers.bad_input import run_python
 def try_out(kind: str, folder: Path, count: int) -> None:
     """Try out damages in a process that has no threads, and fail with what is wrong."""
     arguments = ("-m", "tests.damage.damages", kind, folder, count)
-    told = run_python(*arguments, OMP_NUM_THREADS="1")
-    *wrong, counts = map(json.loads, told.splitlines())
+    output = run_python(*arguments, OMP_NUM_THREADS="1")
+    *wrong, counts = map(json.loads, output.splitlines())
     print(counts)
     assert counts["cases"] >= max(count, 1)
     assert not wrong, "\n".join(f"{len(wrong)} of {counts['cases']}: {each}" for each in wrong[:20])

@@ -87,13 +87,12 @@ def export(
     if form == MATRIX:
         affine = transform.whitening.export()
         affine.save(target, facts={"query_digest": transform.query_digest})
-        facts: dict[str, object] = {"normalize_input": affine.normalize_input}
-        facts["error"] = affine.error
+        facts: dict[str, Any] = {"normalize_input": affine.normalize_input, "error": affine.error}
     elif form == QUERY:
         transform.save(target)
         spec, column = transform.spec, transform.encoder_facts.get("column")
-        facts = {"encoder": spec.model if spec else f"column {column}"}
-        facts["fingerprint"] = transform.fingerprint
+        encoder = spec.model if spec else f"column {column}"
+        facts = {"encoder": encoder, "fingerprint": transform.fingerprint}
     elif form == HUB:
         from whiten_index.integrations.hub import push_transform
 

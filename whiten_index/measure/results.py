@@ -238,7 +238,7 @@ def by_reason(skipped: Mapping[str, str]) -> list[str]:
 
 
 TOLERANCE = 0.006  # of nDCG@10: a loss this small is within what a choice of queries moves
-_DEEP, _DEEP_LOSS = "quality.recall@100", 0.01  # a loss above this is told
+_DEEP, _DEEP_LOSS = "quality.recall@100", 0.01  # the reason names a loss above this
 _LEVELS = (0.95, 0.9, 0.8)  # of agreement, if nothing is judged
 # Times whose medians differ by more than this factor from round to round are not compared.
 _STEADY = 1.5

@@ -240,7 +240,7 @@ class ShardWork(Work):
             counts.tokens, counts.padded_tokens = encoded.tokens, encoded.padded_tokens
             rows = sum(shard.rows_to_encode for shard in state.shards)
             counts.reused = encoded.known * rows // len(encoded.embeddings)
-            counts.encoded = -counts.reused
+            counts.encoded = -counts.reused  # to which all rows are added below
         with state.step("store"):
             for shard in state.shards:
                 stop = start + len(shard.texts)
