@@ -16,9 +16,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import quote
 
+import grpc
 import pyarrow as pa
 import pytest
-from pymilvus import MilvusClient, MilvusException
+from pymilvus import MilvusClient
 from pymilvus.client import grpc_handler
 
 from tests.vectordb.pushed_rows import (
@@ -299,7 +300,7 @@ def _wait_for_the_role(place: str, token: str) -> None:
         try:
             user.list_aliases()
             break
-        except MilvusException:
+        except grpc.RpcError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
