@@ -141,8 +141,8 @@ def _check_shapes(tensors: Mapping[str, NDArray[Any]], shapes: Mapping[str, str]
     lengths: dict[str, int] = {"1": 1}
     for name, letters in shapes.items():
         shape = tensors[name].shape
-        if len(shape) != len(letters):
-            raise ValueError(f"{name} has shape {shape}")
+        if len(shape) != len(letters) or tensors[name].dtype not in _NAMES:
+            raise ValueError(f"{name} is {tensors[name].dtype} of shape {shape}")
         for letter, length in zip(letters, shape, strict=True):
             if lengths.setdefault(letter, length) != length:
                 raise ValueError(f"{name} has shape {shape}")

@@ -22,7 +22,7 @@ class WhitenedTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
 
     ``partial_fit`` takes batches of any size, in O(d²) memory; the result is that of ``fit`` on
     all rows. Vectors are what ``Whitening.apply`` gives, not scaled to unit length, in float32 if
-    the embeddings are, else in float64.
+    the embeddings are, else in float64. ``normalize_input`` counts as it was at the first batch.
 
     Attributes:
         moments_: of all rows since ``fit`` or the first ``partial_fit``.
@@ -65,7 +65,9 @@ class WhitenedTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
 
     def _learn(self, X: ArrayLike, before: Moments | None, **how: Any) -> None:
         rows = validate_data(self, X, reset=before is None, dtype=_DTYPES, **how)
-        moments = Moments.of(unit_rows(rows) if self.normalize_input else rows)
+        if before is None:
+            self._unit = self.normalize_input
+        moments = Moments.of(unit_rows(rows) if self._unit else rows)
         self.moments_ = moments if before is None else before + moments
         self._fitted: Whitening | None = None
 
@@ -77,6 +79,7 @@ class WhitenedTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             # Grids of parameters hold numpy's numbers.
             given = self.get_params(deep=False).items()
             options = {n: v.item() if isinstance(v, np.generic) else v for n, v in given}
+            options["normalize_input"] = self._unit
             self._fitted = Whitening.fit(self.moments_, WhiteningConfig(**options))
         return self._fitted
 

@@ -418,7 +418,7 @@ class Whitening:
         if self.estimator not in (*ESTIMATORS, "fixed"):
             return f"estimator {self.estimator}"
         dim, kept = self.basis.shape
-        if not 0 <= self.remove_top <= dim - kept:
+        if not (kept and 0 <= self.remove_top <= dim - kept):
             return f"remove_top {self.remove_top} and {kept} directions, of {dim}"
         if self.groups is not None and not (0 < self.groups <= dim and dim % self.groups == 0):
             return f"{self.groups} groups of {dim} channels"
