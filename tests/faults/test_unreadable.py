@@ -368,7 +368,7 @@ def test_what_a_version_needs_stays_where_it_cannot_be_read(
         ("indexes", "*.json"),
         ("segments", "*/manifest.json"),
         ("segments", "*/embeddings.safetensors"),
-        ("digests", "*.bin"),
+        ("digests", "*.zst"),
         ("rows", "*.zst"),
     ],
 )
@@ -379,7 +379,7 @@ def test_a_store_that_cannot_be_read_is_not_damaged(
     (path,) = place.folder(folder).glob(file)
     status, stdout, stderr = failing("openat", path, "EIO", *place.command(command))
     place.assert_all_there()
-    if command == "gc" and file.endswith(".zst"):
+    if command == "gc" and folder == "rows":
         # It does not read ids and kept columns.
         assert status == 0, stderr
         return

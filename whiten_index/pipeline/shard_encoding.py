@@ -35,6 +35,7 @@ from whiten_index.errors import ConfigError, CorpusError, EncoderError
 from whiten_index.store.digest_index import Lookup
 from whiten_index.store.dtypes import StoreDtype
 from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.notes import UNFINISHED
 from whiten_index.store.records import CorpusPart
 from whiten_index.store.segments import Segment, digests_name, keyed
 
@@ -207,7 +208,8 @@ class ShardWork(Work):
                 state.prepared = encoder.prepare(texts)
             new = np.concatenate([shard.digests[shard.to_encode] for shard in state.shards])
             state.key = {"texts": digests_name(new), "version": __version__, **encoder.runtime}
-            if (before := self.store.results.sample(state.key, {"embeddings": "md"})) is not None:
+            before = self.store.results.sample(state.key, {"embeddings": "md"}, UNFINISHED)
+            if before is not None:
                 state.prepared = replace(state.prepared, known=before["embeddings"])
         return state
 
@@ -221,9 +223,11 @@ class ShardWork(Work):
             encoder = self.encoder()
             halved = encoder.budget.halvings
             in_rows = _in_rows(advance, rows=rows, texts=len(state.prepared.texts))
-            keep = functools.partial(self.store.results.save_sample, state.key)
+            save = self.store.results.save_sample
             state.ran = encoder.run(
-                state.prepared, advance=in_rows, stopped=lambda found: keep({"embeddings": found})
+                state.prepared,
+                advance=in_rows,
+                stopped=lambda found: save(state.key, {"embeddings": found}, UNFINISHED),
             )
         state.counts.out_of_memory = encoder.budget.halvings - halved
         state.prepared = None
@@ -248,7 +252,7 @@ class ShardWork(Work):
                 state.parts.append((part, shard.batch.skipped))
                 start = stop
             if encoded is not None and encoded.known:
-                self.store.results.forget_sample(state.key)
+                self.store.results.forget_unfinished(state.key)
         state.shards, state.ran = [], None
         return state
 

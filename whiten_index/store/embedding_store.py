@@ -4,14 +4,14 @@ Layout below the root, one folder an encoder::
 
     <encoder-fingerprint>/
         manifest.json                     the encoder
-        samples/<fingerprint>.safetensors pieces of documents that a transform is chosen on, and
-                                          what an interrupted run had encoded of a segment
+        samples/<fingerprint>.safetensors pieces of documents that a transform is chosen on
+        unfinished/<f…>.safetensors       what an interrupted run had encoded of a segment
         choices/<fingerprint>.json        transforms chosen
         runtimes/<fingerprint>.json       versions of the libraries that computed embeddings
         segments/<name>/                  embeddings with the digests of their texts, moments of d
                                           rows or more, manifest (last)
-        digests/<name>.bin                digests of the texts of a part of a corpus, in order
-        rows/<name>.arrow.zst             its ids and kept columns
+        digests/<name>.zst                digests of the texts of a part of a corpus, in order
+        rows/<name>.zst                   its ids and kept columns
         corpora/<source-fingerprint>.json the parts of a corpus, in order
         indexes/<fingerprint>.json        place of an index built from here
         registered/<fingerprint>.json     the same again
@@ -23,7 +23,7 @@ again under any file name, id or metadata column, and in whichever segment it is
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -52,14 +52,13 @@ from whiten_index.artifacts.storage import Place, Storage
 from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError
 from whiten_index.store.dtypes import keeps_moments
-from whiten_index.store.index_registry import FOLDER, IndexRegistry, owner_of
+from whiten_index.store.notes import INDEXES, IndexRegistry, ResultCache, owner_of
 from whiten_index.store.records import CorpusPart, CorpusRecord, EncoderFacts
-from whiten_index.store.result_cache import ResultCache
-from whiten_index.store.segments import REMEDY, EmbeddingRows, Segments, digests_name, finite
+from whiten_index.store.segments import REMEDY, EmbeddingRows, Segments, finite
 from whiten_index.whitening.moments import Moments
 
-# Files of ids and kept columns, and of digests.
-_DOCUMENTS, _DIGESTS = ".arrow.zst", ".bin"
+# Folders of the files of parts, and the ending of these.
+_DIGESTS, _ROWS, _END = "digests", "rows", ".zst"
 # Rows of small parts whose moments are taken together.
 _ROWS_TOGETHER = 1024
 
@@ -132,7 +131,7 @@ class EmbeddingStore(Segments):
         store = cls(root, encoder, fingerprint)
         fields = SCHEMA.headed(encoder=store.encoder, fingerprint=fingerprint)
         with writing(store.folder):
-            for name in ("segments", "digests", "rows", "corpora", FOLDER):
+            for name in ("segments", _DIGESTS, _ROWS, "corpora", INDEXES):
                 make_folder(store.folder / name)
             if store._recorded_encoder() != store.encoder:
                 manifest.write_manifest(store.folder / manifest.MANIFEST, fields)
@@ -177,12 +176,7 @@ class EmbeddingStore(Segments):
 
     def write_digests(self, digests: NDArray[np.uint8]) -> str:
         """Keep the digests (n, 16) of the texts of a part; return the name of the file."""
-        name = digests_name(digests)
-        path = self._digests_path(name)
-        if self._checked_bytes(path, _content) is None:
-            self._put(path, digests.tobytes())
-        self.mirror.keep(path)
-        return name
+        return self._keep(_DIGESTS, digests.tobytes())
 
     def digests(self, part: CorpusPart) -> NDArray[np.uint8]:
         """Return the digests (n, 16) of the texts of a part.
@@ -190,7 +184,7 @@ class EmbeddingStore(Segments):
         Raises:
             ArtifactError: they are missing or damaged.
         """
-        data = self._required_bytes(self._digests_path(part.digests), _content)
+        data = self._required_bytes(self.part_files(part)[0])
         return np.frombuffer(data, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
 
     def embeddings(self, part: CorpusPart) -> EmbeddingRows:
@@ -251,19 +245,9 @@ class EmbeddingStore(Segments):
     def write_documents(self, documents: pa.Table) -> str:
         """Keep the ids and kept columns of a part; return the name of the file.
 
-        Equal rows get equal names, however the table is chunked or sliced. The name is of the rows,
-        as the bytes of the compressed file change with zstd's release.
+        Equal rows get equal names, however the table is chunked or sliced.
         """
-        data = _as_bytes(documents)
-        name = _digest(data)
-        path = self._documents_path(name)
-        if self._checked_bytes(path, _unpacked) is None:
-            sink = pa.BufferOutputStream()
-            with pa.CompressedOutputStream(sink, "zstd") as stream:
-                stream.write(data)
-            self._put(path, sink.getvalue().to_pybytes())
-        self.mirror.keep(path)
-        return name
+        return self._keep(_ROWS, _as_bytes(documents))
 
     def name_documents(self, documents: pa.Table) -> str:
         """Return the name that ``write_documents`` would return."""
@@ -275,21 +259,16 @@ class EmbeddingStore(Segments):
         Raises:
             ArtifactError: they are missing or damaged.
         """
-        data = self._required_bytes(self._documents_path(part.documents), _unpacked)
-        return pa.ipc.open_stream(data).read_all()
+        return pa.ipc.open_stream(self._required_bytes(self.part_files(part)[1])).read_all()
 
     def part_files(self, part: CorpusPart) -> tuple[Path, Path]:
         """Return the files of a part's digests, and of its ids and kept columns."""
-        return self._digests_path(part.digests), self._documents_path(part.documents)
+        return self._part_file(_DIGESTS, part.digests), self._part_file(_ROWS, part.documents)
 
     def all_part_files(self) -> list[Path]:
         """Return the files of digests, and of ids and kept columns, of all parts."""
-        kinds = {self.folder / "digests": _DIGESTS, self.folder / "rows": _DOCUMENTS}
-        return [
-            folder / name
-            for folder, ending in kinds.items()
-            for name in self.mirror.names(folder, f"[!.]*{ending}")
-        ]
+        folders = (self.folder / _DIGESTS, self.folder / _ROWS)
+        return [each / name for each in folders for name in self.mirror.names(each, f"[!.]*{_END}")]
 
     def check_part_file(self, path: Path, parts: Iterable[CorpusPart]) -> None:
         """Check a file of ``all_part_files``, and its length where it is one of these parts.
@@ -297,57 +276,57 @@ class EmbeddingStore(Segments):
         Raises:
             ArtifactError: it is missing or damaged.
         """
-        of_digests = path.name.endswith(_DIGESTS)
         with self.mirror.opened(path) as file:
-            data = (_content if of_digests else _unpacked)(file)
-        if data is None or _digest(data) != path.name.partition(".")[0]:
+            data = _content(file)
+        if data is None or _digest(data) != path.stem:
             raise ArtifactError(f"{path} is missing or damaged; {REMEDY}")
         rows = len(data) // DIGEST_BYTES
-        if not of_digests:
+        if path.parent.name == _ROWS:
             rows = pa.ipc.open_stream(data).read_all().num_rows
         for part in parts:
             if path in self.part_files(part) and part.rows != rows:
                 raise ArtifactError(f"{path} has {rows} rows, and its part has {part.rows}")
 
-    def _digests_path(self, name: str) -> Path:
-        return self.folder / "digests" / f"{name}{_DIGESTS}"
+    def _part_file(self, kind: str, name: str) -> Path:
+        return self.folder / kind / f"{name}{_END}"
 
-    def _documents_path(self, name: str) -> Path:
-        return self.folder / "rows" / f"{name}{_DOCUMENTS}"
-
-    def _put(self, path: Path, data: bytes) -> None:
-        with writing(path):
-            if not exists(path.parent):
-                # On another machine than that which made the store in its bucket.
+    def _keep(self, kind: str, data: bytes) -> str:
+        """Keep a file of a part, named by its content: packed, it changes with zstd's release."""
+        path = self._part_file(kind, _digest(data))
+        if self._checked_bytes(path) is None:
+            with writing(path):
+                # On another machine than that which made the store in its bucket, it is missing.
                 make_folder(path.parent)
-            replace_file(path, data)
-        self.mirror.push(path)
+                replace_file(path, pa.compress(data, "zstd", asbytes=True))
+            self.mirror.push(path)
+        self.mirror.keep(path)
+        return path.stem
 
-    def _required_bytes(self, path: Path, read: Callable[[Path], bytes | None]) -> bytes:
-        data = self._checked_bytes(path, read)
+    def _required_bytes(self, path: Path) -> bytes:
+        data = self._checked_bytes(path)
         if data is None and self.mirror.look_again():
-            data = self._checked_bytes(path, read)
+            data = self._checked_bytes(path)
         if data is None:
             raise ArtifactError(f"{path} is missing or damaged; {REMEDY}")
         return data
 
-    def _checked_bytes(self, path: Path, read: Callable[[Path], bytes | None]) -> bytes | None:
+    def _checked_bytes(self, path: Path) -> bytes | None:
         """Return the content that a file is named by, None where it is missing or damaged."""
         self.mirror.fetch(path)
-        data = read(path)
-        if data is not None and _digest(data) == path.name.partition(".")[0]:
+        data = _content(path)
+        if data is not None and _digest(data) == path.stem:
             return data
-        return self._checked_bytes(path, read) if self.mirror.fetch_again(path) else None
+        return self._checked_bytes(path) if self.mirror.fetch_again(path) else None
 
     def has(self, part: CorpusPart) -> bool:
         """Return whether the rows of a part are there, checked against their checksums."""
         if not part.rows:
             return True
-        readers = zip(self.part_files(part), (_content, _unpacked), strict=True)
-        sound = all(self._checked_bytes(path, read) is not None for path, read in readers)
+        paths = self.part_files(part)
+        sound = all(self._checked_bytes(path) is not None for path in paths)
         if not sound or self.missing_rows(part, verify=True):
             return False
-        for path in self.part_files(part):
+        for path in paths:
             self.mirror.keep(path)
         return True
 
@@ -468,17 +447,13 @@ def _as_bytes(documents: pa.Table) -> bytes:
     return data
 
 
-def _unpacked(path: Path) -> bytes | None:
+def _content(path: Path) -> bytes | None:
     """Return the content of a compressed file, None if it is missing or damaged."""
-    return _content(path, compression="zstd")
-
-
-def _content(path: Path, compression: str | None = None) -> bytes | None:
     try:
         with (
             reading(path),
             open_regular(path) as file,
-            pa.input_stream(file, compression=compression) as stream,
+            pa.input_stream(file, compression="zstd") as stream,
         ):
             data: bytes = stream.read()
     except (ArtifactError, OSError, pa.ArrowException):

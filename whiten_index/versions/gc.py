@@ -19,6 +19,7 @@ from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.paths import is_uri, shown
 from whiten_index.store.digest_index import HashTable, digest_keys
 from whiten_index.store.embedding_store import EmbeddingStore, open_stores
+from whiten_index.store.notes import UNFINISHED
 from whiten_index.versions.published import read_index_id
 from whiten_index.versions.references import (
     Reference,
@@ -44,7 +45,7 @@ class GcReport:
     store: str  # the root folder
     dry_run: bool  # whether nothing was removed
     segments: int  # removed
-    parts: int  # files of digests, and of ids and kept columns, removed
+    parts: int  # files of digests, of ids and kept columns, and of interrupted encodes, removed
     leftovers: int  # unfinished files of writers that died, removed
     bytes: int  # freed, those of leftovers not counted
     kept: dict[str, int]  # kind -> how many of it stay; `recent` of them stay for their age alone
@@ -159,7 +160,7 @@ def _collect(
     # A time in the future counts too.
     recent = {path for path in paths if mirror.modified(path) > since}
     kept = {path for path in paths if path.name in needed} | recent
-    there = store.all_part_files()
+    there = [*store.all_part_files(), *store.results.files(UNFINISHED)]
     kept_files = {path for path in there if path in files or mirror.modified(path) > since}
     gone, gone_files = set(paths) - kept, set(there) - kept_files
     size = mirror.size(*gone, *gone_files)

@@ -26,7 +26,7 @@ from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.paths import is_uri
 from whiten_index.store.embedding_store import EmbeddingStore, encoder_folders
-from whiten_index.store.index_registry import RegisteredIndex
+from whiten_index.store.notes import RegisteredIndex
 from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.provenance import corpus_record
 from whiten_index.versions.published import (

@@ -29,6 +29,7 @@ from whiten_index.store.embedding_store import (
     read_encoder,
     require_encoder_folders,
 )
+from whiten_index.store.notes import RESULTS
 from whiten_index.store.records import CorpusPart
 from whiten_index.versions.published import CURRENT, require_published
 from whiten_index.versions.references import (
@@ -177,9 +178,6 @@ def verify_store(root: Place) -> VerifyReport:
     return as_report("store", place, list(checks.values()), again)
 
 
-_NOTES = ("choices", "samples", "runtimes")
-
-
 class _StoreCheck(Check):
     """One look at all that an encoder has in a store, or at what the ``first`` found damaged."""
 
@@ -199,9 +197,8 @@ class _StoreCheck(Check):
         self._read_versions()
         self._check_part_files()
         self._check_segments()
-        for kind in _NOTES:
-            names = self.mirror.names(folder / kind)
-            for path in self.asked(folder / kind / name for name in names):
+        for kind in RESULTS:
+            for path in self.asked(self.store.results.files(kind)):
                 with self.counting(kind, path):
                     self.store.results.check(path)
 
@@ -285,7 +282,7 @@ class _StoreCheck(Check):
             )
         if kind == "indexes":
             return (), f"verify {path.parent}, which says more"
-        if kind in _NOTES:
+        if kind in RESULTS:
             return (), f"remove {path}: it is made again when it is next needed"
         touched = [each.by for each in self._references if self._needs(each, kind, path)]
         names = tuple(dict.fromkeys(touched))
