@@ -2,10 +2,14 @@
 
 import json
 import os
+import tarfile
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.builds import ROWS, build, index_file, random_rows, write_rows
@@ -51,6 +55,28 @@ def test_a_second_build_reads_no_file_that_is_as_it_was(tmp_path: Path) -> None:
     write_rows(tmp_path / "c.parquet", random_rows(19))
     os.utime(corpus, (1e9, 1e9))
     assert build(tmp_path / "out", corpus, k=6).encoded.counts.encoded == ROWS
+
+
+@pytest.mark.parametrize("kind", ["memory", "tar"])
+def test_a_file_whose_time_says_nothing_is_read_again(tmp_path: Path, kind: str) -> None:
+    path, encoded, memory = tmp_path / "c.parquet", [], fsspec.filesystem("memory")
+    plain: Any = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    memory.pipe("/again/c.parquet", b"")
+    for seed in (20, 21):
+        pq.write_table(
+            pa.table({"id": range(ROWS), "embedding": list(random_rows(seed))}), path, **plain
+        )
+        os.utime(path, (1e9, 1e9))
+        with tarfile.open(tmp_path / "t", "w") as packed:
+            packed.add(path, "c.parquet")
+        with memory.open("/again/c.parquet", "r+b") as file:
+            file.write(path.read_bytes())
+        place = {
+            "memory": "memory://again/c.parquet",
+            "tar": f"tar://c.parquet::file://{tmp_path}/t",
+        }
+        encoded.append(build(tmp_path / "out", place[kind]).encoded.counts.encoded)
+    assert encoded == [ROWS, ROWS]
 
 
 @pytest.mark.parametrize("damage", ["garbage", "empty", "missing", "names nothing"])

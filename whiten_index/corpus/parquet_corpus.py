@@ -366,7 +366,7 @@ def _fingerprint(file: SourceFile, config: CorpusConfig, *, now: int) -> str:
     """
     identity = file.identity
     assert identity is not None
-    if not identity.tag and (identity.modified is None or identity.modified > now - _RACY_NS):
+    if identity.modified is None or identity.modified > now - _RACY_NS:
         return ""
     return fingerprint(
         {

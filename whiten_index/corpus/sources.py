@@ -166,9 +166,8 @@ def canonical(source: str | Path) -> str:
 def _files_of(source: str) -> list[SourceFile]:
     base, pattern = _split_glob(source)
     filesystem, path = resolve(base or ".")
-    match: _Match = _is_parquet
-    if pattern:
-        match = functools.partial(_matches, patterns=pattern.split("/"))
+    named = functools.partial(_matches, patterns=pattern.split("/"))
+    match: _Match = named if pattern else _is_parquet
     listed: list[str] = []
     try:
         with asking(path):
@@ -311,9 +310,9 @@ def _utf8(path: str) -> str:
 
 
 # Names under which servers and fsspec give the version of a file. A date alone is none: a file may
-# be written twice in a second.
-_DATE = "last-modified"
-_TAGS = ("etag", "generation", "versionid", "version_id", "md5hash", "content-md5", "created",
+# be written twice in a second or in place.
+_DATE, _MADE = "last-modified", "created"
+_TAGS = ("etag", "generation", "versionid", "version_id", "md5hash", "content-md5", _MADE,
          "blob_id", _DATE)  # fmt: skip
 
 
@@ -322,8 +321,8 @@ class Identity:
     """Identity that changes with the content of a file."""
 
     size: int  # bytes
-    # Nanoseconds since 1970 of the last write, None with a tag or if the file system does not say.
-    # Programs that copy files set it.
+    # Nanoseconds since 1970 of the last write, which programs that copy files set; 0 with a tag,
+    # None if only reading can show a change.
     modified: int | None
     tag: str = ""  # ETag, generation or version that an object store gives, else empty
     # Inode and ctime of a local file. No program can set the ctime. It is not pickled, since
@@ -418,14 +417,16 @@ def _identify(filesystem: Any, path: str) -> Identity:
         with filesystem.open_input_file(path) as file:
             given, size = file.metadata() or {}, file.size()
     tags = {str(key).lower(): str(given[key]) for key in sorted(given) if str(key).lower() in _TAGS}
-    if tags.keys() - {_DATE}:
-        return Identity(size, None, " ".join(tags.values()))
+    if tags.keys() - {_DATE, _MADE}:
+        return Identity(size, 0, " ".join(tags.values()))
     if written := parsedate_tz(tags.get(_DATE)):
         return Identity(size, mktime_tz(written) * 10**9)
     info = _look(filesystem, path)
     if info.type != pafs.FileType.File:
         raise FileNotFoundError(path)
-    return Identity(info.size, info.mtime_ns)
+    # Whoever packed an archive chose the times in it.
+    packed = hasattr(getattr(handler, "fs", None), "fo")
+    return Identity(size, None if packed else info.mtime_ns, tags.get(_MADE, ""))
 
 
 def _look(filesystem: Any, path: str) -> Any:
