@@ -22,7 +22,7 @@ from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.versions import gc as gc_room
 from whiten_index.versions import published as published_room
-from whiten_index.versions import verify_store as verify_room
+from whiten_index.versions import verify as verify_room
 
 pytestmark = pytest.mark.service
 CHANGED = 17

@@ -26,7 +26,7 @@ from whiten_index.store import segments
 from whiten_index.store.segments import Segments
 from whiten_index.versions.compaction import compact_store
 from whiten_index.versions.gc import gc_store
-from whiten_index.versions.verify_store import verify_store
+from whiten_index.versions.verify import verify_store
 
 
 def compact(world: World, **options):

@@ -21,7 +21,7 @@ from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.compaction import compact_store
 from whiten_index.versions.gc import gc_store
-from whiten_index.versions.verify_store import verify_store
+from whiten_index.versions.verify import verify_store
 
 
 def nights(world: World, count: int, seed: int = 0) -> None:

@@ -20,8 +20,7 @@ from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.compaction import compact_store
 from whiten_index.versions.gc import gc_store
-from whiten_index.versions.verify import verify_index
-from whiten_index.versions.verify_store import verify_store
+from whiten_index.versions.verify import verify_index, verify_store
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from whiten_index.errors import ArtifactError, StorageError
 from whiten_index.progress import Progress, Stages
 
 if TYPE_CHECKING:
-    from whiten_index.versions.verify_store import VerifyReport
+    from whiten_index.versions.verify import VerifyReport
 
 index_argument = click.argument("index", type=PATH)
 store_argument = click.argument("store", metavar="INDEX|STORE", type=PATH)

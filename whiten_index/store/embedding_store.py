@@ -270,8 +270,8 @@ class EmbeddingStore(Segments):
         folders = (self.folder / _DIGESTS, self.folder / _ROWS)
         return [each / name for each in folders for name in self.mirror.names(each, f"[!.]*{_END}")]
 
-    def check_part_file(self, path: Path, parts: Iterable[CorpusPart]) -> None:
-        """Check a file of ``all_part_files``, and its length where it is one of these parts.
+    def check_part_file(self, path: Path, part: CorpusPart | None) -> None:
+        """Check a file of ``all_part_files``, and its length if the part that it is of is known.
 
         Raises:
             ArtifactError: it is missing or damaged.
@@ -283,9 +283,8 @@ class EmbeddingStore(Segments):
         rows = len(data) // DIGEST_BYTES
         if path.parent.name == _ROWS:
             rows = pa.ipc.open_stream(data).read_all().num_rows
-        for part in parts:
-            if path in self.part_files(part) and part.rows != rows:
-                raise ArtifactError(f"{path} has {rows} rows, and its part has {part.rows}")
+        if part is not None and part.rows != rows:
+            raise ArtifactError(f"{path} has {rows} rows, and its part has {part.rows}")
 
     def _part_file(self, kind: str, name: str) -> Path:
         return self.folder / kind / f"{name}{_END}"

@@ -134,6 +134,12 @@ class Segments:
 
         ``verify`` checks the content against its checksums, not only the sizes.
         """
+        try:
+            return self._segment(name, verify=verify)
+        except ArtifactError:
+            return None
+
+    def _segment(self, name: str, *, verify: bool) -> Segment:
         folder = self.segments_folder / name
         self.mirror.fetch(folder)
         try:
@@ -141,13 +147,23 @@ class Segments:
             hash_it = verify and self._hashed.get(name) != fields
             self.check_segment(folder, fields, content=hash_it)
         except ArtifactError:
-            again = self.mirror.fetch_again(folder)
-            return self.segment(name, verify=verify) if again else None
+            if self.mirror.fetch_again(folder):
+                return self._segment(name, verify=verify)
+            raise
         if hash_it:
             self._hashed[name] = fields
             # An upload may have been cut off.
             self.mirror.keep(folder)
         return fields["segment"]
+
+    def require_segment(self, name: str) -> Segment:
+        """Return a segment; raise ``ArtifactError`` where it is missing or damaged."""
+        try:
+            return self._segment(name, verify=True)
+        except ArtifactError:
+            if not self.mirror.look_again():
+                raise
+        return self._segment(name, verify=True)
 
     def check_segment(self, folder: Path, fields: SegmentManifest, *, content: bool) -> None:
         """Check the files of a segment, the shapes of its arrays, and with ``content`` for NaN."""
@@ -179,20 +195,6 @@ class Segments:
             if MOMENTS in fields["files"] and Moments.load(folder / MOMENTS).count != rows:
                 raise ArtifactError(f"{folder} is damaged: its moments are of other rows")
             return np.array(map_tensor(folder / EMBEDDINGS, "digests", remedy=REMEDY))
-
-    def require_segment(self, name: str) -> Segment:
-        """Return a segment; raise ``ArtifactError`` where it is missing or damaged."""
-        found = self.segment(name)
-        if found is None and self.mirror.look_again():
-            found = self.segment(name)
-        if found is None:
-            folder = self.segments_folder / name
-            culprit = manifest.first_damaged(folder, SCHEMA) or folder
-            raise ArtifactError(
-                f"segment {name} of the store {self.place} cannot be read: {culprit} is missing "
-                f"or damaged; {REMEDY}"
-            )
-        return found
 
     def look_again(self) -> None:
         """Take note of segments that others wrote or removed since."""

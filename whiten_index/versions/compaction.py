@@ -18,12 +18,11 @@ from whiten_index.store.dtypes import StoreDtype, segment_bytes
 from whiten_index.store.embedding_store import EmbeddingStore, open_stores
 from whiten_index.store.segments import Segment
 from whiten_index.versions.references import (
-    corpus_references,
-    index_references,
     indexes_of,
     lock_indexes,
     lock_stores,
     needed_digests,
+    references_of,
 )
 
 # A segment of fewer rows than this share of a full one is joined with others.
@@ -79,11 +78,9 @@ def compact_store(root: Place, *, segment_rows: int = SHARD_ROWS) -> CompactRepo
     for store in open_stores(place):
         with naming(), contextlib.ExitStack() as locks:
             lock_stores(place, [store], locks)
-            references, indexes = list(corpus_references(store)), indexes_of(place, [store])
+            indexes = indexes_of(place, [store])
             lock_indexes(indexes, place, locks)
-            for index in indexes:
-                references += index_references(index, place, [store])
-            wanted = needed_digests(store, references)
+            wanted = needed_digests(store, references_of(place, [store], indexes))
             store.tidy()
             before.update(_size(store))
             # What was removed may leave others mostly unused.

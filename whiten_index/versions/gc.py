@@ -23,13 +23,13 @@ from whiten_index.store.notes import UNFINISHED
 from whiten_index.versions.published import read_index_id
 from whiten_index.versions.references import (
     Reference,
-    corpus_references,
     files_naming,
     index_references,
     indexes_of,
     lock_indexes,
     lock_stores,
     needed_digests,
+    references_of,
     stores_of,
 )
 
@@ -106,9 +106,7 @@ def gc_store(
                 _register(index, place, users[index])
             for store, file in itertools.product(stores, files):
                 store.indexes.forget(file)
-        references = [each for store in stores for each in corpus_references(store)]
-        for index in used_by:
-            references += index_references(index, place, stores)
+        references = references_of(place, stores, used_by)
         if not dry_run:
             removed["leftovers"] = sum(store.tidy() for store in stores)
         for store in stores:

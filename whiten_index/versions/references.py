@@ -212,17 +212,23 @@ def stores_of(
     return found
 
 
-def corpus_references(store: EmbeddingStore) -> Iterator[Reference]:
-    """Yield the references of the corpora of a store."""
-    paths = store.record_paths()
-    if not paths and store.segment_names():
-        raise ArtifactError(
-            f"{store.folder / 'corpora'} has no record of a corpus, so that it is not known which "
-            "rows are needed; mount its disk, run the encode that was interrupted to its end, or, "
-            f"if nothing needs them, remove {store.folder}"
-        )
-    for path in paths:
-        yield corpus_reference(store, path)
+def references_of(
+    root: Place, stores: Collection[EmbeddingStore], indexes: Iterable[Place]
+) -> list[Reference]:
+    """Return the references of the corpora of stores, and of the versions of indexes."""
+    found = list[Reference]()
+    for store in stores:
+        paths = store.record_paths()
+        if not paths and store.segment_names():
+            raise ArtifactError(
+                f"{store.folder / 'corpora'} has no record of a corpus, so that it is not known "
+                "which rows are needed; mount its disk, run the encode that was interrupted to its "
+                f"end, or, if nothing needs them, remove {store.folder}"
+            )
+        found += [corpus_reference(store, path) for path in paths]
+    for index in indexes:
+        found += index_references(index, root, stores)
+    return found
 
 
 def corpus_reference(store: EmbeddingStore, path: Path) -> Reference:
@@ -276,32 +282,26 @@ def version_reference(
     folder: Path, root: Place, stores: Collection[EmbeddingStore], mirror: Storage = LOCAL
 ) -> Reference | None:
     """Return the reference of a version, None if it needs nothing of these stores."""
-    if folder.parent.name == CANDIDATES:
-        mirror = LOCAL
-    with mirror.opened(folder, [RECORD]) as copy:
-        # In a bucket one may have been pruned meanwhile.
-        return _reference(copy, folder, root, stores) if exists(copy) else None
-
-
-def _reference(
-    copy: Path, folder: Path, root: Place, stores: Collection[EmbeddingStore]
-) -> Reference | None:
+    published = folder.parent.name == VERSIONS
     by = f"version {folder.name} of index {folder.parent.parent}"
-    version: Version | None = None
-    with contextlib.suppress(ArtifactError):
-        version = read_version(copy)
-    fields = None if version is None else version.fields
-    encoder = None if fields is None else fields["encoder_fingerprint"]
-    if not any(encoder in (None, store.fingerprint) for store in stores):
-        return None
-    try:
-        # A sound record suffices where the manifest is damaged.
-        own = CorpusRecord.load(copy / RECORD) if version is None else corpus_record(version)
-        return Reference(by, encoder, own)
-    except ArtifactError:
-        if fields is not None and _is_elsewhere(fields, root):
+    with (mirror if published else LOCAL).opened(folder, [RECORD]) as copy:
+        # In a bucket one may have been pruned meanwhile.
+        if not exists(copy):
             return None
-    way = "with whiten-index prune" if folder.parent.name == VERSIONS else "as a folder"
+        version: Version | None = None
+        with contextlib.suppress(ArtifactError):
+            version = read_version(copy)
+        encoder = None if version is None else version.fields["encoder_fingerprint"]
+        if not any(encoder in (None, store.fingerprint) for store in stores):
+            return None
+        try:
+            # A sound record suffices where the manifest is damaged.
+            own = CorpusRecord.load(copy / RECORD) if version is None else corpus_record(version)
+            return Reference(by, encoder, own)
+        except ArtifactError:
+            if version is not None and _is_elsewhere(version.fields, root):
+                return None
+    way = "with whiten-index prune" if published else "as a folder"
     raise ArtifactError(
         f"{folder} is damaged and does not say which rows of {root} it needs; remove it {way}, or "
         "restore it from a copy"

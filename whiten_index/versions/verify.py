@@ -1,16 +1,39 @@
-"""Verification of indexes, in folders and in buckets, with the stores that they read."""
+"""Verification of indexes and stores, in folders and in buckets: damage, and what mends it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from whiten_index.artifacts.cached_storage import place_of, required_place
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.artifacts.cached_storage import named, place_of, required_place
 from whiten_index.artifacts.files import exists
+from whiten_index.artifacts.manifest import MANIFEST, fingerprint
 from whiten_index.artifacts.storage import Place, settled
-from whiten_index.errors import ArtifactError
+from whiten_index.errors import (
+    ArtifactError,
+    ConfigError,
+    FormatError,
+    StorageError,
+    WhitenIndexError,
+)
 from whiten_index.paths import absolute, is_uri
-from whiten_index.store.embedding_store import encoder_folders
+from whiten_index.store.digest_index import DigestIndex
+from whiten_index.store.embedding_store import (
+    EmbeddingStore,
+    encoder_folders,
+    read_encoder,
+    require_encoder_folders,
+)
+from whiten_index.store.notes import RESULTS
+from whiten_index.store.records import CorpusPart
 from whiten_index.versions.documents import Documents
 from whiten_index.versions.provenance import corpus_record, missing_rows, store_places
 from whiten_index.versions.published import (
@@ -25,11 +48,76 @@ from whiten_index.versions.published import (
     read_current,
     read_index_id,
     read_version,
+    require_published,
     strange_entries,
     version_number,
 )
-from whiten_index.versions.references import is_index, version_folders
-from whiten_index.versions.verify_store import Check, Remedy, VerifyReport, as_report, verify_store
+from whiten_index.versions.references import (
+    Reference,
+    corpus_reference,
+    index_around,
+    is_index,
+    require_at_its_place,
+    version_folders,
+    version_reference,
+)
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A file or folder that is damaged or missing, or cannot be read."""
+
+    path: str
+    why: str
+    touches: tuple[str, ...]  # corpora and versions that need it
+    remedy: str  # advice, and its cost
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """Result of a verification."""
+
+    path: str  # of the index or store
+    kind: str  # `index` or `store`
+    checked: Mapping[str, int]  # kind of thing -> how many were looked at
+    bytes: int  # of these
+    damages: tuple[Damage, ...]  # everything damaged
+    stores: tuple[str, ...]  # folders of the stores that an index reads
+    notes: tuple[str, ...]  # things that were not looked at, without being damaged
+    # Everything that the system does not let be read: it may be sound or damaged.
+    unread: tuple[Damage, ...]
+
+    @property
+    def sound(self) -> bool:
+        """True if everything was read, and nothing is damaged."""
+        return not self.damages and not self.unread
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        return {**asdict(self), "sound": self.sound}
+
+
+def verify_paths(paths: Iterable[Place], *, with_stores: bool = True) -> list[VerifyReport]:
+    """Verify indexes, with the stores they read, and stores.
+
+    Args:
+        paths: folders of indexes or of stores, or their URIs.
+        with_stores: verify the stores of the indexes too.
+    """
+    places = [required_place(absolute(path)) for path in paths]
+    indexes = {settled(place): place for place in places if is_index(place)}
+    stores = [place for place in places if settled(place) not in indexes]
+    for place in stores:
+        if not encoder_folders(place):
+            raise ArtifactError(
+                f"{place} is neither an index nor a store of embeddings; check the path"
+            )
+    found = [verify_index(place, with_store=with_stores) for place in indexes.values()]
+    if with_stores:
+        by_index = (store for report in found for store in report.stores)
+        stores += [store if is_uri(store) else Path(store) for store in by_index]
+    unique = {settled(store): store for store in stores}
+    return [*found, *map(verify_store, unique.values())]
 
 
 def verify_index(root: Place, *, with_store: bool = True) -> VerifyReport:
@@ -46,37 +134,127 @@ def verify_index(root: Place, *, with_store: bool = True) -> VerifyReport:
     place = required_place(root)
     if not is_index(place):
         raise ArtifactError(f"{place} is no index: it has no {CURRENT}; check the path")
-    check = _IndexCheck(place, with_store=with_store)
-    damaged = check.damaged()
-    again = [_IndexCheck(place, with_store=with_store, first=check)] if damaged else []
-    return as_report("index", place, [check], again)
+    return _report("index", place, partial(_IndexCheck, with_store), lambda: [place_of(place)[0]])
 
 
-class _IndexCheck(Check):
-    """One look at an index, or a second one at everything that the first found damaged."""
+def verify_store(root: Place) -> VerifyReport:
+    """Check everything in a store against its checksums, of every encoder.
 
-    def __init__(self, place: Place, *, with_store: bool, first: _IndexCheck | None = None) -> None:
-        root, mirror = place_of(place)
-        super().__init__(mirror, None if first is None else first.damaged())
-        self.root, self.with_store = place, with_store
+    From a bucket, every object is read. Nothing is locked or written. Damage is looked at once
+    more, since a job that runs meanwhile may just have moved or removed the file. A file that could
+    not be read once is reported.
+    """
+    place = required_place(root)
+    require_encoder_folders(place)
+    return _report("store", place, _StoreCheck, lambda: encoder_folders(place))
+
+
+def _report(
+    kind: str, place: Place, look: Callable[..., _Check], folders: Callable[[], list[Path]]
+) -> VerifyReport:
+    """Return the report of a look at folders, and of a second one at everything found damaged."""
+    first = {folder: look(place, folder, None) for folder in folders()}
+    again, checked = list[_Check](), Counter[str]()
+    if any(check.damaged() for check in first.values()):
+        again = [look(place, each, first[each]) for each in folders() if each in first]
+    checks = list(first.values())
+    for check in checks:
+        checked.update(check.checked)
+    unread = (damage for check in (*checks, *again) for damage in check.damages(unread=True))
+    return VerifyReport(
+        path=str(place),
+        kind=kind,
+        checked=dict(checked),
+        bytes=sum(check.bytes for check in checks),
+        damages=tuple(damage for check in again for damage in check.damages()),
+        stores=tuple(dict.fromkeys(store for check in checks for store in check.stores)),
+        notes=tuple(dict.fromkeys(named(note) for check in checks for note in check.notes)),
+        unread=tuple({damage.path: damage for damage in unread}.values()),
+    )
+
+
+# Names of corpora and versions that need something, and advice.
+_Remedy = tuple[Sequence[str], str]
+
+
+class _Check:
+    """One look at the files of a place, or a second one at what the ``first`` found damaged."""
+
+    def __init__(self, root: Place, first: _Check | None) -> None:
+        self.root, self.mirror = root, place_of(root)[1]
+        self._only = None if first is None else first.damaged()
+        self.checked, self.bytes = Counter[str](), 0
+        self.stores, self.notes = list[str](), list[str]()
+        self.errors = list[tuple[str, Path, WhitenIndexError]]()
+
+    def remedy(self, kind: str, path: Path) -> _Remedy:
+        """Return who needs something that is damaged, and advice."""
+        raise NotImplementedError
+
+    def asked(self, paths: Iterable[Path]) -> list[Path]:
+        """Return the paths that are to be looked at."""
+        return [path for path in paths if self._only is None or str(path) in self._only]
+
+    @contextlib.contextmanager
+    def checking(self, kind: str, path: Path, *, counted: bool = True) -> Iterator[None]:
+        """Count a file or folder, and report an error of the block as one of it."""
+        if counted and self.asked([path]):
+            self.checked[kind] += 1
+            self.bytes += self.mirror.size(path)
+        try:
+            yield
+        except (ArtifactError, FormatError, StorageError) as error:
+            self.add(kind, path, error)
+
+    def add(self, kind: str, path: Path, error: WhitenIndexError) -> None:
+        """Report an error of a file or folder, if that is to be looked at."""
+        if self.asked([path]):
+            self.errors.append((kind, path, error))
+
+    def damaged(self) -> frozenset[str]:
+        """Return the paths of everything damaged."""
+        errors = self.errors
+        return frozenset(str(path) for _, path, e in errors if not isinstance(e, StorageError))
+
+    def damages(self, *, unread: bool = False) -> Iterator[Damage]:
+        """Yield everything damaged, or everything that the system does not let be read."""
+        for kind, path, error in self.errors:
+            if isinstance(error, StorageError) == unread:
+                touches, advice = self.remedy(kind, path)
+                if isinstance(error, FormatError):
+                    advice = "upgrade whiten-index: a later release wrote it"
+                if unread:
+                    advice = "mend the disk, or the permissions, and verify again"
+                by = tuple(map(named, touches))
+                yield Damage(named(path), named(_reason(error)), by, named(advice))
+
+
+class _IndexCheck(_Check):
+    """A look at an index."""
+
+    def __init__(
+        self, with_store: bool, place: Place, root: Path, first: _IndexCheck | None
+    ) -> None:
+        super().__init__(place, first)
+        self.with_store = with_store
         self.current: Current | None = None
         self.sound: list[str] = [] if first is None else first.sound
-        folders = version_folders(root, mirror)
-        with self.counting("CURRENT", root / CURRENT):
-            current = self.current = read_current(root, mirror)
+        folders = version_folders(root, self.mirror)
+        with self.checking("CURRENT", root / CURRENT):
+            current = self.current = read_current(root, self.mirror)
             # If another was published meanwhile, and this one removed, the second look shows it.
             if root / VERSIONS / current.version not in folders:
                 raise ArtifactError(f"{root / CURRENT} names {current.version}, which is not there")
-        if mirror.uri:
+        if self.mirror.uri:
             folders = [folder for folder in folders if folder.parent.name == VERSIONS]
         else:
-            with self.reporting("index id", root / INDEX_ID):
+            with self.checking("index id", root / INDEX_ID, counted=False):
                 read_index_id(root)
             for path in strange_entries(root):
                 why = f"{path} is a link, no folder, or has the name of no version, and is not read"
                 self.add("strange entries", path, ArtifactError(why))
         for folder in self.asked(folders):
-            with self.counting(folder.parent.name, folder), mirror.opened(folder) as copy:
+            with self.checking(folder.parent.name, folder), self.mirror.opened(folder) as copy:
                 # One that vanished meanwhile was pruned.
                 if exists(copy):
                     self._check(folder, copy)
@@ -121,7 +299,7 @@ class _IndexCheck(Check):
     def _publishes(self, folder: Path) -> bool:
         return self.current is not None and self.current.version == folder.name
 
-    def remedy(self, kind: str, path: Path) -> Remedy:
+    def remedy(self, kind: str, path: Path) -> _Remedy:
         """Return the version that is damaged, and what mends it, which depends on the others."""
         if kind == "strange entries":
             return (), f"put the folder itself there under its own name, or move {path} away"
@@ -153,8 +331,7 @@ class _IndexCheck(Check):
         others = [name for name in self.sound if name not in gone]
         good = [name for name in others if name not in withdrawn]
         older = [name for name in good if version_number(name) < limit]
-        found = next((names for names in (older, good, others) if names), [])
-        return max(found, key=version_number, default=None)
+        return max(older or good or others, key=version_number, default=None)
 
 
 def _named(folder: Path) -> str:
@@ -162,24 +339,133 @@ def _named(folder: Path) -> str:
     return f"{kind} {folder.name}"
 
 
-def verify_paths(paths: Iterable[Place], *, with_stores: bool = True) -> list[VerifyReport]:
-    """Verify indexes, with the stores they read, and stores.
+def _reason(error: Exception) -> str:
+    """Return the first part of an error, without its advice."""
+    return str(error).partition("; ")[0]
 
-    Args:
-        paths: folders of indexes or of stores, or their URIs.
-        with_stores: verify the stores of the indexes too.
-    """
-    places = [required_place(absolute(path)) for path in paths]
-    indexes = {settled(place): place for place in places if is_index(place)}
-    stores = [place for place in places if settled(place) not in indexes]
-    for place in stores:
-        if not encoder_folders(place):
-            raise ArtifactError(
-                f"{place} is neither an index nor a store of embeddings; check the path"
+
+class _StoreCheck(_Check):
+    """A look at all that an encoder has in a store."""
+
+    def __init__(self, root: Place, folder: Path, first: _StoreCheck | None) -> None:
+        super().__init__(root, first)
+        encoder: Mapping[str, Any] = {}
+        with self.checking("manifests", folder / MANIFEST):
+            encoder = read_encoder(folder, self.mirror)
+        self.store = EmbeddingStore(root, encoder, folder.name)
+        # Digests of the rows of sound segments.
+        self._sound: dict[str, NDArray[np.uint8]] = {} if first is None else first._sound
+        self._references = list[Reference]()
+        # Those with rows that no sound segment has.
+        self._lacking = list[Reference]()
+        for path in self.store.record_paths():
+            with self.checking("corpora", path):
+                self._references.append(corpus_reference(self.store, path))
+        self._read_versions()
+        # The files of parts, those that are needed and missing among them.
+        parts = dict[Path, CorpusPart]()
+        for each in self._references:
+            for part in each.record.parts:
+                parts |= dict.fromkeys(self.store.part_files(part) if part.rows else (), part)
+        for path in self.asked(dict.fromkeys([*self.store.all_part_files(), *parts])):
+            with self.checking("part_files", path):
+                self.store.check_part_file(path, parts.get(path))
+        self._check_segments()
+        for kind in RESULTS:
+            for path in self.asked(self.store.results.files(kind)):
+                with self.checking(kind, path):
+                    self.store.results.check(path)
+
+    def _read_versions(self) -> None:
+        """Read the references of versions that can be read; indexes are verified apart."""
+        indexes = dict[Place, None]()
+        for path in self.store.indexes.files():
+            with self.checking("registered indexes", path):
+                found = self.store.indexes.read(path)
+                try:
+                    require_at_its_place(found, self.root)
+                    indexes[settled(found.place)] = None
+                except (ArtifactError, ConfigError) as error:
+                    self.notes.append(_reason(error))
+        if around := index_around(self.root):
+            indexes[around] = None
+        for index, mirror in map(place_of, indexes):
+            with self.checking("indexes", index / CURRENT, counted=False):
+                mirror.latest(index / CURRENT)
+                require_published(index, mirror)
+            for folder in version_folders(index, mirror):
+                # A damaged version is reported when its index is verified.
+                with (
+                    self.checking("indexes", folder, counted=False),
+                    contextlib.suppress(ArtifactError),
+                ):
+                    reference = version_reference(folder, self.root, [self.store], mirror)
+                    if reference is not None:
+                        self._references.append(reference)
+
+    def _check_segments(self) -> None:
+        """Check the segments, and that each row that something needs is in a sound one."""
+        names, folder, most = self.store.segment_names(), self.store.segments_folder, 0
+        # Those that were joined or removed since the first look are others now.
+        self._sound = {name: self._sound[name] for name in names if name in self._sound}
+        for name in names:
+            if name not in self._sound:
+                with self.checking("segments", folder / name):
+                    self._sound[name] = self.store.check_kept(name)
+        if any(kind == "segments" and isinstance(e, StorageError) for kind, _, e in self.errors):
+            return
+        index = DigestIndex(self._sound.items())
+        for each in self._references:
+            lacking = sum(self._lacking_rows(part, index) for part in each.record.distinct_parts)
+            self._lacking += [each] if lacking else []
+            most = max(most, lacking)
+        if self._lacking and not self.damaged():
+            self.add("segments", folder, ArtifactError(f"{folder} lacks {most:,} needed rows"))
+
+    def _lacking_rows(self, part: CorpusPart, sound: DigestIndex) -> int:
+        try:
+            whole = part.digests in self._sound
+            return 0 if whole else int((~sound.find(self.store.digests(part)).known).sum())
+        except ArtifactError:
+            return part.rows
+
+    def remedy(self, kind: str, path: Path) -> _Remedy:
+        """Return the corpora and versions that need something, and what mends it."""
+        if kind == "registered indexes":
+            return (), (
+                "update or build again each index that is built from this store, which writes it "
+                f"again; if the index is gone, remove {path}"
             )
-    found = [verify_index(place, with_store=with_stores) for place in indexes.values()]
-    if with_stores:
-        named = (store for report in found for store in report.stores)
-        stores += [store if is_uri(store) else Path(store) for store in named]
-    unique = {settled(store): store for store in stores}
-    return [*found, *map(verify_store, unique.values())]
+        if kind == "indexes":
+            return (), f"verify {path.parent}, which says more"
+        if kind in RESULTS:
+            return (), f"remove {path}: it is made again when it is next needed"
+        touched = [each.by for each in self._references if self._needs(each, kind, path)]
+        names = tuple(dict.fromkeys(touched))
+        corpora = [name for name in names if name.startswith("corpus ")]
+        gc = f"whiten-index gc {self.root} --keep-days 0"
+        if kind in ("segments", "part_files") and not corpora:
+            if not names:
+                return names, f"nothing needs it: run {gc}"
+            return names, (
+                "no corpus has these rows any more: those versions can be searched, but not ranked "
+                "again from the store, nor updated; remove them with whiten-index prune, and run "
+                f"{gc}"
+            )
+        rest = (
+            f"if that corpus is gone, remove {path}"
+            if kind == "corpora"
+            else (f"what is still reported then goes with {gc}")
+        )
+        return names, (
+            f"run the same encode, build or update with {' and '.join(corpora) or 'its corpora'} "
+            f"again, which encodes just what is missing; {rest}"
+        )
+
+    def _needs(self, reference: Reference, kind: str, path: Path) -> bool:
+        if kind == "segments":
+            return reference in self._lacking
+        if kind == "corpora":
+            return f"{fingerprint(dict(reference.record.source))}.json" == path.name
+        parts = reference.record.parts if kind == "part_files" else ()
+        return any(path in self.store.part_files(part) for part in parts if part.rows)
