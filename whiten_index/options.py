@@ -1,6 +1,6 @@
 """Schemas of options: types, bounds, defaults and help texts, declared once.
 
-A schema is a dataclass whose fields carry an ``Option``. This one declaration checks Python
+A schema is a dataclass whose fields are made by ``option``. This one declaration checks Python
 arguments and job files, makes the options of the command line, and is recorded in manifests.
 """
 
@@ -36,6 +36,8 @@ INDEX, RESOURCES, OUTPUT = "Index", "Resources", "Output"
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Schema = TypeVar("Schema")
+# Key of an option among the facts of a field.
+_FACE = "option"
 _KINDS: dict[Any, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -58,6 +60,19 @@ class Option:
     needed: tuple[str, ...] | None = None
 
 
+def option(
+    help: str, group: str = OUTPUT, *, default: Any = MISSING, shown: str | None = None,
+    flag: str | None = None, commas: bool = False, needed: tuple[str, ...] | None = None,
+    **bounds: float,
+) -> Any:  # fmt: skip
+    """Return a field of a schema that is an option; see ``Option``, whose default is ``shown``.
+
+    ``bounds`` are those of pydantic's ``Field``, such as ``ge``.
+    """
+    face = Option(help, group, flag, shown, commas, needed)
+    return field(default=default, metadata={_FACE: face, **bounds})
+
+
 @dataclass(frozen=True)
 class OptionField:
     """A field of a schema with its option: type without ``None``, allowed values and default."""
@@ -74,7 +89,7 @@ class OptionField:
         return self.option.flag or flag_of(self.name)
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field, option))
 def schema(made_from: type[Schema]) -> type[Schema]:
     """Make a class a frozen, checked dataclass that takes keyword arguments only.
 
@@ -85,11 +100,9 @@ def schema(made_from: type[Schema]) -> type[Schema]:
             where it holds a secret.
 
     Examples:
-        >>> from typing import Annotated
-        >>> from pydantic import Field
         >>> @schema
         ... class Job:
-        ...     rows: Annotated[int, Field(ge=1), Option("Rows at most.")] = 10
+        ...     rows: int = option("Rows at most.", default=10, ge=1)
         >>> Job(rows="ten")
         Traceback (most recent call last):
         whiten_index.errors.ConfigError: --rows takes a whole number; 'ten' was given
@@ -134,14 +147,12 @@ def _options_of(made: type) -> tuple[OptionField, ...]:
     found = []
     hints = _hints(made)
     for each in fields(made):
-        metadata = getattr(hints[each.name], "__metadata__", ())
-        option = next((value for value in metadata if isinstance(value, Option)), None)
-        if option is not None:
+        if (face := each.metadata.get(_FACE)) is not None:
             kinds, choices = _kinds(hints[each.name])
             default = None if each.default is MISSING else each.default
             if each.default is MISSING:
-                option = replace(option, needed=())
-            found.append(OptionField(each.name, kinds[0], choices, default, option))
+                face = replace(face, needed=())
+            found.append(OptionField(each.name, kinds[0], choices, default, face))
     return tuple(found)
 
 

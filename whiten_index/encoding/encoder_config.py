@@ -1,12 +1,10 @@
 """Options of an encoder."""
 
-from typing import Annotated, Literal, get_args
-
-from pydantic import Field
+from typing import Literal, get_args
 
 from whiten_index.artifacts.files import list_folder
 from whiten_index.errors import ConfigError
-from whiten_index.options import MODEL, RESOURCES, Option, schema
+from whiten_index.options import MODEL, RESOURCES, flag_of, option, schema
 from whiten_index.paths import require_text
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
@@ -23,14 +21,13 @@ _MOST_THREADS = 1024
 class ModelOptions:
     """Options that name a model, and allow its code."""
 
-    model: Annotated[
-        str | None,
-        Option("Hub name or local folder.", MODEL, default="all-MiniLM-L6-v2, if installed"),
-    ] = None
-    revision: Annotated[str | None, Option("Commit or branch on the hub.", MODEL)] = None
-    trust_remote_code: Annotated[
-        bool, Option("Run Python code that comes with the model.", MODEL)
-    ] = False
+    model: str | None = option(
+        "Hub name or local folder.", MODEL, default=None, shown="all-MiniLM-L6-v2, if installed"
+    )
+    revision: str | None = option("Commit or branch on the hub.", MODEL, default=None)
+    trust_remote_code: bool = option(
+        "Run Python code that comes with the model.", MODEL, default=False
+    )
 
 
 @schema
@@ -45,66 +42,64 @@ class EncoderConfig(ModelOptions):
         'float32'
     """
 
-    pooling: Annotated[
-        PoolingName | None,
-        Option(
-            "Pooling of token states; first-last-avg averages the first and the last layer.",
-            MODEL,
-            default="the model's own, else mean",
-        ),
-    ] = None
-    layers: Annotated[
-        tuple[int, ...] | None,
-        Option(
-            "Hidden states to average, 0 = embedding layer, -1 = last: e.g. 1,12.",
-            MODEL,
-            default="the last",
-            commas=True,
-        ),
-    ] = None
-    max_length: Annotated[
-        int | None,
-        Field(ge=3),
-        Option(
-            "Tokens of a text, special tokens included; longer texts are cut and counted.",
-            MODEL,
-            default="the model's own",
-        ),
-    ] = None
-    dtype: Annotated[DtypeName, Option("Type that the model computes in.", MODEL)] = "float32"
-    device: Annotated[
-        str, Option("auto (every GPU), cpu, cuda:1, mps, or several: cuda:0,cuda:1.", RESOURCES)
-    ] = "auto"
-    threads: Annotated[
-        int | None,
-        Field(ge=1, le=_MOST_THREADS),
-        Option("CPU threads of the encoder and of FAISS.", RESOURCES, default="torch's own"),
-    ] = None
-    document_prompt: Annotated[
-        str | None, Option("Text put before every document.", MODEL, default="the model's own")
-    ] = None
-    query_prompt: Annotated[
-        str | None, Option("Text put before every query.", MODEL, default="the model's own")
-    ] = None
-    document_prompt_name: Annotated[
-        str | None, Option("Name of the model's prompt for documents, instead of its text.", MODEL)
-    ] = None
-    query_prompt_name: Annotated[
-        str | None, Option("Name of the model's prompt for queries, instead of its text.", MODEL)
-    ] = None
-    local_files_only: Annotated[
-        bool, Option("Use a model of this machine; fetch nothing from the hub.", MODEL)
-    ] = False
-    code_revision: Annotated[
-        str | None,
-        Option("Commit or branch of code that the model takes from another repository.", MODEL),
-    ] = None
+    pooling: PoolingName | None = option(
+        "Pooling of token states; first-last-avg averages the first and the last layer.",
+        MODEL,
+        default=None,
+        shown="the model's own, else mean",
+    )
+    layers: tuple[int, ...] | None = option(
+        "Hidden states to average, 0 = embedding layer, -1 = last: e.g. 1,12.",
+        MODEL,
+        default=None,
+        shown="the last",
+        commas=True,
+    )
+    max_length: int | None = option(
+        "Tokens of a text, special tokens included; longer texts are cut and counted.",
+        MODEL,
+        default=None,
+        ge=3,
+        shown="the model's own",
+    )
+    dtype: DtypeName = option("Type that the model computes in.", MODEL, default="float32")
+    device: str = option(
+        "auto (every GPU), cpu, cuda:1, mps, or several: cuda:0,cuda:1.", RESOURCES, default="auto"
+    )
+    threads: int | None = option(
+        "CPU threads of the encoder and of FAISS.",
+        RESOURCES,
+        default=None,
+        ge=1,
+        le=_MOST_THREADS,
+        shown="torch's own",
+    )
+    document_prompt: str | None = option(
+        "Text put before every document.", MODEL, default=None, shown="the model's own"
+    )
+    query_prompt: str | None = option(
+        "Text put before every query.", MODEL, default=None, shown="the model's own"
+    )
+    document_prompt_name: str | None = option(
+        "Name of the model's prompt for documents, instead of its text.", MODEL, default=None
+    )
+    query_prompt_name: str | None = option(
+        "Name of the model's prompt for queries, instead of its text.", MODEL, default=None
+    )
+    local_files_only: bool = option(
+        "Use a model of this machine; fetch nothing from the hub.", MODEL, default=False
+    )
+    code_revision: str | None = option(
+        "Commit or branch of code that the model takes from another repository.",
+        MODEL,
+        default=None,
+    )
 
     def __post_init__(self) -> None:
-        for option in ("document_prompt", "query_prompt"):
-            flag = f"--{option.replace('_', '-')}"
-            require_text(getattr(self, option) or "", flag)
-            if None not in (getattr(self, option), getattr(self, f"{option}_name")):
+        for name in ("document_prompt", "query_prompt"):
+            flag = flag_of(name)
+            require_text(getattr(self, name) or "", flag)
+            if None not in (getattr(self, name), getattr(self, f"{name}_name")):
                 raise ConfigError(f"{flag} and {flag}-name were both given; leave one out")
         if self.pooling == "first-last-avg" and self.layers is not None:
             raise ConfigError("first-last-avg chooses the layers itself; leave out --layers")

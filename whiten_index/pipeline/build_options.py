@@ -1,13 +1,11 @@
 """Schemas of the options of a build and an encode. Importing them loads nothing heavy."""
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from whiten_index.corpus.corpus_options import CorpusColumns
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
-from whiten_index.options import CORPUS, INDEX, OUTPUT, RESOURCES, TRANSFORM, Option, schema
+from whiten_index.options import CORPUS, INDEX, OUTPUT, RESOURCES, TRANSFORM, option, schema
 from whiten_index.whitening.transform_options import TransformShape
 
 JUDGEMENTS = "Judgements"
@@ -22,60 +20,54 @@ TransformName = Literal[
 class CorpusOptions(CorpusColumns):
     """Options of reading a corpus."""
 
-    passage_tokens: Annotated[
-        int | None,
-        Field(ge=1),
-        Option(
-            "Cut long texts into passages of N tokens at most; search then shows each document "
-            "once, with its best passage.",
-            CORPUS,
-        ),
-    ] = None
-    overlap: Annotated[
-        int | None,
-        Field(ge=0),
-        Option(
-            "Tokens that neighbouring passages share, half a passage at most.", CORPUS, default="0"
-        ),
-    ] = None
+    passage_tokens: int | None = option(
+        "Cut long texts into passages of N tokens at most; search then shows each document "
+        "once, with its best passage.",
+        CORPUS,
+        default=None,
+        ge=1,
+    )
+    overlap: int | None = option(
+        "Tokens that neighbouring passages share, half a passage at most.",
+        CORPUS,
+        default=None,
+        ge=0,
+        shown="0",
+    )
 
 
 @schema
 class _Transform:
     """A transform by its name and width."""
 
-    whiten: Annotated[
-        TransformName,
-        Option(
-            "The transform; auto chooses k, exponent and centring by the corpus, or by labels.",
-            TRANSFORM,
-        ),
-    ] = "auto"
-    k: Annotated[
-        str | int | float | None,
-        Option(
-            "Width kept: a number, full, or a share of variance such as 0.95.",
-            TRANSFORM,
-            default="auto chooses it; else a third of the embedding's width, at most 256",
-        ),
-    ] = None
+    whiten: TransformName = option(
+        "The transform; auto chooses k, exponent and centring by the corpus, or by labels.",
+        TRANSFORM,
+        default="auto",
+    )
+    k: str | int | float | None = option(
+        "Width kept: a number, full, or a share of variance such as 0.95.",
+        TRANSFORM,
+        default=None,
+        shown="auto chooses it; else a third of the embedding's width, at most 256",
+    )
 
 
 @schema
 class JudgementOptions:
     """Options of judged queries."""
 
-    queries: Annotated[
-        str | None, Option("File of judged queries: .parquet or .jsonl, id and text.", JUDGEMENTS)
-    ] = None
-    qrels: Annotated[
-        str | None,
-        Option("Judgements of the queries: .parquet, .tsv, or TREC's .qrels, .txt.", JUDGEMENTS),
-    ] = None
-    qrels_split: Annotated[
-        str | None,
-        Option("Split of the judgements, where the file has a column split.", JUDGEMENTS),
-    ] = None
+    queries: str | None = option(
+        "File of judged queries: .parquet or .jsonl, id and text.", JUDGEMENTS, default=None
+    )
+    qrels: str | None = option(
+        "Judgements of the queries: .parquet, .tsv, or TREC's .qrels, .txt.",
+        JUDGEMENTS,
+        default=None,
+    )
+    qrels_split: str | None = option(
+        "Split of the judgements, where the file has a column split.", JUDGEMENTS, default=None
+    )
 
     def require_both(self) -> None:
         """Refuse queries without judgements, and judgements without queries."""
@@ -92,77 +84,72 @@ class JudgementOptions:
 class TransformOptions(TransformShape, _Transform, JudgementOptions):
     """Options of the transform; with ``whiten="auto"``, those given are not chosen."""
 
-    pairs: Annotated[
-        str | None,
-        Option(
-            "File of pairs of texts, scored or not, that auto chooses by, as by judged queries.",
-            JUDGEMENTS,
-        ),
-    ] = None
-    choose_sample: Annotated[
-        int,
-        Field(ge=50, le=10_000),
-        Option("Documents that auto chooses on at most, without labels.", TRANSFORM),
-    ] = 1_000
+    pairs: str | None = option(
+        "File of pairs of texts, scored or not, that auto chooses by, as by judged queries.",
+        JUDGEMENTS,
+        default=None,
+    )
+    choose_sample: int = option(
+        "Documents that auto chooses on at most, without labels.",
+        TRANSFORM,
+        default=1_000,
+        ge=50,
+        le=10_000,
+    )
 
 
 @schema
 class IndexOptions:
     """Options of the FAISS index."""
 
-    factory: Annotated[
-        str,
-        Option(
-            "FAISS factory string; auto: exact search up to 200,000 rows, then lists (IVF), or a "
-            "graph (HNSW) for a --target-recall of 0.99 or more if it fits --memory-budget; in the "
-            "most precise codec that fits the budget, float32 without one.",
-            INDEX,
-        ),
-    ] = "auto"
-    target_recall: Annotated[
-        float,
-        Field(gt=0, le=1),
-        Option("Share of the exact neighbours that a search is set to find.", INDEX),
-    ] = 0.95
-    memory_budget: Annotated[
-        str | int | None,
-        Option(
-            "Memory of the index during a build, on top of the Python process, such as 512MB or "
-            "4GiB; a larger index is built on disk and mapped.",
-            RESOURCES,
-            default="unlimited",
-        ),
-    ] = None
-    index_device: Annotated[
-        Literal["auto", "cpu", "gpu"],
-        Option("Device that trains and fills the index; auto: a GPU that FAISS sees.", RESOURCES),
-    ] = "auto"
+    factory: str = option(
+        "FAISS factory string; auto: exact search up to 200,000 rows, then lists (IVF), or a "
+        "graph (HNSW) for a --target-recall of 0.99 or more if it fits --memory-budget; in the "
+        "most precise codec that fits the budget, float32 without one.",
+        INDEX,
+        default="auto",
+    )
+    target_recall: float = option(
+        "Share of the exact neighbours that a search is set to find.",
+        INDEX,
+        default=0.95,
+        gt=0,
+        le=1,
+    )
+    memory_budget: str | int | None = option(
+        "Memory of the index during a build, on top of the Python process, such as 512MB or "
+        "4GiB; a larger index is built on disk and mapped.",
+        RESOURCES,
+        default=None,
+        shown="unlimited",
+    )
+    index_device: Literal["auto", "cpu", "gpu"] = option(
+        "Device that trains and fills the index; auto: a GPU that FAISS sees.",
+        RESOURCES,
+        default="auto",
+    )
 
 
 @schema
 class RunnerOptions:
     """Options of the machines that do the work."""
 
-    runner: Annotated[
-        Literal["local", "ray"], Option("This machine, or workers on a Ray cluster.", RESOURCES)
-    ] = "local"
-    address: Annotated[
-        str | None,
-        Option(
-            "Head of the cluster, host:port; auto for the one on this machine, local to start one.",
-            RESOURCES,
-            default="RAY_ADDRESS, else one that runs here, else one started here",
-        ),
-    ] = None
-    workers: Annotated[
-        int | None,
-        Field(ge=1),
-        Option(
-            "Workers on the cluster.",
-            RESOURCES,
-            default="one for each GPU, or for each machine without GPUs",
-        ),
-    ] = None
+    runner: Literal["local", "ray"] = option(
+        "This machine, or workers on a Ray cluster.", RESOURCES, default="local"
+    )
+    address: str | None = option(
+        "Head of the cluster, host:port; auto for the one on this machine, local to start one.",
+        RESOURCES,
+        default=None,
+        shown="RAY_ADDRESS, else one that runs here, else one started here",
+    )
+    workers: int | None = option(
+        "Workers on the cluster.",
+        RESOURCES,
+        default=None,
+        ge=1,
+        shown="one for each GPU, or for each machine without GPUs",
+    )
 
 
 @schema
@@ -170,26 +157,24 @@ class EncodeOptions(RunnerOptions, CorpusOptions, EncoderConfig):
     """Options of an encode."""
 
     corpus: tuple[str, ...] = ()
-    store: Annotated[str | None, Option(_STORE, OUTPUT, needed=())] = None
-    store_dtype: Annotated[
-        Literal["float16", "float32", "own"] | None,
-        Option(
-            "Type of the stored embeddings.", OUTPUT, default="float16; own for an embedding column"
-        ),
-    ] = None
+    store: str | None = option(_STORE, OUTPUT, default=None, needed=())
+    store_dtype: Literal["float16", "float32", "own"] | None = option(
+        "Type of the stored embeddings.",
+        OUTPUT,
+        default=None,
+        shown="float16; own for an embedding column",
+    )
 
 
 @schema
 class BuildOptions(IndexOptions, TransformOptions, EncodeOptions):
     """Options of a build."""
 
-    out: Annotated[
-        str | None, Option("Folder or URI of the index: s3://BUCKET/PREFIX.", OUTPUT, needed=())
-    ] = None
-    store: Annotated[
-        str | None, Option(_STORE, OUTPUT, default="OUT/store", needed=("corpus",))
-    ] = None
-    force: Annotated[
-        bool, Option("Publish though a fifth or more of the rows before are gone.", OUTPUT)
-    ] = False
-    seed: Annotated[int, Option("Seed of every random sample, direction and group.", INDEX)] = 0
+    out: str | None = option(
+        "Folder or URI of the index: s3://BUCKET/PREFIX.", OUTPUT, default=None, needed=()
+    )
+    store: str | None = option(_STORE, OUTPUT, default=None, shown="OUT/store", needed=("corpus",))
+    force: bool = option(
+        "Publish though a fifth or more of the rows before are gone.", OUTPUT, default=False
+    )
+    seed: int = option("Seed of every random sample, direction and group.", INDEX, default=0)

@@ -1,11 +1,9 @@
 """Options of an update and of its gates. Importing them loads nothing heavy."""
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from whiten_index.errors import ConfigError
-from whiten_index.options import MODEL, OUTPUT, RESOURCES, TRANSFORM, Option, flag_of, schema
+from whiten_index.options import MODEL, OUTPUT, RESOURCES, TRANSFORM, flag_of, option, schema
 from whiten_index.paths import as_place, require_path
 from whiten_index.pipeline.build_options import RunnerOptions
 
@@ -18,32 +16,35 @@ _MOST_CANARIES, _MOST_GROWTH = 1_000_000, 1e12
 class GateConfig:
     """Options of the gates that a new version must pass."""
 
-    canaries: Annotated[
-        int,
-        Field(ge=0, le=_MOST_CANARIES),
-        Option("Sampled documents that must find themselves and their neighbours.", GATES),
-    ] = 200
-    canary_file: Annotated[str | None, Option("Parquet file with queries of your own.", GATES)] = (
-        None
+    canaries: int = option(
+        "Sampled documents that must find themselves and their neighbours.",
+        GATES,
+        default=200,
+        ge=0,
+        le=_MOST_CANARIES,
     )
-    canary_recall: Annotated[
-        float | None,
-        Field(ge=0, le=1),
-        Option(
-            "Least recall@10 against exact search.", GATES, default="the index's own, less 0.05"
-        ),
-    ] = None
-    max_shrink: Annotated[
-        float, Field(ge=0, le=1), Option("Share of the rows that may be gone.", GATES)
-    ] = 0.2
-    max_growth: Annotated[
-        float,
-        Field(ge=0, le=_MOST_GROWTH),
-        Option("Rows that may be added, as a share of those before.", GATES),
-    ] = 1.0
-    max_bytes: Annotated[
-        str | int | None, Option("Bytes that a version may take on disk, such as 4GiB.", GATES)
-    ] = None
+    canary_file: str | None = option("Parquet file with queries of your own.", GATES, default=None)
+    canary_recall: float | None = option(
+        "Least recall@10 against exact search.",
+        GATES,
+        default=None,
+        ge=0,
+        le=1,
+        shown="the index's own, less 0.05",
+    )
+    max_shrink: float = option(
+        "Share of the rows that may be gone.", GATES, default=0.2, ge=0, le=1
+    )
+    max_growth: float = option(
+        "Rows that may be added, as a share of those before.",
+        GATES,
+        default=1.0,
+        ge=0,
+        le=_MOST_GROWTH,
+    )
+    max_bytes: str | int | None = option(
+        "Bytes that a version may take on disk, such as 4GiB.", GATES, default=None
+    )
 
     def __post_init__(self) -> None:
         _ = self.most_bytes
@@ -73,42 +74,36 @@ class UpdateConfig(RunnerOptions, GateConfig):
         0.2
     """
 
-    index: Annotated[str, Option("Folder of the index to bring up to date.", OUTPUT)]
+    index: str = option("Folder of the index to bring up to date.", OUTPUT)
     corpus: tuple[str, ...] = ()
-    store: Annotated[
-        str | None,
-        Option("Folder of the raw embeddings.", OUTPUT, default="as in the published version"),
-    ] = None
-    model: Annotated[
-        str | None,
-        Option("Place of the same encoder.", MODEL, default="as in the published version"),
-    ] = None
-    trust_remote_code: Annotated[
-        bool, Option("Run Python code that comes with the model.", MODEL)
-    ] = False
-    device: Annotated[str, Option("Device of the encoder.", RESOURCES)] = "auto"
-    threads: Annotated[
-        int | None, Field(ge=1, le=1024), Option("CPU threads of encoder and FAISS.", RESOURCES)
-    ] = None
-    index_device: Annotated[
-        Literal["auto", "cpu", "gpu"],
-        Option("Device that trains a new index, if the old one is not kept.", RESOURCES),
-    ] = "auto"
-    refit: Annotated[
-        Literal["auto", "always", "never"],
-        Option("Fit the transform again: auto (if it drifted), always or never.", TRANSFORM),
-    ] = "auto"
-    drift_threshold: Annotated[
-        float,
-        Field(ge=0),
-        Option("Drift in nats per dimension from which auto fits again.", TRANSFORM),
-    ] = 0.002
-    choose_again: Annotated[
-        bool, Option("Choose k, exponent and centring again, and fit.", TRANSFORM)
-    ] = False
-    read_all: Annotated[
-        bool, Option("Read files too whose size, time and footer did not change.", OUTPUT)
-    ] = False
+    store: str | None = option(
+        "Folder of the raw embeddings.", OUTPUT, default=None, shown="as in the published version"
+    )
+    model: str | None = option(
+        "Place of the same encoder.", MODEL, default=None, shown="as in the published version"
+    )
+    trust_remote_code: bool = option(
+        "Run Python code that comes with the model.", MODEL, default=False
+    )
+    device: str = option("Device of the encoder.", RESOURCES, default="auto")
+    threads: int | None = option(
+        "CPU threads of encoder and FAISS.", RESOURCES, default=None, ge=1, le=1024
+    )
+    index_device: Literal["auto", "cpu", "gpu"] = option(
+        "Device that trains a new index, if the old one is not kept.", RESOURCES, default="auto"
+    )
+    refit: Literal["auto", "always", "never"] = option(
+        "Fit the transform again: auto (if it drifted), always or never.", TRANSFORM, default="auto"
+    )
+    drift_threshold: float = option(
+        "Drift in nats per dimension from which auto fits again.", TRANSFORM, default=0.002, ge=0
+    )
+    choose_again: bool = option(
+        "Choose k, exponent and centring again, and fit.", TRANSFORM, default=False
+    )
+    read_all: bool = option(
+        "Read files too whose size, time and footer did not change.", OUTPUT, default=False
+    )
 
     def __post_init__(self) -> None:
         GateConfig.__post_init__(self)

@@ -1,13 +1,11 @@
 """Options of a training."""
 
 from enum import Enum
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from whiten_index.encoding.encoder_config import ModelOptions
 from whiten_index.errors import ConfigError
-from whiten_index.options import CORPUS, MODEL, OUTPUT, RESOURCES, Option, Positive, Share, schema
+from whiten_index.options import CORPUS, MODEL, OUTPUT, RESOURCES, Positive, Share, option, schema
 
 HEAD, LOSS, TRAINING = "Head", "Loss", "Training"
 # Score that checkpoints are compared by: Spearman's correlation × 100.
@@ -66,78 +64,69 @@ class TrainingConfig(ModelOptions):
 
     corpus: tuple[str, ...]
     out: str
-    text_columns: Annotated[
-        tuple[str, ...],
-        Option("Column of the sentences; may be repeated.", CORPUS, flag="--text-column"),
-    ] = ("text",)
-    limit: Annotated[Positive | None, Option("Use only the first N sentences.", CORPUS)] = None
-    pooling: Annotated[
-        Literal["cls", "mean"] | None,
-        Option("The paper pools by cls; most sentence-transformers models by mean.", MODEL),
-    ] = "cls"
-    max_length: Annotated[
-        int, Field(ge=3), Option("Tokens of a sentence, special tokens included.", MODEL)
-    ] = 32
-    whiten: Annotated[
-        bool, Option("Whiten in the head; without it, --positives 1 is SimCSE.", HEAD)
-    ] = True
-    groups: Annotated[Positive | None, Option("Groups of channels.", HEAD, default=str(GROUPS))] = (
-        None
+    text_columns: tuple[str, ...] = option(
+        "Column of the sentences; may be repeated.", CORPUS, default=("text",), flag="--text-column"
     )
-    group_size: Annotated[
-        Positive | None, Option("Channels of a group, instead of --groups.", HEAD)
-    ] = None
-    group_map: Annotated[GroupMap, Option("Map that whitens a group.", HEAD)] = GroupMap.ZCA
-    shuffle: Annotated[bool, Option("Permute the channels at each call.", HEAD)] = True
-    epsilon: Annotated[
-        float, Field(ge=0), Option("Added to the diagonal of each covariance.", HEAD)
-    ] = 1e-5
-    shrinkage: Annotated[
-        Share, Option("Towards a multiple of I; needed by batches not larger than a group.", HEAD)
-    ] = 0.0
-    momentum: Annotated[
-        Share, Option("Weight of a batch in the running moments of --keep-head.", HEAD)
-    ] = 0.1
-    positives: Annotated[Positive, Option("Positives of each sentence.", LOSS)] = 3
-    passes: Annotated[
-        Positive | None,
-        Option("Passes of a sentence through the encoder.", LOSS, default="positives + 1"),
-    ] = None
-    positive_sum: Annotated[
-        PositiveSum,
-        Option("Sum over positives outside (equation 7) or inside (8) the logarithm.", LOSS),
-    ] = PositiveSum.OUTSIDE
-    temperature: Annotated[float, Field(gt=0), Option("Of the similarities.", LOSS)] = 0.05
-    batch_size: Annotated[int, Field(ge=2), Option("Sentences of a batch.", TRAINING)] = 64
-    epochs: Annotated[
-        float, Field(gt=0, le=_MOST_EPOCHS), Option("Passes over the sentences.", TRAINING)
-    ] = 1.0
-    max_steps: Annotated[Positive | None, Option("Stop after N steps.", TRAINING)] = None
-    learning_rate: Annotated[
-        float, Field(gt=0), Option("Peak, from which it falls to 0 linearly.", TRAINING)
-    ] = 3e-5
-    warmup: Annotated[
-        Share, Option("Share of the steps in which the learning rate rises.", TRAINING)
-    ] = 0.0
-    weight_decay: Annotated[float, Field(ge=0), Option("Of AdamW.", TRAINING)] = 0.0
-    max_grad_norm: Annotated[
-        float, Field(gt=0), Option("Gradients are cut to this norm.", TRAINING)
-    ] = 1.0
-    precision: Annotated[
-        Precision, Option("Of the encoder; head and loss are in float32.", TRAINING)
-    ] = Precision.FLOAT32
-    eval_steps: Annotated[Positive, Option("Steps between evaluations.", TRAINING)] = 125
-    save_steps: Annotated[
-        Positive,
-        Option("Steps between checkpoints in OUT.training, from which a run resumes.", TRAINING),
-    ] = 500
-    seed: Annotated[int, Field(ge=0, le=_LAST_SEED), Option("Of every random draw.", TRAINING)] = 0
-    keep_head: Annotated[bool, Option("Write the head too, with its running moments.", OUTPUT)] = (
-        False
+    limit: Positive | None = option("Use only the first N sentences.", CORPUS, default=None)
+    pooling: Literal["cls", "mean"] | None = option(
+        "The paper pools by cls; most sentence-transformers models by mean.", MODEL, default="cls"
     )
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"], Option("Device of the training.", RESOURCES)
-    ] = "auto"
+    max_length: int = option(
+        "Tokens of a sentence, special tokens included.", MODEL, default=32, ge=3
+    )
+    whiten: bool = option(
+        "Whiten in the head; without it, --positives 1 is SimCSE.", HEAD, default=True
+    )
+    groups: Positive | None = option("Groups of channels.", HEAD, default=None, shown=str(GROUPS))
+    group_size: Positive | None = option(
+        "Channels of a group, instead of --groups.", HEAD, default=None
+    )
+    group_map: GroupMap = option("Map that whitens a group.", HEAD, default=GroupMap.ZCA)
+    shuffle: bool = option("Permute the channels at each call.", HEAD, default=True)
+    epsilon: float = option("Added to the diagonal of each covariance.", HEAD, default=1e-5, ge=0)
+    shrinkage: Share = option(
+        "Towards a multiple of I; needed by batches not larger than a group.", HEAD, default=0.0
+    )
+    momentum: Share = option(
+        "Weight of a batch in the running moments of --keep-head.", HEAD, default=0.1
+    )
+    positives: Positive = option("Positives of each sentence.", LOSS, default=3)
+    passes: Positive | None = option(
+        "Passes of a sentence through the encoder.", LOSS, default=None, shown="positives + 1"
+    )
+    positive_sum: PositiveSum = option(
+        "Sum over positives outside (equation 7) or inside (8) the logarithm.",
+        LOSS,
+        default=PositiveSum.OUTSIDE,
+    )
+    temperature: float = option("Of the similarities.", LOSS, default=0.05, gt=0)
+    batch_size: int = option("Sentences of a batch.", TRAINING, default=64, ge=2)
+    epochs: float = option(
+        "Passes over the sentences.", TRAINING, default=1.0, gt=0, le=_MOST_EPOCHS
+    )
+    max_steps: Positive | None = option("Stop after N steps.", TRAINING, default=None)
+    learning_rate: float = option(
+        "Peak, from which it falls to 0 linearly.", TRAINING, default=3e-5, gt=0
+    )
+    warmup: Share = option(
+        "Share of the steps in which the learning rate rises.", TRAINING, default=0.0
+    )
+    weight_decay: float = option("Of AdamW.", TRAINING, default=0.0, ge=0)
+    max_grad_norm: float = option("Gradients are cut to this norm.", TRAINING, default=1.0, gt=0)
+    precision: Precision = option(
+        "Of the encoder; head and loss are in float32.", TRAINING, default=Precision.FLOAT32
+    )
+    eval_steps: Positive = option("Steps between evaluations.", TRAINING, default=125)
+    save_steps: Positive = option(
+        "Steps between checkpoints in OUT.training, from which a run resumes.",
+        TRAINING,
+        default=500,
+    )
+    seed: int = option("Of every random draw.", TRAINING, default=0, ge=0, le=_LAST_SEED)
+    keep_head: bool = option("Write the head too, with its running moments.", OUTPUT, default=False)
+    device: Literal["auto", "cpu", "cuda"] = option(
+        "Device of the training.", RESOURCES, default="auto"
+    )
 
     def __post_init__(self) -> None:
         if not self.corpus:

@@ -4,12 +4,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from whiten_index.errors import ConfigError
-from whiten_index.options import CORPUS, Option, Positive, Share, schema
+from whiten_index.options import CORPUS, Positive, Share, option, schema
 from whiten_index.paths import as_place
 from whiten_index.vectordb.registry import require_database
 
@@ -33,40 +31,33 @@ class PushConfig:
     """
 
     index: str
-    to: Annotated[
-        str,
-        Option(
-            "postgresql://user@host/database, qdrant://host:6333, qdrant:///folder, "
-            "lancedb:///folder, milvus://host:19530, milvus:///file.db; qdrant+https:// and "
-            "milvus+https:// for TLS; or a file .parquet, .arrow or .npy.",
-            DATABASE,
-        ),
-    ]
-    table: Annotated[
-        str | None, Option("Table that users query; a database needs it.", DATABASE)
-    ] = None
-    store: Annotated[
-        str | None, Option("Folder of the raw embeddings.", CORPUS, default="where they were")
-    ] = None
-    k: Annotated[
-        Positive | None, Option("Push the first N numbers of each vector.", _ROWS, default="all")
-    ] = None
-    dtype: Annotated[
-        Literal["float32", "float16"], Option("Precision of the vectors there.", _ROWS)
-    ] = "float32"
-    metric: Annotated[Literal["cosine", "ip"], Option("Similarity that ranks rows.", _ROWS)] = (
-        "cosine"
+    to: str = option(
+        "postgresql://user@host/database, qdrant://host:6333, qdrant:///folder, "
+        "lancedb:///folder, milvus://host:19530, milvus:///file.db; qdrant+https:// and "
+        "milvus+https:// for TLS; or a file .parquet, .arrow or .npy.",
+        DATABASE,
     )
-    full: Annotated[bool, Option("Push all rows where the changed ones would do.", _ROWS)] = False
-    check: Annotated[
-        int, Field(ge=0), Option("Rows compared before the swap; 0: counted.", _ROWS)
-    ] = 100
-    max_shrink: Annotated[
-        Share, Option("Share of the rows there that may be gone, else nothing is pushed.", _ROWS)
-    ] = 0.2
-    batch_rows: Annotated[
-        Positive | None, Option("Rows sent at once.", _ROWS, default="64 MB of vectors")
-    ] = None
+    table: str | None = option(
+        "Table that users query; a database needs it.", DATABASE, default=None
+    )
+    store: str | None = option(
+        "Folder of the raw embeddings.", CORPUS, default=None, shown="where they were"
+    )
+    k: Positive | None = option(
+        "Push the first N numbers of each vector.", _ROWS, default=None, shown="all"
+    )
+    dtype: Literal["float32", "float16"] = option(
+        "Precision of the vectors there.", _ROWS, default="float32"
+    )
+    metric: Literal["cosine", "ip"] = option("Similarity that ranks rows.", _ROWS, default="cosine")
+    full: bool = option("Push all rows where the changed ones would do.", _ROWS, default=False)
+    check: int = option("Rows compared before the swap; 0: counted.", _ROWS, default=100, ge=0)
+    max_shrink: Share = option(
+        "Share of the rows there that may be gone, else nothing is pushed.", _ROWS, default=0.2
+    )
+    batch_rows: Positive | None = option(
+        "Rows sent at once.", _ROWS, default=None, shown="64 MB of vectors"
+    )
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
