@@ -33,8 +33,8 @@ from whiten_index.versions.published import (
     VERSIONS,
     WHITENING,
     Version,
+    current_or_none,
     with_published,
-    withdrawn_facts,
 )
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import Choice
@@ -216,7 +216,9 @@ def require_not_withdrawn(
     config: UpdateConfig, base: BaseVersion, record: CorpusRecord, *, identity: str | None = None
 ) -> None:
     """Refuse to publish a corpus that was rolled back, unless another transform is made of it."""
-    for name, facts in withdrawn_facts(base.root).items():
+    current = current_or_none(base.root)
+    withdrawn = {} if current is None else current.withdrawn
+    for name, facts in withdrawn.items():
         same = config.order == "auto" or identity == facts.get("identity")
         if facts.get("corpus") == record.fingerprint and same:
             there = base.mirror.holds(base.root / VERSIONS / name)

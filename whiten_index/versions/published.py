@@ -39,12 +39,15 @@ from whiten_index.artifacts.files import (
 from whiten_index.artifacts.manifest import (
     MANIFEST,
     REMEDY,
+    Schema,
+    Sha256,
     check_files,
     checked,
     new_artifact,
     read_json,
     read_manifest,
     sealed_json,
+    unsealed,
     write_manifest,
 )
 from whiten_index.artifacts.marks import require_marks
@@ -52,10 +55,10 @@ from whiten_index.artifacts.object_store import ChangedError, Tag
 from whiten_index.artifacts.storage import LOCAL, Storage
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
 from whiten_index.versions.version_manifest import (
-    CURRENT_SCHEMA,
     INDEX_ID_SCHEMA,
     VERSION_SCHEMA,
     VersionManifest,
+    VersionName,
     WithdrawnFacts,
 )
 
@@ -75,14 +78,17 @@ _TRIES = 20
 class Current:
     """Content of ``CURRENT``."""
 
-    version: str  # the published one
-    manifest_sha256: str  # of its manifest.json
+    version: VersionName  # the published one
+    manifest_sha256: Sha256  # of its manifest.json
     # Versions that were published and taken back -> fingerprint of the corpus and identity, which
     # outlive the version; empty where they were not known. They are published again only if the
     # user names them.
-    withdrawn: Mapping[str, WithdrawnFacts]
+    withdrawn: Mapping[VersionName, WithdrawnFacts]
     # Versions that a prune removes from a bucket, or has removed: nobody publishes them again.
-    removed: tuple[str, ...] = ()
+    removed: tuple[VersionName, ...]
+
+
+_CURRENT_SCHEMA = Schema("published index", 1, Current)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,9 +157,7 @@ def read_current(root: Path, mirror: Storage = LOCAL) -> Current:
         # To the byte, so that any damage to it shows.
         remedy = mending(root)
         value = read_json(path, what="a published index", exact=True, remedy=remedy)
-        found = checked(value, CURRENT_SCHEMA, path, remedy=remedy)
-        removed = tuple(found.get("removed", ()))
-        return Current(found["version"], found["manifest_sha256"], found["withdrawn"], removed)
+        return checked(unsealed(value), _CURRENT_SCHEMA, path, remedy=remedy)
 
 
 def set_current(
@@ -171,7 +175,7 @@ def set_current(
     """
     folder = root / VERSIONS / version
     with writing(root / CURRENT):
-        digest, before = sha256_file(folder / MANIFEST), _read_current(root)
+        digest, before = sha256_file(folder / MANIFEST), current_or_none(root)
         known = {} if before is None else before.withdrawn
         taken_back = {*(known if withdrawn is None else withdrawn)} - {version}
         facts = {name: known.get(name) or _facts(root, name) for name in taken_back}
@@ -192,12 +196,9 @@ def put_current(root: Path, current: Current, mirror: Storage, tag: Tag | None) 
         BusyError: another machine replaced it, or may have removed rows that it needs.
     """
     require_marks()
-    fields = asdict(current)
-    if not current.removed:
-        del fields["removed"]
     with writing(root / CURRENT):
         try:
-            mirror.replace(root / CURRENT, sealed_json(fields), tag)
+            mirror.replace(root / CURRENT, sealed_json(asdict(current)), tag)
         except ChangedError as error:
             raise BusyError(
                 f"{mirror.uri} was changed by another command meanwhile, and what that did "
@@ -205,13 +206,7 @@ def put_current(root: Path, current: Current, mirror: Storage, tag: Tag | None) 
             ) from error
 
 
-def withdrawn_facts(root: Path) -> Mapping[str, WithdrawnFacts]:
-    """Return the versions withdrawn, none where nothing is published or ``CURRENT`` is damaged."""
-    current = _read_current(root)
-    return {} if current is None else current.withdrawn
-
-
-def _read_current(root: Path) -> Current | None:
+def current_or_none(root: Path) -> Current | None:
     """Return the content of ``CURRENT``, None where nothing is published or it is damaged."""
     try:
         return read_current(root)
@@ -277,7 +272,7 @@ def version_number(name: str) -> int:
 
 def find_version(root: Path, identity: str, mirror: Storage = LOCAL) -> str | None:
     """Return a sound version with the same identity that was not withdrawn, if there is one."""
-    current = _read_current(root)
+    current = current_or_none(root)
     others = () if current is None else (*current.withdrawn, *current.removed)
     for name in mirror.names(root / VERSIONS):
         if name.endswith(f"-{identity[:12]}"):
@@ -301,7 +296,7 @@ def next_version(root: Path, identity: str, mirror: Storage = LOCAL) -> str:
     Numbers are never used again, not even those of versions removed since.
     """
     names = [path.name for inside in (VERSIONS, CANDIDATES) for path in _entries(root, inside)]
-    if (current := _read_current(root)) is not None:
+    if (current := current_or_none(root)) is not None:
         names += [current.version, *current.withdrawn, *current.removed]
     numbers = map(version_number, (*names, *mirror.names(root / VERSIONS)))
     return f"{max(numbers, default=0) + 1:06d}-{identity[:12]}"

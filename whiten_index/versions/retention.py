@@ -26,6 +26,7 @@ from whiten_index.versions.published import (
     WHITENING,
     Current,
     Version,
+    current_or_none,
     put_current,
     read_current,
     read_version,
@@ -197,12 +198,8 @@ def rollback(root: Path | str, *, to: str | None = None) -> RollbackReport:
         tag = mirror.latest(folder / CURRENT)
         _require_index(folder, mirror)
         with only_writer(folder, what="index"):
-            left, skipped = None, dict[str, str]()
-            try:
-                left = read_current(folder)
-            except ArtifactError:
-                if to is None:
-                    raise
+            skipped = dict[str, str]()
+            left = read_current(folder) if to is None else current_or_none(folder)
             if left is not None:
                 mirror.fetch(folder / VERSIONS / left.version)
             if to is None and left is not None:

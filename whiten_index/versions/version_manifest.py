@@ -1,4 +1,4 @@
-"""Schemas of the files of an index: the manifest of a version, and ``CURRENT``."""
+"""Schema of the manifest of a version of an index."""
 
 import datetime
 from typing import Annotated, Any, Literal, NotRequired
@@ -177,15 +177,4 @@ class WithdrawnFacts(TypedDict, total=False):
     identity: Digest
 
 
-class CurrentFields(TypedDict):
-    """Fields of ``CURRENT``."""
-
-    version: VersionName
-    manifest_sha256: Sha256
-    withdrawn: dict[VersionName, WithdrawnFacts]
-    removed: NotRequired[list[VersionName]]
-    digest: Sha256
-
-
 VERSION_SCHEMA = Schema("index", 1, VersionManifest)
-CURRENT_SCHEMA = Schema("published index", 1, CurrentFields)
