@@ -11,7 +11,7 @@ import pytest
 
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.errors import ConfigError
-from whiten_index.index.choice import CODECS, FactoryChoice, choose_factory, parse_bytes
+from whiten_index.index.choice import CODECS, IndexPlan, choose_factory, parse_bytes
 from whiten_index.index.factory import inner_index
 from whiten_index.pipeline.build import BuildReport
 
@@ -51,7 +51,7 @@ def error_budget(rows: int, target: float) -> int:
     [(100_000, 256, 2_000_000), (3_000, 21, 30_000), (100_000, 33, 800_000)],
 )
 def test_what_the_error_names_fits(rows: int, width: int, budget: int) -> None:
-    def choose(k: int, within: int = budget) -> FactoryChoice:
+    def choose(k: int, within: int = budget) -> IndexPlan:
         return choose_factory("auto", rows=rows, dim=384, k=k, budget=within)
 
     with pytest.raises(ConfigError) as caught:

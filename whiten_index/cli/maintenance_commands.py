@@ -26,8 +26,8 @@ store_argument = click.argument("store", metavar="INDEX|STORE", type=PATH)
 def _store_of(place: str) -> str:
     """Return the store of an index, or what is given if it is none."""
     from whiten_index.artifacts.cached_storage import place_of
-    from whiten_index.versions.provenance import open_store
     from whiten_index.versions.published import CURRENT, VERSIONS, read_current, read_version
+    from whiten_index.versions.references import open_store
 
     root, mirror = place_of(place)
     mirror.latest(root / CURRENT)

@@ -59,31 +59,19 @@ CODECS = (
 
 
 @dataclass(frozen=True)
-class FactoryChoice:
-    """The FAISS index that is built, and the reason."""
+class IndexPlan:
+    """The FAISS index to build, the reason, and its resources."""
 
     asked: str  # factory string of the user, or `auto`
-    built: str  # factory string it comes to
+    built: str  # factory string that it comes to, of the index behind the transforms
     # Candidates a query whose scores come from the store, None for the index's own.
     rerank: int | None
     why: str  # one sentence
     expected: IndexBytes  # bytes of the index, before it is made
-
-
-@dataclass(frozen=True)
-class IndexPlan:
-    """The FAISS index to build, and its resources."""
-
-    choice: FactoryChoice  # factory named and built
     seed: int  # of the training sample and of the vectors held out
-    target_recall: float = TARGET_RECALL  # index recall that the index is tuned to
-    budget: int | None = None  # bytes held in memory, None for no limit
-    device: str = "auto"  # auto, cpu or gpu
-
-    @property
-    def built(self) -> str:
-        """Factory string of the index behind the transforms."""
-        return self.choice.built
+    target_recall: float  # index recall that the index is tuned to
+    budget: int | None  # bytes held in memory, None for no limit
+    device: str  # auto, cpu or gpu
 
     @property
     def work_bytes(self) -> int | None:
@@ -93,13 +81,12 @@ class IndexPlan:
     @property
     def list_bytes(self) -> int | None:
         """Bytes of lists held while they are made on disk: half is for blocks of rows."""
-        work, fixed = self.work_bytes, self.choice.expected.fixed
+        work, fixed = self.work_bytes, self.expected.fixed
         return None if work is None else max(work // 2 - fixed, work // 4)
 
     def fits_in_memory(self, *, grows: bool = False) -> bool:
         """Return whether the lists fit into three quarters of the budget; growing takes twice."""
-        expected = self.choice.expected
-        size = expected.fixed + expected.per_row_total * (2 if grows else 1)
+        size = self.expected.fixed + self.expected.per_row_total * (2 if grows else 1)
         return self.budget is None or size <= self.budget * 3 // 4
 
 
@@ -111,15 +98,18 @@ def choose_factory(
     k: int,
     budget: int | None = None,
     target_recall: float = TARGET_RECALL,
-) -> FactoryChoice:
+    seed: int = 0,
+    device: str = "auto",
+) -> IndexPlan:
     """Choose the index for ``rows`` vectors of k dims, or take the factory named.
 
     ``dim`` is the width d of raw embeddings, ``budget`` the bytes of memory it may hold.
     """
+    resources = seed, target_recall, budget, device
     if factory != AUTO:
         expected = expected_bytes(factory, rows=rows, dim=dim, k=k)
         _require_room(factory, k, expected, budget)
-        return FactoryChoice(factory, factory, None, "named by --factory", expected)
+        return IndexPlan(factory, factory, None, "named by --factory", expected, *resources)
     tried = ["flat"]
     if rows > EXACT_UP_TO_ROWS:
         tried = ["hnsw", "ivf"] if target_recall >= GRAPH_FROM_RECALL else ["ivf"]
@@ -133,7 +123,7 @@ def choose_factory(
                 good = codec.recall is not None and codec.recall >= target_recall
                 rerank = None if good else codec.rerank
                 why = _why(each, codec, rows=rows, budget=budget, rerank=rerank)
-                return FactoryChoice(factory, built, rerank, why, expected)
+                return IndexPlan(factory, built, rerank, why, expected, *resources)
     assert budget is not None
     raise _nothing_fits(tried[-1], rows=rows, dim=dim, k=k, budget=budget)
 

@@ -89,7 +89,7 @@ def tune_to_recall(
 
     Return the setting, and how many candidates are scored again, None for the index's own scores.
     """
-    target, rerank, note = plan.target_recall, plan.choice.rerank, stages.watcher.note
+    target, rerank, note = plan.target_recall, plan.rerank, stages.watcher.note
     if truth is None:
         exact = is_exact(inner_index(plan.built, int(inner.d)))
         if not exact and has_parameters(inner):
@@ -111,10 +111,8 @@ def tune_to_recall(
 
 def _below_target(plan: IndexPlan, point: OperatingPoint) -> str:
     # An index that is re-ranked already takes as many candidates as were tried.
-    again = (
-        "" if plan.choice.rerank is not None else "scoring candidates again (search --rerank 100), "
-    )
-    named = plan.choice.asked != AUTO
+    again = "" if plan.rerank is not None else "scoring candidates again (search --rerank 100), "
+    named = plan.asked != AUTO
     larger = "" if plan.budget is None or named else ", or a larger --memory-budget"
     finer = "float32 (Flat)" if "SQ8" in plan.built else "a codec of more bits such as SQ8"
     return (

@@ -16,7 +16,7 @@ from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.evaluation.judgements import JudgedQueries
 from whiten_index.evaluation.metrics import evaluate_each, mean_interval
-from whiten_index.index.choice import IndexPlan, choose_factory
+from whiten_index.index.choice import choose_factory
 from whiten_index.index.exact import Rows, exact_neighbours, flat_vectors, use_large_pages
 from whiten_index.index.factory import inner_index, inner_of, peer_index
 from whiten_index.index.faiss_build import build_faiss_index
@@ -271,9 +271,15 @@ class Trial:
             size = self._fill_peer(factory, folder, stages)
         else:
             self._require_memory(factory, k)
-            choice = choose_factory(factory, rows=dataset.rows, dim=dataset.dim, k=k)
-            device = build.index_device if runs_on_gpu(inner_index(factory, k)) else "cpu"
-            plan = IndexPlan(choice, build.seed, target_recall=build.target_recall, device=device)
+            plan = choose_factory(
+                factory,
+                rows=dataset.rows,
+                dim=dataset.dim,
+                k=k,
+                target_recall=build.target_recall,
+                seed=build.seed,
+                device=build.index_device if runs_on_gpu(inner_index(factory, k)) else "cpu",
+            )
             made = build_faiss_index(dataset.embeddings, space.whitening, plan, stages, folder)
             size, parameters, device = made.sizes, made.tuned.parameters, made.device
         setting = point.setting()

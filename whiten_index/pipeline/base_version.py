@@ -27,7 +27,6 @@ from whiten_index.progress import Stages
 from whiten_index.search.query_encoder import QueryEncoder
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
-from whiten_index.versions.provenance import corpus_record, open_store
 from whiten_index.versions.published import (
     MOMENTS,
     VERSIONS,
@@ -36,6 +35,7 @@ from whiten_index.versions.published import (
     current_or_none,
     with_published,
 )
+from whiten_index.versions.references import corpus_record, open_store
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import Choice
 from whiten_index.whitening.transform import Whitening

@@ -145,11 +145,16 @@ class BuildConfig(BuildOptions):
 
     def index_plan(self, *, rows: int, dim: int, k: int) -> IndexPlan:
         """Return the index to make for so many rows; see ``choose_factory``."""
-        budget, target = self.budget, self.target_recall
-        choice = choose_factory(
-            self.factory, rows=rows, dim=dim, k=k, budget=budget, target_recall=target
+        return choose_factory(
+            self.factory,
+            rows=rows,
+            dim=dim,
+            k=k,
+            budget=self.budget,
+            target_recall=self.target_recall,
+            seed=self.seed,
+            device=self.index_device,
         )
-        return IndexPlan(choice, self.seed, target, budget=budget, device=self.index_device)
 
     def command(self) -> str:
         """Return the build with the options of corpus, encoder and store that are not defaults."""

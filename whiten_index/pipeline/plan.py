@@ -78,7 +78,7 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> dict
         stages.watcher.note(
             f"note: --k {k} is above the rank {rank} of a sample, and a build may refuse it"
         )
-    choice = config.index_plan(rows=rows, dim=dim, k=k).choice
+    choice = config.index_plan(rows=rows, dim=dim, k=k)
     return {
         "shards": len(corpus.shards),
         "read": corpus.rows,

@@ -114,9 +114,9 @@ def version_identity(
 def _factory_identity(plan: IndexPlan, k: int) -> dict[str, Any]:
     """Return the settings that show in an index."""
     inner = inner_index(plan.built, k)
-    tuned = has_parameters(inner) or plan.choice.rerank is not None
+    tuned = has_parameters(inner) or plan.rerank is not None
     return {
-        "asked": plan.choice.asked,
+        "asked": plan.asked,
         "built": plan.built,
         "target_recall": plan.target_recall if tuned else None,
         "memory_budget": plan.budget,
@@ -140,7 +140,7 @@ def write_files(
 ) -> dict[str, Any]:
     """Write index, transform, documents and corpus record; return the manifest's fields."""
     store, record, fitted, stages = encoded.store, encoded.record, spec.fitted, encoded.stages
-    plan = spec.plan.choice
+    plan = spec.plan
     size = f"{plan.expected.total:,} bytes expected"
     stages.watcher.note(f"index {plan.built}: {plan.why}; {size}")
     made = build_faiss_index(
@@ -253,7 +253,7 @@ def _require_searchable(folder: Path, fields: Mapping[str, Any]) -> Bundle:
 def _facts(
     config: BuildConfig, encoded: EncodeReport, spec: VersionSpec, made: IndexBuildResult
 ) -> dict[str, Any]:
-    choice, index = spec.fitted.choice, spec.plan.choice
+    choice, index = spec.fitted.choice, spec.plan
     return {
         **VERSION_SCHEMA.headed(),
         "identity": spec.identity,
@@ -278,7 +278,7 @@ def _facts(
             "expected_bytes": index.expected.to_json(),
             "tuned": made.tuned.to_json(),
             "rerank": made.rerank,
-            "memory_budget": spec.plan.budget,
+            "memory_budget": index.budget,
             "device": made.device,
             "mapped": made.mapped,
         },

@@ -392,8 +392,6 @@ def _similar_plan(base: BaseVersion, encoded: EncodeReport) -> IndexPlan:
     except ConfigError:
         # It no longer fits the budget.
         return wanted
-    why = wanted.choice.why
-    if built != wanted.built:
-        why = f"the lists of version {base.source.name} are kept"
-    choice = replace(wanted.choice, built=built, why=why, expected=same.choice.expected)
-    return replace(wanted, choice=choice)
+    kept = f"the lists of version {base.source.name} are kept"
+    why = wanted.why if built == wanted.built else kept
+    return replace(wanted, built=built, why=why, expected=same.expected)

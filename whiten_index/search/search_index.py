@@ -27,8 +27,8 @@ from whiten_index.paths import absolute
 from whiten_index.search.query_encoder import QueryEncoder, require_texts
 from whiten_index.search.rerank import EMBEDDINGS, VECTORS, Reranker
 from whiten_index.versions.bundle import Bundle, open_files
-from whiten_index.versions.provenance import corpus_record, open_store
 from whiten_index.versions.published import Version, read_current, with_published
+from whiten_index.versions.references import corpus_record, open_store
 
 if TYPE_CHECKING:
     from whiten_index.encoding.encoder import Encoder

@@ -160,10 +160,14 @@ class Segments:
         """Return a segment; raise ``ArtifactError`` where it is missing or damaged."""
         try:
             return self._segment(name, verify=True)
-        except ArtifactError:
-            if not self.mirror.look_again():
-                raise
-        return self._segment(name, verify=True)
+        except ArtifactError as error:
+            if self.mirror.look_again() and (found := self.segment(name)) is not None:
+                return found
+            why = str(error).partition("; ")[0]
+            raise ArtifactError(
+                f"segment {name} of the store {self.place} cannot be read ({why}): it is missing "
+                f"or damaged; {REMEDY}"
+            ) from error
 
     def check_segment(self, folder: Path, fields: SegmentManifest, *, content: bool) -> None:
         """Check the files of a segment, the shapes of its arrays, and with ``content`` for NaN."""

@@ -32,7 +32,6 @@ from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.pushed_table import VECTOR, Layout, PushedTable, blocks, with_vectors
 from whiten_index.versions.documents import Documents
-from whiten_index.versions.provenance import corpus_record, open_store
 from whiten_index.versions.published import (
     CHANGES,
     DOCUMENTS,
@@ -44,6 +43,7 @@ from whiten_index.versions.published import (
     read_version,
     with_published,
 )
+from whiten_index.versions.references import corpus_record, open_store
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
 

@@ -1,9 +1,14 @@
-"""References to the rows of a store: its corpora, and the versions of indexes built from it."""
+"""References to the rows of a store: its corpora, and the versions of indexes built from it.
+
+And back from a version: the store that it was built from, and its rows there.
+"""
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +29,10 @@ from whiten_index.artifacts.object_store import is_without_bucket
 from whiten_index.artifacts.storage import LOCAL, Place, Storage, settled
 from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
-from whiten_index.paths import is_uri
+from whiten_index.paths import cut, is_uri
 from whiten_index.store.embedding_store import EmbeddingStore, encoder_folders
 from whiten_index.store.notes import RegisteredIndex
 from whiten_index.store.records import CorpusRecord
-from whiten_index.versions.provenance import corpus_record
 from whiten_index.versions.published import (
     CANDIDATES,
     CURRENT,
@@ -313,3 +317,58 @@ def _is_elsewhere(fields: VersionManifest, root: Place) -> bool:
     built_from = fields["store"]
     there = bool(encoder_folders(built_from)) if is_uri(built_from) else is_folder(built_from)
     return there and settled(built_from) != settled(root)
+
+
+def store_places(root: Place, fields: Mapping[str, Any]) -> Iterator[Place]:
+    """Yield places of the store: as near the index as when it was built, then its old place."""
+    given, out = (fields["config"].get(name) for name in ("store", "out"))
+    if given is None:
+        yield f"{root}/store" if isinstance(root, str) else root / "store"
+        return
+    if is_uri(given):
+        yield str(given)
+        return
+    beside = isinstance(root, Path) and out is not None and not is_uri(out)
+    if beside and Path(given).is_absolute() == Path(out).is_absolute():
+        yield Path(os.path.normpath(Path(root).absolute() / os.path.relpath(given, out)))
+    # The given path may be relative to the folder in which the build was started.
+    yield Path(fields.get("store", given))
+
+
+def open_store(
+    root: Place,
+    fields: Mapping[str, Any],
+    *,
+    given: Path | str | None,
+    reader: str,
+    remedy: str,
+    verify: bool = True,
+) -> EmbeddingStore:
+    """Open the store that a version was built from."""
+    encoder = fields["encoder_fingerprint"]
+    places = [given] if given is not None else list(dict.fromkeys(store_places(root, fields)))
+    for place in places:
+        try:
+            return EmbeddingStore.open(place, fingerprint=encoder, verify=verify)
+        except ArtifactError as error:
+            reason = error
+    raise ArtifactError(
+        f"{reader} reads the store of raw embeddings of encoder {encoder[:8]}, and there is none "
+        f"in {' or '.join(cut(str(place), most=200) for place in places)}; {remedy}"
+    ) from reason
+
+
+def corpus_record(version: Version) -> CorpusRecord:
+    """Return the parts of the store that a version was made of, in its order."""
+    return CorpusRecord.load(version.file(RECORD))
+
+
+def missing_rows(root: Place, version: Version) -> tuple[Place | None, int]:
+    """Return the store of a version, None where it cannot be reached, and rows that it lacks."""
+    for place in dict.fromkeys(store_places(root, version.fields)):
+        try:
+            store = EmbeddingStore.open(place, fingerprint=version.fields["encoder_fingerprint"])
+        except ArtifactError:
+            continue
+        return place, sum(map(store.missing_rows, corpus_record(version).distinct_parts))
+    return None, 0

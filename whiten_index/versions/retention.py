@@ -17,7 +17,6 @@ from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.artifacts.storage import LOCAL, Storage
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
-from whiten_index.versions.provenance import missing_rows
 from whiten_index.versions.published import (
     CANDIDATES,
     CURRENT,
@@ -38,6 +37,7 @@ from whiten_index.versions.published import (
     version_number,
     with_published,
 )
+from whiten_index.versions.references import missing_rows
 from whiten_index.whitening.spectrum import variance_kept
 from whiten_index.whitening.transform import Whitening
 

@@ -35,7 +35,6 @@ from whiten_index.store.embedding_store import (
 from whiten_index.store.notes import RESULTS
 from whiten_index.store.records import CorpusPart
 from whiten_index.versions.documents import Documents
-from whiten_index.versions.provenance import corpus_record, missing_rows, store_places
 from whiten_index.versions.published import (
     CANDIDATES,
     CURRENT,
@@ -54,10 +53,13 @@ from whiten_index.versions.published import (
 )
 from whiten_index.versions.references import (
     Reference,
+    corpus_record,
     corpus_reference,
     index_around,
     is_index,
+    missing_rows,
     require_at_its_place,
+    store_places,
     version_folders,
     version_reference,
 )
