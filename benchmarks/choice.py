@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from benchmarks.judged_sets import EXTRACTS, JudgedSet, judged_set, ndcg
 from benchmarks.results_file import data_folder, write
 from whiten_index import BuildConfig
-from whiten_index.pipeline.choose_transform import choose_setting, piece_evidence
 from whiten_index.pipeline.encode import EncodeReport, encode_corpus
+from whiten_index.pipeline.fit import choose_setting, piece_evidence
 from whiten_index.pipeline.pseudo_queries import Sample, sample_pieces
 from whiten_index.progress import Progress, Stages
 from whiten_index.store.sampling import CorpusEmbeddings
