@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -115,3 +116,46 @@ def _equal(row: Row) -> str:
 
 def _share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}"
+
+
+def bucket_night() -> str:
+    """Return the table of what a night moves to and from a bucket."""
+    lines = [
+        "| | put there, MB | sent, MB | sent / put | received, MB |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    names = {
+        ("build", "one"): "build",
+        ("night", "one"): "night, on the same machine",
+        ("night", "another"): "night, on a machine with an empty cache",
+    }
+    for row in read("bucket_night"):
+        sent, put = row["sent"], row["new_bytes"]
+        lines.append(
+            f"| {names[row['what'], row['machine']]} | {put / 1e6:.1f} | {sent / 1e6:.1f} "
+            f"| {sent / put:.3f} | {row['received'] / 1e6:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def stable_ids() -> str:
+    """Return the table of an update by ids in FAISS and of one that copies codes."""
+    lines = [
+        "| index | by ids, CPU seconds | codes copied, CPU seconds | codes of the rows that stay |",
+        "|---|---:|---:|---|",
+    ]
+    found: dict[str, dict[str, Row]] = {}
+    for row in read("stable_ids"):
+        found.setdefault(row["index"], {})[row["way"]] = row
+    for index, ways in found.items():
+        ids, copies = ways["by_ids"], ways["by_copies"]
+        kept = "equal both ways" if ids["codes_kept"] else "equal"
+        lines.append(
+            f"| `{index}` | {_median(ids) if ids['cpu_seconds'] else 'FAISS cannot'} "
+            f"| {_median(copies)} | {kept if copies['codes_kept'] else 'differ'} |"
+        )
+    return "\n".join(lines)
+
+
+def _median(row: Row) -> str:
+    return f"{statistics.median(row['cpu_seconds']):.3f}"

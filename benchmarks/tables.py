@@ -188,6 +188,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "drift": nightly_tables.drift,
     "night": nightly_tables.night,
     "nights": nightly_tables.nights,
+    "bucket_night": nightly_tables.bucket_night,
+    "stable_ids": nightly_tables.stable_ids,
     "readers": nightly_tables.readers,
     "sinks": sinks_tables.sinks,
     "qdrant_folder": sinks_tables.qdrant_folder,
