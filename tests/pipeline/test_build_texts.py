@@ -11,8 +11,9 @@ import pytest
 
 from tests.helpers.bad_input import run_python
 from tests.helpers.builds import build
-from whiten_index import open_index
+from whiten_index import BuildConfig, encode_corpus, open_index
 from whiten_index.errors import ConfigError
+from whiten_index.progress import Progress
 
 
 def text_corpus(folder: Path, words: Sequence[str], *, files: int = 2, rows: int = 40) -> str:
@@ -61,6 +62,39 @@ def test_a_build_from_the_store_alone_needs_no_encoder_and_gives_the_same_index(
             (hit.id, dict(hit.columns)) for hit in other
         ]
         np.testing.assert_allclose([h.score for h in one], [h.score for h in other], atol=1e-6)
+
+
+def test_rows_of_an_interrupted_shard_count_though_another_shard_has_some_of_its_texts(
+    tmp_path: Path, tiny_words: Sequence[str], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stops(Progress):
+        done = 0
+
+        def advance(self, rows: int) -> None:
+            self.done += rows
+            if self.done > 250:
+                raise KeyboardInterrupt
+
+    # The best size of a batch is not known there, so the first ones are small.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    random = np.random.default_rng(21)
+    texts = [" ".join(random.choice(tiny_words, 20)) + f" {i}" for i in range(400)]
+    texts[250:255] = texts[:5]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "c.parquet")
+    stopped, whole = (
+        BuildConfig(
+            corpus=str(tmp_path / "c.parquet"), text_columns="text", model=str(tiny_model),
+            store=str(tmp_path / name), shard_rows=200, threads=1,
+        )
+        for name in ("stopped", "whole")
+    )  # fmt: skip
+    with pytest.raises(KeyboardInterrupt, match="kept 2"):
+        encode_corpus(stopped, progress=Stops())
+    found, truth = encode_corpus(stopped), encode_corpus(whole)
+    assert found.counts.reused > 205
+    for part in truth.record.parts:
+        np.testing.assert_array_equal(*(e.store.embeddings(part)[:] for e in (found, truth)))
+    assert not list(tmp_path.glob("stopped/*/unfinished/*"))
 
 
 def test_other_ids_or_kept_columns_encode_nothing_again(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import platform
 import time
 from collections import Counter
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from whiten_index.pipeline.build_config import BuildConfig
 
 Window = tuple[Shard, ...]
+# What an interrupted run keeps of a window.
+_KEPT = {"digests": "mb", "embeddings": "md"}
 
 
 @dataclass
@@ -127,6 +130,13 @@ class EncodedWindow:
     ran: RanWindow | None = None
     key: dict[str, Any] = field(default_factory=dict)  # of what an interrupted run keeps of it
 
+    @property
+    def order(self) -> NDArray[np.uint8]:
+        """Digests (m, 16) of the distinct texts to encode, in the order in which they are."""
+        assert self.prepared is not None
+        _, first = np.unique(self.prepared.tokens.places, return_index=True)
+        return np.concatenate([shard.digests[shard.to_encode] for shard in self.shards])[first]
+
     @contextlib.contextmanager
     def step(self, name: str) -> Iterator[None]:
         """Time the block as a step."""
@@ -206,11 +216,16 @@ class ShardWork(Work):
                 self.store.results.save_runtime(encoder.runtime)
             with state.step("tokenise"):
                 state.prepared = encoder.prepare(texts)
-            new = np.concatenate([shard.digests[shard.to_encode] for shard in state.shards])
-            state.key = {"texts": digests_name(new), "version": __version__, **encoder.runtime}
-            before = self.store.results.sample(state.key, {"embeddings": "md"}, UNFINISHED)
-            if before is not None:
-                state.prepared = replace(state.prepared, known=before["embeddings"])
+            # Other shards that are finished meanwhile leave fewer texts to encode.
+            texts_name = digests_name(np.concatenate([shard.digests for shard in state.shards]))
+            state.key = {"texts": texts_name, "version": __version__, **encoder.runtime}
+            kept = self.store.results.sample(state.key, _KEPT, UNFINISHED)
+            if kept is not None and kept["embeddings"].shape[1] == self.store.dim:
+                rows = {digest.tobytes(): row for row, digest in enumerate(kept["digests"])}
+                found = (rows.get(digest.tobytes(), -1) for digest in state.order)
+                first = list(itertools.takewhile(lambda row: row >= 0, found))
+                known = kept["embeddings"][np.array(first, dtype=np.int64)]
+                state.prepared = replace(state.prepared, known=known)
         return state
 
     def run(self, state: EncodedWindow, advance: Callable[[int], None]) -> EncodedWindow:
@@ -223,12 +238,12 @@ class ShardWork(Work):
             encoder = self.encoder()
             halved = encoder.budget.halvings
             in_rows = _in_rows(advance, rows=rows, texts=len(state.prepared.texts))
-            save = self.store.results.save_sample
-            state.ran = encoder.run(
-                state.prepared,
-                advance=in_rows,
-                stopped=lambda found: save(state.key, {"embeddings": found}, UNFINISHED),
-            )
+
+            def save(found: NDArray[np.float32]) -> None:
+                kept = {"digests": state.order[: len(found)], "embeddings": found}
+                self.store.results.save_sample(state.key, kept, UNFINISHED)
+
+            state.ran = encoder.run(state.prepared, advance=in_rows, stopped=save)
         state.counts.out_of_memory = encoder.budget.halvings - halved
         state.prepared = None
         return state
