@@ -240,7 +240,8 @@ class ShardWork(Work):
             in_rows = _in_rows(advance, rows=rows, texts=len(state.prepared.texts))
 
             def save(found: NDArray[np.float32]) -> None:
-                kept = {"digests": state.order[: len(found)], "embeddings": found}
+                kept: dict[str, NDArray[Any]] = {"digests": state.order[: len(found)]}
+                kept["embeddings"] = found
                 self.store.results.save_sample(state.key, kept, UNFINISHED)
 
             state.ran = encoder.run(state.prepared, advance=in_rows, stopped=save)
