@@ -39,8 +39,8 @@ class PreparedWindow:
     """Tokenised texts, on the device where they will be encoded.
 
     With ``low_latency`` one text may use all cores. Otherwise embeddings do not depend on how texts
-    are batched, if the model runs without padding on a CPU with one core a thread (as measured:
-    MKL with AVX-512).
+    are batched, if the model runs without padding on a CPU with one core a thread (measured: MKL
+    with AVX-512 and AVX2).
     """
 
     texts: Sequence[str]

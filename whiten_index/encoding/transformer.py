@@ -19,9 +19,9 @@ from whiten_index.encoding.tokenization import cannot_load, code_pin, load_token
 from whiten_index.errors import EncoderError
 
 Pool = Callable[[Tensor, Pooling], Tensor]
-# Matrix products of so many rows give each row the same bits as those of any more: measured, of
-# MKL with AVX-512 on x86, one thread, from 16 rows on. Other libraries and instructions (AVX2, ARM,
-# Accelerate) are untried.
+# Matrix products of so many rows give each row the same bits as those of any more. Measured with
+# MKL on x86, one thread: from 16 rows on with AVX-512, from 4 with AVX2. ARM and Accelerate are
+# untried.
 _FEWEST_ROWS = 64
 # Others normalise after their last layer, so the states of a shorter model are not theirs.
 _NORMALISED_LAYERS = (
