@@ -53,6 +53,17 @@ def test_a_torn_last_line_is_left_out_and_any_other_damage_is_named(tmp_path):
         read_sweeps(path)
 
 
+@pytest.mark.parametrize(
+    "field",
+    [{"k": "wide"}, {"k": 10**400}, {"parameters": 1}, {"bytes": "many"}, {AGREEMENT: [[]]}],
+    ids=["text", "huge", "number", "no object", "list"],
+)
+def test_a_field_of_another_type_is_damage(tmp_path, field):
+    write_results(tmp_path / "results.jsonl", [header(), RAW, {**point(), **field}])
+    with pytest.raises(ArtifactError, match=r"results\.jsonl has a field of another type"):
+        write_report(tmp_path)
+
+
 def test_only_a_file_of_lines_is_read(tmp_path):
     path = tmp_path / "results.jsonl"
     os.mkfifo(path)

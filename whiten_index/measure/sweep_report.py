@@ -9,6 +9,7 @@ from typing import Any
 import whiten_index
 from whiten_index.artifacts.atomic import replace_file
 from whiten_index.artifacts.files import writing
+from whiten_index.errors import ArtifactError, first_line
 from whiten_index.measure.charts import charts_of
 from whiten_index.measure.results import (
     COLUMNS,
@@ -131,24 +132,35 @@ def write_report(folder: Path) -> Path:
     They may be several sweeps, finished or not. Return the path of the page, one file that loads
     nothing else; without matplotlib and jinja2 there is none, and ``report.md`` is the report.
     """
-    sweeps = read_sweeps(folder / RESULTS)
+    try:
+        written = _files(read_sweeps(folder / RESULTS))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ArtifactError(
+            f"{folder / RESULTS} has a field of another type than sweep writes "
+            f"({first_line(error)}); sweep into another folder"
+        ) from error
+    for name, text in written.items():
+        with writing(folder / name):
+            replace_file(folder / name, without_controls(text).encode("utf-8", "replace"))
+    return folder / next(reversed(written))
+
+
+def _files(sweeps: list[Sweep]) -> dict[str, str]:
+    """Return name -> text of the files of a report, that to be read last."""
     names = Counter(sweep.name for sweep in sweeps)
     sections = [
         _Section(sweep, sweep.name if names[sweep.name] == 1 else f"{sweep.name}, run {sweep.run}")
         for sweep in sweeps
     ]
     written = {
-        "report.md": "\n\n".join(section.to_markdown() for section in sections) + "\n",
         "report.json": plain_json(
             json.dumps({"sweeps": [each.to_json() for each in sections]}, indent=1)
         ),
+        "report.md": "\n\n".join(section.to_markdown() for section in sections) + "\n",
     }
-    if drawn := all(map(find_spec, ("matplotlib", "jinja2"))):
+    if all(map(find_spec, ("matplotlib", "jinja2"))):
         written[REPORT] = _page(sections)
-    for name, text in written.items():
-        with writing(folder / name):
-            replace_file(folder / name, without_controls(text).encode("utf-8", "replace"))
-    return folder / (REPORT if drawn else "report.md")
+    return written
 
 
 def _page(sections: list[_Section]) -> str:
