@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fnmatch
 import functools
+import glob
 import json
 import os
 import shlex
@@ -26,10 +27,14 @@ from whiten_index.paths import cut, require_no_secret, require_plain_environment
 
 SUFFIXES = (".parquet", ".pq", ".parq")
 _DATASET = "dataset_info.json"
-# Reader of pyarrow and its function by the ending of a file that is no Parquet.
+# What reads a file f that is no Parquet, with pyarrow as a, by its ending.
+_CELLS = "newlines_in_values=True"
+_JSON = f"a.json.read_json(f, parse_options=a.json.ParseOptions({_CELLS}))"
+_ARROW = "(a.ipc.open_file if open(f, 'rb').read(6) == b'ARROW1' else a.ipc.open_stream)"
 _READERS = {
-    ".csv": ("csv", "csv"), ".json": ("json", "json"), ".jsonl": ("json", "json"),
-    ".arrow": ("feather", "table"), ".feather": ("feather", "table"),
+    ".csv": f"a.csv.read_csv(f, parse_options=a.csv.ParseOptions({_CELLS}))",
+    ".json": _JSON, ".jsonl": _JSON, ".arrow": f"{_ARROW}(open(f, 'rb')).read_all()",
+    ".feather": "a.feather.read_table(f)",
 }  # fmt: skip
 _PLAIN = "".join(map(chr, range(33, 127)))
 _HIDDEN = "._"
@@ -57,19 +62,24 @@ def find_files(sources: Sequence[str | Path]) -> list[SourceFile]:
     return [replace(file, name=name) for file, name in zip(files, names, strict=True)]
 
 
-def to_parquet(*paths: str) -> str:
-    """Return how the first file that can be converted is; of ``datasets`` it is the folder."""
+def to_parquet(*paths: str, folder: str | None = None) -> str:
+    """Return how the first file that can be converted is, or all of its kind in ``folder``.
+
+    Of ``datasets`` it is the folder of the file.
+    """
     for path in map(PurePosixPath, paths):
         if (dataset := path.name == _DATASET) or path.suffix in _READERS:
-            path = path.parent if dataset else path
-            old, new = json.dumps(str(path)), json.dumps(f"{path.stem}.parquet")
+            source = path.parent if dataset else PurePosixPath(folder or path)
+            old, new = json.dumps(str(source)), json.dumps(f"{source.stem}.parquet")
             code = f"import datasets; datasets.load_from_disk({old}).to_parquet({new})"
             if not dataset:
-                module, kind = _READERS[path.suffix]
-                code = f"import pyarrow.{module} as i, pyarrow.parquet as o; "
-                breaks = ", parse_options=i.ParseOptions(newlines_in_values=True)"
-                breaks = breaks if kind == "csv" else ""
-                code += f"o.write_table(i.read_{kind}({old}{breaks}), {new})"
+                inside = json.dumps(f"{glob.escape(str(source))}/**/*{path.suffix}")
+                files = f"glob.glob({inside}, recursive=True)" if folder else f"[{old}]"
+                code = (
+                    "import glob, pyarrow as a, pyarrow.csv, pyarrow.feather, pyarrow.json, "
+                    f"pyarrow.parquet as o; parts = [{_READERS[path.suffix]} for f in {files}]; "
+                    f'o.write_table(a.concat_tables(parts, promote_options="permissive"), {new})'
+                )
             return f"; a corpus is Parquet, which this makes of it: python -c {shlex.quote(code)}"
     return ""
 
@@ -193,7 +203,7 @@ def _files_of(source: str) -> list[SourceFile]:
         raise CorpusError(
             f"{source} holds no Parquet file ({len(listed)} files, none ending with "
             f"{', '.join(SUFFIXES)}); name the files with a glob, or another folder"
-            + to_parquet(*sorted(listed, key=lambda each: not each.endswith(_DATASET)))
+            + to_parquet(*sorted(listed, key=lambda each: not each.endswith(_DATASET)), folder=path)
         )
     return files
 
