@@ -1,5 +1,6 @@
 """What the benchmarks count is what they say they count."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import moments, results_file
+from benchmarks import moments, results_file, small_codes_page
 from benchmarks.encoding_inputs import model_flops
 
 
@@ -51,3 +52,14 @@ def test_results_of_a_run_that_is_not_named_or_of_several_runs_are_refused(
         SystemExit, match=r"some\.jsonl does not say its benchmark, commit, command"
     ):
         results_file.require_sources()
+
+
+def test_the_charts_of_small_codes_are_those_of_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Releases of matplotlib draw the same figures with other curves."""
+    before = small_codes_page.PAGE.read_text(encoding="utf-8")
+    monkeypatch.setattr(small_codes_page, "PAGE", tmp_path / "page.html")
+    small_codes_page.main()
+    page = small_codes_page.PAGE.read_text(encoding="utf-8")
+    assert re.findall("<t[rhd].*", page) == re.findall("<t[rhd].*", before) != []
