@@ -168,7 +168,7 @@ def transfer(
     config = EvalConfig.from_options(given(options))
     paths = data or (str(data_path("senteval")),)
     tasks = [read_task(path) for path in task_files(paths, names)]
-    bars = terminal.Bars(facts=not as_json)
+    bars = terminal.Bars()
     report = evaluate_transfer(config, tasks, folds=folds, progress=bars)
     measure_commands.show_report(report, "accuracy × 100", _accuracy, as_json=as_json)
 

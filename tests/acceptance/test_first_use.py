@@ -1,6 +1,7 @@
 """Steps of a first day: what is said meanwhile, what a build costs, one grammar, other files."""
 
 import html
+import io
 import json
 import re
 import shlex
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
@@ -153,17 +155,85 @@ def test_filters_take_the_words_of_sql(index: Path) -> None:
 
 
 def test_other_files_are_refused_with_what_converts_them(tmp_path: Path) -> None:
-    pa.csv.write_csv(pa.table({"text": ["a cat", "a dog"]}), tmp_path / "c.csv")
-    for path in (tmp_path / "c.csv", tmp_path):
-        said = refused(3, "build", path, "--text-column", "text", "--out", tmp_path / "i")
-        code = [sys.executable, *shlex.split(said[said.index("-c ") :])]
-        subprocess.run(code, cwd=tmp_path, check=True)
-        assert pq.read_table(tmp_path / "c.parquet").num_rows == 2
-        (tmp_path / "c.parquet").unlink()
+    texts = pa.table({"text": pa.array(['a\r\ncat, "big"', None], pa.large_string()), "n": [1, 2]})
+    lines = '{"text": "a\\r\\ncat, \\"big\\"", "x": {"y": [1]}}\n{"text": null}\n'
+    stream = io.BytesIO()
+    with pa.ipc.new_stream(stream, texts.schema) as writer:
+        writer.write_table(texts)
+    for kind, write in (
+        ("csv", lambda path: pa.csv.write_csv(texts, path)),
+        ("jsonl", lambda path: path.write_text(lines)),
+        ("feather", lambda path: pa.feather.write_feather(texts, path)),
+        ("arrow", lambda path: path.write_bytes(stream.getvalue())),
+    ):
+        folder = tmp_path / f"of {kind}[1]"
+        (folder / "b").mkdir(parents=True)
+        for path in (folder / f"a.{kind}", folder / "b" / f"b.{kind}"):
+            write(path)
+        for source, rows in ((folder / f"a.{kind}", 2), (folder, 4)):
+            said = refused(3, "build", source, "--text-column", "text", "--out", tmp_path / "i")
+            code = [sys.executable, *shlex.split(said[said.index("-c ") :])]
+            subprocess.run(code, cwd=tmp_path, check=True)
+            made = pq.ParquetFile(tmp_path / f"{source.stem}.parquet").read()["text"].to_pylist()
+            assert (made[0], len(made)) == ('a\r\ncat, "big"', rows)
+    (saved := tmp_path / "saved").mkdir()
     for name in ("data-00000-of-00001.arrow", "dataset_info.json", "state.json"):
-        (tmp_path / name).touch()
-    said = refused(3, "build", tmp_path, "--text-column", "text", "--out", tmp_path / "i")
-    assert f'load_from_disk("{tmp_path}").to_parquet("{tmp_path.name}.parquet")' in said
+        (saved / name).touch()
+    said = refused(3, "build", saved, "--text-column", "text", "--out", tmp_path / "i")
+    assert f'load_from_disk("{saved}").to_parquet("saved.parquet")' in said
+
+
+def test_queries_are_read_as_people_have_them(tmp_path: Path, tiny_model: Path) -> None:
+    titles = pa.array(["Cats", "Dogs", None])
+    texts = pa.table({"text": ["the cat sat", "a dog ran", "blue bird"], "score": titles})
+    pq.write_table(texts, tmp_path / "t.parquet")
+    keep = ("--keep", "score", "--keep", "text", "--out", tmp_path / "i", "--model", tiny_model)
+    told = done("build", tmp_path / "t.parquet", "--text-column", "text", *keep)
+    assert told.splitlines()[-1].split()[2:] == [
+        *("whiten-index", "search", str(tmp_path / "i"), '"your', 'question"')
+    ]
+    asked = ["a cat,\n\nor two", 'it said "ran"']
+    alone = json.loads(done("search", tmp_path / "i", *asked, "--json"))["results"]
+    for name, ids, content in (
+        ("q.jsonl", ["0", "1"], "".join(
+            json.dumps({"_id": n, "text": text, "more": [1]}) + "\n" for n, text in enumerate(asked)
+        )),
+        ("q.csv", ["1", "2"], 'query_id,n,query\n1,,"a cat,\n\nor two"\n2,,"it said ""ran"""\n'),
+        ("q.tsv", ["7"], '7\tit said "ran"\n'),
+        ("q.txt", ["2"], '\nit said "ran"\n'),
+    ):  # fmt: skip
+        (tmp_path / name).write_text(content)
+        found = json.loads(done("search", tmp_path / "i", "--queries", tmp_path / name, "--json"))
+        assert [one.pop("query_id") for one in found["results"]] == ids
+        assert found["results"] == alone[-len(ids) :]
+    order = ("search", tmp_path / "i", "--queries", tmp_path / "q.csv")
+    assert done(*order).startswith("1  a cat,")
+    done(*order, "--run", tmp_path / "r.jsonl")
+    lines = [json.loads(line)["hits"] for line in (tmp_path / "r.jsonl").open()]
+    assert [[hit["columns"] for hit in hits] for hits in lines] == [
+        [hit["columns"] for hit in one["hits"]] for one in alone
+    ]
+    done(*order, "--run", tmp_path / "r.parquet")
+    rows = pq.read_table(tmp_path / "r.parquet").to_pylist()
+    assert [(row["kept_score"], row["text"]) for row in rows] == [
+        tuple(hit["columns"].values()) for one in alone for hit in one["hits"]
+    ]
+    (tmp_path / "q.csv").write_text('id,text\n1,"never closed\n')
+    assert "line 2, is no CSV" in refused(3, *order)
+    assert "no column title; its columns" in refused(3, *order[:-1], tmp_path / "q.jsonl",
+                                                     "--text-column", "title")  # fmt: skip
+
+
+def test_a_build_says_why_few_rows_take_more_than_raw(corpus: Path, tmp_path: Path) -> None:
+    order = ("build", corpus, *COLUMNS, "--whiten", "pca", "--out", tmp_path / "i")
+    size = re.compile(r"(?m)^size +(.*)$")
+    few = size.findall(done(*order, "--k", 16, "--limit", 20))[0]
+    assert "more than the raw embeddings" in few
+    least = int(re.findall(r"less than raw from ([\d,]+) rows", few)[0])
+    for rows, smaller in ((least, True), (least - 1, False)):
+        said = size.findall(done(*order, "--k", 16, "--limit", rows))[0]
+        assert ("more than" not in said) == smaller
+    assert "128 bytes a row, and 128 in" in size.findall(done(*order, "--k", 32))[0]
 
 
 def test_a_plan_foresees_a_k_above_the_rank(tmp_path: Path) -> None:

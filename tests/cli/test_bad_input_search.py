@@ -29,7 +29,7 @@ SEARCHES: dict[str, tuple[tuple[Any, ...], int, str]] = {
     "nothing asked": ((), OPTIONS, "missing: --queries or --like or TEXT"),
     "two things asked": (("text", "--like", "d1"), OPTIONS, "one of"),
     "text without an encoder": (("text",), OPTIONS, "built from an embedding column"),
-    "queries without a run": (("--queries", "q.parquet"), OPTIONS, "--run FILE"),
+    "run without queries": (("--like", "d1", "--run", "r.trec"), OPTIONS, "--run needs --queries"),
     "run of no format": (
         ("--queries", "q.parquet", "--embedding-column", "e", "--run", "r.csv"),
         OPTIONS,

@@ -157,6 +157,19 @@ def test_the_configuration_of_a_model(run, sound, tmp_path, tiny_model, name, ho
     assert_says(found, 4, LIMITS[how])
 
 
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [*((endless, f"q.{kind}") for kind in ("jsonl", "csv", "tsv", "txt")), (deep, "q.jsonl")],
+)
+def test_queries_to_search(run, filtered, tmp_path, how, name):  # type: ignore[no-untyped-def]
+    found = run(["search", filtered[1], "--queries", str(how(tmp_path / name))])
+    assert_says(found, 3, LIMITS[how])
+    if name == "q.csv":
+        (tmp_path / name).write_text('id,text\n1,"' + "a long cell\n" * 1_000_000)
+        found = run(["search", filtered[1], "--queries", str(tmp_path / name)])
+        assert_says(found, 3, "field larger than field limit")
+
+
 def test_a_job_file(run, tmp_path):  # type: ignore[no-untyped-def]
     arguments = ["build", "--config", str(endless(tmp_path / "job.toml"))]
     assert_says(run(arguments), 2, LIMITS[endless])

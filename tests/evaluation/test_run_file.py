@@ -1,7 +1,6 @@
 """Run files read: what was written comes back, what cannot be read says where and why."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -9,30 +8,23 @@ import pytest
 
 from whiten_index.errors import CorpusError
 from whiten_index.evaluation.metrics import evaluate
-from whiten_index.evaluation.trec_run import RUN_ENDINGS, read_run, write_run
+from whiten_index.evaluation.trec_run import RUN_ENDINGS, Ranking, read_run, write_run
 
 METRICS = ("ndcg@10", "recall@20", "mrr@10", "map@20")
 
 
-@dataclass(frozen=True)
-class Ranked:
-    query_id: str | int
-    ids: list[str | int]
-    scores: list[float]
-
-
-def rankings(*, numbers: bool = False, queries: int = 40) -> list[Ranked]:
+def rankings(*, numbers: bool = False, queries: int = 40) -> list[Ranking]:
     rng = np.random.default_rng(3)
     made = []
     for query in range(queries):
         documents = rng.permutation(200)[: int(rng.integers(1, 31))].tolist()
         scores = np.sort(rng.normal(size=len(documents)).astype(np.float32))[::-1].tolist()
         ids = documents if numbers else [f"d{i}" for i in documents]
-        made.append(Ranked(query if numbers else f"q{query}", ids, scores))
+        made.append(Ranking(query if numbers else f"q{query}", ids, scores))
     return made
 
 
-def as_run(ranked: list[Ranked]) -> dict[str, dict[str, float]]:
+def as_run(ranked: list[Ranking]) -> dict[str, dict[str, float]]:
     return {str(r.query_id): dict(zip(map(str, r.ids), r.scores, strict=True)) for r in ranked}
 
 

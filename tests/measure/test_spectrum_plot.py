@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from whiten_index.errors import ConfigError, StorageError
+from whiten_index.errors import ConfigError
 from whiten_index.measure.charts import check_plot_path, draw_spectrum
 
 pytest.importorskip("matplotlib")
@@ -72,33 +72,6 @@ def test_an_unknown_ending_names_the_known_ones(tmp_path):
             check_plot_path(tmp_path / name)
         with pytest.raises(ConfigError, match="names no picture format"):
             draw_spectrum(tmp_path / name, describe(), EIGENVALUES)
-
-
-def test_a_folder_that_is_missing_or_forbids_writing_is_an_output_error(tmp_path):
-    (tmp_path / "file").write_text("")
-    (tmp_path / "folder.png").mkdir()
-    for name, reason in (
-        ("no/a.png", "the folder it belongs in is not there"),
-        ("file/a.png", "a file stands where a folder is needed"),
-        ("folder.png", "a folder stands where a file is needed"),
-    ):
-        with pytest.raises(StorageError, match=reason):
-            draw_spectrum(tmp_path / name, SMALL, EIGENVALUES)
-    assert {path.name for path in tmp_path.iterdir()} == {"file", "folder.png"}
-
-
-def test_the_old_picture_stays_when_the_disk_fails(tmp_path, monkeypatch):
-    (tmp_path / "a.png").write_text("old")
-    from matplotlib.figure import Figure
-
-    def fail(self, path, **_):
-        path.write_text("half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Figure, "savefig", fail)
-    with pytest.raises(StorageError, match=r"a\.png: the disk is full"):
-        draw_spectrum(tmp_path / "a.png", describe(), EIGENVALUES)
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.png", "old")]
 
 
 def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch):

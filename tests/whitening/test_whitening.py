@@ -7,7 +7,6 @@ from tests.helpers.transforms import covariance_of, fit, make_rows
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import WidthSpec
-from whiten_index.whitening.transform import Whitening
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 
@@ -86,15 +85,6 @@ def by_variance(*variances, count=11.0):
     """Moments whose covariance is diagonal with these variances."""
     dim = len(variances)
     return Moments(count, np.zeros(dim), np.diag(np.array(variances, float)) * (count - 1))
-
-
-@pytest.mark.parametrize(
-    ("share", "k"),
-    [(0.01, 1), (0.5, 1), (0.51, 2), (0.8, 2), (0.81, 3), (0.95, 3), ("0.96", 4), (0.999, 4)],
-)
-def test_a_share_of_variance_gives_the_smallest_k_that_holds_it(share, k):
-    moments = by_variance(15, 50, 5, 30)
-    assert Whitening.fit(moments, WhiteningConfig(k=share)).k == k
 
 
 @pytest.mark.parametrize(

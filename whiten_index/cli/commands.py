@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -26,18 +28,22 @@ from whiten_index.cli.schema_options import (
     verify_option,
 )
 from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ConfigError, GateError
 from whiten_index.paths import cell, shown
 from whiten_index.pipeline.build_options import BuildOptions, EncodeOptions
 from whiten_index.pipeline.update_config import UpdateConfig
-from whiten_index.progress import Progress, Stages
+from whiten_index.progress import Stages
 
 if TYPE_CHECKING:
+    from whiten_index.evaluation.trec_run import Ranking
+    from whiten_index.pipeline.build import BuildReport
+    from whiten_index.pipeline.update import UpdateReport
     from whiten_index.search.search_index import Hit, SearchIndex
 
 corpus_argument = click.argument("corpus", nargs=-1)
 # Options of a file of queries.
-_QUERIES = ("run", "text_columns", "embedding_column", "id_column")
+_QUERIES = ("text_columns", "embedding_column", "id_column")
 
 
 @click.command(cls=GroupedCommand)
@@ -64,10 +70,8 @@ def build(plan: bool, log: bool, as_json: bool, **options: Any) -> None:
     config = BuildConfig(**options)
     if log:
         log_job(lambda lines: build_index(config, progress=lines).to_json())
-    if not as_json:
-        click.echo(f"raw embeddings: {config.store_place}")
-    report = build_index(config, progress=terminal.Bars(facts=not as_json)).to_json()
-    terminal.show(report, _version_lines(report), as_json=as_json)
+    built = build_index(config, progress=terminal.Bars())
+    terminal.show(built.to_json(), _report_lines(built), as_json=as_json)
 
 
 @click.command(cls=GroupedCommand)
@@ -127,28 +131,30 @@ def update(dry_run: bool, log: bool, as_json: bool, **options: Any) -> None:
             f"INDEX before the corpus: {job} {config.index}"
         )
 
-    def do(progress: Progress) -> dict[str, Any]:
-        if dry_run:
-            return plan_update(config, progress=progress)
-        return update_index(config, progress=progress).to_json()
-
     if log:
-        log_job(do, planned=dry_run)
+        log_job(
+            lambda lines: (
+                plan_update(config, progress=lines)
+                if dry_run
+                else update_index(config, progress=lines).to_json()
+            ),
+            planned=dry_run,
+        )
+    if dry_run:
+        said = plan_update(config, progress=terminal.Bars())
+        title = f"plan (nothing was written), from version {said['base']}"
+        terminal.show(said, (title, *terminal.describe(said)), as_json=as_json)
+        if said.get("refused"):
+            raise GateError(f"nothing would be published: {said['refused']}")
+        return
     try:
-        said = do(terminal.Bars(facts=not (as_json or dry_run)))
+        report = update_index(config, progress=terminal.Bars())
     except GateError as error:
         found = {"candidate": error.candidate, "gates": error.gates} if error.gates else {}
         lines = terminal.describe({"gates": error.gates})
         terminal.show({"refused": str(error), **found}, lines, as_json=as_json)
         raise
-    if dry_run:
-        title = f"plan (nothing was written), from version {said['base']}"
-        lines = iter((title, *terminal.describe(said)))
-    else:
-        lines = _version_lines(said)
-    terminal.show(said, lines, as_json=as_json)
-    if said.get("refused"):
-        raise GateError(f"nothing would be published: {said['refused']}")
+    terminal.show(report.to_json(), _report_lines(report), as_json=as_json)
 
 
 @click.command(cls=StrictCommand)
@@ -166,12 +172,13 @@ def update(dry_run: bool, log: bool, as_json: bool, **options: Any) -> None:
     cls=GroupedOption,
     needed=("like", "texts"),
     type=PATH,
-    help="Parquet file of queries; needs --run, and --text-column or --embedding-column.",
+    help="File of queries: .jsonl (as BEIR's), .csv, .tsv, or .txt with one a line; or Parquet, "
+    "which needs --text-column or --embedding-column.",
 )
 @click.option("--text-column", "text_columns", multiple=True, help="Text of the queries.")
 @click.option("--embedding-column", help="Raw embeddings of the queries.")
 @click.option("--id-column", help="Ids of the queries.")
-@click.option("--run", type=PATH, help="Write the rankings: .trec, .parquet or .jsonl.")
+@click.option("--run", type=PATH, help="Write the rankings to a file: .trec, .parquet or .jsonl.")
 @click.option(
     "--rerank",
     type=click.IntRange(min=0),
@@ -210,6 +217,7 @@ def search(
     row_filter: str | None,
     like: tuple[str, ...],
     queries: str | None,
+    run: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -218,56 +226,59 @@ def search(
         raise click.UsageError("give one of: a text, --queries FILE, --like ID")
     options = given(options)
     of_queries = {name: options.pop(name) for name in _QUERIES if name in options}
-    if queries is None and of_queries:
-        flags = " and ".join(f"--{name.replace('_', '-')}" for name in of_queries)
-        raise click.UsageError(f"{flags} needs --queries FILE")
+    if queries is None and (run or of_queries):
+        flags = ["--run"] * bool(run) + [f"--{name.replace('_', '-')}" for name in of_queries]
+        raise click.UsageError(f"{' and '.join(flags)} needs --queries FILE")
+    from whiten_index.artifacts.files import exists
+    from whiten_index.evaluation.trec_run import check_place, check_run_path, write_run
     from whiten_index.search.search_index import open_index
 
+    if run is not None and queries is not None:
+        check_run_path(Path(run))
+        check_place(Path(run))
+        if exists(run) and exists(queries) and Path(run).samefile(queries):
+            raise ConfigError(f"--run {run} is the file of the queries; name another file")
     opened = open_index(index, **options)
     if row_filter is not None and not opened.matches(row_filter):
         click.echo(f"no row passes --filter {shown(row_filter)}", err=True)
     how: dict[str, Any] = {"top_k": top_k, "row_filter": row_filter}
     if queries is not None:
-        _search_file(opened, queries, how, as_json=as_json, **of_queries)
-        return
-    if like:
-        found = [(name, opened.search_like(name, **how)) for name in like]
+        known, rankings = _ranked(opened, queries, how, **of_queries)
+        if run is not None:
+            with Stages(terminal.Bars()).stage("search", 0):
+                written = write_run(Path(run), rankings)
+            report = {"run": run, "queries": written, "top_k": top_k}
+            line = f"{run}: top {top_k} of {written:,} queries"
+            terminal.show(report, [line], as_json=as_json)
+            return
+        asked = {name: {"query_id": name, "query": text} for name, text in known.items()}
+        found = [(asked.get(r.query_id, {"query_id": r.query_id}), r.hits) for r in rankings]
+    elif like:
+        found = [({"query": name}, opened.search_like(name, **how)) for name in like]
     else:
-        found = list(zip(texts, opened.search(texts, **how), strict=True))
-    results = [{"query": query, "hits": [asdict(hit) for hit in hits]} for query, hits in found]
+        hits = opened.search(texts, **how)
+        found = [({"query": text}, own) for text, own in zip(texts, hits, strict=True)]
+    results = [{**query, "hits": [asdict(hit) for hit in hits]} for query, hits in found]
     terminal.show({"results": results}, _hit_lines(found, opened.grouped), as_json=as_json)
 
 
-def _search_file(
-    opened: SearchIndex,
-    queries: str,
-    how: dict[str, Any],
-    *,
-    as_json: bool,
-    run: str | None = None,
-    **columns: Any,
-) -> None:
-    missing = ["--run FILE (.trec, .parquet or .jsonl)"] * (run is None)
-    missing += ["--text-column or --embedding-column"] * (columns.keys() <= {"id_column"})
-    if run is None or missing:
-        raise click.UsageError(f"missing of a file of queries: {', '.join(missing)}")
-    from whiten_index.artifacts.files import exists
+def _ranked(
+    opened: SearchIndex, queries: str, how: Mapping[str, Any], **columns: Any
+) -> tuple[Mapping[Any, str], Iterator[Ranking]]:
+    """Return the texts of the queries as far as they are known, and their rankings."""
     from whiten_index.corpus.corpus_config import CorpusConfig
-    from whiten_index.evaluation.trec_run import check_place, check_run_path, write_run
+    from whiten_index.evaluation.judgements import TEXT_ENDINGS, read_queries
 
-    check_run_path(Path(run))
-    check_place(Path(run))
-    if exists(run) and exists(queries) and Path(run).samefile(queries):
-        raise ConfigError(f"--run {run} is the file of the queries; name another file")
-    config = CorpusConfig(sources=(queries,), **columns)
-    with Stages(terminal.Bars()).stage("search", 0):
-        written = write_run(Path(run), opened.rank(config, **how))
-    line = f"{run}: top {how['top_k']} of {written:,} queries"
-    report = {"run": run, "queries": written, "top_k": how["top_k"]}
-    terminal.show(report, [line], as_json=as_json)
+    if "embedding_column" in columns or not queries.endswith(TEXT_ENDINGS):
+        return {}, opened.rank(CorpusConfig(sources=(queries,), **columns), **how)
+    texts = read_queries(queries, numbered=True, **columns)
+    embeddings = opened.encode(list(texts.values()))
+    return texts, opened.rank_embeddings(list(texts), embeddings, **how)
 
 
-def _hit_lines(found: Sequence[tuple[str, Sequence[Hit]]], passages: bool) -> Iterator[str]:
+def _hit_lines(
+    found: Sequence[tuple[Mapping[str, Any], Sequence[Hit]]], passages: bool
+) -> Iterator[str]:
     """Yield score, id and kept columns of each hit, and the passage found on another line."""
     from whiten_index.corpus.batches import (
         PASSAGE_COLUMNS,
@@ -279,7 +290,7 @@ def _hit_lines(found: Sequence[tuple[str, Sequence[Hit]]], passages: bool) -> It
     added = PASSAGE_COLUMNS if passages else ()
     width = shutil.get_terminal_size((120, 24)).columns
     for query, hits in found:
-        yield cell(query)
+        yield cell("  ".join(map(str, query.values())))
         for hit in hits:
             columns = hit.columns
             kept = "  ".join(f"{n}: {value}" for n, value in columns.items() if n not in added)
@@ -312,6 +323,71 @@ def inspect(index: str, plot: str | None, verify: str, as_json: bool) -> None:
     terminal.show(fields, _version_lines(fields), as_json=as_json)
 
 
+def _report_lines(report: BuildReport | UpdateReport) -> Iterator[str]:
+    """Yield what a build or an update did, in full with ``-v``, and how to search the index."""
+    said, fields = report.to_json(), report.manifest
+    rows = list[tuple[str, str]]()
+    if terminal.VERBOSITY["verbose"]:
+        yield from _version_lines(said)
+    else:
+        done = "is up to date" if report.up_to_date else "published"
+        rows += [*_summary(said, fields), ("version", f"{report.version} {done}")]
+    asked = "--like ID" if recorded_spec(fields["encoder"]) is None else '"your question"'
+    search = f"whiten-index search {shlex.quote(str(report.out))} {asked}"
+    yield terminal.table([*rows, ("search it", search)], indent="", numbers=False)
+
+
+def _summary(said: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield a subject and its facts; ``said`` is of this run, ``fields`` are the manifest's."""
+    counts, made, choice = dict(said["counts"]), fields["whitening"], said.get("choice")
+    encoder, size, words = fields["encoder"], fields["bytes"], terminal.in_words
+    names = {
+        "encoded": "encoded" if encoder["kind"] == "transformer" else "stored",
+        "reused": "found in the store",
+        "truncated": f"cut to {encoder.get('max_length')} tokens",
+        "duplicates": "identical to another text",
+    }
+    changes = said["rows"] if "base" in said else {}
+    skipped = {f"skipped ({reason})": count for reason, count in counts.pop("skipped").items()}
+    told = {**changes, **counts, **skipped}
+    for name in [name for name in told if not told[name] or name in terminal.FOR_MACHINES]:
+        told.pop(name)
+    yield (
+        "rows",
+        ", ".join(f"{n:,} {names.get(of, of.replace('_', ' '))}" for of, n in told.items()),
+    )
+    transform = f"{made['dim']} dimensions, as they are"
+    if made["kind"] != "none":
+        transform = f"{made['dim']} dimensions to {made['k']} by {made['kind']}"
+        transform += f" with exponent {made['exponent']:g}" if made.get("exponent") else ""
+        transform += "" if made["center"] else ", not centred"
+        transform += f"; {made['variance_kept']:.0%} of the variance kept"
+    yield "transform", transform
+    yield from (("", reason["why"]) for reason in (choice, said.get("decision")) if reason)
+    if choice and choice["raw_score"] is not None:
+        rows = (row for row in choice["candidates"] if choice["chosen"].items() <= row.items())
+        score = next(rows)["score"]
+        by = "how well pieces of texts find the rest of theirs, at best 1"
+        by = by if choice["rule"] == "pieces" else choice["measure"]
+        yield "quality", f"{score:.3f}, raw embeddings {choice['raw_score']:.3f}: {by}"
+    if fields["quality"]:
+        share = fields["quality"]["agreement_at_10"]
+        yield "agreement", f"{share:.0%} of the ten nearest by raw embeddings are found"
+    yield "index", f"{fields['factory']['built']}: {fields['factory']['why']}"
+    index, raw, rows = size["index"], size["raw"], fields["rows"]
+    fixed = index["matrix"] + index["codebooks"] + index["centroids"]
+    grows, why = index["total"] - fixed, f", raw {words(raw)}"
+    if index["total"] >= raw:
+        why = f", more than the raw embeddings ({words(raw)}): "
+        if grows >= raw:
+            why += f"{grows / rows:,.0f} bytes a row, and {raw / rows:,.0f} in the store"
+        else:
+            least = math.floor(fixed * rows / (raw - grows)) + 1
+            why += f"{words(fixed)} are for the transform, less than raw from {least:,} rows"
+    yield "size", words(index["total"]) + why
+    yield "store", f"{said['store']} has the raw embeddings; the next build encodes only new texts"
+
+
 def _version_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a report or a manifest says of a version."""
     done = ""
@@ -319,7 +395,12 @@ def _version_lines(report: Mapping[str, Any]) -> Iterator[str]:
         done = " is up to date" if report["up_to_date"] else " published"
     yield f"{report.get('out', 'index')}: version {report['version']}{done}"
     if choice := report.get("choice"):
-        best = [row for row in choice["candidates"] if row["leads"]]
+        leading = [row for row in choice["candidates"] if row["leads"]]
+        most, k = max((row["score"] for row in leading), default=0.0), choice["chosen"]["k"]
+        best = [
+            {**row, "of_the_best": f"{row['score'] / most:.1%}", "chosen": row["k"] == k}
+            for row in leading
+        ]
         report = {**report, "choice": {**choice, "candidates": best}}
     yield from terminal.describe(
         report, "base", "created", "rows", "files", "counts", "corpus", "encoder",

@@ -157,7 +157,7 @@ def push(options: dict[str, str], status: bool, as_json: bool, **given: Any) -> 
     if status:
         _print_status(config, as_json=as_json)
         return
-    report = push_index(config, progress=terminal.Bars(facts=not as_json)).to_json()
+    report = push_index(config, progress=terminal.Bars()).to_json()
     lines = terminal.describe(
         report, "rows", "rows_before", "k", "dtype", "columns", "query_digest", "pushed", "resumed",
         "deleted", "why", "check", "seconds",

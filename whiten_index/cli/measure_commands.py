@@ -109,7 +109,7 @@ def train(
     from whiten_index.training.train import train_encoder
 
     config = TrainingConfig(corpus=corpus, out=out, **given(options))
-    done = train_encoder(config, pairs=dev, progress=terminal.Bars(facts=not as_json)).to_json()
+    done = train_encoder(config, pairs=dev, progress=terminal.Bars()).to_json()
     terminal.show(done, as_json=as_json)
 
 
@@ -194,8 +194,9 @@ def _report_lines(report: Mapping[str, Any], title: str, figures: Figures) -> It
     for name, found in scored.items():
         rows.append((name, *[""] * len(heads)))
         for run, each in zip(runs, found, strict=True):
-            cells = figures(each)
-            rows.append((f"  {_heading(run)}", *(_cell(cells.get(head)) for head in heads)))
+            cells = ("" if (n := figures(each).get(head)) is None else n for head in heads)
+            shown = (f"{n:.2f}" if isinstance(n, float) else str(n) for n in cells)
+            rows.append((f"  {_heading(run)}", *shown))
     yield terminal.table(rows)
     for name in names:
         counts: dict[str, int] = {}
@@ -215,12 +216,6 @@ def _heading(run: Mapping[str, Any]) -> str:
     if setting.get("fit") not in (None, "index"):
         name += f", fitted on {setting['fit']}"
     return name
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 def _counts(figures: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, int]]:
@@ -251,27 +246,20 @@ def _config_and_pairs(
 
 @evaluate.command()
 @_pair_options("STS-B=test")
-@click.option(
-    "--measure",
-    type=click.Choice(["spearman", "pearson"]),
-    default="spearman",
-    show_default=True,
-    help="What the table shows; --json has both.",
-)
 @setting_options()
-def sts(measure: str, as_json: bool, **options: Any) -> None:
+def sts(as_json: bool, **options: Any) -> None:
     """Correlate the cosines of sentence pairs with gold scores, in all three aggregations.
 
     DATA are files of pairs (.parquet, .jsonl, or .tsv with a header line: sentence1, sentence2,
     score; dataset, subset, split where they have them) or folders of such. A set's figure is of
     all its pairs together (all), the mean over its subsets (mean), and that weighted by their
-    pairs (wmean); papers differ in which they print.
+    pairs (wmean); papers differ in which they print. --json has Pearson's correlations too.
     """
     from whiten_index.measure.evaluate_sts import evaluate_sts
 
     config, sets = _config_and_pairs(options)
-    report = evaluate_sts(config, sets, progress=terminal.Bars(facts=not as_json))
-    show_report(report, f"{measure} × 100", lambda each: each[measure], as_json=as_json)
+    report = evaluate_sts(config, sets, progress=terminal.Bars())
+    show_report(report, "spearman × 100", lambda each: each["spearman"], as_json=as_json)
 
 
 @evaluate.command()
@@ -304,7 +292,7 @@ def geometry(positive_above: float, most_texts: int, as_json: bool, **options: A
     from whiten_index.measure.evaluate_sts import evaluate_geometry
 
     config, sets = _config_and_pairs(options, public={"STS-B": "dev"}, unscored=True)
-    bars = terminal.Bars(facts=not as_json)
+    bars = terminal.Bars()
     report = evaluate_geometry(
         config, sets, above=positive_above, most_texts=most_texts, progress=bars
     )

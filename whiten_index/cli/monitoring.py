@@ -57,8 +57,8 @@ def write_metrics(
 ) -> None:
     """Write the metrics of a run and of the published version in one step.
 
-    Every metric has the label ``index``, an absolute path or a URI. The time of the last success is
-    taken over from the file that is there. ``report`` is that of an update that succeeded.
+    Every metric has the label ``index``, an absolute path or a URI. The time of the last success
+    stays. ``report`` is that of an update that succeeded.
     """
     place, now = _shown(str(absolute(index))), time.time()
     # After an update that succeeded the index is as new as the corpus, even if a later step failed.

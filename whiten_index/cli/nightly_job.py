@@ -1,7 +1,6 @@
 """The nightly job of an index: update, push, prune, compact, collect garbage, write metrics.
 
-Each line on standard output is one event, a JSON object. ``docs/nightly.md`` says how the steps
-depend on each other, and ``pipelines/deploy`` has a job file.
+Each line on standard output is one event, a JSON object; see ``docs/nightly.md``.
 """
 
 from __future__ import annotations

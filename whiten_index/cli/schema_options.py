@@ -77,13 +77,10 @@ class GroupedCommand(StrictCommand):
             if record is not None and isinstance(parameter, click.Option):
                 heading = getattr(parameter, "group", None) or _OTHER
                 groups.setdefault(heading, []).append(record)
-        for heading in sorted(groups, key=_place_of_group):
+        places = {heading: place for place, heading in enumerate(_ORDER)}
+        for heading in sorted(groups, key=lambda name: places.get(name, places[RESOURCES] - 0.5)):
             with formatter.section(heading):
                 formatter.write_dl(groups[heading])
-
-
-def _place_of_group(heading: str) -> int:
-    return _ORDER.index(heading) if heading in _ORDER else _ORDER.index(RESOURCES) - 1
 
 
 class GroupedOption(click.Option):

@@ -25,8 +25,7 @@ def stop_on_signals() -> None:
 def raise_if_interrupted() -> None:
     """Stop here if a signal came before.
 
-    Libraries print and drop an exception that is raised in one of their callbacks, so progress
-    reports ask again.
+    Libraries drop an exception that is raised in a callback, so progress reports ask again.
     """
     if _State.stopped:
         raise KeyboardInterrupt

@@ -1,8 +1,7 @@
 r"""Standard output and error: what a terminal may be sent, and writes that fail.
 
-Control characters are shown as escapes; see ``without_controls``.
-A write that fails, on a full disk or to a reader that has gone, never stops the work: later text is
-dropped, and the process ends with another status.
+Control characters are shown as escapes; see ``without_controls``. A write that fails never stops
+the work: later text is dropped, and the process ends with another status.
 """
 
 import contextlib

@@ -14,9 +14,9 @@ from whiten_index.paths import cell, plain_json
 from whiten_index.progress import Progress
 
 # Only JSON shows these.
-_FOR_MACHINES = frozenset({
-    "expected_bytes", "kept_files", "memory_budget", "normalize_input", "padded_tokens",
-    "sha256", "stage_rows", "tokens",
+FOR_MACHINES = frozenset({
+    "error", "expected_bytes", "kept_files", "leads", "memory_budget", "normalize_input",
+    "padded_tokens", "sha256", "stage_rows", "tokens",
 })  # fmt: skip
 EVERY_SECONDS = 10.0
 # Set by the options -q and -v of the command that runs.
@@ -24,10 +24,9 @@ VERBOSITY = {"quiet": False, "verbose": False}
 
 
 class Bars(Progress):
-    """A bar on a terminal, else lines on standard error; with ``facts`` notes are printed too."""
+    """A bar on a terminal, else lines on standard error."""
 
-    def __init__(self, *, facts: bool = False) -> None:
-        self.facts = facts and not VERBOSITY["quiet"]
+    def __init__(self) -> None:
         self._bar: Any = None
         self._ended = threading.Event()
 
@@ -74,10 +73,9 @@ class Bars(Progress):
             self._bar = None
 
     def note(self, message: str) -> None:
-        """Print a note next to the bars; warnings go to standard error."""
-        warning = message.startswith("note:")
-        if warning or self.facts:
-            click.echo(cell(message), err=warning)
+        """Print a note next to the bars."""
+        if message.startswith("note:") or not VERBOSITY["quiet"]:
+            click.echo(cell(message), err=True)
 
 
 def show(
@@ -131,7 +129,7 @@ def _described(values: Mapping[str, Any], indent: str = "", above: str = "") -> 
     shown = {
         name: value
         for name, value in values.items()
-        if name not in _FOR_MACHINES and value not in (None, "", [], (), {})
+        if name not in FOR_MACHINES and value not in (None, "", [], (), {})
         if value != 0 or type(value) is not int
     }
     nested = {name: value for name, value in shown.items() if _is_nested(value)}
@@ -162,7 +160,7 @@ def _is_nested(value: Any) -> bool:
 
 
 def _records(rows: Sequence[Mapping[str, Any]], indent: str) -> str:
-    shown = {name: value for name, value in rows[0].items() if name not in _FOR_MACHINES}
+    shown = {name: value for name, value in rows[0].items() if name not in FOR_MACHINES}
     names = [name for name, value in shown.items() if not _is_nested(value)]
     texts = [[_text(row.get(name), name) for name in names] for row in rows]
     return table([list(map(_words, names)), *texts], indent=indent)

@@ -20,8 +20,10 @@ from whiten_index.artifacts.limits import load_json
 from whiten_index.corpus.sources import SourceFile
 from whiten_index.errors import ConfigError, CorpusError, first_line
 from whiten_index.evaluation.label_table import (
+    CSV,
     JSONL,
     PARQUET,
+    TEXT,
     TREC,
     TSV,
     LabelTable,
@@ -35,6 +37,7 @@ from whiten_index.paths import shown
 _QUERY, _DOCUMENT = ("query_id", "query-id"), ("doc_id", "corpus-id")
 _GRADE, _SPLIT = ("relevance", "score"), "split"
 _ID, _TEXT = ("id", "query_id", "_id"), ("text", "query")
+TEXT_ENDINGS = (JSONL, CSV, TSV, TEXT)  # of queries, next to Parquet
 _PAIRS, _SCORE = (("sentence1", "sentence2"), ("query", "document"), ("text1", "text2")), "score"
 _TREC_COLUMNS = ("query_id", "iteration", "doc_id", "relevance")
 _WHOLE = re.compile(r"[+-]?[0-9]+(\.0*)?")
@@ -87,22 +90,35 @@ def read_qrels(path: str | Path, *, split: str | None = None) -> dict[str, dict[
     return qrels
 
 
-def read_queries(path: str | Path) -> dict[str, str]:
+def read_queries(
+    path: str | Path,
+    *,
+    text_columns: Sequence[str] = (),
+    id_column: str | None = None,
+    numbered: bool = False,
+) -> dict[str, str]:
     """Read queries as query id -> text; integer ids become strings.
 
-    The file is ``.parquet`` or ``.jsonl`` (as BEIR's) with an id (id, query_id or _id) and a text
-    (text or query).
+    The file is ``.parquet``, ``.jsonl`` (as BEIR's), ``.csv`` or ``.tsv`` with an id (id, query_id
+    or _id) and a text (text or query), or the columns named. A ``.tsv`` of two columns needs no
+    header. Queries that are ``numbered`` need no ids: these are then the numbers of lines, as in
+    ``.txt``, with a query a line.
     """
-    table = LabelTable.read(Path(path), (PARQUET, JSONL), {*_ID, *_TEXT})
-    id_name, text_name = table.need(_ID), table.need(_TEXT)
+    path, ids, texts = Path(path), (id_column,) if id_column else _ID, text_columns or _TEXT
+    bare = ("text",) if path.suffix == TEXT else ("id", "text")
+    table = LabelTable.read(path, (PARQUET, *TEXT_ENDINGS), {*ids, *texts}, bare=bare)
+    numbered = numbered and id_column is None and not {*_ID} & table.columns.keys()
+    id_name = "" if numbered else table.need(ids)
+    text_names = [table.need((name,)) for name in text_columns] or [table.need(_TEXT)]
     queries: dict[str, str] = {}
     for row in range(len(table)):
-        query = table.parse(id_name, row, to_id)
+        query = str(table.numbers[row]) if numbered else table.parse(id_name, row, to_id)
         if query in queries:
             raise CorpusError(
                 f"{table.where(row)} has the id {query!r} of an earlier row; make the ids unique"
             )
-        queries[query] = table.parse(text_name, row, to_text, of=f" of query {query!r}")
+        of = f" of query {query!r}"
+        queries[query] = " ".join(table.parse(name, row, to_text, of=of) for name in text_names)
     return queries
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ from whiten_index.corpus.parquet_reader import unpacked_bytes
 from whiten_index.errors import ConfigError, CorpusError, first_line
 from whiten_index.paths import shown
 
-PARQUET, JSONL, TSV, TREC = ".parquet", ".jsonl", ".tsv", (".qrels", ".txt", ".trec")
+PARQUET, JSONL, TSV, CSV, TEXT = ".parquet", ".jsonl", ".tsv", ".csv", ".txt"
+TREC = (".qrels", TEXT, ".trec")
 # What a list and its value take, at least: a short text has some 50 bytes.
 _VALUE_BYTES = 64
 _Value = TypeVar("_Value")
@@ -46,7 +48,8 @@ class LabelTable:
     ) -> LabelTable:
         """Read the columns that have a ``known`` name.
 
-        ``bare`` are the columns of a file between blanks without a header, as TREC has them.
+        ``bare`` are the columns of a file between blanks without a header, as TREC has them; a
+        single one is the whole line.
         """
         if path.suffix not in endings:
             raise ConfigError(
@@ -175,20 +178,27 @@ def _read_jsonl(path: Path, known: Collection[str]) -> LabelTable:
 
 
 def _read_fields(path: Path, known: Collection[str], bare: Sequence[str]) -> LabelTable:
-    """Read fields between tabs under a header, or those of TREC between blanks without one."""
-    lines = list(read_lines(path))
-    header = lines[0][1].split("\t") if lines else []
-    trec = path.suffix != TSV or (len(header) == len(bare) and not {*header} & {*known})
+    """Read fields between tabs or commas under a header, or those of TREC between blanks.
+
+    Only fields between commas may stand in quotes, and then have commas and line breaks.
+    """
+    separator = {CSV: ",", TSV: "\t"}.get(path.suffix)
+    if path.suffix == CSV:
+        lines = list(_read_csv(path))
+    else:
+        whole = len(bare) == 1
+        lines = [(n, [t] if whole else t.split(separator)) for n, t in read_lines(path)]
+    header = lines[0][1] if lines else []
+    trec = separator is None or (len(header) == len(bare) and not {*header} & {*known})
     names: Sequence[str] = bare if trec else header
-    separator = "\t" if path.suffix == TSV else None
     records, numbers = [], []
-    for number, line in lines if trec else lines[1:]:
-        fields = line.split(separator)
+    for number, fields in lines if trec else lines[1:]:
         if len(fields) != len(names):
-            between = "blanks" if separator is None else "tabs"
+            between = {CSV: "commas", TSV: "tabs"}.get(path.suffix, "blanks")
             raise CorpusError(
                 f"{path}, line {number}, has {len(fields)} fields, expected {len(names)} between "
-                f"{between} ({', '.join(names)}): {shown(line)}; mend the line or take it out"
+                f"{between} ({', '.join(names)}): {shown((separator or ' ').join(fields))}; mend "
+                "the line or take it out"
             )
         records.append(fields)
         numbers.append(number)
@@ -197,14 +207,24 @@ def _read_fields(path: Path, known: Collection[str], bare: Sequence[str]) -> Lab
     return LabelTable(path, columns, names, numbers)
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield number and text of every line that is not blank."""
+def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
+    rows = csv.reader((f"{line}\n" for _, line in read_lines(path, blank=True)), strict=True)
+    try:
+        yield from ((rows.line_num, fields) for fields in rows if fields)
+    except csv.Error as error:
+        raise CorpusError(
+            f"{path}, line {rows.line_num}, is no CSV ({error}); mend it or take it out"
+        ) from error
+
+
+def read_lines(path: Path, *, blank: bool = False) -> Iterator[tuple[int, str]]:
+    """Yield number and text of every line, ``blank`` ones only if wanted."""
     try:
         with reading(path), open_file(path) as file:
             for number, line in enumerate(iterate_lines(file), start=1):
                 # Only a newline ends a line: texts may hold what Unicode also calls one.
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-                if text.strip(" "):
+                if blank or text.strip(" "):
                     yield number, text
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path}, line {number}, is not UTF-8; convert the file to it") from error

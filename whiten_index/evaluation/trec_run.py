@@ -34,11 +34,13 @@ _EMPTY = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The hits of one query, as ids and scores only."""
+    """The hits of one query."""
 
     query_id: str | int
     ids: list[str | int]  # of documents, best first
     scores: list[float]  # their cosines, falling
+    # The same hits with kept columns, which JSON lines and Parquet hold, typed by its ``schema``.
+    hits: Any = None
 
 
 def check_run_path(path: Path) -> None:
@@ -88,8 +90,10 @@ def _write_text(path: Path, rankings: Iterator[Ranking], *, as_json: bool) -> No
             pairs = zip(ranking.ids, ranking.scores, strict=True)
             if as_json:
                 hits = [{"id": document, "score": score} for document, score in pairs]
+                for hit, kept in zip(hits, ranking.hits or (), strict=False):
+                    hit |= {"columns": kept.columns} if kept.columns else {}
                 line = {"query_id": ranking.query_id, "hits": hits}
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
                 continue
             query = _word(ranking.query_id)
             for rank, (document, score) in enumerate(pairs, start=1):
@@ -100,14 +104,18 @@ def _write_parquet(path: Path, rankings: Iterator[Ranking]) -> None:
     writer: pq.ParquetWriter | None = None
     try:
         while chunk := list(itertools.islice(rankings, _CHUNK)):
-            table = pa.table(
-                {
-                    "query_id": [r.query_id for r in chunk for _ in r.ids],
-                    "doc_id": [document for r in chunk for document in r.ids],
-                    "rank": [rank for r in chunk for rank in range(1, len(r.ids) + 1)],
-                    "score": [score for r in chunk for score in r.scores],
-                }
-            )
+            found = {
+                "query_id": [r.query_id for r in chunk for _ in r.ids],
+                "doc_id": [document for r in chunk for document in r.ids],
+                "rank": [rank for r in chunk for rank in range(1, len(r.ids) + 1)],
+                "score": [score for r in chunk for score in r.scores],
+            }
+            for kept in getattr(chunk[0].hits, "schema", ()):
+                if kept.name != "id":
+                    values = [hit.columns[kept.name] for r in chunk for hit in r.hits]
+                    name = f"kept_{kept.name}" if kept.name in found else kept.name
+                    found[name] = pa.array(values, kept.type)
+            table = pa.table(found)
             # Of queries without hits the types are not known, and nothing is to be written.
             if table.num_rows:
                 writer = writer or pq.ParquetWriter(path, table.schema, compression="zstd")

@@ -74,9 +74,8 @@ def evaluate_retrieval(
 ) -> dict[str, Any]:
     """Search the judged queries of each set under each transform, and judge what is found.
 
-    Indexes are built as ``build_index`` builds them, of one store, so that every text is encoded
-    once; they are removed when they have been searched. A run or a published index is judged as
-    it is.
+    Indexes are built by ``build_index`` of one store, so that every text is encoded once, and are
+    removed afterwards. A run or a published index is judged as it is.
 
     Returns:
         JSON values: encoder, setting and datasets of the first run, and ``runs``, all of them;
@@ -266,10 +265,9 @@ def _judged(
 def drops_self(asked: bool | None, qrels: Qrels) -> bool:
     """Return whether hits with the query's own id are left out.
 
-    Where queries are themselves documents (ArguAna, Quora) each finds itself first, and no
-    judgement says so; BEIR's evaluation leaves such hits out of every set. A judgement that calls
-    one relevant shows that the ids of queries and documents have nothing to do with each other, as
-    in Cranfield, where both count from 1.
+    Where queries are documents (ArguAna, Quora) each finds itself first, and no judgement says so;
+    BEIR's evaluation leaves such hits out of every set. A judgement that calls one relevant shows
+    that ids of queries and documents have nothing to do with each other, as in Cranfield.
     """
     if asked is not None:
         return asked

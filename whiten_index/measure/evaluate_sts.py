@@ -27,12 +27,6 @@ def evaluate_sts(
 ) -> dict[str, Any]:
     """Score sets of pairs by the cosine of their vectors, in each space.
 
-    Args:
-        config: embeddings and transforms.
-        sets: what to score.
-        embedder: gives the embeddings, by default the one of ``config``.
-        progress: receives the stages.
-
     Returns:
         JSON values: encoder, name, setting and datasets of the first space, ``runs`` of all of
         them; figures times 100.
@@ -126,10 +120,8 @@ def evaluate_geometry(
 ) -> dict[str, Any]:
     """Measure each set raw and in each space.
 
-    Alignment is over the positive pairs, None where there are none; the rest over the distinct
-    texts, of which ``most_texts`` are drawn where there are more. Lengths of vectors count in
-    IsoScore and effective rank alone. Pairs with a score higher than ``above`` are positive; all
-    are if a set has no scores.
+    Alignment is over the pairs scored higher than ``above``, or all of a set without scores; the
+    rest over ``most_texts`` distinct texts at most. Lengths count in IsoScore and effective rank.
 
     Returns:
         JSON values: encoder, setting and datasets of the raw space, and ``runs``, one for each

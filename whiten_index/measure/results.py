@@ -1,7 +1,6 @@
 """Results of sweeps as JSON lines, and the setting that they recommend.
 
-A line starts a run; each other line is a point. Recommended are the fewest bytes that keep the
-quality.
+A line starts a run; each other line is a point.
 """
 
 import json
@@ -299,8 +298,7 @@ def recommend(sweep: Sweep) -> Recommendation:
     """Return the point with the fewest bytes per row that loses no more than the tolerance.
 
     Without judgements it is the highest level of agreement that a point reaches. Points that
-    re-rank are taken only if no other one qualifies. If none qualifies, the recommendation is the
-    best point, and its reason says so.
+    re-rank are a last resort. If none qualifies, it is the best point, and the reason says so.
     """
     judged = any(point.number(NDCG) is not None for point in sweep.points)
     measure = NDCG if judged else AGREEMENT

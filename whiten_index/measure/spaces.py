@@ -79,8 +79,7 @@ class Spaces:
     def of(self, texts: Sequence[str], *, scored: NDArray[np.bool_]) -> list[Space]:
         """Return the spaces of a set: one for each transform, or the raw one.
 
-        ``scored`` (n,) are its rows whose texts are scored, if only these are fitted on. The texts
-        are those of all rows; of pairs the first ones come first.
+        ``scored`` (n,) are the rows to fit on; of pairs the first texts come first.
         """
         config, made = self._config, list[Space]()
         if (whitening := self._published) is not None:

@@ -241,8 +241,7 @@ def _encode_queries(
 def _header(config: SweepConfig, dataset: Dataset) -> dict[str, Any]:
     """Return the record that starts a run.
 
-    Its ``run`` is a digest of all that a figure depends on except the point itself, so that later
-    points join those measured before, and never figures of something else.
+    Its ``run`` is a digest of all that a figure depends on except the point: others never mix.
     """
     machine = _machine(config.build.index_device)
     versions = {

@@ -64,8 +64,8 @@ _PEER_ROWS = 1 << 16
 class Dataset:
     """Corpus in its store, queries, and spectrum of the corpus.
 
-    ``subset`` has the row numbers (n,) that are indexed, in rising order, None for all. With
-    judgements ``documents`` names the document of each row.
+    ``subset`` are the rising numbers of the rows (n,) that are indexed, None for all; with
+    judgements ``documents`` are the documents of rows.
     """
 
     encoded: EncodeReport
@@ -215,8 +215,7 @@ class Trial:
     def time(self, group: Sequence[Made], reference: Made | None) -> None:
         """Time the searches of several indexes by turns, and write the figures to their records.
 
-        Another load on the machine then slows all of them alike, and shows as a spread between
-        the rounds.
+        Another load on the machine then slows all of them alike, and shows between the rounds.
         """
         others = [made for made in group if made is not reference]
         turns = others if reference is None else [reference, *others]

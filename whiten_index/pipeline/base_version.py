@@ -199,8 +199,7 @@ def nothing_to_do(config: UpdateConfig, base: BaseVersion, record: CorpusRecord)
 def room_wanted(base: BaseVersion, *, rows: int, stored: int | None = None) -> dict[Path, int]:
     """Return folder -> bytes that a version of so many rows is expected to take there.
 
-    ``stored`` are bytes that the store does not have yet. Before the corpus was read they are
-    unknown, and only the growth in rows counts.
+    ``stored`` are bytes new to the store; while unknown, only the growth in rows counts.
     """
     had = max(base.record.rows, 1)
     index = sum(file["bytes"] for file in base.fields["files"].values()) * rows / had * _SPARE

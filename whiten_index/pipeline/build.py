@@ -68,9 +68,7 @@ class BuildReport:
 def build_index(config: BuildConfig, *, progress: Progress | None = None) -> BuildReport:
     """Build and publish an index; finished steps of an earlier run are not repeated.
 
-    Args:
-        config: ``out`` must be given, and ``corpus`` or ``store``.
-        progress: receiver of the stages.
+    ``config`` must name ``out``, and ``corpus`` or ``store``; ``progress`` hears of the stages.
 
     Raises:
         WhiteningError: the embeddings do not allow the transform.

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import CorpusError
+from whiten_index.evaluation.judgements import to_text
 from whiten_index.evaluation.label_table import PARQUET, LabelTable
 from whiten_index.paths import cut
 
@@ -61,7 +62,7 @@ class CanaryFile:
                     f"column {_EXPECTED} of {path} names no document; fill or drop it"
                 )
         if asked == [_TEXT]:
-            return cls(tuple(table.parse(_TEXT, row, _text) for row in rows), None, expected)
+            return cls(tuple(table.parse(_TEXT, row, to_text) for row in rows), None, expected)
         parse = partial(_embedding, dim=dim)
         embeddings = np.array([table.parse(_EMBEDDING, row, parse) for row in rows], np.float32)
         return cls(None, embeddings, expected)
@@ -74,12 +75,6 @@ class CanaryFile:
         """Return the name of a query in messages."""
         said = "" if self.texts is None else f" ({cut(' '.join(self.texts[place].split()))!r})"
         return f"row {place + 1} of the canary file{said}"
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError("a text")
-    return value
 
 
 def _embedding(value: Any, *, dim: int) -> NDArray[np.float64]:

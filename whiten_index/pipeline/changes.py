@@ -137,8 +137,7 @@ def part_digests(
 ) -> Iterator[tuple[str, NDArray[np.uint8]]]:
     """Yield the name and the digests (n, 16) of the texts of each part that has any.
 
-    Damaged ones are random, and equal no others: each of its documents counts as
-    changed.
+    Damaged ones are random, so that each of its documents counts as changed.
     """
     for part in parts:
         if part.rows:
@@ -193,8 +192,8 @@ class _Before:
 
     A document is known by 128 bits of its id, and its text and columns by 64 bits each of their
     digests, which are compared under the same id alone. With 10⁸ documents, two ids are taken for
-    one with a chance of about 10⁻²³, and a change is missed with one of 10⁻¹¹. That is of ids that
-    nobody chose to have equal keys: these are mixed, which is no cryptographic hash.
+    one with a chance of about 10⁻²³, and a change is missed with one of 10⁻¹¹, unless somebody
+    chose ids of equal keys: the mixing is no cryptographic hash.
     """
 
     def __init__(self, blocks: Iterable[Documents], *, by_content: bool) -> None:

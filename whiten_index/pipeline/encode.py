@@ -85,15 +85,12 @@ class EncodeReport:
 def encode_corpus(config: BuildConfig, *, progress: Progress | None = None) -> EncodeReport:
     """Encode a corpus into a store, shard by shard, without the rows that are there.
 
-    Args:
-        config: ``corpus`` and ``store`` (or ``out``) must be given.
-        progress: receiver of the stages.
+    ``config`` must name ``corpus``, and ``store`` or ``out``.
 
     Raises:
         CorpusError: the corpus or a row of it cannot be used.
         EncoderError: the model cannot be found or loaded.
-        BusyError: another process is filling the same store.
-        StorageError: the store cannot be written.
+        BusyError, StorageError: another process fills the store, or it cannot be written.
         ClusterError: the cluster cannot be reached, or has no worker left.
         PartialFailureError: some shards failed on every machine; the others are in the store.
 
@@ -143,8 +140,8 @@ def encode_shards(
 ) -> EncodeReport:
     """Encode the rows that the store does not have, and remember the corpus in it.
 
-    Files that are as they were in ``before``, by default the store's own record of the corpus, are
-    not read, unless ``read_all``. Unless ``remember``, the caller saves the record in the store.
+    Files as they were in ``before``, by default the store's own record, are not read, unless
+    ``read_all``. Unless ``remember``, the caller saves the record.
     """
     work = shard_work(config, corpus)
     with only_writer(work.store.folder, what="store"):

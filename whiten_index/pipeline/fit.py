@@ -172,7 +172,8 @@ def choose_setting(
             # A store that cannot be written still serves: the next build chooses the same again.
             with contextlib.suppress(StorageError):
                 results.save_choice(key, asdict(choice))
-    if choice.rule == "pieces" and choice.sample < _ENOUGH_DOCUMENTS:
+    # A sweep, which has no ``out`` here, shows such settings next to the raw embeddings anyway.
+    if config.out and choice.rule == "pieces" and choice.sample < _ENOUGH_DOCUMENTS:
         stages.watcher.note(
             f"note: k and exponent were chosen on {choice.sample} documents, and with fewer "
             f"than {_ENOUGH_DOCUMENTS} that is a matter of chance; set --k and --exponent, or give "
@@ -218,13 +219,14 @@ def _choose(
         tried = (width,) if width is not None else _widths(ks, fit.k)
         grid, scores = _scored(fit, evidence.trials, tried, config)
         setting, candidates = choose_by_scores(grid, scores, errors=evidence.errors)
+        why += "" if width else ", and of the widths the narrowest with 97 % of the best score"
         watcher.advance(evidence.count)
         # A rotation changes no cosine.
         whole = Setting(fit.k, 0.0, center=False)
         raw = float(score_settings(fit, evidence.trials, [whole]).mean())
     found = Choice(evidence.rule, setting, evidence.measure, evidence.count, candidates, why, raw)
     score = max(each.score for each in candidates if each.k == setting.k and each.leads)
-    if not keeps(score, raw):
+    if config.out and not keeps(score, raw):
         encoded.stages.watcher.note(
             f"note: the transform scores {score:.3f} and raw embeddings {raw:.3f} without labels; "
             "leave --k and --exponent out, or keep the raw embeddings with --whiten none"
@@ -245,8 +247,8 @@ def piece_evidence(encoded: EncodeReport, sample: Sample) -> Evidence:
         "among whole documents, weight 1"
     )
     why = (
-        "the gentlest within one standard error of the best, by how well pieces of "
-        f"{len(sample)} documents find the rest"
+        f"pieces of {len(sample)} documents search for the rest; of the exponents within one "
+        "standard error of the best score the smallest is taken"
     )
     return Evidence("pieces", trials, len(sample), measure, why, errors=1.0, rows=sample.rows)
 

@@ -85,9 +85,8 @@ def run_gates(
 ) -> tuple[Gate, ...]:
     """Run every gate on a version, its store and its corpus; one that fails does not raise.
 
-    Every row of the index is read, and every row of the store projected. ``base_rows`` are those
-    of the version before, and ``expected_rows`` what its changes make of them. ``canaries`` are
-    given with their embeddings.
+    Every row of the index is read, and every row of the store projected. ``base_rows`` are those of
+    the version before, ``expected_rows`` what its changes make of them. ``canaries`` are embedded.
     """
     counts = _check_counts(candidate, store, record, expected_rows)
     with stages.stage("check codes", len(candidate)) as watcher:
@@ -225,9 +224,8 @@ class _Trial:
     def gate(self, canaries: CanaryFile | None, seed: int) -> Gate:
         """Return the gate of sampled rows and of queries with known answers.
 
-        Recall is the share of the ten nearest that is found, where every row counts that is as
-        near as the tenth (as in ANN-Benchmarks, Aumüller, Bernhardsson and Faithfull 2020), so
-        that an index may give any of several equal rows.
+        Recall is the share of the ten nearest that is found; every row counts that is as near as
+        the tenth (as in ANN-Benchmarks, Aumüller, Bernhardsson and Faithfull 2020).
         """
         total, rng = self.record.rows, np.random.default_rng(seed)
         rows = np.sort(rng.choice(total, min(self.config.canaries, total), replace=False))

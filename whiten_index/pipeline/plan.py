@@ -47,9 +47,8 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> dict
     """Estimate a build or an encode, and write nothing.
 
     Returns:
-        JSON values. Only ``read`` and ``reused`` are counted; ``reused`` and ``to_encode`` are
-        rows, or passages. Rate and seconds are None if nothing is to be encoded. ``k`` is the
-        widest that can be built unless it is settled.
+        JSON values. Only ``read`` and ``reused`` are counted, the latter in rows or passages. Rate
+        and seconds are None if nothing is to be encoded; ``k`` is the widest unless it is settled.
     """
     if not config.corpus:
         raise ConfigError("--plan estimates the reading of a corpus; name one")
@@ -105,10 +104,9 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> di
     """Estimate an update, and write nothing.
 
     Returns:
-        JSON values; rows are counted, seconds and bytes expected. ``bytes`` that would be written
-        and ``free`` ones are by folder. ``other_seconds`` are all but those of encoding, by what it
-        took the published version. ``refused`` is why a gate would keep the version back, as far as
-        rows alone show.
+        JSON values; rows are counted, seconds and bytes expected. ``bytes`` to write and ``free``
+        ones are by folder. ``other_seconds`` are all but those of encoding, as of the published
+        version. ``refused`` is why a gate would keep the version back, as far as rows show.
     """
     stages = Stages(progress or Progress())
     base, corpus, _ = open_base(config, stages)

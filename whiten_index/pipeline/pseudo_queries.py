@@ -197,9 +197,7 @@ def cut_pieces(text: str, rng: np.random.Generator, *, most_words: int) -> Piece
     """Cut a text into pieces at random, or return None where it is too short for that.
 
     It must have 16 words and three sentences, or 64 words: the halves of one sentence say other
-    things than it does, and finding one by the other chooses badly.
-
-    Words after ``most_words`` are left out, as the encoder would not see them.
+    things than it does. Words after ``most_words``, which no encoder sees, are left out.
     """
     words = _words(text, most=most_words)
     if len(words) < _LEAST_WORDS:

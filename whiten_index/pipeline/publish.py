@@ -140,9 +140,6 @@ def write_files(
 ) -> dict[str, Any]:
     """Write index, transform, documents and corpus record; return the manifest's fields."""
     store, record, fitted, stages = encoded.store, encoded.record, spec.fitted, encoded.stages
-    plan = spec.plan
-    size = f"{plan.expected.total:,} bytes expected"
-    stages.watcher.note(f"index {plan.built}: {plan.why}; {size}")
     made = build_faiss_index(
         CorpusEmbeddings(store, record),
         fitted.whitening,

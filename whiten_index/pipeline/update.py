@@ -129,10 +129,6 @@ class UpdateReport:
 def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> UpdateReport:
     """Bring a published index up to date with its corpus; known texts are not encoded again.
 
-    Args:
-        config: the options.
-        progress: receiver of the stages.
-
     Raises:
         EncoderError: the model is gone, or is another one by now.
         ArtifactError: nothing is published, or it or its store is damaged.
@@ -209,9 +205,8 @@ def _publish(
 ) -> str:
     """Make a candidate and publish it if its gates are passed; return the version.
 
-    An update of the same base may have made it, passed its gates and died before naming it. One of
-    the same corpus that was published earlier does not count: tonight's gates have not seen it,
-    and its changes are those since another version.
+    An update of the same base may have made it and died before naming it. One of the same corpus
+    that was published earlier does not count: its gates and changes are not those of this update.
     """
     out, mirror, record = base.root, base.mirror, encoded.record
     version = find_version(out, spec.identity, mirror)
@@ -254,8 +249,7 @@ def _publish(
 def _remember(base: BaseVersion, encoded: EncodeReport) -> None:
     """Let the store know the published corpus instead of the one before.
 
-    Only now: a corpus that comes in another folder each night would keep its shards for ever, and
-    so would one that a gate refused.
+    Only now: a corpus in another folder each night, or refused, would keep its shards for ever.
     """
     index = base.config.out_place
     encoded.store.save_corpus(encoded.record, index=index)
@@ -273,8 +267,7 @@ def decide_update(
 ) -> tuple[VersionSpec, dict[str, Any]]:
     """Measure the drift, and decide which parts of the published version the new one keeps.
 
-    The new version keeps the index if it reuses codes. Decision and drift are returned as its
-    manifest records them.
+    The new version keeps the index if it reuses codes. Decision and drift are for its manifest.
     """
     old_rows = _carried_rows(encoded.store, base.record, encoded.record)
     # Rows that are as they were when the transform was fitted, at least.

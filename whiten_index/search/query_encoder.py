@@ -136,8 +136,7 @@ def require_texts(texts: Sequence[str], *, what: str = "query") -> None:
 def digest_of(fingerprint: str, whitening: Whitening, queries: EncoderSpec | None) -> str:
     """Return the identity of a transform of queries, 32 hex digits: equal ones, equal vectors.
 
-    ``fingerprint`` is that of the encoder of documents; the one of ``queries`` may be another, or
-    None where the index knows none.
+    ``fingerprint`` is that of documents; ``queries`` may have another, or be unknown.
     """
     told = json.dumps([fingerprint, whitening.digest, queries and queries.query_fingerprint])
     return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()

@@ -77,9 +77,8 @@ class QueryTransform:
     """A whitening and the encoder it was fitted on; threads may share it, and it can be pickled.
 
     Its vectors are those that an index holds and that a push sends: transformed, of unit length.
-    It stays what it is: an index that is built again with another transform has another
-    ``query_digest``, and must be read again. Pickled, it holds the transform and not the encoder,
-    which is then loaded where it is needed.
+    An index that is built again with another transform has another ``query_digest``, and must be
+    read again. A pickle holds no encoder, which is loaded where it is needed.
 
     Attributes:
         whitening: the transform, in float64.
@@ -103,13 +102,8 @@ class QueryTransform:
     ) -> None:
         """Join a transform and an encoder; ``of`` and ``load`` read both.
 
-        Args:
-            whitening: fitted on embeddings of the encoder.
-            encoder: the entry ``encoder`` of an index's manifest, with its ``fingerprint`` if it
-                names no model.
-            version: of the index.
-            opening: ``model``, ``trust_remote_code``, ``device`` and ``threads`` of the encoder;
-                see ``EncoderOpening``.
+        ``encoder`` is the entry of an index's manifest, with its ``fingerprint`` if it names no
+        model; for ``opening`` see ``EncoderOpening``.
 
         Raises:
             ConfigError: the encoder gives embeddings of another width.
@@ -151,11 +145,10 @@ class QueryTransform:
         """Read the transform of the published version of an index, and nothing else of it.
 
         Args:
-            index: its folder, or its URI in a bucket.
+            index: folder or URI.
             k: keep the first k numbers of each vector; None for all.
             verify: None checks the manifest and the transform, whose neighbours need not be there;
                 ``full`` checks every file's checksum, ``manifest`` their sizes.
-            opening: of the encoder; see ``EncoderOpening``.
 
         Raises:
             ArtifactError: nothing is published there, or it is damaged.
@@ -198,11 +191,7 @@ class QueryTransform:
 
     @classmethod
     def load(cls, folder: Path | str, **opening: Unpack[EncoderOpening]) -> QueryTransform:
-        """Read what ``save`` wrote, checked.
-
-        Args:
-            folder: as given to ``save``.
-            opening: of the encoder; see ``EncoderOpening``.
+        """Read what ``save`` wrote, checked; for ``opening`` see ``EncoderOpening``.
 
         Raises:
             ArtifactError: it is missing, damaged, something else, or of a later release.
@@ -265,9 +254,8 @@ class QueryTransform:
     def query_digest(self) -> str:
         """32 hex digits of encoder, prompt of queries and transform: equal ones, equal vectors.
 
-        It changes where one of them does, so after a refit; not with where the model is, nor with
-        the version of the index. A table, a file, a folder, a model and a function carry it, so
-        that a client can check compatibility. See ``digest_of``.
+        A refit changes it; the place of the model and the version of the index do not. Whatever is
+        pushed or exported carries it, so that a client can check compatibility.
         """
         given = self.encoder_facts.get("fingerprint", self.spec and self.spec.fingerprint)
         return digest_of(str(given or ""), self.whitening, self.spec)
@@ -278,11 +266,7 @@ class QueryTransform:
         return spec, folder
 
     def check(self, fingerprint: str, *, model: str = "the encoder given") -> None:
-        """Refuse an encoder whose embeddings this transform was not fitted on.
-
-        Args:
-            fingerprint: ``query_fingerprint`` of the encoder.
-            model: what to call it.
+        """Refuse an encoder, by its ``query_fingerprint``, that this transform was not fitted on.
 
         Raises:
             EncoderError: it is another one.
@@ -291,10 +275,7 @@ class QueryTransform:
         require_same(self._queries.recorded, fingerprint, model)
 
     def require(self, pushed: _Pushed | None) -> None:
-        """Refuse a table whose vectors are of another encoder or transform.
-
-        Args:
-            pushed: the table's state, as ``pushed_version`` returns it.
+        """Refuse a table, by its ``pushed_version``, of another encoder or transform.
 
         Examples:
             >>> QueryTransform.of("index").require(pushed_version("pushed.parquet"))
@@ -313,9 +294,7 @@ class QueryTransform:
             )
 
     def truncate(self, k: int) -> QueryTransform:
-        """Return the same transform with the first ``k`` numbers of each vector, made unit again.
-
-        Both share one encoder.
+        """Return a transform of the same encoder to the first ``k`` numbers, made unit again.
 
         Raises:
             ConfigError: there are fewer, or they are not sorted by what they hold.
@@ -356,11 +335,7 @@ class QueryTransform:
 
         Each text is one document: those longer than the encoder's limit are cut to it, and a
         warning in the log has the count. An index of passages holds the vectors of passages, so
-        give those.
-
-        Args:
-            texts: the documents.
-            advance: called with the number of documents just done.
+        give those. ``advance`` is called with the number of documents just done.
 
         Raises:
             ConfigError: a text is blank, or the index knows no encoder of texts.

@@ -42,8 +42,7 @@ class Hit:
 
     Attributes:
         id: the document's id.
-        score: cosine of query and document after the transform, or of their raw embeddings where
-            hits are re-ranked by these; of its best passage, where the index holds passages.
+        score: cosine after the transform, or of raw embeddings that re-rank; of the best passage.
         row: row number in the index.
         columns: the kept metadata, and where the index holds passages ``PASSAGE_COLUMNS`` too.
     """
@@ -72,20 +71,18 @@ class OpenOptions(EncoderOpening, total=False):
     """Options of ``open_index``, with those of the encoder; ``threads`` are FAISS's too.
 
     Attributes:
-        verify: ``full`` compares every file's checksum when it is opened, which reads it once, and
-            that of each shard of the store before its first row ranks a hit again; ``manifest``
-            compares sizes. A flipped bit that nobody looks for may give other hits or end the
-            process, as FAISS and Arrow trust what they read.
+        verify: ``full`` compares every file's checksum when it is opened, and that of each shard of
+            the store before its first row ranks a hit again; ``manifest`` compares sizes. A flipped
+            bit that nobody looks for may give other hits or end the process.
         mapped: read the index file as it is searched, not as a whole; by default if its lists
             are in a file of their own.
-        rerank: candidates a query, top_k at least, whose order the raw embeddings in the store
-            settle; 0 for none; by default as the index was built for, which is mostly none.
+        rerank: candidates a query, top_k at least, that the store's raw embeddings rank again; 0
+            for none; by default as the index was built for.
         rerank_by: ``vectors``, the index's transform of the embeddings in full precision, or
             ``embeddings``, without it.
         store: where the raw embeddings are, if no longer where they were.
-        index_device: ``gpu`` searches by a copy of the index on a GPU, ``auto`` where FAISS sees
-            one that takes this kind; filtered searches and neighbours of a document stay on the
-            CPU, and so does a mapped index.
+        index_device: ``gpu`` searches a copy on a GPU, ``auto`` where FAISS sees one for this kind;
+            filters, neighbours of a document and mapped indexes stay on the CPU.
     """
 
     verify: str
@@ -170,9 +167,8 @@ class Opened:
         """Yield the ranking of every query by its raw embedding, (n, d) in all."""
         scores, rows = self._nearest(embeddings, top_k, chosen)
         for query_id, row_scores, row_numbers in zip(ids, scores, rows, strict=True):
-            found = row_numbers[row_numbers >= 0].tolist()
-            documents = self.bundle.documents.ids(found)
-            yield Ranking(query_id, documents, row_scores[: len(found)].tolist())
+            hits = hits_of(self.bundle, row_scores, row_numbers)
+            yield Ranking(query_id, [hit.id for hit in hits], [hit.score for hit in hits], hits)
 
     def _nearest(
         self, embeddings: NDArray[np.floating], top_k: int, chosen: RowFilter | None
@@ -232,8 +228,7 @@ class SearchIndex:
         """The encoder of queries, which is loaded on the first query by text.
 
         Raises:
-            EncoderError: the model needs code, and the index was opened without
-                ``trust_remote_code``.
+            EncoderError: the model needs code, which ``trust_remote_code`` allows.
         """
         return self._opened.queries.config
 
@@ -261,9 +256,8 @@ class SearchIndex:
     def reload(self) -> bool:
         """Open the version published since, and return whether there is one.
 
-        Without one, this reads one small file. Searches under way in other threads end on
-        the version they began with, and until then memory holds both. An encoder that is the same
-        is kept.
+        Without one, this reads one small file. Searches under way in other threads end on the
+        version they began with, and until then memory holds both. An equal encoder is kept.
 
         Raises:
             WhitenIndexError: the new version cannot be opened, as by ``open_index``; the one
@@ -303,8 +297,7 @@ class SearchIndex:
 
         Raises:
             ConfigError: a text is blank, top_k is below 1, the filter is not understood or reads a
-                column that is not kept, or the index was built from an embedding column and no
-                model is known for queries.
+                column that is not kept, or no model of the queries is known.
             CorpusError: the filter compares a column with a value of another type.
             EncoderError: the model is not the one the index was built with.
         """
@@ -443,8 +436,7 @@ def open_index(
 
     Raises:
         ConfigError: an option that cannot be used.
-        ArtifactError: nothing is published there, or it is damaged; or the store is not the one
-            the index was built from.
+        ArtifactError: nothing is published there, or it is damaged, or the store is another one.
 
     Examples:
         >>> hits = open_index("index").search(["a cat on a mat"], top_k=3)
