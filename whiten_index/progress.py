@@ -1,7 +1,7 @@
 """Progress events of a long job: stages that start, advance by rows, and finish."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -44,6 +44,11 @@ class Stages:
             raise
         finally:
             elapsed = time.perf_counter() - started
-            self.seconds[name] = self.seconds.get(name, 0.0) + elapsed
-            self.rows[name] = self.rows.get(name, 0) + total
+            self.add({name: elapsed}, {name: total})
             self.watcher.finish(name, elapsed)
+
+    def add(self, seconds: Mapping[str, float], rows: Mapping[str, int]) -> None:
+        """Count in stages that were timed elsewhere."""
+        for name, more in seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + more
+            self.rows[name] = self.rows.get(name, 0) + rows.get(name, 0)

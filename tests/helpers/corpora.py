@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 from hypothesis import HealthCheck, settings
 
@@ -46,6 +47,15 @@ def write_set(folder: Path, documents, queries, qrels) -> Path:
     tsv = "\n".join(["query-id\tcorpus-id\tscore", *lines]) + "\n"
     (folder / "qrels" / "test.tsv").write_text(tsv)
     return folder
+
+
+def write_judged(folder: Path, words, *, grades=(1,)) -> Path:
+    """Write a set of 160 documents; 30 queries are the first words of every third one."""
+    rng = np.random.default_rng(5)
+    documents = {f"d{i}": " ".join(rng.choice(words, size=12)) for i in range(160)}
+    queries = {f"q{i}": " ".join(documents[f"d{3 * i}"].split()[:7]) for i in range(30)}
+    near = {f"q{i}": {f"d{3 * i + n}": grade for n, grade in enumerate(grades)} for i in range(30)}
+    return write_set(folder, documents, queries, near)
 
 
 def overwrite(path: Path, start: int, stop: int) -> None:

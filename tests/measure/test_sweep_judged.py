@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers.corpora import write_set
+from tests.helpers.corpora import write_judged, write_set
 from whiten_index import BuildConfig, build_index
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.judgements import corpus_file, parquet_corpus, queries_file
@@ -14,33 +14,13 @@ from whiten_index.measure import trial
 from whiten_index.measure.sweep_config import SweepConfig
 from whiten_index.measure.sweep_run import run_sweep
 
-DOCUMENTS = 160
 WISHES = {"transforms": "pca", "codecs": "fp32,sq8", "indexes": "flat", "baselines": True}
 
 
 @pytest.fixture(scope="module")
-def documents(tiny_words) -> dict[str, str]:
-    rng = np.random.default_rng(5)
-    return {f"d{i}": " ".join(rng.choice(tiny_words, size=12)) for i in range(DOCUMENTS)}
-
-
-@pytest.fixture(scope="module")
-def queries(documents) -> dict[str, str]:
-    """Return the first words of some documents."""
-    return {f"q{i}": " ".join(documents[f"d{3 * i}"].split()[:7]) for i in range(30)}
-
-
-@pytest.fixture(scope="module")
-def qrels(queries) -> dict[str, dict[str, int]]:
-    return {query: {f"d{3 * int(query[1:])}": 1} for query in queries}
-
-
-@pytest.fixture(scope="module")
-def beir(tmp_path_factory, documents, queries, qrels) -> Path:
+def beir(tmp_path_factory, tiny_words) -> Path:
     """Return a folder of sets as BEIR has them."""
-    folder = tmp_path_factory.mktemp("beir")
-    write_set(folder / "one", documents, queries, qrels)
-    return folder
+    return write_judged(tmp_path_factory.mktemp("beir") / "one", tiny_words).parent
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +107,7 @@ def test_judgements_of_other_documents_are_refused_with_examples(
 def test_passages_count_once_a_document(tmp_path, beir, tiny_model, store):
     given = options(tmp_path, beir, tiny_model, store, passage_tokens=6, widths="16")
     report = run_sweep(SweepConfig(**given))
-    assert report.dataset["rows"] > DOCUMENTS
+    assert report.dataset["rows"] > 160
     raw = points_of(tmp_path / "out")["raw/none/k32/fp32/flat"]["quality"]
     # Of 160 documents 100 are looked at, so that passages do not crowd them out.
     assert raw["recall@100"] > 0.8

@@ -21,7 +21,7 @@ from whiten_index.cli.schema_options import (
 )
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.measure.measure_options import EvalOptions, RetrievalOptions, SweepOptions
-from whiten_index.pipeline.build_options import CorpusOptions, EncodeOptions, TransformName
+from whiten_index.pipeline.build_options import EncodeOptions, TransformName
 from whiten_index.training.training_config import TrainingConfig
 from whiten_index.whitening.transform_options import TransformShape
 
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 @click.argument("corpus", nargs=-1)
 @config_option
 @schema_options(SweepOptions)
-@schema_options(CorpusOptions)
-@schema_options(EncoderConfig)
-@schema_options(EncodeOptions, only=["store_dtype"])
+@schema_options(EncodeOptions, without=("store",))
 @click.option(
     "--plan", is_flag=True, help="Only print the points to measure and the rows to encode."
 )

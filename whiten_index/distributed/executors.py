@@ -185,9 +185,7 @@ def remote_call(
         getattr(stages.watcher, name)(*arguments)
         if name == "start":
             stages.watcher.advance(arguments[1])
-    for mine, more in ((stages.seconds, remote.seconds), (stages.rows, remote.rows)):
-        for stage, amount in more.items():
-            mine[stage] = mine.get(stage, 0) + amount
+    stages.add(remote.seconds, remote.rows)
     return result
 
 

@@ -1,7 +1,7 @@
 """Retrieval judged: indexes built of sets and searched, a published index, or a run file."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ from whiten_index.measure.eval_config import RetrievalConfig
 from whiten_index.measure.spaces import Scores, Space, encoder_facts, name_of, report_of, runs_of
 from whiten_index.pipeline.build import build_index
 from whiten_index.pipeline.build_config import BuildConfig
+from whiten_index.pipeline.build_options import RunnerOptions
+from whiten_index.pipeline.encode import encode_corpus
 from whiten_index.progress import Progress, Stages
 from whiten_index.search.query_encoder import query_embeddings
 from whiten_index.search.search_index import SearchIndex, open_index
@@ -39,6 +41,7 @@ from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 _SPLIT = "test"
+_HERE = RunnerOptions()
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +54,7 @@ class _Set:
     drops_self: bool
     corpus: Path = Path("corpus.parquet")
 
-    def build(self, transform: WhiteningConfig | None, out: str, store: str) -> BuildConfig:
+    def build(self, transform: WhiteningConfig | None, out: str | None, store: str) -> BuildConfig:
         """Return the build of an index under one transform, None for none."""
         shape: dict[str, Any] = {"whiten": "none", "seed": self.config.seed}
         if transform is not None:
@@ -65,6 +68,7 @@ class _Set:
             store=store,
             factory=self.config.factory,
             **vars(self.config.encoder),
+            **{name: getattr(self.config, name) for name in vars(_HERE)},
             **shape,
         )
 
@@ -137,6 +141,10 @@ def _read_set(config: RetrievalConfig, number: int, work: Path) -> _Set:
 def _scores(each: _Set, work: Path, stages: Stages) -> Scores:
     """Yield the figures of a set under each transform, or of the published index."""
     embeddings: NDArray[np.float32] | None = None
+    if each.config.runner != _HERE.runner:
+        kept = each.config.store or str(work / "store")
+        encoded = encode_corpus(each.build(None, None, kept), progress=stages.watcher)
+        stages.add(encoded.stages.seconds, encoded.stages.rows)
     for transform in each.config.transforms or (None,):
         opened, store = _open(each, transform, work, stages)
         if embeddings is None:
@@ -156,9 +164,8 @@ def _open(
     if config.index is not None:
         return open_index(config.index, **config.opening), None
     build = each.build(transform, str(out), config.store or str(work / "store"))
-    report = build_index(build, progress=stages.watcher)
-    for name, seconds in report.encoded.stages.seconds.items():
-        stages.seconds[name] = stages.seconds.get(name, 0.0) + seconds
+    report = build_index(replace(build, **vars(_HERE)), progress=stages.watcher)
+    stages.add(report.encoded.stages.seconds, report.encoded.stages.rows)
     return open_index(out, **{**config.opening, "model": None}), report.encoded.store
 
 

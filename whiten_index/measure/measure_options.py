@@ -3,7 +3,7 @@
 from typing import Literal
 
 from whiten_index.options import INDEX, MODEL, OUTPUT, RESOURCES, TRANSFORM, option, schema
-from whiten_index.pipeline.build_options import JUDGEMENTS, JudgementOptions
+from whiten_index.pipeline.build_options import JUDGEMENTS, JudgementOptions, RunnerOptions
 
 GRID = "Grid"
 METRICS = ("ndcg@10", "recall@100", "mrr@10", "map@100")
@@ -40,7 +40,7 @@ class EvalOptions:
 
 
 @schema
-class RetrievalOptions(JudgementOptions):
+class RetrievalOptions(RunnerOptions, JudgementOptions):
     """Options of an evaluation of retrieval."""
 
     factory: str = option("FAISS factory string.", INDEX, default="Flat")

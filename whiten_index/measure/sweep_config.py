@@ -85,11 +85,6 @@ class SweepConfig(SweepOptions, EncodeOptions):
         if not self.out:
             raise ConfigError("say where results and report go: --out DIR")
         require_folder(self.out, what="the folder of a sweep")
-        if self.runner != "local":
-            raise ConfigError(
-                "a sweep works on one machine: fill a store with encode --runner ray, and sweep "
-                "that store"
-            )
         self.require_both()
         self._require_lists()
         if 0 < self.rerank < 10:

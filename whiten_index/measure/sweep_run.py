@@ -28,7 +28,7 @@ from whiten_index.measure.results import RESULTS, Results
 from whiten_index.measure.sweep_config import SweepConfig, grid
 from whiten_index.measure.trial import Dataset, measure_points
 from whiten_index.pipeline.encode import EncodeReport, encode_or_open
-from whiten_index.pipeline.executor_session import executor_session
+from whiten_index.pipeline.executor_session import executor_session, with_absolute_paths
 from whiten_index.pipeline.plan import plan_build
 from whiten_index.progress import Progress, Stages
 from whiten_index.search.query_encoder import asked_by, query_embeddings
@@ -114,8 +114,9 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
         work = config.folder / _WORK
         remove_path(work)
         results = Results(config.folder / RESULTS)
-        with executor_session(config.build, stages) as executor:
-            encoded = encode_or_open(config.build, stages, executor)
+        build = with_absolute_paths(config.build)
+        with executor_session(build, stages) as executor:
+            encoded = encode_or_open(build, stages, executor).elsewhere()  # the rest is done here
         try:
             with writing(work):
                 work.mkdir()

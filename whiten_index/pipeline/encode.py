@@ -285,14 +285,10 @@ def _partial_failure(corpus: ParquetCorpus, failed: Sequence[Failure]) -> Partia
 
 def _add_seconds(stages: Stages, window: EncodedWindow) -> None:
     """Show the steps of the encode stage too: they overlap, so they sum up to more than it."""
-    counts = window.counts
-    rows = counts.encoded + counts.reused
-    handled = {"tokenise": counts.encoded, "encode": counts.encoded, "store": rows}
-    for name, seconds in window.seconds.items():
-        key = f"encode/{name}"
-        stages.seconds[key] = stages.seconds.get(key, 0.0) + seconds
-        more = counts.read if name == "read" else handled.get(name, 0)
-        stages.rows[key] = stages.rows.get(key, 0) + more
+    counts, new = window.counts, window.counts.encoded
+    rows = {"read": counts.read, "tokenise": new, "encode": new, "store": new + counts.reused}
+    seconds = {f"encode/{name}": each for name, each in window.seconds.items()}
+    stages.add(seconds, {f"encode/{name}": each for name, each in rows.items()})
 
 
 def _record(
