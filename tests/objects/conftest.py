@@ -83,3 +83,17 @@ def guarded(server: str, s3: Any) -> Iterator[None]:
     let("0")
     yield
     let("inf")
+
+
+@pytest.fixture
+def cluster(s3: Any, machine: Any, tmp_path: Path) -> Iterator[Any]:
+    """Two machines that have a cache each."""
+    from benchmarks.local_cluster import Cluster
+
+    made = Cluster(tmp_path / "cluster", nodes=0)
+    for name in ("one", "two"):
+        machine(name)
+        made.add()
+    machine("driver")
+    yield made
+    made.stop()

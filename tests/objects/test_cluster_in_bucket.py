@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,20 +9,6 @@ import pytest
 from tests.objects.helpers import ROWS, SHARDS, build, hits, keys, put_corpus
 
 pytestmark = pytest.mark.service
-
-
-@pytest.fixture
-def cluster(s3: Any, machine: Any, tmp_path: Path) -> Iterator[Any]:
-    """Two machines that have a cache each."""
-    from benchmarks.local_cluster import Cluster
-
-    made = Cluster(tmp_path / "cluster", nodes=0)
-    for name in ("one", "two"):
-        machine(name)
-        made.add()
-    machine("driver")
-    yield made
-    made.stop()
 
 
 def test_corpus_and_store_in_a_bucket(cluster, s3, bucket, machine, tmp_path):

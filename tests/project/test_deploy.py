@@ -82,6 +82,7 @@ def job_texts() -> dict[str, str]:
         "example": example,
         "with its comments": re.sub(r"^# (?=[a-z-]+ = |\[\[)", "", example, flags=re.MULTILINE),
         "kubernetes": documents()["ConfigMap"]["data"]["job.toml"],
+        "page": re.findall(r"(?ms)^```toml\n(.*?)^```", (ROOT / "docs/nightly.md").read_text())[0],
     }
 
 

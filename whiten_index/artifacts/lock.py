@@ -14,6 +14,7 @@ import json
 import os
 import socket
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,16 @@ def _content(descriptor: int) -> bytes:
 def this_owner() -> dict[str, Any]:
     """Return host, process and time of a lock that this process takes now."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return {"host": socket.gethostname(), "pid": os.getpid(), "since": now}
+    # A number names a process of one container.
+    space = str(Path("/proc/self/ns/pid").readlink()) if sys.platform == "linux" else ""
+    return {"host": socket.gethostname(), "pid": os.getpid(), "space": space, "since": now}
+
+
+def has_ended(data: bytes) -> bool:
+    """Return whether the owner of a lock was a process of this host that has ended."""
+    owner, mine = _owner(data), this_owner()
+    here = mine["space"] and all(owner.get(name) == mine[name] for name in ("host", "space"))
+    return bool(here) and not exists(f"/proc/{owner.get('pid')}")
 
 
 def _owner(data: bytes) -> dict[str, Any]:

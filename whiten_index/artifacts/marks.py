@@ -2,8 +2,9 @@
 
 Each puts a mark of its own and lists those of others afterwards, so that of two that meet at least
 one sees the other. Many may write at once; who removes what nothing needs must be alone. A mark is
-put again every minute, and before its owner publishes or removes some objects. One that was not for
-ten minutes, by the server's clock, may be taken; its owner stops when it is to put it again.
+put again every minute, and before its owner publishes or removes some objects. It may be taken if
+it was not for ten minutes, by the server's clock, or its owner ended on this host; a live owner
+then stops.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whiten_index.artifacts.lock import named_owner, this_owner
+from whiten_index.artifacts.lock import has_ended, named_owner, this_owner
 from whiten_index.artifacts.object_store import Bucket, ChangedError, e_tag
 from whiten_index.errors import BusyError, StorageError
 from whiten_index.paths import as_place
@@ -71,14 +72,15 @@ class _Mark:
         now = there.pop(self.key).modified
         for key, mark in there.items():
             both = {self.kind, key.removeprefix(f"{_FOLDER}/").partition("-")[0]}
-            if now - mark.modified >= _STALE and self._take(key, mark.e_tag):
+            found = None if both == {WRITER} else self.bucket.get(key)
+            ended = now - mark.modified >= _STALE or (found and has_ended(found[0]))
+            if ended and self._take(key, mark.e_tag):
                 continue
             if both != {WRITER}:
-                found = self.bucket.get(key)
                 raise BusyError(
                     f"{self.bucket.uri} is in use by {named_owner(found[0] if found else b'')}; "
-                    f"wait for it to end, or, if it was killed, for {_STALE / 60:g} minutes, and "
-                    "run the same command again"
+                    f"wait for it to end, or, if it was killed elsewhere, for {_STALE / 60:g} "
+                    "minutes, and run the same command again"
                 )
         return now
 

@@ -113,7 +113,7 @@ class UpdateReport:
         made = ("whitening", "quality", "factory", "bytes", "created")
         return {
             "out": str(self.out),
-            **{name: encoded[name] for name in ("store", "counts", "seconds", "stage_rows")},
+            **{n: each for n, each in encoded.items() if n not in ("encoder", "rows", "bytes")},
             "version": self.version,
             "base": self.base,
             "up_to_date": self.up_to_date,
