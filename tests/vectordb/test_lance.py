@@ -51,12 +51,7 @@ if where == "overwriting":
 elif where == "ending":
     LanceWriter._complete_swap = stop
 with open_writer(address, "docs", options={"index": "ivf_flat"}) as writer:
-    if where == "changing":
-        with writer.changing(rows.pushed, rows.layout) as changing:
-            changing.upsert(rows.take(range(10)))
-            stop()
-    else:
-        fill(writer, rows)
+    fill(writer, rows)
 """
 
 
@@ -267,43 +262,6 @@ def test_killed_before_the_index_is_there(
         table.checkout_latest()
         assert [each.index_type for each in table.list_indices()] == ["IvfFlat"]
         assert_holds(writer, new)
-
-
-def test_killed_while_it_changes(address: str, tmp_path: Path) -> None:
-    """Metadata say that rows may be of either version; the changed rows alone bring it back."""
-    old = Rows.make(2000)
-    earlier = replace(old, version="000000-old")
-    with open_writer(address, "docs") as writer:
-        fill(writer, earlier)
-        kill_at(address, "changing", tmp_path / "marker")
-        found = writer.published()
-        assert found is not None
-        assert (found.version, found.changing) == (earlier.version, "000001-abc")
-        with writer.changing(earlier.pushed, old.layout) as changing:
-            changing.upsert(old.take(range(10)))
-        assert_holds(writer, earlier)
-        assert_clean(writer, earlier)
-
-
-def test_changes_are_seen_within_and_taken_back(address: str) -> None:
-    old, other = Rows.make(), Rows.make(seed=1)
-    with open_writer(address, "docs") as writer:
-        fill(writer, old)
-
-        def change() -> None:
-            after = replace(old.pushed, version="2", rows=299)
-            with writer.changing(after, old.layout) as changing:
-                changing.upsert(other.take(range(5)))
-                assert writer.count() == 300
-                changing.delete([7])
-                assert writer.count() == 299
-                assert writer.search(other.vectors[:1], 1, exact=True)[0, 0] > 0.9999
-                raise RuntimeError("on purpose")
-
-        with pytest.raises(RuntimeError, match="on purpose"):
-            change()
-        assert_holds(writer, old)
-        assert_clean(writer, old)
 
 
 @pytest.mark.parametrize("does", ["resume", "begin", "resume and swap"])

@@ -201,28 +201,6 @@ def test_the_log_of_a_process_that_was_killed_after_its_rows_were_flushed(file: 
         assert_holds(writer, now)
 
 
-def test_one_process_at_a_time(file: Path) -> None:
-    """The file is free again once the writer is closed, and nothing is written to stderr."""
-    code = f"""
-import sys
-from whiten_index.errors import WhitenIndexError
-from whiten_index.vectordb.registry import open_writer
-try:
-    with open_writer("milvus://{file}", "docs") as writer: print(writer.count())
-except WhitenIndexError as error:
-    print(error)
-"""
-    told = []
-    with open_writer(f"milvus://{file}", "docs") as writer:
-        fill(writer, Rows.make())
-        with process(code=code) as child:
-            told.append(child.communicate(timeout=60))
-    with process(code=code) as child:
-        told.append(child.communicate(timeout=60))
-    assert "for one process at a time" in told[0][0]
-    assert (told[1][0].split(), told[0][1], told[1][1]) == (["300"], "", "")
-
-
 def test_a_file_in_the_place_of_the_folder(file: Path) -> None:
     file.write_text("mine")
     with pytest.raises(ConfigError, match="makes a folder of that name"):
@@ -234,12 +212,6 @@ def test_milvus_lite_is_missing(file: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "milvus_lite.server_manager", None)
     with pytest.raises(ConfigError, match=r"pip install 'milvus-lite>=3\.2\.2'"):
         open_writer(f"milvus://{file}", "docs")
-
-
-def test_lite_keeps_no_halves(writer: DatabaseWriter) -> None:
-    halves = Rows.make(dtype="float16")
-    with pytest.raises(ConfigError, match=r"Milvus Lite .* keeps no float16"):
-        writer.begin(halves.pushed, halves.layout)
 
 
 def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

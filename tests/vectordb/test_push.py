@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.helpers.builds import build, write_rows
 from tests.vectordb.memory_writer import MemoryWriter, Server
-from whiten_index import BuildConfig, build_index
 from whiten_index.errors import ArtifactError, ConfigError, DatabaseError, GateError
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
@@ -59,16 +59,8 @@ class World:
 
     def build(self, **options: Any) -> None:
         self.write()
-        given = {
-            "embedding_column": "e", "id_column": "id", "keep": ("n",), "k": K,
-            "whiten": "whitening",
-        }  # fmt: skip
-        build_index(
-            BuildConfig(
-                corpus=(str(self.root / "corpus.parquet"),), out=str(self.root / "index"),
-                **given | options,
-            )
-        )  # fmt: skip
+        given = {"embedding_column": "e", "keep": ("n",), "k": K} | options
+        build(self.root / "index", str(self.root / "corpus.parquet"), **given)
 
     def update(self, **options: Any) -> None:
         self.write()
@@ -275,25 +267,6 @@ def test_a_change_that_was_cut_off_whose_version_is_gone(world: World) -> None:
     assert [path.name for path in (world.root / "index" / "versions").iterdir()] == [first.version]
     report = world.push()
     assert (report.mode, report.why[:12]) == ("all", "what changed")
-    world.assert_same()
-
-
-@pytest.mark.parametrize("what", [b"base", None])
-def test_a_list_of_changes_that_is_damaged(world: World, what: bytes | None) -> None:
-    world.push()
-    world.change(1)
-    (path,) = world.root.glob("index/versions/*/changes.arrow")
-    if what is None:
-        path.write_bytes(b"no arrow")
-    else:
-        with pa.ipc.open_file(path.read_bytes()) as file:
-            table = file.read_all()
-        left = {name: value for name, value in table.schema.metadata.items() if name != what}
-        with pa.ipc.new_file(str(path), table.schema.with_metadata(left)) as made:
-            made.write_table(table.replace_schema_metadata(left))
-    with pytest.raises(ArtifactError, match=r"changes\.arrow is damaged: .*--full"):
-        world.push()
-    assert world.push(full=True).mode == "all"
     world.assert_same()
 
 
@@ -627,14 +600,8 @@ def test_a_kept_column_that_is_called_as_the_vectors_are(
         "whiten_index.vectordb.push.open_writer", lambda *_, **__: MemoryWriter(Server())
     )
     rows = np.random.default_rng(0).standard_normal((40, 8)).astype("f4")
-    table = pa.table({"id": range(40), "e": list(rows), "vector": range(40)})
-    pq.write_table(table, tmp_path / "c.parquet")
-    build_index(
-        BuildConfig(
-            corpus=(str(tmp_path / "c.parquet"),), out=str(tmp_path / "index"),
-            embedding_column="e", id_column="id", keep=("vector",), k=4,
-        )
-    )  # fmt: skip
+    corpus = write_rows(tmp_path / "c.parquet", rows, vector=range(40))
+    build(tmp_path / "index", corpus, keep=("vector",))
     config = PushConfig(index=str(tmp_path / "index"), to=HERE, table="docs")
     with pytest.raises(ConfigError, match="'vector' has the name that the vectors take"):
         push_index(config)

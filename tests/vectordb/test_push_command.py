@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.bad_input import run, succeed
+from tests.helpers.builds import build, random_rows, write_rows
 from tests.vectordb.memory_writer import MemoryWriter, Server
-from whiten_index import BuildConfig, build_index
 
 SECRET = "hunter2"
 DATABASE, GATE = 10, 9
@@ -22,14 +19,7 @@ DATABASE, GATE = 10, 9
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("command")
-    raw = np.random.default_rng(0).standard_normal((120, 10)).astype("f4")
-    pq.write_table(pa.table({"id": range(120), "e": list(raw)}), root / "c.parquet")
-    build_index(
-        BuildConfig(
-            corpus=(str(root / "c.parquet"),), out=str(root / "index"), embedding_column="e",
-            id_column="id", k=6,
-        )
-    )  # fmt: skip
+    build(root / "index", write_rows(root / "c.parquet", random_rows(rows=120)))
     return root / "index"
 
 

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.helpers import builds
 from tests.helpers.bad_input import run, succeed
-from whiten_index import BuildConfig, QueryTransform, build_index
+from whiten_index import QueryTransform
 from whiten_index.errors import ConfigError, GateError, StorageError
 from whiten_index.vectordb.push import PushReport, push_index, pushed_version
 from whiten_index.vectordb.push_config import PushConfig
@@ -21,21 +22,15 @@ from whiten_index.vectordb.push_source import PushSource
 from whiten_index.vectordb.pushed_table import Layout, PushedTable
 from whiten_index.vectordb.vector_files import write_rows, written_files
 
-ROWS, DIM, K = 200, 12, 6
+ROWS, K = 200, 6
 
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("files")
-    raw = np.random.default_rng(0).standard_normal((ROWS, DIM)).astype("f4")
-    table = pa.table({"id": range(ROWS), "e": list(raw), "text": [f"t{i}" for i in range(ROWS)]})
-    pq.write_table(table, root / "c.parquet")
-    build_index(
-        BuildConfig(
-            corpus=(str(root / "c.parquet"),), out=str(root / "index"), embedding_column="e",
-            id_column="id", keep=("text",), k=K, whiten="whitening",
-        )
-    )  # fmt: skip
+    texts = [f"t{i}" for i in range(ROWS)]
+    corpus = builds.write_rows(root / "c.parquet", builds.random_rows(rows=ROWS), text=texts)
+    builds.build(root / "index", corpus, keep=("text",))
     return root / "index"
 
 

@@ -106,9 +106,3 @@ def test_addresses_with_secrets(address: str) -> None:
 def test_a_parameter_is_named(address: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         require_database(address, {})
-
-
-def test_parameters_that_milvus_takes_may_stand_there() -> None:
-    """All of them are names of files, or of the server."""
-    for name in ("server_pem_path", "client_pem_path", "client_key_path", "ca_pem_path"):
-        require_database(f"milvus+https://h?{name}=/path", {})

@@ -15,14 +15,12 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.database_writer import DatabaseWriter, Stored, taken_over
 from whiten_index.vectordb.pushed_table import Layout, PushedTable
 from whiten_index.vectordb.registry import SUFFIX_BYTES
-
-# Key under which an engine keeps the metadata of a push.
-METADATA_KEY = "whiten_index"
 
 
 class AliasWriter(DatabaseWriter):
@@ -46,8 +44,8 @@ class AliasWriter(DatabaseWriter):
         """Return the collection that the alias points to, None if there is no alias."""
 
     @abstractmethod
-    def _metadata(self, collection: str) -> str | None:
-        """Return the description of a collection, None if it has none."""
+    def _metadata(self, collection: str) -> Any:
+        """Return the description of a collection, None if it has none; another may be no text."""
 
     @abstractmethod
     def _make(self, collection: str, layout: Layout, description: str) -> None:

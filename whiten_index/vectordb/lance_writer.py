@@ -35,6 +35,7 @@ from whiten_index.errors import ConfigError, DatabaseError, first_line
 from whiten_index.vectordb.database_writer import DatabaseWriter, Stored, taken_over
 from whiten_index.vectordb.engine_support import advice, require_engine_folder
 from whiten_index.vectordb.pushed_table import (
+    METADATA,
     VECTOR,
     Ids,
     Layout,
@@ -50,7 +51,6 @@ _INDEXES = {
     "ivf_flat": "IvfFlat", "ivf_sq": "IvfSq", "ivf_pq": "IvfPq", "ivf_hnsw_sq": "HnswSq",
 }  # fmt: skip
 _REFUSED = re.compile(r"incompatible with concurrent transaction|[Cc]ommit conflict")
-_METADATA_KEY = "whiten_index"
 _SLICE_ROWS = 16_384
 _SMALL_FILES = 10
 # The engine warns if no age is given.
@@ -276,18 +276,18 @@ def read_metadata(table: Any) -> PushedTable | None:
     # Kept with the field ``id``, so in the same commit as the rows.
     schema = table.schema
     metadata = schema.field(ID).metadata if ID in schema.names else None
-    return PushedTable.read((metadata or {}).get(_METADATA_KEY.encode()))
+    return PushedTable.read((metadata or {}).get(METADATA.encode()))
 
 
 def write_metadata(table: Any, pushed: PushedTable) -> None:
     """Write what a table holds, unless another push wrote this since the handle saw it."""
-    table.update_field_metadata({"path": ID, "metadata": {_METADATA_KEY: pushed.text}})
+    table.update_field_metadata({"path": ID, "metadata": {METADATA: pushed.text}})
 
 
 def with_metadata(schema: pa.Schema, pushed: PushedTable) -> pa.Schema:
     """Return a schema that says what a table holds."""
     number = schema.get_field_index(ID)
-    return schema.set(number, schema.field(ID).with_metadata({_METADATA_KEY: pushed.text}))
+    return schema.set(number, schema.field(ID).with_metadata({METADATA: pushed.text}))
 
 
 def has_files(table: Any) -> bool:

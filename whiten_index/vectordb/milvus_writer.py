@@ -23,11 +23,11 @@ from whiten_index.artifacts.files import is_file, is_folder
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError, first_line
 from whiten_index.index.exact import exact_neighbours
-from whiten_index.vectordb.alias_writer import METADATA_KEY, AliasWriter
+from whiten_index.vectordb.alias_writer import AliasWriter
 from whiten_index.vectordb.database_writer import Stored
 from whiten_index.vectordb.engine_support import EngineAddress, advice, require_engine_folder
 from whiten_index.vectordb.json_rows import table_of, to_objects
-from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, vectors_of
+from whiten_index.vectordb.pushed_table import METADATA, VECTOR, Ids, Layout, vectors_of
 from whiten_index.vectordb.registry import MilvusOptions
 
 _PRIMARY = "pk"
@@ -112,15 +112,13 @@ class MilvusWriter(AliasWriter):
             return None
         return str(self._milvus.describe_alias(self._name)["collection_name"])
 
-    def _metadata(self, collection: str) -> str | None:
-        properties = self._milvus.describe_collection(collection).get("properties") or {}
-        found = properties.get(METADATA_KEY)
-        return found if isinstance(found, str) else None
+    def _metadata(self, collection: str) -> Any:
+        return (self._milvus.describe_collection(collection).get("properties") or {}).get(METADATA)
 
     def _describe(self, stored: Stored) -> None:
         # A server of 2.3.5 loses what was written last when it is started again.
         for _ in range(2 if self._before_2_4 else 1):
-            description = {METADATA_KEY: stored.table.text}
+            description = {METADATA: stored.table.text}
             self._milvus.alter_collection_properties(stored.name, description)
 
     def _make(self, collection: str, layout: Layout, description: str) -> None:
@@ -136,7 +134,7 @@ class MilvusWriter(AliasWriter):
                 "corpus, or leave it out of --keep"
             )
         self._milvus.create_collection(
-            collection, schema=collection_schema(layout), properties={METADATA_KEY: description}
+            collection, schema=collection_schema(layout), properties={METADATA: description}
         )
 
     def _drop(self, collection: str) -> None:

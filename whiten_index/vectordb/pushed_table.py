@@ -16,6 +16,7 @@ from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import DatabaseError
 
 VECTOR = "vector"
+METADATA = "whiten_index"  # key of the description of a table
 VectorDtype: TypeAlias = Literal["float32", "float16"]
 # Both rank vectors of unit length alike.
 Metric: TypeAlias = Literal["cosine", "ip"]

@@ -21,11 +21,11 @@ from whiten_index.artifacts.atomic import remove_path
 from whiten_index.artifacts.files import list_folder
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError, first_line
-from whiten_index.vectordb.alias_writer import METADATA_KEY, AliasWriter
+from whiten_index.vectordb.alias_writer import AliasWriter
 from whiten_index.vectordb.database_writer import Stored
 from whiten_index.vectordb.engine_support import EngineAddress, advice, require_engine_folder
 from whiten_index.vectordb.json_rows import table_of, to_objects
-from whiten_index.vectordb.pushed_table import Ids, Layout, vectors_of
+from whiten_index.vectordb.pushed_table import METADATA, Ids, Layout, vectors_of
 from whiten_index.vectordb.registry import QdrantOptions
 
 # Namespace of the UUIDs of rows. Never changed: earlier rows are found by it.
@@ -122,12 +122,11 @@ class QdrantWriter(AliasWriter):
         found = self._client.get_aliases().aliases
         return next((e.collection_name for e in found if e.alias_name == self._name), None)
 
-    def _metadata(self, collection: str) -> str | None:
-        found = (self._client.get_collection(collection).config.metadata or {}).get(METADATA_KEY)
-        return found if isinstance(found, str) else None
+    def _metadata(self, collection: str) -> Any:
+        return (self._client.get_collection(collection).config.metadata or {}).get(METADATA)
 
     def _describe(self, stored: Stored) -> None:
-        self._client.update_collection(stored.name, metadata={METADATA_KEY: stored.table.text})
+        self._client.update_collection(stored.name, metadata={METADATA: stored.table.text})
 
     def _make(self, collection: str, layout: Layout, description: str) -> None:
         chosen = self._options
@@ -144,7 +143,7 @@ class QdrantWriter(AliasWriter):
             optimizers_config=models.OptimizersConfigDiff(indexing_threshold=0),
             shard_number=chosen.shard_number,
             replication_factor=chosen.replication_factor,
-            metadata={METADATA_KEY: description},
+            metadata={METADATA: description},
         )
         if PASSAGE in layout.key and not self._local:
             # Passages are found by the id of their document.

@@ -19,6 +19,7 @@ from whiten_index.artifacts.manifest import sealed_json, unsealed
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.vectordb.push_config import ARROW, NPY, PARQUET
 from whiten_index.vectordb.pushed_table import (
+    METADATA,
     VECTOR,
     Layout,
     PushedTable,
@@ -32,8 +33,6 @@ from whiten_index.vectordb.pushed_table import (
 _DIGEST, _EARLIER = "vectors_blake2b", "vectors_blake2b_before"
 _MOST_EARLIER = 8
 
-# Key of the metadata of every file that a push wrote: a ``PushedTable`` as JSON.
-_METADATA = "whiten_index"
 _BEGINNINGS = {PARQUET: b"PAR1", ARROW: b"ARROW1", NPY: b"\x93NUMPY"}
 _HOLDS = "rows that a push wrote"
 _DESCRIBED = ("version", "query_digest", "rows", "k", "dtype", "columns")
@@ -59,7 +58,7 @@ def written_version(path: Path) -> PushedTable | None:
         return None
     require_replaceable(described, _is_ours, _HOLDS)
     try:
-        facts = unsealed(load_json(_metadata(described)[_METADATA.encode()]))
+        facts = unsealed(load_json(_metadata(described)[METADATA.encode()]))
         found = PushedTable.read(json.dumps({"transform": "", "done": facts["rows"], **facts}))
     except (KeyError, TypeError, ValueError):
         found = None
@@ -73,7 +72,7 @@ def written_version(path: Path) -> PushedTable | None:
 
 def _is_ours(described: Path) -> bool:
     """Return whether a push wrote a file."""
-    return _METADATA.encode() in _metadata(described)
+    return METADATA.encode() in _metadata(described)
 
 
 def _metadata(path: Path) -> Mapping[bytes, bytes]:
@@ -137,7 +136,7 @@ def write_rows(
 ) -> None:
     """Write rows of a layout to a file, which is replaced as a whole at the end."""
     facts = {name: getattr(pushed, name) for name in _DESCRIBED}
-    marked = {_METADATA: sealed_json(facts).decode()}
+    marked = {METADATA: sealed_json(facts).decode()}
     with contextlib.ExitStack() as open_files:
         open_files.enter_context(writing(path, kept=""))
         places = [open_files.enter_context(replacing(each)) for each in written_files(path)]
