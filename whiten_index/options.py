@@ -4,6 +4,7 @@ A schema is a dataclass whose fields are made by ``option``. This one declaratio
 arguments and job files, makes the options of the command line, and is recorded in manifests.
 """
 
+import contextlib
 import difflib
 import functools
 import types
@@ -24,7 +25,7 @@ from typing import (
     get_type_hints,
 )
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as validated_dataclass
 
 from whiten_index.errors import ConfigError
@@ -38,6 +39,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Schema = TypeVar("Schema")
 # Key of an option among the facts of a field.
 _FACE = "option"
+# No file is so large; a float may be infinite.
+_BEYOND = 1 << 63
+_SIZES = TypeAdapter(ByteSize)
 _KINDS: dict[Any, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -252,3 +256,14 @@ def _message(made: type, error: ValidationError) -> str:
         )
     wanted = " or ".join(_KINDS.get(kind, kind.__name__) for kind in kinds)
     return f"{flag} takes {wanted}; {given} was given"
+
+
+def parse_bytes(text: str | int, *, option: str = "--memory-budget") -> int:
+    """Return bytes of a text such as ``4GiB``, ``512MB`` or ``1000000``."""
+    with contextlib.suppress(ValueError, OverflowError):
+        if 1 <= (size := int(_SIZES.validate_python(text))) < _BEYOND:
+            return size
+    raise ConfigError(
+        f"{option} {shown(text)} is no size; write bytes, or a number with KB, MB, GB, KiB, MiB or "
+        "GiB, such as 4GiB"
+    )

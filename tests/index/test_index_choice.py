@@ -11,8 +11,9 @@ import pytest
 
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.errors import ConfigError
-from whiten_index.index.choice import CODECS, IndexPlan, choose_factory, parse_bytes
+from whiten_index.index.choice import CODECS, IndexPlan, choose_factory
 from whiten_index.index.factory import inner_index
+from whiten_index.options import parse_bytes
 from whiten_index.pipeline.build import BuildReport
 
 DIM, K, ROWS = 32, 16, 1_200

@@ -90,7 +90,7 @@ def temporary_folder(path: Path) -> Iterator[Path]:
             temporary = path.with_name(_temporary_name(path.name))
             temporary.mkdir()
             try:
-                held.enter_context(_locked(temporary))
+                held.enter_context(locked(temporary))
                 break
             except (BlockingIOError, FileNotFoundError):
                 # Another process locked it first, and removes it.
@@ -115,7 +115,7 @@ def remove_killed(folder: Path, target: Path | None = None) -> None:
         form = _FORM.fullmatch(each.name)
         if form is None or (target is not None and form[1] != _cut(target.name)):
             continue
-        with contextlib.suppress(OSError, StorageError), _locked(each):
+        with contextlib.suppress(OSError, StorageError), locked(each):
             if form[2] == _this_host() or _is_old(each):
                 _discard(each, target or folder / form[1])
 
@@ -138,7 +138,7 @@ def remove_leftovers(folder: Path) -> int:
     for path in leftovers_in(folder):
         with contextlib.ExitStack() as held:
             try:
-                held.enter_context(_locked(path))
+                held.enter_context(locked(path))
             except BlockingIOError:
                 continue
             except OSError:
@@ -154,8 +154,8 @@ def leftovers_in(folder: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a temporary folder that no other process holds or has removed."""
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a folder that no other process holds or has removed."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -4,19 +4,15 @@ The structure comes first, then the most precise codec whose whole index fits th
 scores fall short of the recall wanted, candidates are scored again by the vectors in the store.
 """
 
-import contextlib
 import math
 import os
 from dataclasses import dataclass
-
-from pydantic import ByteSize, TypeAdapter
 
 from whiten_index.errors import ConfigError
 from whiten_index.index.factory import inner_index
 from whiten_index.index.library import load_faiss
 from whiten_index.index.ondisk_ivf import lists_on_disk
 from whiten_index.index.sizes import IndexBytes, expected_bytes
-from whiten_index.paths import shown
 
 AUTO = "auto"
 TARGET_RECALL = 0.95
@@ -29,9 +25,6 @@ GRAPH_FROM_RECALL = 0.99
 # Work on blocks of rows and their training takes so many bytes, however small the budget.
 LEAST_WORK = 32 << 20
 _GRAPH = "HNSW32"
-# No file is so large; a float may be infinite.
-_BEYOND = 1 << 63
-_SIZES = TypeAdapter(ByteSize)
 
 
 @dataclass(frozen=True)
@@ -126,17 +119,6 @@ def choose_factory(
                 return IndexPlan(factory, built, rerank, why, expected, *resources)
     assert budget is not None
     raise _nothing_fits(tried[-1], rows=rows, dim=dim, k=k, budget=budget)
-
-
-def parse_bytes(text: str | int, *, option: str = "--memory-budget") -> int:
-    """Return bytes of a text such as ``4GiB``, ``512MB`` or ``1000000``."""
-    with contextlib.suppress(ValueError, OverflowError):
-        if 1 <= (size := int(_SIZES.validate_python(text))) < _BEYOND:
-            return size
-    raise ConfigError(
-        f"{option} {shown(text)} is no size; write bytes, or a number with KB, MB, GB, KiB, MiB or "
-        "GiB, such as 4GiB"
-    )
 
 
 def in_units(size: int) -> str:

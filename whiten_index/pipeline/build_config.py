@@ -9,8 +9,8 @@ from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.passages import PassageConfig
 from whiten_index.errors import ConfigError
-from whiten_index.index.choice import IndexPlan, choose_factory, parse_bytes
-from whiten_index.options import flag_of, options_of, schema
+from whiten_index.index.choice import IndexPlan, choose_factory
+from whiten_index.options import flag_of, options_of, parse_bytes, schema
 from whiten_index.paths import as_place, require_path
 from whiten_index.pipeline.build_options import BuildOptions, EncodeOptions
 from whiten_index.store.dtypes import StoreDtype

@@ -3,7 +3,16 @@
 from typing import Literal
 
 from whiten_index.errors import ConfigError
-from whiten_index.options import MODEL, OUTPUT, RESOURCES, TRANSFORM, flag_of, option, schema
+from whiten_index.options import (
+    MODEL,
+    OUTPUT,
+    RESOURCES,
+    TRANSFORM,
+    flag_of,
+    option,
+    parse_bytes,
+    schema,
+)
 from whiten_index.paths import as_place, require_path
 from whiten_index.pipeline.build_options import RunnerOptions
 
@@ -52,8 +61,6 @@ class GateConfig:
     @property
     def most_bytes(self) -> int | None:
         """``max_bytes`` as a number."""
-        from whiten_index.index.choice import parse_bytes
-
         if self.max_bytes is None:
             return None
         return parse_bytes(self.max_bytes, option="--max-bytes")
