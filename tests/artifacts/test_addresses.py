@@ -248,10 +248,3 @@ def test_what_a_library_says_of_a_secret_of_the_environment_is_hidden(
 @pytest.mark.parametrize("given", PLAIN)
 def test_addresses_without_a_secret(given: str) -> None:
     require_no_secret(given, what="--out")
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_an_address_with_a_secret_is_refused_without_showing_it(form: str) -> None:
-    with pytest.raises(ConfigError, match="which is, or may be, a secret") as raised:
-        require_no_secret([form], what="--out")
-    assert not leaks(str(raised.value).encode())

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.helpers.bad_input import run
 from whiten_index import BuildConfig
 from whiten_index.errors import ClusterError, PartialFailureError
 from whiten_index.pipeline.build import build_index
@@ -29,7 +30,7 @@ FACTORIES = ["IVF16,SQ8", "IVF16,PQ6x4fs", "HNSW8"]
 
 
 @pytest.fixture(scope="module")
-def column(tmp_path_factory, write_parquet_to):
+def column(tmp_path_factory, write_parquet):
     """A corpus of embeddings in two files, its rows at different scales."""
     folder = tmp_path_factory.mktemp("column")
     rng = np.random.default_rng(0)
@@ -38,18 +39,8 @@ def column(tmp_path_factory, write_parquet_to):
         first = number * ROWS // 3
         ids = [f"row {first + row}" for row in range(len(part))]
         array = pa.FixedSizeListArray.from_arrays(part.ravel(), DIM)
-        write_parquet_to(folder / f"{number}.parquet", {"id": ids, "e": array})
+        write_parquet(folder / f"{number}.parquet", {"id": ids, "e": array}, row_group_size=500)
     return folder
-
-
-@pytest.fixture(scope="session")
-def write_parquet_to():
-    import pyarrow.parquet as pq
-
-    def write(path, columns):
-        pq.write_table(pa.table(columns), path, row_group_size=500)
-
-    return write
 
 
 def build(corpus, out, address=None, **options):
@@ -100,11 +91,11 @@ def test_a_build_on_a_cluster_is_that_of_one_machine_to_the_byte(
     assert again.encoded.counts.reused == ROWS
 
 
-def test_a_choice_and_a_budget_on_a_cluster(three_nodes, tmp_path, write_parquet_to):
+def test_a_choice_and_a_budget_on_a_cluster(three_nodes, tmp_path, write_parquet):
     rng = np.random.default_rng(1)
     rows = rng.standard_normal((3_000, DIM)).astype(np.float32)
     columns = {"e": pa.FixedSizeListArray.from_arrays(rows.ravel(), DIM)}
-    write_parquet_to(tmp_path / "c.parquet", columns)
+    write_parquet(tmp_path / "c.parquet", columns)
     options = {
         "id_column": None, "whiten": "auto", "factory": "IVF8,SQ8",
         "normalize_input": True, "memory_budget": "64MiB",
@@ -117,9 +108,9 @@ def test_a_choice_and_a_budget_on_a_cluster(three_nodes, tmp_path, write_parquet
     assert here.manifest["choice"] == there.manifest["choice"]
 
 
-def test_texts_are_encoded_by_workers(three_nodes, tiny_model, tmp_path, write_parquet_to):
+def test_texts_are_encoded_by_workers(three_nodes, tiny_model, tmp_path, write_parquet):
     texts = [f"the {'red' if n % 3 else 'blue'} cat sat on mat {n % 50}" for n in range(300)]
-    write_parquet_to(tmp_path / "c.parquet", {"text": texts})
+    write_parquet(tmp_path / "c.parquet", {"text": texts})
     options = {
         "embedding_column": None, "id_column": None, "text_columns": ("text",), "shard_rows": 40,
         "model": str(tiny_model), "device": "cpu", "k": 8, "factory": "Flat",
@@ -238,13 +229,13 @@ def test_the_driver_dies_and_the_build_goes_on_with_fewer_machines_or_none(
 
 
 def test_a_shard_that_fails_is_reported_and_the_rest_is_done(
-    three_nodes, column, tmp_path, write_parquet_to
+    three_nodes, column, tmp_path, write_parquet
 ):
     rows = np.ones((SHARD_ROWS * 4, DIM), dtype=np.float32) * np.arange(SHARD_ROWS * 4)[:, None]
     rows[SHARD_ROWS + 7, 3] = np.nan
     array = pa.FixedSizeListArray.from_arrays(rows.ravel(), DIM)
     path = tmp_path / "c.parquet"
-    write_parquet_to(path, {"id": [str(n) for n in range(len(rows))], "e": array})
+    write_parquet(path, {"id": [str(n) for n in range(len(rows))], "e": array}, row_group_size=500)
     out = tmp_path / "out"
     with pytest.raises(PartialFailureError, match=r"1 shard failed \(") as raised:
         build(path, out, three_nodes.address)
@@ -277,21 +268,17 @@ def test_an_update_on_a_cluster_is_that_of_one_machine(three_nodes, column, tmp_
         assert (version_of(one) / name).read_bytes() == (version_of(other) / name).read_bytes()
 
 
-def test_the_command_line_reports_shards_that_failed(three_nodes, tmp_path, write_parquet_to):
+def test_the_command_line_reports_shards_that_failed(three_nodes, tmp_path, write_parquet):
     rows = np.full((4, DIM), np.nan, dtype=np.float32)
     array = pa.FixedSizeListArray.from_arrays(rows.ravel(), DIM)
-    write_parquet_to(tmp_path / "c.parquet", {"e": array})
-    command = [
-        "encode", str(tmp_path / "c.parquet"), "--store", str(tmp_path / "store"),
-        "--embedding-column", "e", "--runner", "ray", "--address", three_nodes.address, "--json",
-    ]  # fmt: skip
-    ended = subprocess.run(
-        [sys.executable, "-c", "from whiten_index.cli import main; main()", *command],
-        capture_output=True, text=True, check=False,
+    write_parquet(tmp_path / "c.parquet", {"e": array})
+    status, out, err = run(
+        "encode", tmp_path / "c.parquet", "--store", tmp_path / "store", "--embedding-column", "e",
+        "--runner", "ray", "--address", three_nodes.address, "--json",
     )  # fmt: skip
-    assert ended.returncode == 12, ended.stderr
-    assert "1 shard failed" in ended.stderr
-    report = json.loads(ended.stdout)
+    assert status == 12, err
+    assert "1 shard failed" in err
+    report = json.loads(out)
     assert "row group 0 row 0" in report["failed"][0]["name"]
 
 

@@ -207,7 +207,7 @@ def assert_finds(
     assert (np.diff(found) <= lost).all()
 
 
-DAY = datetime.date(2024, 2, 29)
+DAY, LEAP = datetime.date(2024, 2, 29), datetime.datetime(2024, 2, 29, 1, 2, 3, 4)
 # Name -> type, and two values; a writer gives each back as it was, null too.
 COLUMNS: dict[str, tuple[pa.DataType, Any, Any]] = {
     "bool": (pa.bool_(), True, False),
@@ -224,32 +224,21 @@ COLUMNS: dict[str, tuple[pa.DataType, Any, Any]] = {
     "decimal": (pa.decimal128(20, 2), Decimal("1.10"), Decimal("-99.99")),
     "date32": (pa.date32(), DAY, datetime.date(1900, 1, 1)),
     "time64": (pa.time64("us"), datetime.time(23, 59, 59, 999999), datetime.time(0)),
-    "timestamp": (
-        pa.timestamp("us"),
-        datetime.datetime(2024, 2, 29, 1, 2, 3, 4),
-        datetime.datetime(1969, 1, 1),
-    ),
+    "timestamp": (pa.timestamp("us"), LEAP, datetime.datetime(1969, 1, 1)),
     "timestamp tz": (
-        pa.timestamp("us", "UTC"),
-        datetime.datetime(2024, 2, 29, tzinfo=datetime.UTC),
+        pa.timestamp("us", "UTC"), LEAP.replace(tzinfo=datetime.UTC),
         datetime.datetime(1969, 1, 1, tzinfo=datetime.UTC),
     ),
     "duration": (
-        pa.duration("us"),
-        datetime.timedelta(days=1),
-        datetime.timedelta(microseconds=-1),
+        pa.duration("us"), datetime.timedelta(days=1), datetime.timedelta(microseconds=-1),
     ),
     "list": (pa.list_(pa.string()), ["a", ""], []),
     "list of floats": (pa.list_(pa.float64()), [0.5], [1.0, math.nan]),
     "struct": (
-        pa.struct([("a", pa.int32()), ("b", pa.string())]),
-        {"a": 1, "b": None},
-        {"a": 2, "b": "x"},
+        pa.struct([("a", pa.int32()), ("b", pa.string())]), {"a": 1, "b": None}, {"a": 2, "b": "x"},
     ),
     "struct of floats": (
-        pa.struct([("a", pa.list_(pa.float32()))]),
-        {"a": [math.nan, None]},
-        {"a": None},
+        pa.struct([("a", pa.list_(pa.float32()))]), {"a": [math.nan, None]}, {"a": None},
     ),
     "map": (pa.map_(pa.string(), pa.int32()), [("a", 1), ("b", 2)], []),
     "weird; \"name'": (pa.string(), "a", "b"),

@@ -26,8 +26,7 @@ from tests.vectordb.pushed_rows import (
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb import milvus_writer
 from whiten_index.vectordb.database_writer import DatabaseWriter
-from whiten_index.vectordb.engine_support import EngineAddress
-from whiten_index.vectordb.registry import MilvusOptions, open_writer
+from whiten_index.vectordb.registry import open_writer
 
 pytestmark = pytest.mark.service
 SECRET = "hush-hush"
@@ -242,18 +241,3 @@ def test_a_server_that_falls_silent(file: Path, monkeypatch: pytest.MonkeyPatch)
                 writer.published()
             assert time.monotonic() - started < 20
         child.kill()
-
-
-@pytest.mark.parametrize(
-    ("address", "url", "database"),
-    [
-        ("milvus://host", "http://host:19530", ""),
-        ("milvus://host:1", "http://host:1", ""),
-        ("milvus://[::1]:1/docs", "http://[::1]:1", "docs"),
-        ("milvus+https://host/?server_name=x", "https://host:443", ""),
-    ],
-)
-def test_addresses(address: str, url: str, database: str) -> None:
-    found = EngineAddress.parse(address, MilvusOptions)
-    assert (found.url, found.inside) == (url, database)
-    assert found.parameters == ({"server_name": "x"} if "?" in address else {})

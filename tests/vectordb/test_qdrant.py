@@ -17,9 +17,8 @@ from qdrant_client import QdrantClient, models
 from tests.vectordb.pushed_rows import Rows, assert_clean, assert_holds, assert_no_secret, fill
 from whiten_index.corpus.batches import PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb.engine_support import EngineAddress
 from whiten_index.vectordb.qdrant_writer import row_uuid
-from whiten_index.vectordb.registry import QdrantOptions, open_writer
+from whiten_index.vectordb.registry import open_writer
 
 pytestmark = pytest.mark.service
 
@@ -91,21 +90,6 @@ def test_what_no_push_made_stays(address: str) -> None:
         left = {each.name for each in client.get_collections().collections}
     assert {"docs", "other__0123abcd"} < left
     assert len(left) == 3
-
-
-@pytest.mark.parametrize(
-    ("address", "shown", "url"),
-    [
-        ("qdrant://host", "qdrant://host:6333", "http://host:6333"),
-        ("qdrant+https://host:443/base/", "qdrant+https://host:443/base", "https://host:443"),
-        ("qdrant://[::1]:5", "qdrant://[::1]:5", "http://[::1]:5"),
-        ("qdrant:///a%20b/c", "qdrant:///a b/c", ""),
-    ],
-)
-def test_addresses(address: str, shown: str, url: str) -> None:
-    found = EngineAddress.parse(address, QdrantOptions)
-    assert (found.shown, found.url) == (shown, url)
-    assert found.folder == (None if url else Path("/a b/c"))
 
 
 @pytest.mark.parametrize("name", ["x" * 245, "a b'; DROP TABLE docs --", "é%2F{}"])

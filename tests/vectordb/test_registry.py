@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from whiten_index.errors import ConfigError, first_line
-from whiten_index.vectordb.registry import open_writer, require_database
+from whiten_index.vectordb.engine_support import EngineAddress
+from whiten_index.vectordb.registry import (
+    MilvusOptions,
+    QdrantOptions,
+    open_writer,
+    require_database,
+)
 
 SECRET = "s3cr3t"
 
@@ -37,6 +43,27 @@ def test_a_wrong_address_with_a_secret_is_not_shown(address: str) -> None:
     with pytest.raises(ConfigError) as caught:
         require_database(address, {})
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "shown", "url"),
+    [
+        ("qdrant://host", "qdrant://host:6333", "http://host:6333"),
+        ("qdrant+https://host:443/base/", "qdrant+https://host:443/base", "https://host:443"),
+        ("qdrant://[::1]:5", "qdrant://[::1]:5", "http://[::1]:5"),
+        ("qdrant:///a%20b/c", "qdrant:///a b/c", ""),
+        ("milvus://host:1", "milvus://host:1", "http://host:1"),
+        ("milvus://[::1]/docs", "milvus://[::1]:19530/docs", "http://[::1]:19530"),
+        ("milvus+https://h/?server_name=x", "milvus+https://h:443", "https://h:443"),
+    ],
+)
+def test_parts_of_an_address(address: str, shown: str, url: str) -> None:
+    engine = QdrantOptions if address.startswith("qdrant") else MilvusOptions
+    found = EngineAddress.parse(address, engine)
+    assert (found.shown, found.url) == (shown, url)
+    assert found.inside == ("" if not url else shown.partition("//")[2].partition("/")[2])
+    assert found.folder == (None if url else Path("/a b/c"))
+    assert found.parameters == ({"server_name": "x"} if "?" in address else {})
 
 
 CLIENTS = {

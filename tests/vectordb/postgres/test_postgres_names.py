@@ -77,17 +77,6 @@ def test_a_table_that_no_push_made(address: str, run: Run) -> None:
                 writer.published()
             with pytest.raises(DatabaseError, match="no push made it"):
                 writer.begin(Rows.make().pushed, Rows.make().layout)
-    # Made by a push, and then another by hand.
-    push_all(address, Rows.make(3), "mine")
-    run("DROP TABLE mine")
-    with open_writer(address, "mine") as writer:
-        assert writer.published() is None
-    run("CREATE TABLE mine (id int, vector vector(3))")
-    with (
-        open_writer(address, "mine") as writer,
-        pytest.raises(DatabaseError, match="no push made it"),
-    ):
-        writer.published()
 
 
 @pytest.mark.parametrize(
