@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.helpers.bad_input import run
+from tests.helpers.bad_input import process
 from whiten_index import BuildConfig
 from whiten_index.errors import ClusterError, PartialFailureError
 from whiten_index.pipeline.build import build_index
@@ -272,11 +272,12 @@ def test_the_command_line_reports_shards_that_failed(three_nodes, tmp_path, writ
     rows = np.full((4, DIM), np.nan, dtype=np.float32)
     array = pa.FixedSizeListArray.from_arrays(rows.ravel(), DIM)
     write_parquet(tmp_path / "c.parquet", {"e": array})
-    status, out, err = run(
+    child = process(
         "encode", tmp_path / "c.parquet", "--store", tmp_path / "store", "--embedding-column", "e",
         "--runner", "ray", "--address", three_nodes.address, "--json",
     )  # fmt: skip
-    assert status == 12, err
+    out, err = child.communicate()
+    assert child.returncode == 12, err
     assert "1 shard failed" in err
     report = json.loads(out)
     assert "row group 0 row 0" in report["failed"][0]["name"]
