@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import functools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.helpers.bad_input import night, run, succeed
+from tests.helpers.bad_input import night, process, run, succeed
 from tests.objects.helpers import build, corpus_table, hits, keys
 from tests.versions.upkeep import Crash, dying_at
+from whiten_index.artifacts.lock import this_owner
 from whiten_index.artifacts.object_store import Bucket
 from whiten_index.errors import BusyError
 from whiten_index.pipeline.update import update_index
@@ -192,6 +194,20 @@ def test_they_may_be_killed_at_any_request(s3, bucket, machine, tmp_path, monkey
     assert step > 8
     # Segments that were joined and not removed yet have rows that are needed.
     assert len(ends) == 1 or command == "compact"
+
+
+def test_the_mark_of_a_process_of_this_machine_that_ended_is_taken(s3, bucket, machine, tmp_path):
+    out = f"s3://{bucket}/index"
+    nights(tmp_path, out, count=1)
+    with process(code="") as child:
+        child.wait()
+    mark = {"Bucket": bucket, "Key": "index/store/.marks/writer-1"}
+    alive = {"host": "elsewhere"}, {"space": "another"}, {"pid": os.getpid()}, {"pid": "1"}
+    for changes in (*alive, {}):
+        owner = {**this_owner(), "pid": child.pid, **changes}
+        s3.put_object(**mark, Body=json.dumps(owner).encode())
+        assert run(*GC, out)[0] == (6 if changes else 0), changes
+    assert not marks(s3, bucket)
 
 
 def bodies(s3: Any, bucket: str) -> dict[str, bytes]:

@@ -102,7 +102,14 @@ def has_ended(data: bytes) -> bool:
     """Return whether the owner of a lock was a process of this host that has ended."""
     owner, mine = _owner(data), this_owner()
     here = mine["space"] and all(owner.get(name) == mine[name] for name in ("host", "space"))
-    return bool(here) and not exists(f"/proc/{owner.get('pid')}")
+    try:
+        if here:
+            os.kill(owner["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, KeyError, TypeError, OverflowError):
+        pass
+    return False
 
 
 def _owner(data: bytes) -> dict[str, Any]:
