@@ -1,12 +1,7 @@
-"""Page of small codes with charts to point at, made by the report of a sweep.
-
-Run ``python -m benchmarks.small_codes_page``: it writes ``docs/small_codes.html`` from the results
-of ``benchmarks.small_codes``.
-"""
+"""Page of small codes with charts to point at, made by the report of a sweep."""
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +12,6 @@ from benchmarks.small_codes import RAW_EXACT, SETTINGS
 from whiten_index.measure.results import INTERVAL, line_of
 from whiten_index.measure.sweep_report import write_report
 
-PAGE = Path(__file__).parents[1] / "docs" / "small_codes.html"
 _RUN = "small_codes"
 
 
@@ -59,12 +53,8 @@ def records() -> Iterator[dict[str, Any]]:
         }
 
 
-def main() -> None:
-    """Write the page."""
+def page() -> str:
+    """Return the page, made from the results of ``benchmarks.small_codes``."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "results.jsonl").write_bytes(b"".join(map(line_of, records())))
-        shutil.copyfile(write_report(Path(folder)), PAGE)
-
-
-if __name__ == "__main__":
-    main()
+        return write_report(Path(folder)).read_text(encoding="utf-8")

@@ -1,9 +1,10 @@
-"""Hooks of the documentation site: pages at the root of the checkout, and links between pages."""
+"""Hooks of the documentation site: pages that are not in its folder, and links between pages."""
 
 from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,16 @@ PAGES = {
 # Search in a folder that no server serves needs this script. `make docs` fetches it.
 SHIM, SHIM_HERE = "https://unpkg.com/iframe-worker/shim", "assets/iframe-worker.js"
 SHIM_FETCHED = ROOT / ".venv" / "package" / "shim" / "index.js"
+CHARTS = "small_codes.html"
 _LINK = re.compile(r"\[([^\]\[]*)\]\(([^)\s]+)\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that stand at the root, where GitHub looks for them."""
+    """Add the pages at the root, where GitHub looks for them, and the charts of small codes."""
+    sys.path.insert(0, str(ROOT))
+    from benchmarks.small_codes_page import page
+
+    files.append(File.generated(config, CHARTS, content=page()))
     for source, name in PAGES.items():
         content = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, name, content=content))
