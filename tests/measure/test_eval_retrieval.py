@@ -154,6 +154,7 @@ def test_a_query_that_is_a_document_does_not_find_itself(tiny_model, tmp_path, d
         ({"sets": ["a"], "run": "r.trec", "k": ("8",)}, "--whiten or --k cannot apply, since"),
         ({"sets": ["a"], "run": "r.trec", "run_out": "o.trec"}, "--run-out cannot apply, since"),
         ({"sets": ["a"], "index": "i", "store": "s"}, "--store cannot apply, since an index"),
+        ({"sets": ["a"], "index": "i", "runner": "ray"}, "--runner cannot apply, since an index"),
         ({"sets": ["a"], "index": "i", "max_length": 9}, "--index and --max-length each say what"),
         ({"sets": ["a"], "run": "r.trec", "threads": 2}, "--threads cannot apply, since a run"),
         ({"sets": ["a"], "run_out": "runs.csv"}, "the ending of runs.csv names no run format"),

@@ -211,7 +211,7 @@ class RetrievalConfig(RetrievalOptions, EvalConfig):
         if self.builds:
             return
         unused = ["--whiten or --k"] if self.transforms else []
-        unused += changed(self, only=("store", "seed", "factory", "runner"))
+        unused += changed(self, only=("store", "seed", "factory", "runner", "address", "workers"))
         if self.run is not None:
             unused += changed(self, only=("queries", "run_out")) + changed(self.encoder)
         if unused:

@@ -61,9 +61,8 @@ class GateConfig:
     @property
     def most_bytes(self) -> int | None:
         """``max_bytes`` as a number."""
-        if self.max_bytes is None:
-            return None
-        return parse_bytes(self.max_bytes, option="--max-bytes")
+        given = self.max_bytes
+        return None if given is None else parse_bytes(given, option="--max-bytes")
 
 
 @schema
