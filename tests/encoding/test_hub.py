@@ -290,9 +290,12 @@ def test_a_transform_is_pushed_and_fetched_again(hub, bert, corpus, tmp_path):
     first = json.loads(done.stdout)
     second = succeed(hub, home, *push, "--k", 4, HF_TOKEN=hub.writer)
     hub.commit("me/mine", {"README.md": b"my model"})
-    mine = (*push[:2], "me/mine", *push[3:])
-    assert "README.md" in fail(hub, home, *mine, status=2, HF_TOKEN=hub.writer)
+    before = set(hub.repos)
+    for name, said in ("me/mine", "README.md"), ("whitened", "USER/NAME"), ("a/../b", "USER/NAME"):
+        other = (*push[:2], name, *push[3:])
+        assert said in fail(hub, home, *other, status=2, HF_TOKEN=hub.writer)
     assert len(hub.repos["me/mine"].commits) == 1
+    assert hub.repos.keys() == before
 
     sent = hub.repos["me/whitened"].commits[first["commit"]]
     others = {"README.md", "matrix.safetensors", "moments.safetensors"}

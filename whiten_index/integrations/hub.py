@@ -35,11 +35,18 @@ def push_transform(
 
     Raises:
         ArtifactError: nothing is published there, or it is damaged.
-        ConfigError: the repository has other files.
+        ConfigError: the repository has other files, or the name is none of a repository.
         StorageError: the hub cannot be reached, or refuses it.
     """
     require_installed("huggingface_hub", by="the hub", extra="encode")
     from huggingface_hub import CommitOperationAdd, HfApi, constants
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        # Of a name alone the client makes a repository of the user, and then looks for another.
+        validate_repo_id(name if "/" in name else "")
+    except HFValidationError as error:
+        raise ConfigError(f"{name!r} names no repository of the hub; write USER/NAME") from error
 
     def read(version: Version) -> tuple[VersionManifest, QueryTransform, Moments]:
         version.check()
