@@ -24,6 +24,7 @@ from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.versions import gc as gc_room
 from whiten_index.versions import published as published_room
+from whiten_index.versions import references as references_room
 from whiten_index.versions import verify as verify_room
 
 pytestmark = pytest.mark.service
@@ -311,6 +312,26 @@ def test_a_build_beside_gc_on_another_machine(s3, bucket, machine, tmp_path, mon
     assert (status, "not heard of for 10 minutes" in said) == (6, True), said
     assert set(store_keys(s3, bucket)) >= set(there)
     succeed("verify", out)
+
+
+def test_rows_that_others_wrote_beside_a_suspended_gc_are_no_damage(
+    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, real = f"s3://{bucket}/index", references_room.index_references
+    nights(tmp_path, out)
+    before = store_keys(s3, bucket)
+
+    def overtaken(*arguments: Any) -> Any:
+        machine("second")
+        age(bucket)
+        build(corpus_of_night(tmp_path / "c.parquet", 3), out=out)
+        machine("first")
+        return real(*arguments)
+
+    monkeypatch.setattr(references_room, "index_references", overtaken)
+    status, _, said = run(*GC, out)
+    assert (status, "not heard of for 10 minutes" in said) == (6, True), said
+    assert set(store_keys(s3, bucket)) > set(before)
 
 
 def test_a_store_in_a_folder_of_an_index_in_a_bucket(s3, bucket, machine, tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from whiten_index.artifacts.lock import has_ended, named_owner, this_owner
 from whiten_index.artifacts.object_store import Bucket, ChangedError, e_tag
-from whiten_index.errors import BusyError, StorageError
+from whiten_index.errors import ArtifactError, BusyError, StorageError
 from whiten_index.paths import as_place
 
 if TYPE_CHECKING:
@@ -119,6 +119,10 @@ def marked(place: Place | None, kind: str) -> Iterator[float]:
         threading.Thread(target=mark.keep_until, args=(ended,), daemon=True).start()
         _HELD.append(mark)
         yield now
+    except ArtifactError:
+        # Others may have written or removed since what was read, if the mark was taken.
+        mark.require()
+        raise
     finally:
         ended.set()
         if mark in _HELD:
