@@ -14,7 +14,6 @@ import json
 import os
 import socket
 import stat
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,9 +92,16 @@ def _content(descriptor: int) -> bytes:
 def this_owner() -> dict[str, Any]:
     """Return host, process and time of a lock that this process takes now."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    # A number names a process of one container.
-    space = str(Path("/proc/self/ns/pid").readlink()) if sys.platform == "linux" else ""
-    return {"host": socket.gethostname(), "pid": os.getpid(), "space": space, "since": now}
+    return {"host": socket.gethostname(), "pid": os.getpid(), "space": _space(), "since": now}
+
+
+def _space() -> str:
+    """Return the boot and the container in which a number names a process; empty if unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
 
 
 def has_ended(data: bytes) -> bool:
