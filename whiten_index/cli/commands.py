@@ -252,7 +252,11 @@ def search(
             terminal.show(report, [line], as_json=as_json)
             return
         asked = {name: {"query_id": name, "query": text} for name, text in known.items()}
-        found = [(asked.get(r.query_id, {"query_id": r.query_id}), r.hits) for r in rankings]
+        found = [
+            (asked.get(r.query_id, {"query_id": r.query_id}), r.read_hits())
+            for r in rankings
+            if r.read_hits
+        ]
     elif like:
         found = [({"query": name}, opened.search_like(name, **how)) for name in like]
     else:

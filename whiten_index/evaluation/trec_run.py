@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,8 @@ class Ranking:
     query_id: str | int
     ids: list[str | int]  # of documents, best first
     scores: list[float]  # their cosines, falling
-    # The same hits with kept columns, which JSON lines and Parquet hold, typed by its ``schema``.
-    hits: Any = None
+    # Reads the same hits with kept columns, whose types are in their ``schema``.
+    read_hits: Callable[[], Any] | None = None
 
 
 def check_run_path(path: Path) -> None:
@@ -90,7 +90,7 @@ def _write_text(path: Path, rankings: Iterator[Ranking], *, as_json: bool) -> No
             pairs = zip(ranking.ids, ranking.scores, strict=True)
             if as_json:
                 hits = [{"id": document, "score": score} for document, score in pairs]
-                for hit, kept in zip(hits, ranking.hits or (), strict=False):
+                for hit, kept in zip(hits, _read_hits(ranking), strict=False):
                     hit |= {"columns": kept.columns} if kept.columns else {}
                 line = {"query_id": ranking.query_id, "hits": hits}
                 file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
@@ -110,9 +110,10 @@ def _write_parquet(path: Path, rankings: Iterator[Ranking]) -> None:
                 "rank": [rank for r in chunk for rank in range(1, len(r.ids) + 1)],
                 "score": [score for r in chunk for score in r.scores],
             }
-            for kept in getattr(chunk[0].hits, "schema", ()):
+            read = [_read_hits(r) for r in chunk]
+            for kept in getattr(read[0], "schema", ()):
                 if kept.name != "id":
-                    values = [hit.columns[kept.name] for r in chunk for hit in r.hits]
+                    values = [hit.columns[kept.name] for hits in read for hit in hits]
                     name = f"kept_{kept.name}" if kept.name in found else kept.name
                     found[name] = pa.array(values, kept.type)
             table = pa.table(found)
@@ -125,6 +126,10 @@ def _write_parquet(path: Path, rankings: Iterator[Ranking]) -> None:
             writer.close()
     if writer is None:
         pq.write_table(_EMPTY.empty_table(), path)
+
+
+def _read_hits(ranking: Ranking) -> Any:
+    return () if ranking.read_hits is None else ranking.read_hits()
 
 
 def _word(value: str | int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -167,8 +168,10 @@ class Opened:
         """Yield the ranking of every query by its raw embedding, (n, d) in all."""
         scores, rows = self._nearest(embeddings, top_k, chosen)
         for query_id, row_scores, row_numbers in zip(ids, scores, rows, strict=True):
-            hits = hits_of(self.bundle, row_scores, row_numbers)
-            yield Ranking(query_id, [hit.id for hit in hits], [hit.score for hit in hits], hits)
+            found = row_numbers[row_numbers >= 0].tolist()
+            documents = self.bundle.documents.ids(found)
+            read = functools.partial(hits_of, self.bundle, row_scores, row_numbers)
+            yield Ranking(query_id, documents, row_scores[: len(found)].tolist(), read)
 
     def _nearest(
         self, embeddings: NDArray[np.floating], top_k: int, chosen: RowFilter | None
