@@ -113,19 +113,11 @@ def test_the_length_is_the_models_own(tiny, tmp_path, family, longest, default):
 
 
 ROOM: dict[str, dict[str, object]] = {
-    "roberta": {},
-    "roberta-prelayernorm": {},
-    "xlm-roberta": {"pad_token_id": 5},
-    "xlm-roberta-xl": {},
-    "xmod": {"default_language": "en_XX"},
-    "camembert": {"pad_token_id": 0},
-    "data2vec-text": {},
-    "ibert": {},
-    "longformer": {},
-    "luke": {"entity_vocab_size": 9},
-    "mpnet": {"pad_token_id": 0},
-    "gpt2": {},
-}
+    "roberta": {}, "roberta-prelayernorm": {}, "xlm-roberta": {"pad_token_id": 5},
+    "xlm-roberta-xl": {}, "xmod": {"default_language": "en_XX"}, "camembert": {"pad_token_id": 0},
+    "data2vec-text": {}, "ibert": {}, "longformer": {}, "luke": {"entity_vocab_size": 9},
+    "mpnet": {"pad_token_id": 0}, "gpt2": {},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ROOM)

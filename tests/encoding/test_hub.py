@@ -223,15 +223,10 @@ def test_files_are_fetched_as_they_are_needed_and_no_others(hub, bert, tmp_path)
     hub.add("org/gated", bert, reader="hf_reader")
 
     asked = [
-        ("org/both", None, None),
-        ("org/pickled", None, None),
-        ("org/early", None, None),
-        ("org/branches", None, None),
-        ("org/branches", "side", None),
-        ("org/branches", side, None),
-        ("org/branches", side[:8], None),
-        ("org/gated", None, "hf_reader"),
-    ]
+        ("org/both", None, None), ("org/pickled", None, None), ("org/early", None, None),
+        ("org/branches", None, None), ("org/branches", "side", None), ("org/branches", side, None),
+        ("org/branches", side[:8], None), ("org/gated", None, "hf_reader"),
+    ]  # fmt: skip
     found = succeed(hub, tmp_path / "home", json.dumps(asked), code=FIND)
     both, old, first, *revisions, gated = found
     assert sorted(both["files"]) == hub.downloads("org/both") == PLAIN

@@ -20,14 +20,9 @@ from whiten_index.errors import EncoderError
 # 43 tokens, more than any model below has positions; the longest outreaches every window.
 LENGTHS = [7, 20, 1, 13, 2]
 COMMON = {
-    "vocab_size": 50,
-    "hidden_size": 64,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 24,
-    "initializer_range": 0.3,
-}
+    "vocab_size": 50, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "max_position_embeddings": 24, "initializer_range": 0.3,
+}  # fmt: skip
 GROUPED = {"num_key_value_heads": 2, "head_dim": 16}
 GEMMA = GROUPED | {"sliding_window": 6, "sliding_window_pattern": 2, "query_pre_attn_scalar": 9}
 DISTIL = {"dim": 64, "hidden_dim": 48, "n_layers": 3, "n_heads": 4}

@@ -21,16 +21,11 @@ def test_figures_worked_out_by_hand() -> None:
     dcg = 2 / math.log2(3) + 1 / math.log2(5)
     ideal = 2 / math.log2(2) + 1 / math.log2(3)
     expected = {
-        "ndcg@10": (dcg / ideal + 0) / 2,
-        "ndcg@2": (2 / math.log2(3) / ideal + 0) / 2,
-        "ndcg@1": 0.0,
-        "recall@2": (1 / 2 + 0) / 2,
-        "recall@4": (2 / 2 + 0) / 2,
-        "mrr@10": (1 / 2 + 0) / 2,
-        "mrr@1": 0.0,
-        "map@10": ((1 / 2 + 2 / 4) / 2 + 0) / 2,
+        "ndcg@10": (dcg / ideal + 0) / 2, "ndcg@2": (2 / math.log2(3) / ideal + 0) / 2,
+        "ndcg@1": 0.0, "recall@2": (1 / 2 + 0) / 2, "recall@4": (2 / 2 + 0) / 2,
+        "mrr@10": (1 / 2 + 0) / 2, "mrr@1": 0.0, "map@10": ((1 / 2 + 2 / 4) / 2 + 0) / 2,
         "map@2": (1 / 2 / 2 + 0) / 2,
-    }
+    }  # fmt: skip
     assert evaluate(QRELS, RUN, list(expected)) == pytest.approx(expected, abs=1e-9)
 
 

@@ -21,14 +21,9 @@ from typing import Any
 
 _CHANGES_OPEN = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _ONE_PATH = {
-    "mkdir": "mkdir",
-    "rmdir": "rmdir",
-    "unlink": "unlink",
-    "remove": "unlink",
-    "truncate": "truncate",
-    "chmod": "chmod",
-    "utime": "utime",
-}
+    "mkdir": "mkdir", "rmdir": "rmdir", "unlink": "unlink", "remove": "unlink",
+    "truncate": "truncate", "chmod": "chmod", "utime": "utime",
+}  # fmt: skip
 _TWO_PATHS = {"rename": "rename", "replace": "rename", "link": "link", "symlink": "link"}
 _DESCRIPTOR = {
     "fsync": "fsync",

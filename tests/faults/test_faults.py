@@ -130,14 +130,8 @@ def test_a_file_replaced_is_the_old_one_or_the_new_one(folder: Path) -> None:
     # Locks and modes are no content, which the disk of this test holds.
     done = [each for each in done if each.name not in ("flock", "chmod", "fchmodat")]
     assert [each.name for each in done] == [
-        "mkdir",
-        "open",
-        "write",
-        "fsync",
-        "rename",
-        "fsync",
-        "rmdir",
-    ]
+        "mkdir", "open", "write", "fsync", "rename", "fsync", "rmdir",
+    ]  # fmt: skip
     left = left_behind(disk, done)
     contents = [{tree["file"] for tree in trees} for trees in left]
     assert contents == [{b"before"}] * 5 + [{b"before", b"after"}] + [{b"after"}] * 2

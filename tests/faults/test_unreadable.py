@@ -24,15 +24,8 @@ from whiten_index.cli import cli
 STRACE = shutil.which("strace")
 needs_strace = pytest.mark.skipif(STRACE is None, reason="strace is not installed")
 LISTED = (
-    "versions",
-    "candidates",
-    "store",
-    "corpora",
-    "segments",
-    "digests",
-    "indexes",
-    "registered",
-)
+    "versions", "candidates", "store", "corpora", "segments", "digests", "indexes", "registered",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

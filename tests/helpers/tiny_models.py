@@ -164,14 +164,9 @@ def t5(folder: Path) -> Path:
 
 
 FAMILIES: dict[str, Callable[[Path], Path]] = {
-    "bert": bert,
-    "roberta": roberta,
-    "xlm-roberta": xlm_roberta,
-    "mpnet": mpnet,
-    "modernbert": modern_bert,
-    "qwen3": qwen3,
-    "t5": t5,
-}
+    "bert": bert, "roberta": roberta, "xlm-roberta": xlm_roberta, "mpnet": mpnet,
+    "modernbert": modern_bert, "qwen3": qwen3, "t5": t5,
+}  # fmt: skip
 
 
 def _save(folder: Path, tokenizer: Any, config: type, **options: Any) -> Path:

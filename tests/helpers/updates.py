@@ -33,14 +33,9 @@ LONG_AGO = 1000.0
 
 Rows = dict[int, tuple[NDArray[Any], int]]
 OPTIONS: dict[str, Any] = {
-    "embedding_column": "embedding",
-    "id_column": "id",
-    "keep": ("x",),
-    "whiten": "whitening",
-    "k": 4,
-    "shard_rows": SHARD_ROWS,
-    "threads": 1,
-}
+    "embedding_column": "embedding", "id_column": "id", "keep": ("x",), "whiten": "whitening",
+    "k": 4, "shard_rows": SHARD_ROWS, "threads": 1,
+}  # fmt: skip
 
 
 def some_rows(numbers: Any, seed: int = 0) -> Rows:

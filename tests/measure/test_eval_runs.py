@@ -40,10 +40,6 @@ def test_what_run_and_judgements_lack_is_counted(judge):
     found = judge(run, qrels, ("mrr@10", "recall@10"))
     assert (found["mrr@10"], found["recall@10"]) == (50, 50)
     assert found["counts"] == {
-        "queries": 2,
-        "queries_not_in_run": 1,
-        "run_queries_not_judged": 2,
-        "hits": 3,
-        "hits_not_judged": 1,
-        "hits_of_self": 0,
-    }
+        "queries": 2, "queries_not_in_run": 1, "run_queries_not_judged": 2, "hits": 3,
+        "hits_not_judged": 1, "hits_of_self": 0,
+    }  # fmt: skip

@@ -289,49 +289,36 @@ def test_gc_beside_a_first_build_that_is_about_to_publish(
     succeed("verify", out)
 
 
-def test_a_build_beside_gc_on_another_machine(s3, bucket, machine, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("room", "step", "night"),
+    [(gc_room, "_needed_segments", 0), (references_room, "index_references", 3)],
+    ids=["rows of before", "new rows, which are no damage"],
+)
+def test_a_build_beside_gc_on_another_machine(
+    s3, bucket, machine, tmp_path, monkeypatch, room, step, night
+):
     """It does not begin; and a gc that is not heard of removes nothing more."""
-    out, real = f"s3://{bucket}/index", gc_room._needed_segments
+    out, real = f"s3://{bucket}/index", getattr(room, step)
     nights(tmp_path, out)
     succeed("prune", out, "--keep", 1)
-    corpus = corpus_of_night(tmp_path / "c.parquet", 0)
+    corpus = corpus_of_night(tmp_path / "c.parquet", night)
     there = store_keys(s3, bucket)
 
     def overtaken(*arguments: Any) -> Any:
         machine("second")
         with pytest.raises(BusyError, match="is in use by process"):
             build(corpus, out=out)
-        needed = real(*arguments)
         age(bucket)
         build(corpus, out=out)
         machine("first")
-        return needed
+        return real(*arguments)
 
-    monkeypatch.setattr(gc_room, "_needed_segments", overtaken)
-    status, _, said = run(*GC, out)
+    with monkeypatch.context() as patch:
+        patch.setattr(room, step, overtaken)
+        status, _, said = run(*GC, out)
     assert (status, "not heard of for 10 minutes" in said) == (6, True), said
     assert set(store_keys(s3, bucket)) >= set(there)
     succeed("verify", out)
-
-
-def test_rows_that_others_wrote_beside_a_suspended_gc_are_no_damage(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, real = f"s3://{bucket}/index", references_room.index_references
-    nights(tmp_path, out)
-    before = store_keys(s3, bucket)
-
-    def overtaken(*arguments: Any) -> Any:
-        machine("second")
-        age(bucket)
-        build(corpus_of_night(tmp_path / "c.parquet", 3), out=out)
-        machine("first")
-        return real(*arguments)
-
-    monkeypatch.setattr(references_room, "index_references", overtaken)
-    status, _, said = run(*GC, out)
-    assert (status, "not heard of for 10 minutes" in said) == (6, True), said
-    assert set(store_keys(s3, bucket)) > set(before)
 
 
 def test_a_store_in_a_folder_of_an_index_in_a_bucket(s3, bucket, machine, tmp_path, monkeypatch):
