@@ -508,14 +508,17 @@ def _evict(root: Path, limit: int) -> None:
     """
     copies = []
     for path in walk_files(root):
-        if path.name == _NOTE:
-            found = [file.stat() for file in walk_files(path.parent)]
-            used = max(max(each.st_atime, each.st_mtime) for each in found)
-            copies.append((used, sum(each.st_size for each in found), path.parent))
+        # Others may remove what is looked at.
+        with contextlib.suppress(FileNotFoundError):
+            if path.name == _NOTE:
+                found = [path.stat(), *(file.stat() for file in walk_files(path.parent))]
+                used = max(max(each.st_atime, each.st_mtime) for each in found)
+                copies.append((used, sum(each.st_size for each in found[1:]), path.parent))
     left = sum(size for _, size, _ in copies)
     for _, size, copy in sorted(copies):
         if left > limit:
-            with contextlib.suppress(OSError), locked(root / copy.relative_to(root).parts[0]):
+            cache = root / copy.relative_to(root).parts[0]
+            with contextlib.suppress(OSError, StorageError), locked(cache):
                 remove_folder(copy)
                 left -= size
 
