@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 import whiten_index
 from tests.acceptance.commands import done, refused
 from tests.acceptance.random_corpora import COLUMNS, RandomCorpus, make_corpus, version_folder
-from tests.acceptance.truth import MAX_LENGTH, SciFact, encode, unit, whitening
+from tests.acceptance.truth import SciFact, unit, whitening
 
 K = 6
 FILES = ("index.faiss", "documents.arrow", "whitening.safetensors")
@@ -234,15 +234,6 @@ def test_an_exported_function_reduces_in_postgresql(
         server.cleanup()
     expected = whiten_index.QueryTransform.of(made).reduce(rows)
     np.testing.assert_allclose(unit(np.array(found)), expected, atol=1e-5)
-
-
-def test_an_encoder_gives_the_embeddings_of_transformers(scifact: SciFact) -> None:
-    texts = scifact.query_texts()[:10]
-    encoder = whiten_index.Encoder.load("all-MiniLM-L6-v2", pooling="mean", max_length=MAX_LENGTH)
-    found = encoder.encode(texts)
-    np.testing.assert_allclose(unit(found), unit(encode(texts)), atol=1e-5)
-    blocks = np.concatenate(list(encoder.stream([texts[:3], texts[3:4], texts[4:]])))
-    np.testing.assert_allclose(blocks, found, atol=1e-6)
 
 
 def test_encoding_alone_fills_a_store_for_later_builds(

@@ -1,5 +1,6 @@
 """A transform chosen by pieces of the corpus: scores, rule, sample, and the limit of tokens."""
 
+import json
 import time
 from itertools import count
 from typing import Any
@@ -15,7 +16,9 @@ from tests.pipeline.choosing import (
     choice,
     kept_sample,
     raw_embeddings,
+    reciprocal_ranks,
     run,
+    vectors_of,
 )
 from whiten_index.pipeline import pseudo_queries
 from whiten_index.pipeline.build import BuildReport
@@ -87,3 +90,28 @@ def test_what_is_settled_is_not_chosen(place: Place, wishes: dict[str, Any]) -> 
         values = Whitening.load(folder / "whitening.safetensors").eigenvalues
         # Directions below the floor would be nought in every vector.
         assert values[whitening["k"] - 1] > wishes["floor"] * values[0]
+
+
+def test_a_sweep_scores_every_transform_by_the_pieces_that_auto_has(
+    place: Place, chosen: tuple[Place, BuildReport]
+) -> None:
+    place.forget()
+    given = ("--k", 8, "--transforms", "auto,pca", "--codecs", "fp32", "--indexes", "flat")
+    named = ("--text-column", "text", "--store", place.store, "--model", place.model)
+    status, _, told = run("sweep", place.corpus, *named, *given, "--out", place.root / "sweep")
+    assert (status, "--exponent" in told) == (0, False), told
+    lines = map(json.loads, (place.root / "sweep" / "results.jsonl").read_text().splitlines())
+    found = {line["key"]: line["pieces"] for line in lines if line["type"] == "point"}
+    sample, rows = kept_sample(place), raw_embeddings(chosen[1])
+    texts = [sample[name] for name in ("sentences", "others", "windows")]
+    texts.append(rows[sample["candidates"]])
+    raw = [matrix / np.linalg.norm(matrix, axis=1, keepdims=True) for matrix in texts]
+    setting = {"k": 8, "exponent": 0, "center": True}
+    pca = list(vectors_of(Moments.of(rows), setting, *texts))
+    for key, spaces in (
+        (f"raw/none/k{rows.shape[1]}/fp32/flat", raw),
+        ("ours/pca/k8/fp32/flat", pca),
+    ):
+        first, second = (reciprocal_ranks(*spaces[at : at + 2]).mean() for at in (0, 2))
+        # The rows that the sweep holds out are no part of its fit.
+        assert found[key] == pytest.approx((2 * first + second) / 3, abs=0.02)

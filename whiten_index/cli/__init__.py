@@ -151,7 +151,9 @@ def _complete(command: click.Command) -> None:
             own_config_option(each)
         each.params += [
             click.Option(["-q", "--quiet"], help="Show warnings and the result alone.", **said),
-            click.Option(["-v", "--verbose"], help="Show the seconds of each stage.", **said),
+            click.Option(
+                ["-v", "--verbose"], help="Show the seconds of each stage, and every fact.", **said
+            ),
         ]
 
 

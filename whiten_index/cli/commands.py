@@ -230,6 +230,7 @@ def search(
         flags = ["--run"] * bool(run) + [f"--{name.replace('_', '-')}" for name in of_queries]
         raise click.UsageError(f"{' and '.join(flags)} needs --queries FILE")
     from whiten_index.artifacts.files import exists
+    from whiten_index.evaluation.judgements import TEXT_ENDINGS
     from whiten_index.evaluation.trec_run import check_place, check_run_path, write_run
     from whiten_index.search.search_index import open_index
 
@@ -260,6 +261,8 @@ def search(
     elif like:
         found = [({"query": name}, opened.search_like(name, **how)) for name in like]
     else:
+        if any(text.endswith((*TEXT_ENDINGS, ".parquet")) for text in texts):
+            click.echo("note: a name is searched as a text; a file is --queries FILE", err=True)
         hits = opened.search(texts, **how)
         found = [({"query": text}, own) for text, own in zip(texts, hits, strict=True)]
     results = [{**query, "hits": [asdict(hit) for hit in hits]} for query, hits in found]
@@ -297,7 +300,7 @@ def _hit_lines(
         yield cell("  ".join(map(str, query.values())))
         for hit in hits:
             columns = hit.columns
-            kept = "  ".join(f"{n}: {value}" for n, value in columns.items() if n not in added)
+            kept = " | ".join(f"{n}: {value}" for n, value in columns.items() if n not in added)
             start = f"  {hit.score:.4f}  {cell(hit.id)}  "
             yield (start + terminal.one_line(kept, max(width - len(start), 20))).rstrip()
             if passages:

@@ -284,8 +284,7 @@ def geometry(positive_above: float, most_texts: int, as_json: bool, **options: A
     Alignment is the mean squared distance of positive pairs, uniformity log E exp(-2‖u - v‖²),
     both on unit length; lower is better. IsoScore is 0 (one direction) to 1 (all even). The
     effective rank, 1 to the width, is how many directions are in use; hubness the skewness of how
-    often a text is among another's neighbours, 0 where none is a hub. A transform is fitted on all
-    splits of a set, which are encoded too.
+    often a text is a neighbour, 0 where none is a hub. Transforms are fitted on all splits.
     """
     from whiten_index.measure.evaluate_sts import evaluate_geometry
 

@@ -37,8 +37,7 @@ class EvalConfig(EvalOptions):
     """The embeddings to evaluate and their transforms, with the options of ``EvalOptions``.
 
     Attributes:
-        encoder: the Transformer. Of an ``index`` it says only where the index's own encoder is and
-            runs, and whether that may run the model's code.
+        encoder: the Transformer; of an ``index``, only how the index's own encoder is opened.
         transforms: one a setting; empty for the embeddings as they are.
 
     Examples:

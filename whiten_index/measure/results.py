@@ -269,6 +269,7 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     NDCG: ("nDCG@10", lambda value: f"{100 * value:.2f}"),
     "quality.recall@100": ("recall@100", lambda value: f"{100 * value:.2f}"),
     "quality.mrr@10": ("MRR@10", lambda value: f"{100 * value:.2f}"),
+    "pieces": ("score by pieces", lambda value: f"{value:.3f}"),
     AGREEMENT: ("agreement@10", _share),
     "index_recall@10": ("index recall@10", _share),
     LATENCY: ("query p50", _milliseconds),

@@ -40,7 +40,8 @@ from whiten_index.measure.sweep_config import (
     parse_transform,
 )
 from whiten_index.pipeline.encode import EncodeReport
-from whiten_index.pipeline.fit import fit_whitening
+from whiten_index.pipeline.fit import fit_whitening, piece_evidence, piece_score
+from whiten_index.pipeline.pseudo_queries import sample_pieces
 from whiten_index.progress import Progress, Stages
 from whiten_index.search.rerank import Reranker
 from whiten_index.store.sampling import CorpusEmbeddings
@@ -102,6 +103,7 @@ class Space:
 
     whitening: Whitening
     truth: NDArray[np.int64]
+    pieces: float | None = None  # score by pieces of the texts, where ``auto`` has them cut
 
 
 def open_space(config: SweepConfig, dataset: Dataset, where: Vectors, stages: Stages) -> Space:
@@ -115,7 +117,14 @@ def open_space(config: SweepConfig, dataset: Dataset, where: Vectors, stages: St
 
         queries = unit_rows(whitening.apply(dataset.queries)).astype(np.float32)
         blocks = map(vectors, dataset.embeddings.blocks())
-        return Space(whitening, exact_neighbours(blocks, queries, TOP_K)[1])
+        truth = exact_neighbours(blocks, queries, TOP_K)[1]
+    if dataset.judged is not None or AUTO not in config.transforms:
+        return Space(whitening, truth)
+    encoded, build = replace(dataset.encoded, stages=stages), config.build
+    sample = sample_pieces(encoded, build.choose_sample, build.seed)
+    if isinstance(sample, str):
+        return Space(whitening, truth)
+    return Space(whitening, truth, piece_score(piece_evidence(encoded, sample).trials, whitening))
 
 
 def _transform(
@@ -294,6 +303,7 @@ class Trial:
             **setting,
             "exponent": None if by_faiss else space.whitening.exponent,
             "center": None if by_faiss else space.whitening.center,
+            "pieces": None if by_faiss else space.pieces,
             "factory": factory,
             "parameters": parameters,
             "device": device,

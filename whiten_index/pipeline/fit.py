@@ -79,7 +79,8 @@ def fit_whitening(config: BuildConfig, encoded: EncodeReport, labels: Labels | N
     usual = default_width(whitening.dim)
     if config.k is None and whitening.k == whitening.rank < usual:
         encoded.stages.watcher.note(
-            f"note: k is {whitening.k} and not {usual}, as {moments.count:g} rows span no more"
+            f"note: k is {whitening.k} and not {usual}, as {moments.count:g} rows span no more; "
+            "--whiten none keeps the embeddings of so few as they are"
         )
     return Fitted(moments, whitening, choice)
 
@@ -232,6 +233,16 @@ def _choose(
             "leave --k and --exponent out, or keep the raw embeddings with --whiten none"
         )
     return found
+
+
+def piece_score(trials: Sequence[Trial], whitening: Whitening) -> float:
+    """Return the score of any transform by the trials of pieces, which may be part of its fit."""
+    total = 0.0
+    for trial in trials:
+        rows = (whitening.apply(each) for each in (trial.queries, trial.candidates))
+        queries, candidates = (unit_rows(each).astype(np.float32) for each in rows)
+        total += trial.weight * float(trial.score(queries, candidates).mean())
+    return total / sum(trial.weight for trial in trials)
 
 
 def piece_evidence(encoded: EncodeReport, sample: Sample) -> Evidence:

@@ -53,8 +53,7 @@ _CHARACTER = re.compile(r"\S")
 class Sample:
     """Embeddings (m, d) of the pieces of m documents, sentences and windows as queries.
 
-    ``rows`` (m,) are the documents' row numbers, and ``candidates`` (n,) these and others that were
-    drawn at random.
+    ``rows`` (m,) are the documents' row numbers, ``candidates`` (n,) these and others at random.
     """
 
     rows: NDArray[np.int64]

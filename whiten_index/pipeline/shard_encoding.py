@@ -82,8 +82,7 @@ class ReadShard:
     """A shard that was read and looked up in the store.
 
     Its digests (n, 16) have a name. ``found`` are the places of its rows, None if one segment has
-    all of them in order. ``missing`` (n,) are the rows that no segment has, and ``under_way``
-    holds if an earlier shard of this run has just these.
+    all in order. ``missing`` (n,) are in no segment, ``under_way`` if an earlier shard has them.
     """
 
     batch: TextBatch | EmbeddingBatch
@@ -118,8 +117,7 @@ class ReadShard:
 class EncodedWindow:
     """A window of shards in the course of its encoding.
 
-    Finished, it has each shard's part of the corpus and rows left out, and no longer its texts.
-    Seconds are by step; the steps of different windows overlap.
+    Finished, it has parts of the corpus and counts in place of texts. Seconds by step overlap.
     """
 
     shards: list[ReadShard]
