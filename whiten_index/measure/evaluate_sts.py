@@ -31,9 +31,6 @@ def evaluate_sts(
         JSON values: encoder, name, setting and datasets of the first space, ``runs`` of all of
         them; figures times 100.
 
-    Raises:
-        WhitenIndexError: the model, the transform or the data cannot be used.
-
     Examples:
         >>> report = evaluate_sts(EvalConfig(), read_sts(["sts.tsv"]))
         >>> list(report["datasets"])

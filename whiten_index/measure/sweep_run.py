@@ -97,9 +97,8 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
         ConfigError: FAISS has no GPU and one is required; or nothing encodes the queries.
         CorpusError: corpus, queries or judgements cannot be used, or do not fit together.
         WhiteningError: every k is above the rank.
-        ArtifactError: the results file is damaged.
+        ArtifactError, StorageError: the results file is damaged, or cannot be written.
         BusyError: another sweep writes to the same folder.
-        StorageError: the disk is full or cannot be written.
 
     Examples:
         >>> run_sweep(SweepConfig(store="store", out="swept")).measured  # doctest: +SKIP

@@ -335,11 +335,8 @@ class QueryTransform:
 
         Each text is one document: those longer than the encoder's limit are cut to it, and a
         warning in the log has the count. An index of passages holds the vectors of passages, so
-        give those. ``advance`` is called with the number of documents just done.
-
-        Raises:
-            ConfigError: a text is blank, or the index knows no encoder of texts.
-            EncoderError: the model is gone, or is not the one the index was built with.
+        give those. ``advance`` is called with the number of documents just done. Errors are those
+        of ``encode_queries``.
         """
         require_texts(texts, what="text")
         vectors, done, cut = np.empty((len(texts), self.k), dtype=np.float32), 0, 0

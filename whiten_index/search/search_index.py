@@ -228,11 +228,7 @@ class SearchIndex:
 
     @property
     def encoder_config(self) -> EncoderConfig | None:
-        """The encoder of queries, which is loaded on the first query by text.
-
-        Raises:
-            EncoderError: the model needs code, which ``trust_remote_code`` allows.
-        """
+        """The encoder of queries, which is loaded on the first query by text."""
         return self._opened.queries.config
 
     @property
