@@ -125,16 +125,9 @@ def test_gc_stops_where_a_folder_cannot_be_listed(place: Place, name: str) -> No
 @needs_strace
 @pytest.mark.parametrize(
     ("command", "name"),
-    [
-        ("prune", "versions"),
-        ("compact", "versions"),
-        ("compact", "corpora"),
-        ("update", "versions"),
-        ("verify", "versions"),
-        ("verify", "corpora"),
-        ("rollback", "versions"),
-    ],
-)
+    [("prune", "versions"), ("compact", "versions"), ("compact", "corpora"), ("update", "versions"),
+     ("verify", "versions"), ("verify", "corpora"), ("rollback", "versions")],
+)  # fmt: skip
 def test_a_folder_that_cannot_be_listed_is_an_error(place: Place, command: str, name: str) -> None:
     folder = place.folder(name)
     status, stdout, stderr = failing("getdents64", folder, "EACCES", *place.command(command))

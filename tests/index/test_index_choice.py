@@ -139,16 +139,10 @@ def shards_of(store: Path) -> list[Path]:
 
 @pytest.mark.parametrize(
     "setting",
-    [
-        {},
-        {"k": None},
-        {"whiten": "auto", "k": None},
-        {"factory": "HNSW32"},
-        {"factory": "Flat"},
-        {"factory": "SQ8"},
-    ],
+    [{}, {"k": None}, {"whiten": "auto", "k": None}, {"factory": "HNSW32"}, {"factory": "Flat"},
+     {"factory": "SQ8"}],
     ids=["k named", "k by default", "k chosen", "graph named", "flat named", "codes named"],
-)
+)  # fmt: skip
 def test_a_budget_that_nothing_fits_is_told_before_encoding(
     tmp_path: Path, corpus: Path, setting: dict[str, Any]
 ) -> None:

@@ -174,6 +174,20 @@ def test_the_page_of_a_proxy_is_no_empty_bucket(s3, tmp_path, monkeypatch, answe
         server.shutdown()
 
 
+def test_a_removal_that_was_not_done_is_not_taken_for_done(s3, monkeypatch):
+    class NotFound(_Silent):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_error(404)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), NotFound) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        with pytest.raises(StorageError, match="cannot remove s3://bucket/p/a"):
+            Bucket("s3://bucket/p").delete("a")
+        server.shutdown()
+
+
 def test_one_page_of_a_proxy_among_answers_is_no_damage(
     server: str, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,20 +18,11 @@ from whiten_index import open_index
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"k": 5},
-        {"exponent": 0.5},
-        {"whiten": "pca"},
-        {"center": False},
-        {"normalize_input": True},
-        {"factory": "SQ8"},
-        {"keep": ("year",)},
-        {"id_column": None},
-        {"limit": 90},
-        {"store_dtype": "float16"},
-    ],
+    [{"k": 5}, {"exponent": 0.5}, {"whiten": "pca"}, {"center": False}, {"normalize_input": True},
+     {"factory": "SQ8"}, {"keep": ("year",)}, {"id_column": None}, {"limit": 90},
+     {"store_dtype": "float16"}],
     ids=str,
-)
+)  # fmt: skip
 def test_whatever_changes_the_index_makes_a_new_version(
     tmp_path: Path, change: dict[str, Any]
 ) -> None:

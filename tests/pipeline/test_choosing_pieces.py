@@ -59,20 +59,11 @@ def test_the_sample_is_bounded_by_tokens_and_not_by_time(
 
 @pytest.mark.parametrize(
     "wishes",
-    [
-        {"k": 20},
-        {"k": "0.9"},
-        {"k": "full"},
-        {"exponent": 0.3},
-        {"center": False},
-        {"center": True, "exponent": 0.0},
-        {"k": 7, "exponent": 1.0, "center": False},
-        {"floor": 0.1},
-        {"floor": 0.1, "k": "full"},
-        {"floor": 0.1, "normalize_input": True},
-    ],
+    [{"k": 20}, {"k": "0.9"}, {"k": "full"}, {"exponent": 0.3}, {"center": False},
+     {"center": True, "exponent": 0.0}, {"k": 7, "exponent": 1.0, "center": False}, {"floor": 0.1},
+     {"floor": 0.1, "k": "full"}, {"floor": 0.1, "normalize_input": True}],
     ids=lambda wishes: ",".join(f"{name}={value}" for name, value in wishes.items()),
-)
+)  # fmt: skip
 def test_what_is_settled_is_not_chosen(place: Place, wishes: dict[str, Any]) -> None:
     report = place.build("out", **wishes)
     assert_applied(report)

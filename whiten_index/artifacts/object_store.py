@@ -254,7 +254,9 @@ class Bucket:
         place = f"{self.uri}/{key}".rstrip("/")
         errors = importlib.import_module("obstore.exceptions")
         unmet = (errors.AlreadyExistsError, errors.PreconditionError) if what == "put" else ()
-        missing = () if what == "write" else (errors.NotFoundError, FileNotFoundError)
+        # S3 answers a removal of what is not there as any other.
+        lost = what == "write" or (what == "remove" and self._scheme == "s3")
+        missing = () if lost else (errors.NotFoundError, FileNotFoundError)
         try:
             yield
         except unmet as error:

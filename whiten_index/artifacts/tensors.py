@@ -21,13 +21,9 @@ _REMEDY = "restore it from a copy, or build again"
 # The limit of the library too.
 _HEADER_BYTES = 100_000_000
 _TYPES = {
-    "F16": np.float16,
-    "F32": np.float32,
-    "F64": np.float64,
-    "I32": np.int32,
-    "I64": np.int64,
+    "F16": np.float16, "F32": np.float32, "F64": np.float64, "I32": np.int32, "I64": np.int64,
     "U8": np.uint8,
-}
+}  # fmt: skip
 _NAMES = {np.dtype(dtype): name for name, dtype in _TYPES.items()}
 
 

@@ -71,16 +71,11 @@ def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any
     def make(path: Path) -> None:
         write_folder(path, spec, model, modules)
         identity = {
-            "kind": KIND,
-            "format_version": FORMAT_VERSION,
-            "files": describe_files(path),
-            "facts": facts,
-            "dim": transform.dim,
-            "k": transform.k,
-            "encoder_fingerprint": transform.fingerprint,
-            "query_digest": transform.query_digest,
+            "kind": KIND, "format_version": FORMAT_VERSION, "files": describe_files(path),
+            "facts": facts, "dim": transform.dim, "k": transform.k,
+            "encoder_fingerprint": transform.fingerprint, "query_digest": transform.query_digest,
             "version": transform.version,
-        }
+        }  # fmt: skip
         write_manifest(path / MARK, identity)
         flush(path)
 

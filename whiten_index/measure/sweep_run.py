@@ -265,14 +265,10 @@ def _header(config: SweepConfig, dataset: Dataset) -> dict[str, Any]:
         texts = dict(judged.texts)
         queries = fingerprint({"texts": texts, "qrels": qrels, **asked_by(store.encoder)})
     identity = {
-        "corpus": dataset.encoded.record.fingerprint,
-        "encoder": store.fingerprint,
-        "queries": queries,
-        "settings": settings,
-        "machine": list(machine.values()),
-        "versions": versions,
-        "measures": _MEASURES,
-    }
+        "corpus": dataset.encoded.record.fingerprint, "encoder": store.fingerprint,
+        "queries": queries, "settings": settings, "machine": list(machine.values()),
+        "versions": versions, "measures": _MEASURES,
+    }  # fmt: skip
     return {
         "type": "sweep",
         "run": fingerprint(identity)[:12],

@@ -152,15 +152,10 @@ def _blind(found: Directions, basis: NDArray[np.float64]) -> Directions:
 
 
 _FINDERS: dict[Kind, Callable[[Directions, WhiteningConfig], Directions]] = {
-    Kind.PCA: _leading,
-    Kind.WHITENING: _leading,
-    Kind.ZCA: _zca,
-    Kind.ZCA_COR: _zca_cor,
-    Kind.GROUP: _group,
-    Kind.ALL_BUT_THE_TOP: _leading,
-    Kind.RANDOM: _random,
+    Kind.PCA: _leading, Kind.WHITENING: _leading, Kind.ZCA: _zca, Kind.ZCA_COR: _zca_cor,
+    Kind.GROUP: _group, Kind.ALL_BUT_THE_TOP: _leading, Kind.RANDOM: _random,
     Kind.TRUNCATE: _truncate,
-}
+}  # fmt: skip
 
 
 def empirical_covariance(moments: Moments, *, ddof: int = 1) -> NDArray[np.float64]:
