@@ -182,6 +182,15 @@ def test_shrinkage_is_that_of_scikit_learn(
     np.testing.assert_allclose(made @ made.T, exact @ exact.T, atol=2e-3)
 
 
+def test_a_share_of_variance_is_the_fewest_directions_that_hold_it(
+    vectors: RandomCorpus, tmp_path: Path
+) -> None:
+    done("build", vectors.corpus, *COLUMNS, "--whiten", "pca", "--k", 0.9, "--out", tmp_path / "i")
+    values = np.linalg.eigvalsh(np.cov(vectors.rows.astype(np.float64).T))[::-1]
+    k = int(np.searchsorted(np.cumsum(values) / values.sum(), 0.9)) + 1
+    assert whiten_index.QueryTransform.of(tmp_path / "i").reduce(vectors.rows[:1]).shape == (1, k)
+
+
 @pytest.mark.parametrize(
     ("factory", "least"),
     [("Flat", 1.0), ("IVF16,Flat", 0.85), ("HNSW16", 0.9), ("SQ8", 0.9), ("PQ8", 0.5)],

@@ -14,7 +14,8 @@ from safetensors.numpy import load_file
 import whiten_index
 from tests.acceptance.commands import done, refused
 from tests.acceptance.random_corpora import COLUMNS, RandomCorpus, make_corpus, version_folder
-from tests.acceptance.truth import SciFact, unit, whitening
+from tests.acceptance.truth import MAX_LENGTH, SciFact, encode, unit, whitening
+from whiten_index.whitening.whitening_config import WhiteningConfig
 
 K = 6
 FILES = ("index.faiss", "documents.arrow", "whitening.safetensors")
@@ -234,6 +235,40 @@ def test_an_exported_function_reduces_in_postgresql(
         server.cleanup()
     expected = whiten_index.QueryTransform.of(made).reduce(rows)
     np.testing.assert_allclose(unit(np.array(found)), expected, atol=1e-5)
+
+
+def test_an_encoder_gives_the_embeddings_of_transformers(scifact: SciFact) -> None:
+    texts = scifact.query_texts()[:10]
+    encoder = whiten_index.Encoder.load("all-MiniLM-L6-v2", pooling="mean", max_length=MAX_LENGTH)
+    found = encoder.encode(texts)
+    np.testing.assert_allclose(unit(found), unit(encode(texts)), atol=1e-5)
+    blocks = np.concatenate(list(encoder.stream([texts[:3], texts[3:4], texts[4:]])))
+    np.testing.assert_allclose(blocks, found, atol=1e-6)
+
+
+def test_a_whitening_is_fitted_applied_inverted_and_truncated(corpus: RandomCorpus) -> None:
+    fitted = whiten_index.Whitening.fit(corpus.rows, WhiteningConfig(k=K))
+    vectors = fitted.apply(corpus.rows)
+    np.testing.assert_allclose(np.cov(vectors.T), np.eye(K), atol=1e-6)
+    mean, matrix = whitening(corpus.rows.astype(np.float64), K)
+    exact = (corpus.rows - mean) @ matrix
+    np.testing.assert_allclose(vectors @ vectors.T, exact @ exact.T, atol=1e-4)
+    np.testing.assert_allclose(fitted.truncate(3).apply(corpus.rows), vectors[:, :3], atol=1e-9)
+    whole = whiten_index.Whitening.fit(corpus.rows, WhiteningConfig(k="full"))
+    back = whole.inverse(whole.apply(corpus.rows))
+    np.testing.assert_allclose(back, corpus.rows, atol=1e-5)
+
+
+def test_moments_add_up_to_the_covariance_of_numpy(corpus: RandomCorpus) -> None:
+    """A mean far from zero costs no digits."""
+    rows = corpus.rows.astype(np.float64) + 1e6
+    moments = whiten_index.Moments.empty(rows.shape[1])
+    for start in range(0, len(rows), 70):
+        moments = moments.update(rows[start : start + 70])
+    shifted = rows - rows.mean(axis=0)
+    np.testing.assert_allclose(moments.covariance(), np.cov(shifted.T), rtol=1e-9, atol=1e-9)
+    whole = whiten_index.Moments.of(rows)
+    np.testing.assert_allclose(whole.covariance(), moments.covariance(), rtol=1e-9, atol=1e-9)
 
 
 def test_encoding_alone_fills_a_store_for_later_builds(

@@ -25,44 +25,22 @@ from tests.helpers.bad_input import (
 
 place = bad_input.place
 
+QUERIES = ("--queries", "q.parquet", "--embedding-column", "e", "--run")
 SEARCHES: dict[str, tuple[tuple[Any, ...], int, str]] = {
     "nothing asked": ((), OPTIONS, "missing: --queries or --like or TEXT"),
     "two things asked": (("text", "--like", "d1"), OPTIONS, "one of"),
     "text without an encoder": (("text",), OPTIONS, "built from an embedding column"),
     "run without queries": (("--like", "d1", "--run", "r.trec"), OPTIONS, "--run needs --queries"),
-    "run of no format": (
-        ("--queries", "q.parquet", "--embedding-column", "e", "--run", "r.csv"),
-        OPTIONS,
-        "r.csv names no run format",
-    ),
-    "run in no folder": (
-        ("--queries", "q.parquet", "--embedding-column", "e", "--run", "gone/r.trec"),
-        DISK,
-        "cannot write .*gone",
-    ),
-    "run onto a folder": (
-        ("--queries", "q.parquet", "--embedding-column", "e", "--run", "folder.trec"),
-        DISK,
-        "cannot write .*folder.trec",
-    ),
+    "run of no format": ((*QUERIES, "r.csv"), OPTIONS, "r.csv names no run format"),
+    "run in no folder": ((*QUERIES, "gone/r.trec"), DISK, "cannot write .*gone"),
+    "run onto a folder": ((*QUERIES, "folder.trec"), DISK, "cannot write .*folder.trec"),
     "run onto the queries": (
-        ("--queries", "q.parquet", "--embedding-column", "e", "--run", "./q.parquet"),
+        (*QUERIES, "./q.parquet"),
         OPTIONS,
-        "is the file of the queries; name another file",
+        "is the file of the queries; name",
     ),
-    "queries without a column": (
-        ("--queries", "q.parquet", "--run", "r.trec"),
-        OPTIONS,
-        "--embedding-column",
-    ),
-    "duplicate query ids": (
-        (
-            *("--queries", "q.parquet", "--embedding-column", "e"),
-            *("--id-column", "same", "--run", "r.trec"),
-        ),
-        CORPUS,
-        "more than once",
-    ),
+    "no column": (("--queries", "q.parquet", "--run", "r.trec"), OPTIONS, "--embedding-column"),
+    "ids twice": ((*QUERIES, "r.trec", "--id-column", "same"), CORPUS, "more than once"),
 }
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import shlex
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,9 @@ from pipelines.papers.published import COLUMNS, read_published
 from pipelines.papers.recipes import Kind, Measure, Recipe, Refusal
 from pipelines.papers.settings import recipe_of
 from pipelines.papers.transfer import transfer
-from tests.helpers.bad_input import CORPUS
 from tests.helpers.bad_input import run as cli
 from whiten_index import Encoder
 from whiten_index.cli import cli as command_line
-from whiten_index.errors import CorpusError
 
 YEAR = {"STS12": ("MSRpar", "MSRvid"), "STS13": ("FNWN", "OnWN")}
 SPLIT = {"STSB": ("train", "dev", "test"), "SICKR": ("train", "test")}
@@ -275,25 +274,6 @@ def test_the_tables_and_drawings_are_written(whole, place):
     assert drawn == {figure["id"] for figure in whole[0]["figures"]}
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ([], "no column source, table"),
-        (["source,table,model,metric,dataset,value"], "no column setting; .* are a CSV file"),
-        ([",".join(COLUMNS)], "holds no figure"),
-        ([",".join(COLUMNS), "a,b,c,d,e,f,sixty"], "line 2: 'sixty' is no number"),
-        ([",".join(COLUMNS), "a,b,,d,e,f,1"], "line 2: a figure needs"),
-        ([",".join(COLUMNS), "a,b,c,d,e,f,1", "a,b,c,d,e,f,2"], "line 3: c has a figure for f"),
-    ],
-)
-def test_a_damaged_file_of_published_figures_is_refused(tmp_path, place, lines, message):
-    path = tmp_path / "bad.csv"
-    path.write_text("\n".join(lines))
-    with pytest.raises(CorpusError, match=message):
-        read_published(path)
-    assert place.run("--published", path)[0] == CORPUS
-
-
 @pytest.mark.data
 def test_every_published_row_has_a_recipe_or_a_reason(data):
     path = data.parent / "reference" / "published_scores.csv"
@@ -304,18 +284,12 @@ def test_every_published_row_has_a_recipe_or_a_reason(data):
     unknown = [key for key, r in found.items() if isinstance(r, Refusal) and "no setting" in r.why]
     assert not unknown
     recipes = [r for r in found.values() if isinstance(r, Recipe)]
-    by_table: dict[tuple[str, str], int] = {}
-    for (source, table, *_), recipe in found.items():
-        if isinstance(recipe, Recipe):
-            by_table[source, table] = by_table.get((source, table), 0) + 1
+    counts = Counter(key[:2] for key, recipe in found.items() if isinstance(recipe, Recipe))
     # Counted by hand in the papers: all but baselines of other methods, flows and trained rows.
-    assert by_table[WB, "Table 1"] == 22
-    assert by_table[WB, "Table 2"] == 48
-    assert by_table[WB, "Table 3"] == 1
-    assert by_table[BW, "Table 1"] == 15
-    assert by_table[BW, "Table 2"] == 16
-    assert by_table[CSE, "Table 1"] == 10
-    assert by_table[CSE, "Table 2"] == 7
+    assert counts.items() >= {
+        (WB, "Table 1"): 22, (WB, "Table 2"): 48, (WB, "Table 3"): 1, (BW, "Table 1"): 15,
+        (BW, "Table 2"): 16, (CSE, "Table 1"): 10, (CSE, "Table 2"): 7,
+    }.items()  # fmt: skip
     assert {r.hub for r in recipes if r.kind is Kind.ENCODER} >= set(models.PRETRAINED.values())
     assert {r.setting.measure for r in recipes} == set(Measure)
     assert {r.setting.aggregation for r in recipes} <= {"all", "mean", "wmean"}
