@@ -3,7 +3,6 @@
 import datetime
 import hashlib
 import tracemalloc
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -103,11 +102,8 @@ def pieces(documents: dict[Any, Document], at: int) -> list[Documents]:
 def test_documents_are_told_apart_by_id(
     before: dict[int, Document], now: dict[int, Document], at: int
 ) -> None:
-    changes = compare(pieces(before, at), pieces(now, at // 2), same=0, by_content=False)
+    changes = compare(pieces(before, at), pieces(now, at // 2), same=0)
     assert_found(changes, before, now)
-
-
-# Without an id column: by file and content
 
 
 files = st.dictionaries(
@@ -117,11 +113,9 @@ files = st.dictionaries(
 
 
 @quick
-@given(
-    before=st.lists(files, max_size=3), now=st.lists(files, max_size=3), by_content=st.booleans()
-)
+@given(before=st.lists(files, max_size=3), now=st.lists(files, max_size=3))
 def test_documents_in_many_parts_are_those_of_one(
-    before: list[dict[str, list[Document]]], now: list[dict[str, list[Document]]], by_content: bool
+    before: list[dict[str, list[Document]]], now: list[dict[str, list[Document]]]
 ) -> None:
     """Of each row group a part: counts, kinds and ids are those of dictionaries."""
     then, today = (
@@ -135,22 +129,13 @@ def test_documents_in_many_parts_are_those_of_one(
         ]
         for groups in (before, now)
     )
-    changes = compare(
-        list(map(table, then)), list(map(table, today)), same=0, by_content=by_content
-    )
+    changes = compare(list(map(table, then)), list(map(table, today)), same=0)
     all_then, all_today = (
         dict(item for part in parts for item in part.items()) for parts in (then, today)
     )
     kinds = truth(all_then, all_today)
     assert found_kinds(changes) == kinds
     expected = {kind: len(ids) for kind, ids in kinds.items()}
-    if by_content:
-        had, has = (
-            Counter((name.rpartition("#")[0], row) for name, row in each.items())
-            for each in (all_then, all_today)
-        )
-        new, deleted = (has - had).total(), (had - has).total()
-        expected = {"new": new, "changed": 0, "document": 0, "deleted": deleted}
     found = changes.to_json()
     assert {kind: found[kind] for kind in KINDS} == expected
     assert found["total"] == len(all_today)
@@ -176,24 +161,23 @@ class Synthetic:
         return pc.binary_join_element_wise("a-rather-long-name.parquet#0", rows, ":")
 
 
-@pytest.mark.parametrize(("by_content", "bytes_a_row"), [(False, 64), (True, 112)])
-def test_what_is_as_it_was_takes_little_memory(by_content: bool, bytes_a_row: int) -> None:
+def test_what_is_as_it_was_takes_little_memory() -> None:
     """An id and two digests take about 70 bytes, and there are two states."""
     watched: list[int] = []
     before, now = Synthetic(1, watched), Synthetic(2, watched)
     # What is imported when it is first used is not meant.
-    compare([table({1: ("ant", 0)})], [table({2: ("ant", 0)})], same=0, by_content=by_content)
+    compare([table({1: ("ant", 0)})], [table({2: ("ant", 0)})], same=0)
     next(iter(before))
     held = pa.total_allocated_bytes()
     tracemalloc.start()
     try:
-        changes = changes_of_documents.compare(before, now, same=0, by_content=by_content)  # type: ignore[arg-type]
+        changes = changes_of_documents.compare(before, now, same=0)  # type: ignore[arg-type]
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert changes.table.num_rows == 10 * Synthetic.parts
     rows, of_a_part = Synthetic.parts * Synthetic.rows, 300 * Synthetic.rows
-    assert most <= bytes_a_row * rows + of_a_part
+    assert most <= 64 * rows + of_a_part
     assert max(watched) - held <= of_a_part
 
 
@@ -225,7 +209,7 @@ several = st.dictionaries(
 @given(before=several, now=several)
 def test_a_document_in_passages_is_one_document(before: Any, now: Any) -> None:
     tables = ([passages(each)] if each else [] for each in (before, now))
-    changes = compare(*tables, same=0, by_content=False)
+    changes = compare(*tables, same=0)
 
     def whole(documents: Any) -> dict[str, Document]:
         return {name: ("|".join(texts), year) for name, (texts, year) in documents.items()}
@@ -294,10 +278,10 @@ def test_a_kept_column_may_be_of_any_type(name: str) -> None:
         return document_rows(documents, digests(["ant"] * len(values)))
 
     before = rows(one, one, other, *missing, *missing)
-    same = compare([before], [rows(one, one, other, *missing, *missing)], same=0, by_content=False)
+    same = compare([before], [rows(one, one, other, *missing, *missing)], same=0)
     assert same.to_json()["unchanged"] == same.total == 3 + 2 * len(missing)
     swapped = rows(one, other, one, *missing, *[one for _ in missing])
-    changes = compare([before], [swapped], same=0, by_content=False)
+    changes = compare([before], [swapped], same=0)
     assert found_kinds(changes)["document"] == {1, 2, 4} - (set() if missing else {4})
 
 
@@ -308,7 +292,7 @@ def part(name: str, rows: int = 1, documents: str | None = None) -> CorpusPart:
 def test_changes_are_an_arrow_file(tmp_path: Path) -> None:
     changes = compare(
         [table({1: ("ant", 0), 2: ("bee", 0)})], [table({2: ("bee", 1), 3: ("cat", 0)})],
-        same=0, by_content=False,
+        same=0,
     )  # fmt: skip
     changes.save(tmp_path / "changes.arrow", base="000001-0", whitening="refit")
     with pa.ipc.open_file(tmp_path / "changes.arrow") as file:

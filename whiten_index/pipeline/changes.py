@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from whiten_index.corpus.arrow_types import times_as_numbers, times_of
 from whiten_index.corpus.batches import DIGEST_BYTES, ID, PASSAGE, PASSAGE_COLUMNS, row_digests
 from whiten_index.errors import ArtifactError
-from whiten_index.store.digest_index import HashTable, Keys, joined, string_keys
+from whiten_index.store.digest_index import HashTable, Keys, string_keys
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart, CorpusRecord
 
@@ -34,12 +34,9 @@ class Changes:
     """Changes of the documents of a corpus."""
 
     total: int  # documents that the corpus has now
-    # Kind -> documents. Without an id column, documents are known by file and content, and none is
-    # changed: one is deleted and another new.
-    counts: dict[ChangeKind, int]
-    # Columns `id` and `kind`, for a copy that knows documents by their ids. Without an id column,
-    # ids count rows of a file, so that a row deleted at its top changes the document of every id
-    # after it.
+    counts: dict[ChangeKind, int]  # kind -> documents
+    # Columns `id` and `kind`. Without an id column, ids count rows of a file, so that a row deleted
+    # at its top changes the document of every id after it.
     table: pa.Table
 
     def to_json(self) -> dict[str, int]:
@@ -88,10 +85,6 @@ class Documents(NamedTuple):
     ids: pa.Array
     texts: NDArray[np.uint8]
     columns: NDArray[np.uint8]
-
-    def content_keys(self) -> Keys:
-        """Return keys (2, n) of file and content, for ids that are file, row group and row."""
-        return joined(string_keys(self.ids, until=b"#"), self.texts, self.columns)
 
 
 def document_rows(documents: pa.Table, digests: NDArray[np.uint8]) -> Documents:
@@ -156,21 +149,18 @@ def count_documents(store: EmbeddingStore, parts: Iterable[CorpusPart], *, passa
     return sum(int(np.count_nonzero(column == 0)) for column in columns)
 
 
-def compare(
-    before: StoredRows, now: Iterable[Documents], *, same: int, by_content: bool
-) -> Changes:
+def compare(before: StoredRows, now: Iterable[Documents], *, same: int) -> Changes:
     """Compare the documents of two states of a corpus, in each of which an id occurs once.
 
     Memory holds one table at a time, the ids of what changed, and 41 bytes for each document
-    before (48 while they are sorted), 73 by content (98).
+    before (48 while they are sorted).
 
     Args:
         before: the documents then; the ids of deleted ones are read a second time.
         now: today's documents.
         same: documents of parts that both states have, which are in neither.
-        by_content: count by file and content, since ids are file, row group and row.
     """
-    then = _Before(before, by_content=by_content)
+    then = _Before(before)
     ids: dict[ChangeKind, list[pa.Array]] = {kind: [] for kind in ChangeKind}
     total, types = same, then.types
     for documents in now:
@@ -181,8 +171,6 @@ def compare(
     for number, rows in then.not_met():
         ids[ChangeKind.DELETED].append(before.ids(number).take(pa.array(rows)))
     counts = {kind: sum(map(len, each)) for kind, each in ids.items()}
-    if by_content:
-        counts = then.content_counts()
     # If the column holds other ids than it did, 7 and "7" name the same document.
     return Changes(total, counts, _table(ids, types.pop() if len(types) == 1 else pa.string()))
 
@@ -196,8 +184,8 @@ class _Before:
     chose ids of equal keys: the mixing is no cryptographic hash.
     """
 
-    def __init__(self, blocks: Iterable[Documents], *, by_content: bool) -> None:
-        ids, contents = list[Keys](), list[Keys]()
+    def __init__(self, blocks: Iterable[Documents]) -> None:
+        ids = list[Keys]()
         texts, columns = list[NDArray[np.uint64]](), list[NDArray[np.uint64]]()
         self.types: set[pa.DataType] = set()
         for block in blocks:
@@ -205,18 +193,10 @@ class _Before:
             ids.append(string_keys(block.ids))
             texts.append(_half(block.texts))
             columns.append(_half(block.columns))
-            if by_content:
-                contents.append(block.content_keys())
         self._stops = np.cumsum([len(each) for each in texts], dtype=np.int64)
         self._texts, self._columns = _drained(texts), _drained(columns)
         self._ids = HashTable(ids)
         self._met = np.zeros(len(self._ids), dtype=np.bool_)
-        self._contents = HashTable(contents) if by_content else None
-        # Of each content, how many more there were before than there are now.
-        self._more = np.empty(0, dtype=np.int64)
-        self._unknown = 0
-        if self._contents is not None:
-            self._more = self._contents.counts()
 
     def meet(self, block: Documents) -> dict[ChangeKind, NDArray[np.bool_]]:
         """Return which documents (n,) of a block are new or not as they were."""
@@ -227,22 +207,11 @@ class _Before:
         changed, other = np.zeros((2, len(known)), dtype=np.bool_)
         changed[known] = self._texts[row] != _half(block.texts)[known]
         other[known] = self._columns[row] != _half(block.columns)[known]
-        if self._contents is not None:
-            place = self._contents.find(block.content_keys())
-            np.subtract.at(self._more, place[place >= 0], 1)
-            self._unknown += int(np.count_nonzero(place < 0))
         return {
             ChangeKind.NEW: ~known,
             ChangeKind.CHANGED: changed,
             ChangeKind.DOCUMENT: other & ~changed,
         }
-
-    def content_counts(self) -> dict[ChangeKind, int]:
-        """Return the counts by file and content: a document that is there twice counts twice."""
-        more = self._more
-        new, deleted = -int(more[more < 0].sum()), int(more[more > 0].sum())
-        counts = dict.fromkeys(ChangeKind, 0)
-        return counts | {ChangeKind.NEW: self._unknown + new, ChangeKind.DELETED: deleted}
 
     def not_met(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """Yield the number of each block with documents that were not met, and their rows."""

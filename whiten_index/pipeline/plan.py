@@ -142,7 +142,6 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> di
         StoredRows(base.store, gone),
         (document_rows(batch.documents, work.digests_of(batch)) for batch in again),
         same=count_documents(work.store, same, passages=base.passages),
-        by_content=base.config.id_column is None,
     )
     rate = _rows_per_second(base.config, work, missing, stages)
     wanted = room_wanted(base, rows=corpus.rows, stored=stored)

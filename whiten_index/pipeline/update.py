@@ -187,7 +187,6 @@ def _compare(base: BaseVersion, encoded: EncodeReport) -> Changes:
             StoredRows(base.store, gone),
             StoredRows(encoded.store, came),
             same=count_documents(encoded.store, same, passages=base.passages),
-            by_content=base.config.id_column is None,
         )
         watcher.advance(rows)
     return changes

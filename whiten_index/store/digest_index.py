@@ -61,13 +61,9 @@ _MIXERS = (
 _WORD = 8
 
 
-def string_keys(strings: pa.Array, *, until: bytes = b"") -> Keys:
+def string_keys(strings: pa.Array) -> Keys:
     """Return the keys (2, n) of n strings, or of integers by their decimal digits."""
     text, starts, stops = _bytes_of(strings.cast(pa.large_string()))
-    if until:
-        ends = np.flatnonzero(text == until[0])
-        before = np.append(ends, 0)[np.searchsorted(ends, stops) - 1]
-        stops = np.maximum(starts, before)
     sizes = stops - starts
     # Eight bytes may be read from any place on.
     padded = np.concatenate([text, np.zeros(_WORD, dtype=np.uint8)])
@@ -90,13 +86,6 @@ def string_keys(strings: pa.Array, *, until: bytes = b"") -> Keys:
 def digest_keys(digests: NDArray[np.uint8]) -> Keys:
     """Return the keys (2, n) that digests (n, 16) are."""
     return np.ascontiguousarray(np.ascontiguousarray(digests).view(np.uint64).reshape(-1, 2).T)
-
-
-def joined(keys: Keys, *digests: NDArray[np.uint8]) -> Keys:
-    """Return the keys (2, n) of rows that have keys and digests (n, 16), in this order."""
-    for each in digests:
-        keys = _mixed(keys ^ digest_keys(each))
-    return keys
 
 
 class HashTable:
@@ -138,16 +127,6 @@ class HashTable:
             found[left[hit]] = self._row[place[left[hit]]]
             left = left[~hit]
             place[left] += 1
-        return found
-
-    def counts(self) -> NDArray[np.int64]:
-        """Return the number of rows with a row's key at the first of them, 0 at the others."""
-        first, second = self._first, self._second
-        begins = np.ones(len(self), dtype=np.bool_)
-        begins[1:] = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
-        starts = np.flatnonzero(begins)
-        found = np.zeros(len(self), dtype=np.int64)
-        found[self._row[starts]] = np.diff(starts, append=len(self))
         return found
 
 
