@@ -130,10 +130,14 @@ class EmbeddingStore(Segments):
         """
         store = cls(root, encoder, fingerprint)
         fields = SCHEMA.headed(encoder=store.encoder, fingerprint=fingerprint)
+        recorded: Any = None
+        # Its name or query prompt may have changed since.
+        with suppress(ArtifactError):
+            recorded = read_encoder(store.folder, store.mirror)
         with writing(store.folder):
             for name in ("segments", _DIGESTS, _ROWS, "corpora", INDEXES):
                 make_folder(store.folder / name)
-            if store._recorded_encoder() != store.encoder:
+            if recorded != store.encoder:
                 manifest.write_manifest(store.folder / manifest.MANIFEST, fields)
                 store.mirror.push(store.folder / manifest.MANIFEST)
         return store
@@ -157,7 +161,8 @@ class EmbeddingStore(Segments):
                 + "; check the path, or fill one with: whiten-index encode CORPUS --store DIR"
             )
         if len(folders) > 1:
-            names = ", ".join(_encoder_name(folder, mirror) for folder in folders)
+            found = [(read_encoder(folder, mirror), folder.name[:8]) for folder in folders]
+            names = ", ".join(f"{e.get('model', e.get('column'))} {name}" for e, name in found)
             raise ArtifactError(
                 f"{root} holds embeddings of {len(folders)} encoders ({names}); name the corpus "
                 "and the encoder's options as when they were encoded"
@@ -391,13 +396,6 @@ class EmbeddingStore(Segments):
             )
         return records[0]
 
-    def _recorded_encoder(self) -> Any:
-        """Return the encoder as last written; its name or query prompt may have changed since."""
-        try:
-            return read_encoder(self.folder, self.mirror)
-        except ArtifactError:
-            return None
-
     def _corpus_names(self) -> list[str]:
         return self.mirror.names(self._corpora, "[!.]*.json")
 
@@ -462,11 +460,6 @@ def _content(path: Path) -> bytes | None:
 
 def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def _encoder_name(folder: Path, mirror: Storage) -> str:
-    found = read_encoder(folder, mirror)
-    return f"{found.get('model', found.get('column'))} {folder.name[:8]}"
 
 
 def encoder_folders(root: Place) -> list[Path]:

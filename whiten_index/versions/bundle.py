@@ -269,13 +269,14 @@ def read_index(version: Version, *, mapped: bool) -> Any:
     try:
         with reading(path):
             index = faiss.read_index(str(path), flags)
-            lists = _lists_on_disk(index)
-            if on_disk != (lists is not None):
+            ivf = lists_of(index)
+            lists: Any = None if ivf is None else faiss.downcast_InvertedLists(ivf.invlists)
+            if on_disk != isinstance(lists, faiss.OnDiskInvertedLists):
                 raise ArtifactError(
                     f"{path} and {IVF_DATA} do not belong together; "
                     f"{mending(version.folder.parent.parent)}"
                 )
-            if lists is not None:
+            if on_disk:
                 lists.filename = str(version.file(IVF_DATA))
                 lists.do_mmap()
     except RuntimeError as error:
@@ -283,10 +284,3 @@ def read_index(version: Version, *, mapped: bool) -> Any:
             f"FAISS cannot read {path}; {mending(version.folder.parent.parent)}"
         ) from error
     return index
-
-
-def _lists_on_disk(index: Any) -> Any:
-    """Return the inverted lists of an index that are in a file of their own, else None."""
-    faiss, ivf = load_faiss(), lists_of(index)
-    lists = None if ivf is None else faiss.downcast_InvertedLists(ivf.invlists)
-    return lists if isinstance(lists, faiss.OnDiskInvertedLists) else None

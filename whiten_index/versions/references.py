@@ -14,14 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.cached_storage import place_of
-from whiten_index.artifacts.files import (
-    exists,
-    is_file,
-    is_folder,
-    is_link,
-    require_target,
-    resolved,
-)
+from whiten_index.artifacts.files import exists, is_file, is_link, require_target, resolved
 from whiten_index.artifacts.lock import LOCK, only_writer
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.artifacts.marks import CLEANER, marked
@@ -30,7 +23,7 @@ from whiten_index.artifacts.storage import LOCAL, Place, Storage, settled
 from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.paths import cut, is_uri
-from whiten_index.store.embedding_store import EmbeddingStore, encoder_folders
+from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.notes import RegisteredIndex
 from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.published import (
@@ -47,7 +40,6 @@ from whiten_index.versions.published import (
     version_names,
     version_number,
 )
-from whiten_index.versions.version_manifest import VersionManifest
 
 
 @dataclass(frozen=True)
@@ -177,7 +169,10 @@ def files_naming(
     known = [each for store in stores for each in store.indexes.registered()]
     found = list[RegisteredIndex]()
     for index in forget:
-        here = [each for each in known if Path(each.place) in _spellings(index)]
+        # The last link of a path is not followed.
+        absolute = Path(index).absolute()
+        spellings = {Path(index), absolute, resolved(absolute.parent) / absolute.name}
+        here = [each for each in known if Path(each.place) in spellings]
         if not here:
             places = ", ".join(dict.fromkeys(each.place for each in known)) or "none"
             raise ConfigError(f"{root} knows of no index {index} to forget; it knows {places}")
@@ -192,12 +187,6 @@ def files_naming(
                 "--forget is for those that are gone: remove its folder first, or leave it out"
             )
     return files
-
-
-def _spellings(index: Path | str) -> set[Path]:
-    """Return the places under which an index may be registered; the last link is not followed."""
-    absolute = Path(index).absolute()
-    return {Path(index), absolute, resolved(absolute.parent) / absolute.name}
 
 
 def stores_of(
@@ -298,25 +287,15 @@ def version_reference(
         encoder = None if version is None else version.fields["encoder_fingerprint"]
         if not any(encoder in (None, store.fingerprint) for store in stores):
             return None
-        try:
+        with contextlib.suppress(ArtifactError):
             # A sound record suffices where the manifest is damaged.
             own = CorpusRecord.load(copy / RECORD) if version is None else corpus_record(version)
             return Reference(by, encoder, own)
-        except ArtifactError:
-            if version is not None and _is_elsewhere(version.fields, root):
-                return None
     way = "with whiten-index prune" if published else "as a folder"
     raise ArtifactError(
         f"{folder} is damaged and does not say which rows of {root} it needs; remove it {way}, or "
         "restore it from a copy"
     )
-
-
-def _is_elsewhere(fields: VersionManifest, root: Place) -> bool:
-    """Return whether a version was built from another store that is there."""
-    built_from = fields["store"]
-    there = bool(encoder_folders(built_from)) if is_uri(built_from) else is_folder(built_from)
-    return there and settled(built_from) != settled(root)
 
 
 def store_places(root: Place, fields: Mapping[str, Any]) -> Iterator[Place]:
@@ -365,10 +344,8 @@ def corpus_record(version: Version) -> CorpusRecord:
 
 def missing_rows(root: Place, version: Version) -> tuple[Place | None, int]:
     """Return the store of a version, None where it cannot be reached, and rows that it lacks."""
-    for place in dict.fromkeys(store_places(root, version.fields)):
-        try:
-            store = EmbeddingStore.open(place, fingerprint=version.fields["encoder_fingerprint"])
-        except ArtifactError:
-            continue
-        return place, sum(map(store.missing_rows, corpus_record(version).distinct_parts))
-    return None, 0
+    try:
+        store = open_store(root, version.fields, given=None, reader="it", remedy="mount its disk")
+    except ArtifactError:
+        return None, 0
+    return store.place, sum(map(store.missing_rows, corpus_record(version).distinct_parts))
