@@ -1,6 +1,5 @@
 """Candidates of an index ranked again by the raw embeddings in the store it was built from."""
 
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,15 +10,14 @@ from whiten_index.artifacts.files import exists
 from whiten_index.errors import ArtifactError
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
-from whiten_index.store.sampling import row_starts
-from whiten_index.store.segments import EmbeddingRows
+from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
 
 Rows = NDArray[np.int64]
 
-# Embeddings scored at once, and parts kept mapped: each is a file that the process holds open.
-_HELD_ROWS, _MAPPED = 1 << 14, 1 << 8
+# Embeddings scored at once.
+_HELD_ROWS = 1 << 14
 VECTORS, EMBEDDINGS = "vectors", "embeddings"
 
 
@@ -44,23 +42,22 @@ class Reranker:
         that the index has, None for all.
         """
         self.candidates = candidates
-        self._by, self._subset = by, subset
+        self._by, self._version = by, version
         self._store, self._whitening = store, whitening
-        self._starts = row_starts(record)
-        # Not a method, whose cache would keep this object, and every map, alive. What is mapped
-        # can be read even when gc has removed it since.
-        self._part = functools.lru_cache(_MAPPED)(
-            functools.partial(_mapped, store, record, version)
-        )
+        self._rows = CorpusEmbeddings(store, record, subset)
 
     def embeddings(self, rows: Rows) -> NDArray[np.float64]:
         """Return the raw embeddings (n, d) of rows (n,), in the order given."""
-        rows = rows if self._subset is None else self._subset[rows]
-        found = np.empty((len(rows), self._whitening.dim))
-        parts = np.searchsorted(self._starts, rows, side="right") - 1
-        for part in np.unique(parts):
-            inside = parts == part
-            found[inside] = self._part(int(part))[rows[inside] - self._starts[part]]
+        try:
+            found = self._rows.at(rows)
+        except ArtifactError as error:
+            if self._version is None or exists(self._version):
+                raise
+            raise ArtifactError(
+                f"version {self._version.name} was pruned while it was open for search, and the "
+                "embeddings that rank its candidates again are gone from "
+                f"{self._store.place}; call reload(), or open the index again"
+            ) from error
         if not np.isfinite(found).all():
             raise ArtifactError(
                 f"the store {self._store.place} holds NaN or infinity; encode the corpus again"
@@ -84,22 +81,6 @@ class Reranker:
         if self._by == EMBEDDINGS:
             return unit_rows(embeddings.astype(np.float64))
         return unit_rows(self._whitening.apply(embeddings))
-
-
-def _mapped(
-    store: EmbeddingStore, record: CorpusRecord, version: Path | None, position: int
-) -> EmbeddingRows:
-    """Return the embeddings (n, d) of a part of the corpus."""
-    try:
-        return store.embeddings(record.parts[position])
-    except ArtifactError as error:
-        if version is None or exists(version):
-            raise
-        raise ArtifactError(
-            f"version {version.name} was pruned while it was open for search, and the embeddings "
-            f"that rank its candidates again are gone from {store.place}; call reload(), or open "
-            "the index again"
-        ) from error
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:

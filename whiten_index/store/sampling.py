@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from whiten_index.store.segments import EmbeddingRows
 
 _PARTS, _ENOUGH_ROWS, _BLOCK_ROWS = 8, 8_192, 8_192
+# Parts kept mapped: each is a file that the process holds open.
+_MAPPED = 1 << 8
 
 
 def drawn_parts(record: CorpusRecord, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -45,7 +47,10 @@ def row_starts(record: CorpusRecord) -> NDArray[np.int64]:
 
 
 class CorpusEmbeddings:
-    """The raw embeddings of a corpus by row number; the part read last stays open."""
+    """The raw embeddings of a corpus by row number.
+
+    Parts that were read by number stay mapped: they can be read even when gc has removed them.
+    """
 
     def __init__(
         self, store: EmbeddingStore, record: CorpusRecord, subset: NDArray[np.int64] | None = None
@@ -53,7 +58,8 @@ class CorpusEmbeddings:
         """Take the corpus and the store of its parts, and a subset (n,) of rising row numbers."""
         self._store, self._record, self._subset = store, record, subset
         self.rows: int = record.rows if subset is None else len(subset)
-        self._open: tuple[CorpusPart, EmbeddingRows] | None = None
+        self._starts = row_starts(record)
+        self._mapped: dict[int, EmbeddingRows] = {}
 
     def blocks(self, rows: int = _BLOCK_ROWS) -> Iterator[NDArray[np.floating]]:
         """Yield all embeddings in order, at most so many rows at a time, and hold no more."""
@@ -91,30 +97,34 @@ class CorpusEmbeddings:
         """
         rows = rows if self._subset is None else self._subset[rows]
         found = np.empty((len(rows), self._store.dim))
-        for part, inside, places in _by_part(self._record, rows):
-            if self._open is None or self._open[0] is not part:
-                self._open = part, self._store.embeddings(part)
-            found[inside] = self._open[1][places]
+        for part, inside, places in _by_part(self._starts, rows):
+            # Other threads may read too.
+            if (mapped := self._mapped.get(part)) is None:
+                mapped = self._store.embeddings(self._record.parts[part])
+                if len(self._mapped) >= _MAPPED:
+                    self._mapped.clear()
+                self._mapped[part] = mapped
+            found[inside] = mapped[places]
         return found
 
 
 def ids_of(store: EmbeddingStore, record: CorpusRecord, rows: NDArray[np.int64]) -> list[str]:
     """Return the ids of rows of a corpus, in the order given, numbers as texts."""
     found = [""] * len(rows)
-    for part, inside, places in _by_part(record, rows):
-        ids = store.documents(part)[ID].take(pa.array(places)).to_pylist()
+    for part, inside, places in _by_part(row_starts(record), rows):
+        ids = store.documents(record.parts[part])[ID].take(pa.array(places)).to_pylist()
         for place, name in zip(np.flatnonzero(inside), ids, strict=True):
             found[place] = str(name)
     return found
 
 
 def _by_part(
-    record: CorpusRecord, rows: NDArray[np.int64]
-) -> Iterator[tuple[CorpusPart, NDArray[np.bool_], NDArray[np.int64]]]:
+    starts: NDArray[np.int64], rows: NDArray[np.int64]
+) -> Iterator[tuple[int, NDArray[np.bool_], NDArray[np.int64]]]:
     """Yield each part that has some of the rows, which of them it has, and their places in it."""
-    starts = row_starts(record)
     if len(rows) and not 0 <= rows.min() <= rows.max() < starts[-1]:
         raise ValueError(f"rows {rows.min()} to {rows.max()} are not all among {starts[-1]}")
-    for position in np.unique(np.searchsorted(starts, rows, side="right") - 1):
-        inside = (rows >= starts[position]) & (rows < starts[position + 1])
-        yield record.parts[position], inside, rows[inside] - starts[position]
+    parts = np.searchsorted(starts, rows, side="right") - 1
+    for part in np.unique(parts).tolist():
+        inside = parts == part
+        yield part, inside, rows[inside] - starts[part]
