@@ -64,8 +64,8 @@ class _Mark:
             with contextlib.suppress(BusyError, StorageError):
                 self.require()
 
-    def meet_others(self) -> float:
-        """Return the time by the server's clock; raise ``BusyError`` if this may not go on."""
+    def meet_others(self) -> None:
+        """Raise ``BusyError`` if this may not go on."""
         there = self.bucket.objects(_FOLDER)
         if self.key not in there:
             raise BusyError(f"another process removes marks from {self.bucket.uri}; run it again")
@@ -82,7 +82,6 @@ class _Mark:
                     f"wait for it to end, or, if it was killed elsewhere, for {_STALE / 60:g} "
                     "minutes, and run the same command again"
                 )
-        return now
 
     def _take(self, key: str, seen: str) -> bool:
         """Take a mark from its owner, unless that put it again by now."""
@@ -103,22 +102,22 @@ _HELD: list[_Mark] = []
 
 
 @contextlib.contextmanager
-def marked(place: Place | None, kind: str) -> Iterator[float]:
-    """Hold a mark at a place, and give the time there; a folder needs none, as it has locks.
+def marked(place: Place | None, kind: str) -> Iterator[None]:
+    """Hold a mark at a place; a folder needs none, as it has locks.
 
     Raises:
         BusyError: another process cleans there, or writes while this one is to clean.
     """
     found = None if place is None else as_place(place, what="the place")
     if found is None or isinstance(found, Path):
-        yield time.time()
+        yield
         return
     mark, ended = _Mark(Bucket(found), kind), threading.Event()
     try:
-        now = mark.meet_others()
+        mark.meet_others()
         threading.Thread(target=mark.keep_until, args=(ended,), daemon=True).start()
         _HELD.append(mark)
-        yield now
+        yield
     except ArtifactError:
         # Others may have written or removed since what was read, if the mark was taken.
         mark.require()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import functools
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.atomic import discard, remove_path
-from whiten_index.artifacts.files import exists, fsync_path
+from whiten_index.artifacts.atomic import discard, remove_path, replacing
+from whiten_index.artifacts.files import exists
 from whiten_index.distributed.executors import Executor, remote_call
 from whiten_index.index.choice import IndexPlan
 from whiten_index.index.code_reuse import remove_rows, reuse_codes
@@ -374,11 +373,6 @@ def _read_trained(parts: Path) -> Any:
 
 
 def _save(path: Path, array: NDArray[Any]) -> None:
-    """Write an array whole or not at all; of two workers that do the same the first one counts."""
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    with temporary.open("wb") as file:
+    """Write an array whole or not at all, as two workers may do the same."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
         np.save(file, array, allow_pickle=False)
-    fsync_path(temporary)
-    if not exists(path):
-        temporary.replace(path)
-    temporary.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import require_path
 from whiten_index.artifacts.cached_storage import naming, required_place
-from whiten_index.artifacts.storage import Place, settled
+from whiten_index.artifacts.storage import settled
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.paths import is_uri, shown
 from whiten_index.store.digest_index import HashTable, digest_keys
@@ -24,7 +24,6 @@ from whiten_index.versions.published import read_index_id
 from whiten_index.versions.references import (
     Reference,
     files_naming,
-    index_references,
     indexes_of,
     lock_indexes,
     lock_stores,
@@ -75,7 +74,7 @@ def gc_store(
         forget: places, as registered, of indexes that are gone; their needs no longer count.
         indexes: indexes that were built from it and moved since; they are registered at their new
             places, before any is forgotten.
-        keep_days: age in days by the clock of the file system or the bucket.
+        keep_days: age in days.
 
     Raises:
         ArtifactError: there is no store; an index that was built from it, its published version or
@@ -96,21 +95,24 @@ def gc_store(
     stores = open_stores(place)
     removed, kept = Counter[str](leftovers=0), Counter[str]()
     with naming(), contextlib.ExitStack() as locks:
-        now = time.time() if dry_run else lock_stores(place, stores, locks)
+        if not dry_run:
+            lock_stores(place, stores, locks)
         users = {index: stores_of(index, place, stores) for index in named}
         files = files_naming(place, stores, gone, named)
         used_by = list(dict.fromkeys([*indexes_of(place, stores, but=files), *named]))
         if not dry_run:
             lock_indexes(used_by, place, locks)
-            for index in named:
-                _register(index, place, users[index])
+            for index, own in users.items():
+                index_id = read_index_id(index) if isinstance(index, Path) else None
+                for store in own:
+                    store.indexes.register(index, index_id)
             for store, file in itertools.product(stores, files):
                 store.indexes.forget(file)
         references = references_of(place, stores, used_by)
         if not dry_run:
             removed["leftovers"] = sum(store.tidy() for store in stores)
         for store in stores:
-            since = now - keep_days * _DAY if keep_days else math.inf
+            since = time.time() - keep_days * _DAY if keep_days else math.inf
             one, counts = _collect(store, references, dry_run, since)
             removed.update(one)
             kept.update(counts)
@@ -127,23 +129,6 @@ def gc_store(
         forgotten=tuple(map(str, forget)),
         registered=tuple(map(str, named)),
     )
-
-
-def _register(index: Place, root: Place, stores: Sequence[EmbeddingStore]) -> None:
-    """Register an index, unless the store lacks its rows: it may be of another store."""
-    lacking = sum(
-        sum(map(store.missing_rows, each.record.distinct_parts))
-        for each in index_references(index, root, stores)
-        for store in stores
-        if each.is_of(store)
-    )
-    if lacking:
-        raise ArtifactError(
-            f"{index} is not registered: {root} lacks {lacking:,} rows that its versions need; "
-            "name the store that it was built from"
-        )
-    for store in stores:
-        store.indexes.register(index, read_index_id(index) if isinstance(index, Path) else None)
 
 
 def _collect(

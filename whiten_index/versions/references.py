@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.files import exists, is_file, is_link, require_target, resolved
-from whiten_index.artifacts.lock import LOCK, only_writer
+from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.artifacts.marks import CLEANER, marked
 from whiten_index.artifacts.object_store import is_without_bucket
@@ -72,20 +72,14 @@ def is_index(place: Place) -> bool:
     return any(there) or any(map(version_number, mirror.names(folder / VERSIONS)))
 
 
-def lock_stores(
-    root: Place, stores: Iterable[EmbeddingStore], locks: contextlib.ExitStack
-) -> float:
-    """Let nobody else write to a store, and return the time there."""
+def lock_stores(root: Place, stores: Iterable[EmbeddingStore], locks: contextlib.ExitStack) -> None:
+    """Let nobody else write to a store."""
     for store in stores:
         locks.enter_context(only_writer(store.folder, what="store"))
-    now = locks.enter_context(marked(root, CLEANER))
+    locks.enter_context(marked(root, CLEANER))
     for store in stores:
         # What was listed before may be gone by now.
         store.look_again()
-        if isinstance(root, Path):
-            # The lock was written when it was taken.
-            now = LOCAL.modified(store.folder / LOCK)
-    return now
 
 
 def lock_indexes(indexes: Iterable[Place], root: Place, locks: contextlib.ExitStack) -> None:
@@ -192,17 +186,26 @@ def files_naming(
 def stores_of(
     index: Place, root: Place, stores: Collection[EmbeddingStore]
 ) -> list[EmbeddingStore]:
-    """Return the stores with rows of an index's versions."""
+    """Return the stores that an index was built from; refuse one that lacks its rows."""
     if not is_index(index):
         raise ConfigError(f"--index {index} is no index: it has no {CURRENT}; check the path")
-    references = list(index_references(index, root, stores))
-    found = [store for store in stores if any(reference.is_of(store) for reference in references)]
-    if not found:
+    uses = [
+        (store, each.record)
+        for each in index_references(index, root, stores)
+        for store in stores
+        if each.is_of(store)
+    ]
+    if not uses:
         raise ConfigError(
             f"--index {index} was not built from {root}: no version of it has embeddings of an "
             "encoder in that store; check both paths"
         )
-    return found
+    if lacking := sum(sum(map(store.missing_rows, own.distinct_parts)) for store, own in uses):
+        raise ArtifactError(
+            f"{index} is not registered: {root} lacks {lacking:,} rows that its versions need; "
+            "name the store that it was built from"
+        )
+    return list(dict.fromkeys(store for store, _ in uses))
 
 
 def references_of(
