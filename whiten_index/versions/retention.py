@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.atomic import require_path
 from whiten_index.artifacts.cached_storage import BucketStorage, naming, place_of
 from whiten_index.artifacts.files import exists
 from whiten_index.artifacts.lock import only_writer
@@ -94,8 +93,7 @@ def list_versions(root: Path | str, *, verify: str = "manifest") -> list[Version
         >>> [each.published for each in list_versions("index")]
         [True]
     """
-    place, mirror = place_of(root)
-    folder = require_path(place)
+    folder, mirror = place_of(root)
     with naming():
         mirror.latest(folder / CURRENT)
     folders = [folder / VERSIONS / name for name in _names(folder, mirror)]
@@ -192,8 +190,7 @@ def rollback(root: Path | str, *, to: str | None = None) -> RollbackReport:
         BusyError: another process is writing the index.
         StorageError: a version that may be sound cannot be read.
     """
-    place, mirror = place_of(root)
-    folder = require_path(place)
+    folder, mirror = place_of(root)
     with naming():
         tag = mirror.latest(folder / CURRENT)
         _require_index(folder, mirror)
@@ -332,8 +329,7 @@ def prune(root: Path | str, *, keep: int, verify: str = "full") -> PruneReport:
     """
     if keep < 1:
         raise ConfigError(f"--keep takes how many versions to keep, 1 or more; {keep!r} was given")
-    place, mirror = place_of(root)
-    folder = require_path(place)
+    folder, mirror = place_of(root)
     with naming():
         tag = mirror.latest(folder / CURRENT)
         _require_index(folder, mirror)
