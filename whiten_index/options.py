@@ -53,44 +53,31 @@ _KINDS: dict[Any, str] = {
 
 @dataclass(frozen=True)
 class Option:
-    """Face of a field on the command line."""
+    """A field of a schema, and its face on the command line."""
 
     help: str  # text of ``--help``
-    group: str = OUTPUT  # heading in it
-    flag: str | None = None  # by default the field's name with dashes
-    default: str | None = None  # description of the default, if the value does not show it
-    commas: bool = False  # values of a list are separated by commas
+    group: str  # heading in it
+    shown: str | None  # description of the default, if the value does not show it
+    flag: str  # name on the command line
+    commas: bool  # whether values of a list are separated by commas
     # It, or one of these fields, must be given to a command; None: it may be left out.
-    needed: tuple[str, ...] | None = None
+    needed: tuple[str, ...] | None
+    name: str = ""
+    kind: type = str  # without None
+    choices: tuple[str, ...] = ()  # allowed values, if they are listed
+    default: Any = None
 
 
 def option(
     help: str, group: str = OUTPUT, *, default: Any = MISSING, shown: str | None = None,
-    flag: str | None = None, commas: bool = False, needed: tuple[str, ...] | None = None,
-    **bounds: float,
+    flag: str = "", commas: bool = False, needed: tuple[str, ...] | None = None, **bounds: float,
 ) -> Any:  # fmt: skip
-    """Return a field of a schema that is an option; see ``Option``, whose default is ``shown``.
+    """Return a field of a schema that is an option; see ``Option``.
 
     ``bounds`` are those of pydantic's ``Field``, such as ``ge``.
     """
-    face = Option(help, group, flag, shown, commas, needed)
+    face = Option(help, group, shown, flag, commas, needed)
     return field(default=default, metadata={_FACE: face, **bounds})
-
-
-@dataclass(frozen=True)
-class OptionField:
-    """A field of a schema with its option: type without ``None``, allowed values and default."""
-
-    name: str
-    kind: type
-    choices: tuple[str, ...]
-    default: Any
-    option: Option
-
-    @property
-    def flag(self) -> str:
-        """Name on the command line."""
-        return self.option.flag or flag_of(self.name)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field, option))
@@ -141,22 +128,24 @@ def schema(made_from: type[Schema]) -> type[Schema]:
     return cast("type[Schema]", made)
 
 
-def options_of(made: type) -> tuple[OptionField, ...]:
-    """Return the fields of a schema that have an option, in the order declared."""
-    return _options_of(made)
-
-
 @functools.cache
-def _options_of(made: type) -> tuple[OptionField, ...]:
-    found = []
-    hints = _hints(made)
+def options_of(made: type) -> tuple[Option, ...]:
+    """Return the fields of a schema that are options, in the order declared."""
+    found, hints = [], _hints(made)
     for each in fields(made):
         if (face := each.metadata.get(_FACE)) is not None:
             kinds, choices = _kinds(hints[each.name])
-            default = None if each.default is MISSING else each.default
-            if each.default is MISSING:
-                face = replace(face, needed=())
-            found.append(OptionField(each.name, kinds[0], choices, default, face))
+            given = each.default is MISSING
+            face = replace(
+                face,
+                name=each.name,
+                flag=face.flag or flag_of(each.name),
+                kind=kinds[0],
+                choices=choices,
+                default=None if given else each.default,
+                needed=() if given else face.needed,
+            )
+            found.append(face)
     return tuple(found)
 
 

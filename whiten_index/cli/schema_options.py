@@ -18,7 +18,7 @@ from whiten_index.options import (
     OUTPUT,
     RESOURCES,
     TRANSFORM,
-    OptionField,
+    Option,
     flag_of,
     job_keys,
     options_of,
@@ -194,11 +194,11 @@ def verify_option(
     return click.option("--verify", type=kinds, default=default, show_default=True, help=help)
 
 
-def _option(each: OptionField) -> Callable[[Command], Command]:
+def _option(each: Option) -> Callable[[Command], Command]:
     settings: dict[str, Any] = {
         "cls": GroupedOption,
-        "group": each.option.group,
-        "needed": each.option.needed,
+        "group": each.group,
+        "needed": each.needed,
         "help": _help(each),
         "default": None,
     }
@@ -206,7 +206,7 @@ def _option(each: OptionField) -> Callable[[Command], Command]:
     if each.kind is bool:
         flag = flag if each.default is False else f"{flag}/--no-{flag[2:]}"
         settings["is_flag"] = True
-    elif each.kind is tuple and each.option.commas:
+    elif each.kind is tuple and each.commas:
         settings["callback"] = _numbers
         settings["metavar"] = "N,N,…"
     elif each.kind is tuple:
@@ -218,8 +218,8 @@ def _option(each: OptionField) -> Callable[[Command], Command]:
     return click.option(flag, each.name, **settings)
 
 
-def _help(each: OptionField) -> str:
-    default = each.option.default
+def _help(each: Option) -> str:
+    default = each.shown
     if default is None and each.default not in (None, False, (), ""):
         value = each.default.value if isinstance(each.default, Enum) else each.default
         if value is True:
@@ -227,9 +227,9 @@ def _help(each: OptionField) -> str:
         else:
             default = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
     notes = f" [default: {default}]" if default else ""
-    if each.option.needed is not None:
-        notes += f" [required{''.join(f' without {_shown(name)}' for name in each.option.needed)}]"
-    return each.option.help + notes
+    if each.needed is not None:
+        notes += f" [required{''.join(f' without {_shown(name)}' for name in each.needed)}]"
+    return each.help + notes
 
 
 def pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:

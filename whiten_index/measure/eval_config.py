@@ -97,7 +97,7 @@ def changed(given: Any, *, without: Collection[str] = (), only: Collection[str] 
     """Return the flags of the options of a schema's instance that are not at their defaults."""
     return [
         each.flag
-        for each in options_of(type(given))
+        for each in options_of(given.__class__)
         if each.name not in without
         and (not only or each.name in only)
         and getattr(given, each.name) != each.default

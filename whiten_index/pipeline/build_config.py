@@ -159,7 +159,7 @@ class BuildConfig(BuildOptions):
         for each in options_of(EncodeOptions):
             value = getattr(self, each.name)
             if value not in (each.default, None):
-                if each.option.commas:
+                if each.commas:
                     value = ",".join(map(str, value))
                 for one in value if isinstance(value, tuple) else [value]:
                     words += [each.flag] if one is True else [each.flag, str(one)]
