@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.cached_storage import naming, place_of
 from whiten_index.artifacts.lock import only_writer
-from whiten_index.artifacts.storage import Place, Storage
-from whiten_index.errors import ArtifactError, ConfigError, GateError
+from whiten_index.artifacts.storage import Place
+from whiten_index.errors import ConfigError, GateError
 from whiten_index.index.library import load_faiss, set_threads
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import EncodeReport, encode_or_open
@@ -28,8 +27,8 @@ from whiten_index.versions.published import (
     find_version,
     new_version,
     next_version,
+    published_fields,
     read_published,
-    rows_published,
     set_current,
     tidy,
 )
@@ -96,8 +95,10 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
             encoded = encode_or_open(config, stages, executor)
             rows = encoded.record.rows
             register(encoded.store, config.out_place, stages)
-            _require_rows(config, rows, out, mirror)
-            had = _published(out).get("config", {}).get("keep") or ()
+            # A damaged ``CURRENT`` counts as none and is replaced.
+            published = published_fields(out, mirror)
+            _require_rows(config, rows, had=published.get("rows", 0))
+            had = published.get("config", {}).get("keep") or ()
             if config.corpus and (gone := sorted({*had} - {*config.keep})):
                 stages.watcher.note(
                     f"note: the version before keeps {', '.join(gone)}, and this build does not; "
@@ -109,7 +110,7 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
             # What follows needs no model in memory.
             encoded = replace(encoded, work=None)
             version = find_version(out, spec.identity, mirror)
-            up_to_date = version is not None and version == _published(out).get("version")
+            up_to_date = version is not None and version == published.get("version")
             made = version is None
             if version is None:
                 version = next_version(out, spec.identity, mirror)
@@ -122,19 +123,10 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
             return BuildReport(config.out_place, version, up_to_date, manifest, encoded)
 
 
-def _require_rows(config: BuildConfig, rows: int, out: Path, mirror: Storage) -> None:
+def _require_rows(config: BuildConfig, rows: int, *, had: int) -> None:
     """Refuse to replace many rows by few, as a trial with ``--limit`` would."""
-    had = rows_published(out, mirror)
     if not config.force and had >= _LEAST_GUARDED and rows < had * (1 - _MAX_SHRINK):
         raise GateError(
-            f"{out} has {had:,} rows, and this build would publish {rows:,} in their place; name "
-            "another --out, or add --force. What was encoded is kept"
+            f"{config.out} has {had:,} rows, and this build would publish {rows:,} in their place; "
+            "name another --out, or add --force. What was encoded is kept"
         )
-
-
-def _published(out: Path) -> Mapping[str, Any]:
-    """Return the published manifest; a damaged ``CURRENT`` counts as none and is replaced."""
-    try:
-        return read_published(out).fields
-    except ArtifactError:
-        return {}

@@ -404,14 +404,14 @@ def read_published(root: Path, mirror: Storage = LOCAL) -> Version:
     return with_published(root, lambda version: version, mirror)
 
 
-def rows_published(root: Path, mirror: Storage) -> int:
-    """Return the rows of the published version, by its manifest alone; 0 for none or damage."""
+def published_fields(root: Path, mirror: Storage) -> Mapping[str, Any]:
+    """Return the manifest of the published version, read by itself; empty for none or damage."""
     try:
-        folder = root / VERSIONS / read_current(root).version
-        with mirror.opened(folder, ()) as copy:
-            return read_version(copy).fields["rows"]
+        current = read_current(root)
+        with mirror.opened(root / VERSIONS / current.version, ()) as copy:
+            return read_version(copy, sha256=current.manifest_sha256).fields
     except ArtifactError:
-        return 0
+        return {}
 
 
 def read_version(folder: Path, *, verify: str = FULL, sha256: str | None = None) -> Version:
