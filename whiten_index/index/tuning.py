@@ -72,7 +72,7 @@ class GroundTruth:
             others = np.where(near == held_out[:, None], np.nan, scores)
             # The query's own place goes to the end; one that did not find itself loses the last.
             order = np.argsort(np.isnan(others), axis=1, kind="stable")
-            near, scores = _without(near, held_out), np.take_along_axis(others, order, axis=1)
+            near, scores = without_own(near, held_out), np.take_along_axis(others, order, axis=1)
         # With fewer rows than neighbours both may be −∞: no tie, and no difference either.
         clear = ~(scores[:, TOP_K - 1] < scores[:, TOP_K] + _TIED)
         counted = np.flatnonzero(clear)
@@ -166,7 +166,7 @@ def _found(inner: Any, truth: GroundTruth, most: int) -> Rows:
     own = truth.rows
     wanted = min(most + (0 if own is None else 1), int(inner.ntotal))
     found: Rows = inner.search(truth.queries, wanted)[1]
-    return found if own is None else _without(found, own)
+    return found if own is None else without_own(found, own)
 
 
 def _share_found(found: Rows, right: Rows) -> float:
@@ -180,7 +180,7 @@ def _share_found(found: Rows, right: Rows) -> float:
     return hits / max(int(wanted.sum()), 1)
 
 
-def _without(found: Rows, own: NDArray[np.int64]) -> Rows:
+def without_own(found: Rows, own: NDArray[np.int64]) -> Rows:
     """Return (q, m - 1) rows found, each query's own left out, or else the last one."""
     is_own = found == own[:, None]
     is_own[~is_own.any(axis=1), -1] = True

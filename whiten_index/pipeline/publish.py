@@ -26,7 +26,7 @@ from whiten_index.index.factory import inner_index
 from whiten_index.index.faiss_build import CodeReuse, IndexBuildResult, build_faiss_index
 from whiten_index.index.library import describe_faiss, load_faiss
 from whiten_index.index.transforms import is_lossy
-from whiten_index.index.tuning import has_parameters
+from whiten_index.index.tuning import has_parameters, without_own
 from whiten_index.paths import is_uri
 from whiten_index.search.rerank import EMBEDDINGS, Reranker
 from whiten_index.search.search_index import hits_of
@@ -214,11 +214,8 @@ def _quality(encoded: EncodeReport, bundle: Bundle, seed: int) -> dict[str, floa
     most = int(bundle.manifest["factory"]["rerank"] or 0)
     again = Reranker(store, record, bundle.whitening, candidates=most) if most else None
     _, found = bundle.search(queries, _TOP_K + 1, rescorer=again, by_row=True)
-    own = found == rows[:, None]
-    own[~own.any(axis=1), -1] = True
-    others = found[~own].reshape(len(rows), -1)
     raw = Reranker(store, record, bundle.whitening, candidates=0, by=EMBEDDINGS)
-    share = recall(best[:, 1:], raw(queries, others))
+    share = recall(best[:, 1:], raw(queries, without_own(found, rows)))
     return None if share is None else {"agreement_at_10": share, "queries": len(rows)}
 
 
