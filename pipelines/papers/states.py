@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
+from torch import Tensor
 
 from whiten_index.artifacts.atomic import remove_path
 from whiten_index.artifacts.manifest import (
@@ -26,7 +28,9 @@ from whiten_index.artifacts.manifest import (
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
+from whiten_index.encoding.pooling import Pooling
 from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
+from whiten_index.encoding.transformer import Pool, Transformer
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.evaluation.metrics import correlate, pair_cosines
 from whiten_index.evaluation.sts_sets import StsSet
@@ -53,6 +57,15 @@ class _States(Described):
 _SCHEMA = Schema(_KIND, _VERSION, _States)
 
 
+class _AllStates(Transformer):
+    """A model whose pooled states of all layers are side by side, before any head."""
+
+    def _embedded(self, inputs: dict[str, Any], pool: Pool) -> Tensor:
+        states = self._model(**inputs, output_hidden_states=True).hidden_states
+        poolings = map(Pooling, self._pooling.split("+"))
+        return torch.cat([pool(one, each) for each in poolings for one in states], dim=1)
+
+
 class StateEncoder(Encoder):
     """Encoder of the pooled states of all layers, 0 (embeddings) to L, in one forward pass.
 
@@ -60,16 +73,14 @@ class StateEncoder(Encoder):
     normalisations after pooling are not applied: they have no meaning for lower layers.
     """
 
+    transformer = _AllStates
+
     def __init__(
         self, spec: EncoderSpec, folder: ModelFolder, config: EncoderConfig, poolings: Sequence[str]
     ) -> None:
-        self.poolings = tuple(poolings)
         super().__init__(states_spec(spec, folder, poolings), folder, config)
-
-    @property
-    def window_rows(self) -> int:
-        """Number of texts sorted by length together; fewer if a text has many numbers."""
-        return max(min(super().window_rows, _WINDOW_BYTES // (4 * self.dim)), 1)
+        # Fewer if a text has many numbers.
+        self.window_rows = max(min(self.window_rows, _WINDOW_BYTES // (4 * self.dim)), 1)
 
 
 def states_spec(spec: EncoderSpec, folder: ModelFolder, poolings: Sequence[str]) -> EncoderSpec:

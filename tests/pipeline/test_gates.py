@@ -324,7 +324,10 @@ class TestCanaryFile:
                 "both columns .*; its columns are text, emb",
             ),
             ({"text": pa.array([], pa.string())}, "holds no rows"),
-            ({"text": ["a", " "]}, "row 1 .*has ' ' as text, expected a text that is not blank; mend"),
+            (
+                {"text": ["a", " "]},
+                "row 1 .*has ' ' as text, expected a text that is not blank; mend",
+            ),
             ({"text": ["a", None]}, "expected a text"),
             ({"text": [1, 2]}, "expected a text"),
             ({"embedding": [[1.0] * 3]}, f"expected {DIM} numbers, as the embeddings of the index"),

@@ -98,8 +98,9 @@ class Encoder:
         (1, 384)
     """
 
-    # Poolings whose layers stay side by side, in subclasses.
-    poolings: tuple[str, ...] = ()
+    # Texts that are sorted by length together, and the class of the model.
+    window_rows = WINDOW_ROWS
+    transformer = Transformer
 
     def __init__(self, spec: EncoderSpec, folder: ModelFolder, config: EncoderConfig) -> None:
         if config.threads is not None:
@@ -108,7 +109,7 @@ class Encoder:
         # A job on several devices has one encoder for each of them.
         self.device = _device(chosen_devices(config.device)[0])
         self._kind = "cpu" if self.device.type == "cpu" else "other"
-        self._transformer = Transformer(spec, folder, self.device, separate=self.poolings)
+        self._transformer = self.transformer(spec, folder, self.device)
         prompts = {spec.document_prompt, spec.query_prompt}
         self._unpooled = {prompt: self._count_unpooled(prompt) for prompt in prompts}
         self._threads = InferenceThreads(self.device, config.threads)
@@ -202,11 +203,6 @@ class Encoder:
             work=functools.partial(self.run, advance=advance),
             finish=self.collect,
         )
-
-    @property
-    def window_rows(self) -> int:
-        """Number of texts sorted by length together."""
-        return WINDOW_ROWS
 
     def encode_window(
         self, texts: Sequence[str], *, advance: Callable[[int], None] | None = None

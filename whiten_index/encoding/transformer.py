@@ -1,7 +1,7 @@
 """The loaded model: token ids in, one pooled and unnormalised embedding a text out."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,15 +37,7 @@ class Transformer:
     model knows, None if unknown.
     """
 
-    def __init__(
-        self,
-        spec: EncoderSpec,
-        folder: ModelFolder,
-        device: torch.device,
-        *,
-        separate: Sequence[str] = (),
-    ) -> None:
-        """Load a model; with ``separate`` poolings, layers stand side by side before any head."""
+    def __init__(self, spec: EncoderSpec, folder: ModelFolder, device: torch.device) -> None:
         self.device = device
         self.tokenizer, model = load_transformer(spec, folder, device)
         self.pad = int(self.tokenizer.pad_token_id or 0)
@@ -61,9 +53,7 @@ class Transformer:
         # With padding, and by a GPU's kernels, a text depends on its batch.
         self.fewest_rows = _FEWEST_ROWS if self.packs and device.type == "cpu" else 0
         self._model, self._layers = model, None if spec.layers == (last,) else spec.layers
-        self._separate = separate
-        self._poolings = [Pooling(each) for each in separate or (spec.pooling,)]
-        head = None if separate else load_head(folder)
+        self._pooling, head = spec.pooling, load_head(folder)
         self._head = None if head is None else head.to(device)
         # A decoder would otherwise keep keys and values for a next token that never comes.
         self._options = {"use_cache": False} if hasattr(config, "use_cache") else {}
@@ -101,9 +91,7 @@ class Transformer:
         else:
             found = self._model(**inputs, output_hidden_states=True).hidden_states
             states = [found[layer] for layer in self._layers]
-        if self._separate:
-            return torch.cat([pool(one, each) for each in self._poolings for one in states], dim=1)
-        pooled = pool(mean_layers(states), self._poolings[0])
+        pooled = pool(mean_layers(states), Pooling(self._pooling))
         if self._head is None:
             return pooled
         rows = pad(pooled, (0, 0, 0, max(self.fewest_rows - len(pooled), 0)))
