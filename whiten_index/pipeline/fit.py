@@ -41,7 +41,7 @@ from whiten_index.whitening.selection import (
 )
 from whiten_index.whitening.spectrum import WidthSpec, default_width, unit_rows
 from whiten_index.whitening.transform import Whitening
-from whiten_index.whitening.whitening_config import Kind, WhiteningConfig, parse_shrinkage
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 if TYPE_CHECKING:
     from whiten_index.pipeline.build_config import BuildConfig
@@ -94,25 +94,22 @@ def fit_moments(config: BuildConfig, encoded: EncodeReport) -> Moments:
     parts = [part for part in encoded.record.parts if part.rows]
     size = max(_LEAST_GROUP, math.isqrt(len(parts)))
     groups = [tuple(parts[start : start + size]) for start in range(0, len(parts), size)]
-    needs_quartic = parse_shrinkage(wanted.shrinkage)[0] == "ledoit-wolf"
-    read = functools.partial(_read_moments, store, wanted.normalize_input)
-    moments = Moments.empty(int(store.encoder["dim"]))
+    of_units = functools.partial(_moments_of_units, store)
+    sums = of_units if wanted.normalize_input else store.total_moments
     with encoded.stages.stage("fit", rows) as watcher:
-        for sums in (read,) if wanted.normalize_input else (store.total_moments, read):
-            found = Moments.total(chain([moments], encoded.executor.map(sums, groups)))
-            if found.quartic is not None or not needs_quartic:
-                break
+        each = encoded.executor.map(sums, groups)
+        found = Moments.total(chain([Moments.empty(store.dim)], each))
         watcher.advance(rows)
     return found
 
 
-def _read_moments(store: EmbeddingStore, normalize: bool, group: Group) -> Moments:
-    moments = Moments.empty(int(store.encoder["dim"]))
+def _moments_of_units(store: EmbeddingStore, group: Group) -> Moments:
+    moments = Moments.empty(store.dim)
     for part in group:
         shard = store.embeddings(part)
         for start in range(0, len(shard), _BLOCK_ROWS):
-            block = np.array(shard[start : start + _BLOCK_ROWS])
-            moments = moments.update(unit_rows(block.astype(np.float64)) if normalize else block)
+            block = shard[start : start + _BLOCK_ROWS].astype(np.float64)
+            moments = moments.update(unit_rows(block))
     return moments
 
 
