@@ -178,7 +178,7 @@ def gc(
 @store_argument
 @json_option
 def compact(store: str, as_json: bool) -> None:
-    """Join the small and mostly unused segments of STORE, or that of INDEX; rows stay equal."""
+    """Join the small and partly unused segments of STORE, or that of INDEX; rows stay equal."""
     from whiten_index.versions.compaction import compact_store
 
     with _stage("compact"):

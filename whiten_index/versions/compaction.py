@@ -1,4 +1,4 @@
-"""Compaction of a store: small and mostly unused segments are joined."""
+"""Compaction of a store: small and partly unused segments are joined."""
 
 import contextlib
 from collections import Counter
@@ -27,6 +27,9 @@ from whiten_index.versions.references import (
 
 # A segment of fewer rows than this share of a full one is joined with others.
 _SMALL = 1 / 4
+# One that needs less than this share of its rows is written again: what nothing needs takes a
+# quarter as much as what is needed, at most.
+_USED = 4 / 5
 
 
 @dataclass(frozen=True)
@@ -52,11 +55,12 @@ class CompactReport:
 
 
 def compact_store(root: Place, *, segment_rows: int = SHARD_ROWS) -> CompactReport:
-    """Join the small and mostly unused segments of a store, for every encoder in it.
+    """Join the small and partly unused segments of a store, for every encoder in it.
 
     Into segments of up to ``segment_rows`` rows go the needed rows of segments that need less than
-    half of theirs, and those of segments with less than a quarter of that many, of as many rows as
-    are joined with them: a row is written once for each doubling. Rows stay the same to the bit.
+    four fifths of theirs, and those of segments with less than a quarter of that many, of as many
+    rows as are joined with them: a row is written once for each doubling. Rows stay the same to the
+    bit.
 
     A row is needed by a corpus, or by a version of an index built from the store. Readers are not
     disturbed. A second run does nothing.
@@ -83,7 +87,7 @@ def compact_store(root: Place, *, segment_rows: int = SHARD_ROWS) -> CompactRepo
             wanted = needed_digests(store, references_of(place, [store], indexes))
             store.tidy()
             before.update(_size(store))
-            # What was removed may leave others mostly unused.
+            # What was removed may leave others partly unused.
             while (done := _compact(store, wanted, segment_rows))["removed"]:
                 counts.update(done)
             sound = store.index(verify=True).names
@@ -143,15 +147,15 @@ def _compact(store: EmbeddingStore, wanted: NDArray[np.uint8], segment_rows: int
 def _to_join(found: list[Segment], used: NDArray[np.int64], segment_rows: int) -> NDArray[np.int64]:
     """Return the numbers of segments to join, ``used`` being their needed rows."""
     sizes = np.array([each.rows for each in found], dtype=np.int64)
-    mostly_unused = np.flatnonzero((used > 0) & (2 * used < sizes))
+    partly_unused = np.flatnonzero((used > 0) & (used < _USED * sizes))
     small = np.flatnonzero((used > 0) & (sizes < _SMALL * segment_rows))
-    small = np.setdiff1d(small, mostly_unused)
+    small = np.setdiff1d(small, partly_unused)
     small = small[np.argsort(sizes[small], kind="stable")]
     # The smaller ones together, and what is joined anyway, have as many rows as the next.
-    before = int(used[mostly_unused].sum()) + np.cumsum(sizes[small]) - sizes[small]
+    before = int(used[partly_unused].sum()) + np.cumsum(sizes[small]) - sizes[small]
     fits = np.flatnonzero((before >= sizes[small]) & (before > 0))
     joined = small[: fits[-1] + 1] if len(fits) else small[:0]
-    return np.concatenate([mostly_unused, joined])
+    return np.concatenate([partly_unused, joined])
 
 
 def _write_joined(store: EmbeddingStore, names: tuple[str, ...], places: NDArray[np.int32]) -> str:
