@@ -356,13 +356,13 @@ def _summary(said: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[tup
     }
     changes = said["rows"] if "base" in said else {}
     skipped = {f"skipped ({reason})": count for reason, count in counts.pop("skipped").items()}
-    told = {**changes, **counts, **skipped}
-    for name in [name for name in told if not told[name] or name in terminal.FOR_MACHINES]:
-        told.pop(name)
-    yield (
-        "rows",
-        ", ".join(f"{n:,} {names.get(of, of.replace('_', ' '))}" for of, n in told.items()),
-    )
+    found = {**changes, **counts, **skipped}
+    counted = [
+        f"{number:,} {names.get(name, name.replace('_', ' '))}"
+        for name, number in found.items()
+        if number and name not in terminal.FOR_MACHINES
+    ]
+    yield "rows", ", ".join(counted)
     transform = f"{made['dim']} dimensions, as they are"
     if made["kind"] != "none":
         transform = f"{made['dim']} dimensions to {made['k']} by {made['kind']}"
