@@ -84,7 +84,7 @@ def encode(plan: bool, as_json: bool, **options: Any) -> None:
     """Encode a Parquet CORPUS into a store of raw embeddings, to index later or elsewhere."""
     options = given(options)
     if plan:
-        _show_plan(options, as_json=as_json)
+        _show_plan(options, as_json=as_json, indexed=False)
         return
     from whiten_index.pipeline.build_config import BuildConfig
     from whiten_index.pipeline.encode import encode_corpus
@@ -93,13 +93,59 @@ def encode(plan: bool, as_json: bool, **options: Any) -> None:
     terminal.show(report, as_json=as_json)
 
 
-def _show_plan(options: Mapping[str, Any], *, as_json: bool) -> None:
+def _show_plan(options: Mapping[str, Any], *, as_json: bool, indexed: bool = True) -> None:
     from whiten_index.pipeline.build_config import BuildConfig
     from whiten_index.pipeline.plan import plan_build
 
     plan = plan_build(BuildConfig(**options), progress=terminal.Bars())
-    lines = ("plan (nothing was written)", *terminal.describe(plan))
+    texts = "embedding_column" not in options
+    rows = _plan_rows(plan, texts=texts, indexed=indexed)
+    lines = ("plan (nothing was written)", terminal.table(rows, indent="", numbers=False))
     terminal.show(plan, lines, as_json=as_json)
+
+
+def _plan_rows(plan: Mapping[str, Any], *, texts: bool, indexed: bool) -> Iterator[tuple[str, str]]:
+    """Yield a subject and what a build or an encode would do, in the words of its report."""
+    todo = "to_encode" if texts else "to_store"
+    counts = {"read": plan["read"], todo: plan["to_encode"], "reused": plan["reused"]}
+    yield "rows", _counted(counts)
+    yield from _encoding_time(plan["seconds"], plan["rows_per_second"])
+    words, k, dim = terminal.in_words, plan["k"], plan["dim"]
+    if indexed:
+        most = "" if plan["k_settled"] else " at most"
+        yield (
+            "transform",
+            f"{dim} dimensions to {k}{most}" + (most and "; the build chooses how many"),
+        )
+        yield "index", f"{plan['factory']}: {plan['why']}"
+        yield "size", f"{words(plan['index_bytes']['total'])}{most}, raw {words(plan['raw_bytes'])}"
+    yield "store", f"{plan['store']} would have {words(plan['raw_bytes'])} of raw embeddings"
+
+
+def _update_plan_rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield a subject and what an update would do, in the words of its report."""
+    todo = "to_store" if plan["rows_per_second"] is None else "to_encode"
+    yield "rows", _counted({**plan["rows"], todo: plan["to_encode"]})
+    yield "files", _counted(plan["files"], read="to read", skipped="unchanged")
+    yield from _encoding_time(plan["encode_seconds"], plan["rows_per_second"])
+    if plan["up_to_date"]:
+        yield "version", f"{plan['base']} is up to date"
+        return
+    yield "other work", f"about {terminal.duration(plan['other_seconds'])}"
+    fits = {"auto": "fitted again if it drifted", "always": "fitted again", "never": "kept"}
+    yield "transform", fits[plan["refit"]]
+    for folder, size in plan["bytes"].items():
+        if not size:
+            continue
+        free = terminal.in_words(plan["free"][folder])
+        yield "disk", f"{terminal.in_words(size)} more in {folder}, where {free} are free"
+    yield "version", f"{plan['base']} would be replaced"
+
+
+def _encoding_time(seconds: float | None, rate: float | None) -> Iterator[tuple[str, str]]:
+    if seconds is not None:
+        spent = terminal.duration(seconds)
+        yield "encoding", f"about {spent} at {rate:,.1f} rows a second, measured on a sample"
 
 
 @click.command(cls=GroupedCommand)
@@ -142,8 +188,8 @@ def update(dry_run: bool, log: bool, as_json: bool, **options: Any) -> None:
         )
     if dry_run:
         said = plan_update(config, progress=terminal.Bars())
-        title = f"plan (nothing was written), from version {said['base']}"
-        terminal.show(said, (title, *terminal.describe(said)), as_json=as_json)
+        rows = terminal.table(_update_plan_rows(said), indent="", numbers=False)
+        terminal.show(said, ("plan (nothing was written)", rows), as_json=as_json)
         if said.get("refused"):
             raise GateError(f"nothing would be published: {said['refused']}")
         return
@@ -276,7 +322,7 @@ def _ranked(
     from whiten_index.corpus.corpus_config import CorpusConfig
     from whiten_index.evaluation.judgements import TEXT_ENDINGS, read_queries
 
-    if "embedding_column" in columns or not queries.endswith(TEXT_ENDINGS):
+    if "embedding_column" in columns or not queries.endswith((*TEXT_ENDINGS, ".json")):
         return {}, opened.rank(CorpusConfig(sources=(queries,), **columns), **how)
     texts = read_queries(queries, numbered=True, **columns)
     embeddings = opened.encode(list(texts.values()))
@@ -348,21 +394,13 @@ def _summary(said: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[tup
     """Yield a subject and its facts; ``said`` is of this run, ``fields`` are the manifest's."""
     counts, made, choice = dict(said["counts"]), fields["whitening"], said.get("choice")
     encoder, size, words = fields["encoder"], fields["bytes"], terminal.in_words
-    names = {
+    own = {
         "encoded": "encoded" if encoder["kind"] == "transformer" else "stored",
-        "reused": "found in the store",
         "truncated": f"cut to {encoder.get('max_length')} tokens",
-        "duplicates": "identical to another text",
     }
     changes = said["rows"] if "base" in said else {}
     skipped = {f"skipped ({reason})": count for reason, count in counts.pop("skipped").items()}
-    found = {**changes, **counts, **skipped}
-    counted = [
-        f"{number:,} {names.get(name, name.replace('_', ' '))}"
-        for name, number in found.items()
-        if number and name not in terminal.FOR_MACHINES
-    ]
-    yield "rows", ", ".join(counted)
+    yield "rows", _counted({**changes, **counts, **skipped}, **own)
     transform = f"{made['dim']} dimensions, as they are"
     if made["kind"] != "none":
         transform = f"{made['dim']} dimensions to {made['k']} by {made['kind']}"
@@ -393,6 +431,22 @@ def _summary(said: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[tup
             why += f"{words(fixed)} are for the transform, less than raw from {least:,} rows"
     yield "size", words(index["total"]) + why
     yield "store", f"{said['store']} has the raw embeddings; the next build encodes only new texts"
+
+
+def _counted(counts: Mapping[str, int], **own: str) -> str:
+    """Return counts in words, those of zero left out; ``own`` are names for this list alone."""
+    names = {
+        "total": "in all",
+        "document": "changed in kept columns only",
+        "reused": "found in the store",
+        "duplicates": "identical to another text",
+        **own,
+    }
+    return ", ".join(
+        f"{number:,} {names.get(name, name.replace('_', ' '))}"
+        for name, number in counts.items()
+        if number and name not in terminal.FOR_MACHINES
+    )
 
 
 def _version_lines(report: Mapping[str, Any]) -> Iterator[str]:

@@ -54,7 +54,7 @@ def sweep(plan: bool, as_json: bool, **options: Any) -> None:
     config = SweepConfig(**given(options))
     if plan:
         found = plan_sweep(config, progress=terminal.Bars())
-        lines = ("plan (nothing was written)", *_lines(found))
+        lines = ("plan (nothing was written)", *_plan_lines(found))
         terminal.show(found, lines, as_json=as_json)
         return
     said = run_sweep(config, progress=terminal.Bars()).to_json()
@@ -67,12 +67,26 @@ def sweep(plan: bool, as_json: bool, **options: Any) -> None:
     terminal.show(said, _lines(said), as_json=as_json, notes=notes)
 
 
-def _lines(said: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a report or plan, and the points left out by reason."""
-    from whiten_index.measure.results import by_reason
+def _plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:
+    names = {"ours": "of this package", "faiss": "of FAISS alone", "truncate": "truncated"}
+    families = (f"{points:,} {names.get(n, n)}" for n, points in plan["by_family"].items())
+    rows = [("rows", f"{plan['rows']:,}, of which {plan['to_encode']:,} are not in the store")]
+    if seconds := plan["encode_seconds"]:
+        rows.append(("encoding", f"about {terminal.duration(seconds)}"))
+    rows.append(("settings", f"{plan['points']:,} to measure: {', '.join(families)}"))
+    yield terminal.table(rows, indent="", numbers=False)
+    yield from _left_out(plan)
 
+
+def _lines(said: Mapping[str, Any]) -> Iterator[str]:
     # Rates of stages over points say nothing.
     yield from terminal.describe({**said, "skipped": None, "stage_rows": None})
+    yield from _left_out(said)
+
+
+def _left_out(said: Mapping[str, Any]) -> Iterator[str]:
+    from whiten_index.measure.results import by_reason
+
     for line in by_reason(said["skipped"]):
         yield f"left out: {line}"
 
