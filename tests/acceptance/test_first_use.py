@@ -162,6 +162,7 @@ def test_other_files_are_refused_with_what_converts_them(tmp_path: Path) -> None
         writer.write_table(texts)
     for kind, write in (
         ("csv", lambda path: pa.csv.write_csv(texts, path)),
+        ("json", lambda path: path.write_text('[{"text": "a\\r\\ncat, \\"big\\""}, {"text": 1}]')),
         ("jsonl", lambda path: path.write_text(lines)),
         ("feather", lambda path: pa.feather.write_feather(texts, path)),
         ("arrow", lambda path: path.write_bytes(stream.getvalue())),
@@ -209,6 +210,13 @@ def test_queries_are_read_as_people_have_them(tmp_path: Path, tiny_model: Path) 
     order = ("search", tmp_path / "i", "--queries", tmp_path / "q.csv")
     assert done(*order).startswith("1  a cat,")
     assert "--queries FILE" in run("search", tmp_path / "i", "q.csv").err
+    for name, status in (("a.json", 2), ("a.jsonl", 3)):
+        (tmp_path / name).write_text('[{"text": "a cat"}]')
+        said = refused(status, "search", tmp_path / "i", "--queries", tmp_path / name)
+        code = f"{sys.executable} {said[said.index('-c ') :]}"
+        subprocess.run(code, shell=True, cwd=tmp_path, check=True)
+        lines = ("--queries", tmp_path / "a-lines.jsonl")
+        assert done("search", tmp_path / "i", *lines).startswith("1  a cat")
     done(*order, "--run", tmp_path / "r.jsonl")
     lines = [json.loads(line)["hits"] for line in (tmp_path / "r.jsonl").open()]
     assert [[hit["columns"] for hit in hits] for hits in lines] == [

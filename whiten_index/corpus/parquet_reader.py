@@ -36,9 +36,11 @@ def unchanged(file: SourceFile, *, fault: str = "is damaged") -> Iterator[None]:
         file.require_unchanged()
         if isinstance(error, FileNotFoundError):
             raise file.changed() from error
+        if converted := to_parquet(file.path):
+            raise CorpusError(f"{file.path} is not a Parquet file{converted}") from error
         raise CorpusError(
             f"{file.path} {fault} ({str(error).splitlines()[0][:160]}); restore the file or take "
-            "it out of the corpus, then run the same command again" + to_parquet(file.path)
+            "it out of the corpus, then run the same command again"
         ) from error
     file.require_unchanged()
 

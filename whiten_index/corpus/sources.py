@@ -22,20 +22,12 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from whiten_index.artifacts.files import exists, is_link, list_folder, reading, system_error
+from whiten_index.corpus.convert import READERS
 from whiten_index.errors import ConfigError, CorpusError, StorageError, first_line
 from whiten_index.paths import cut, require_no_secret, require_plain_environment
 
 SUFFIXES = (".parquet", ".pq", ".parq")
 _DATASET = "dataset_info.json"
-# What reads a file f that is no Parquet, with pyarrow as a, by its ending.
-_CELLS = "newlines_in_values=True"
-_JSON = f"a.json.read_json(f, parse_options=a.json.ParseOptions({_CELLS}))"
-_ARROW = "(a.ipc.open_file if open(f, 'rb').read(6) == b'ARROW1' else a.ipc.open_stream)"
-_READERS = {
-    ".csv": f"a.csv.read_csv(f, parse_options=a.csv.ParseOptions({_CELLS}))",
-    ".json": _JSON, ".jsonl": _JSON, ".arrow": f"{_ARROW}(open(f, 'rb')).read_all()",
-    ".feather": "a.feather.read_table(f)",
-}  # fmt: skip
 _PLAIN = "".join(map(chr, range(33, 127)))
 _HIDDEN = "._"
 # Decides by the names below the source whether a file is wanted or, with ``whole=False``, whether a
@@ -68,18 +60,14 @@ def to_parquet(*paths: str, folder: str | None = None) -> str:
     Of ``datasets`` it is the folder of the file.
     """
     for path in map(PurePosixPath, paths):
-        if (dataset := path.name == _DATASET) or path.suffix in _READERS:
+        if (dataset := path.name == _DATASET) or path.suffix in READERS:
             source = path.parent if dataset else PurePosixPath(folder or path)
             old, new = json.dumps(str(source)), json.dumps(f"{source.stem}.parquet")
             code = f"import datasets; datasets.load_from_disk({old}).to_parquet({new})"
             if not dataset:
-                inside = json.dumps(f"{glob.escape(str(source))}/**/*{path.suffix}")
-                files = f"glob.glob({inside}, recursive=True)" if folder else f"[{old}]"
-                code = (
-                    "import glob, pyarrow as a, pyarrow.csv, pyarrow.feather, pyarrow.json, "
-                    f"pyarrow.parquet as o; parts = [{_READERS[path.suffix]} for f in {files}]; "
-                    f'o.write_table(a.concat_tables(parts, promote_options="permissive"), {new})'
-                )
+                files = glob.escape(str(source)) + (f"/**/*{path.suffix}" if folder else "")
+                code = "from whiten_index.corpus.convert import to_parquet; "
+                code += f"to_parquet({json.dumps(files)}, {new})"
             return f"; a corpus is Parquet, which this makes of it: python -c {shlex.quote(code)}"
     return ""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import json
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +56,7 @@ class LabelTable:
         if path.suffix not in endings:
             raise ConfigError(
                 f"the ending of {path.name or path} names no format of labels; use "
-                f"{', '.join(endings)}"
+                f"{', '.join(endings)}" + (_of_array(path) if path.suffix == ".json" else "")
             )
         try:
             with reading(path):
@@ -169,12 +171,20 @@ def _read_jsonl(path: Path, known: Collection[str]) -> LabelTable:
             raise CorpusError(
                 f"{path}, line {number}, is no JSON object ({first_line(error)}): {shown(line)}; "
                 "write one whole object a line, with a key for every column"
+                + (_of_array(path) if line.startswith("[") else "")
             ) from error
         records.append({name: record[name] for name in known if name in record})
         numbers.append(number)
     found = [name for name in names if name in known]
     columns = {name: [record.get(name) for record in records] for name in found}
     return LabelTable(path, columns, list(names), numbers)
+
+
+def _of_array(path: Path) -> str:
+    """Return how a JSON array becomes lines."""
+    old, new = json.dumps(str(path)), shlex.quote(f"{path.stem}-lines.jsonl")
+    code = f"import json; [print(json.dumps(each)) for each in json.load(open({old}))]"
+    return f". This makes lines of an array: python -c {shlex.quote(code)} > {new}"
 
 
 def _read_fields(path: Path, known: Collection[str], bare: Sequence[str]) -> LabelTable:

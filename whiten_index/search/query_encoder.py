@@ -81,9 +81,11 @@ class QueryEncoder:
         """Return it."""
         with self._loading:
             if self._encoder is None:
+                # Reports first that the index has no encoder, or that torch is not installed.
+                found = self.resolve(documents=False)
                 from whiten_index.encoding.encoder import Encoder
 
-                self._encoder = Encoder(*self.resolve(documents=False))
+                self._encoder = Encoder(*found)
             return self._encoder
 
     def resolve(self, *, documents: bool = True) -> tuple[EncoderSpec, ModelFolder, EncoderConfig]:
