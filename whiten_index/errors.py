@@ -19,6 +19,13 @@ class WhitenIndexError(Exception):
 
     Attributes:
         exit_code: the status with which the command line ends on this error.
+
+    Examples:
+        >>> try:
+        ...     whiten_index.open_index("nowhere")
+        ... except WhitenIndexError as error:
+        ...     print(error.exit_code)
+        5
     """
 
     exit_code = 1

@@ -12,7 +12,7 @@ import pytest
 import whiten_index
 from whiten_index import BuildConfig, PushConfig, build_index, push_index
 
-NAMES = sorted(set(whiten_index.__all__) - {"__version__", "WhitenIndexError"})
+NAMES = sorted(set(whiten_index.__all__) - {"__version__"})
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,9 @@ def test_the_examples_of_a_public_name(
     public = getattr(whiten_index, name)
     module = importlib.import_module(public.__module__)
     names = {each: getattr(whiten_index, each) for each in whiten_index.__all__}
-    found = doctest.DocTestFinder().find(public, name, module, {**vars(module), **names, "np": np})
+    found = doctest.DocTestFinder().find(
+        public, name, module, {**vars(module), **names, "np": np, "whiten_index": whiten_index}
+    )
     examples = [each for each in found if each.examples]
     assert examples, f"{name} has no example"
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)

@@ -24,7 +24,7 @@ VERBOSITY = {"quiet": False, "verbose": False}
 
 
 class Bars(Progress):
-    """A bar on a terminal, else lines on standard error."""
+    """A bar on a terminal or in a notebook, else lines on standard error."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -37,7 +37,7 @@ class Bars(Progress):
         self._ended = threading.Event()
         if VERBOSITY["quiet"]:
             return
-        if total and sys.stderr.isatty():
+        if total and (sys.stderr.isatty() or "ipykernel" in sys.modules):
             from tqdm import tqdm
 
             self._bar = tqdm(total=total, desc=stage, unit="", unit_scale=True, leave=False)

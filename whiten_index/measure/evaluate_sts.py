@@ -27,9 +27,18 @@ def evaluate_sts(
 ) -> dict[str, Any]:
     """Score sets of pairs by the cosine of their vectors, in each space.
 
+    Args:
+        config: the encoder or index, and the transforms, each a space.
+        sets: what ``read_sts`` returns.
+        embedder: gives the embeddings in place of the encoder of ``config``.
+        progress: see ``build_index``.
+
     Returns:
         JSON values: encoder, name, setting and datasets of the first space, ``runs`` of all of
         them; figures times 100.
+
+    Raises:
+        WhitenIndexError: the model, the transform or the data cannot be used.
 
     Examples:
         >>> report = evaluate_sts(EvalConfig(), read_sts(["sts.tsv"]))

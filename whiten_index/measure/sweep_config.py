@@ -73,6 +73,9 @@ class SweepConfig(SweepOptions, EncodeOptions):
     Without ``queries`` and ``qrels`` rows of the corpus are held out of the indexes and serve as
     queries. The lists also take texts such as ``"32,64"``.
 
+    Raises:
+        ConfigError: a value is out of bounds, or options do not go together.
+
     Examples:
         >>> SweepConfig(store="store", out="swept", widths="16,8").ks
         (8, 16)

@@ -93,6 +93,14 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> dict
 def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> SweepReport:
     """Measure every point of a sweep that the results do not have yet.
 
+    Args:
+        config: corpus, grid of settings, and the folder of the results.
+        progress: see ``build_index``.
+
+    Returns:
+        Run, data set, and how many points were measured; the results are lines of
+        ``results.jsonl``.
+
     Raises:
         ConfigError: FAISS has no GPU and one is required; or nothing encodes the queries.
         CorpusError: corpus, queries or judgements cannot be used, or do not fit together.

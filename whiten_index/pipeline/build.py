@@ -67,7 +67,13 @@ class BuildReport:
 def build_index(config: BuildConfig, *, progress: Progress | None = None) -> BuildReport:
     """Build and publish an index; finished steps of an earlier run are not repeated.
 
-    ``config`` must name ``out``, and ``corpus`` or ``store``; ``progress`` hears of the stages.
+    Args:
+        config: options of the build, which must name ``out``, and ``corpus`` or ``store``.
+        progress: a watcher with the methods of ``whiten_index.progress.Progress``;
+            ``whiten_index.cli.terminal.Bars()`` shows a bar on a terminal and in a notebook.
+
+    Returns:
+        Version, counts, choice of the transform and bytes; ``to_json()`` has all of them.
 
     Raises:
         WhiteningError: the embeddings do not allow the transform.

@@ -35,6 +35,9 @@ class BuildConfig(BuildOptions):
 
     With an embedding column, ``model`` names the encoder of the queries.
 
+    Raises:
+        ConfigError: a value is out of bounds, or options do not go together.
+
     Examples:
         >>> BuildConfig(corpus="docs.parquet", text_columns="text", out="index", k=128).store_place
         PosixPath('index/store')

@@ -85,7 +85,12 @@ class EncodeReport:
 def encode_corpus(config: BuildConfig, *, progress: Progress | None = None) -> EncodeReport:
     """Encode a corpus into a store, shard by shard, without the rows that are there.
 
-    ``config`` must name ``corpus``, and ``store`` or ``out``.
+    Args:
+        config: options, which must name ``corpus``, and ``store`` or ``out``.
+        progress: see ``build_index``.
+
+    Returns:
+        Counts of rows and the record of the corpus; ``to_json()`` has the counts.
 
     Raises:
         CorpusError: the corpus or a row of it cannot be used.

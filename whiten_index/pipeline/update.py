@@ -129,6 +129,13 @@ class UpdateReport:
 def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> UpdateReport:
     """Bring a published index up to date with its corpus; known texts are not encoded again.
 
+    Args:
+        config: the index, and what to do otherwise than its build did.
+        progress: see ``build_index``.
+
+    Returns:
+        Version, changes of the rows, drift and gates; ``up_to_date`` if nothing was published.
+
     Raises:
         EncoderError: the model is gone, or is another one by now.
         ArtifactError: nothing is published, or it or its store is damaged.

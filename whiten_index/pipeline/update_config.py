@@ -72,6 +72,9 @@ class UpdateConfig(RunnerOptions, GateConfig):
     Without ``corpus``, the files that the version was built from are read. ``model`` must be the
     same model at another place; a model named here may be fetched from the hub.
 
+    Raises:
+        ConfigError: a value is out of bounds, or options do not go together.
+
     Examples:
         >>> UpdateConfig(index="index", refit="never").max_shrink
         0.2

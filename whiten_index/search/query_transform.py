@@ -102,8 +102,13 @@ class QueryTransform:
     ) -> None:
         """Join a transform and an encoder; ``of`` and ``load`` read both.
 
-        ``encoder`` is the entry of an index's manifest, with its ``fingerprint`` if it names no
-        model; for ``opening`` see ``EncoderOpening``.
+        Args:
+            whitening: fitted on embeddings of the encoder.
+            encoder: the entry ``encoder`` of an index's manifest, with its ``fingerprint`` if it
+                names no model.
+            version: of the index.
+            opening: ``model``, ``trust_remote_code``, ``device`` and ``threads``, as of
+                ``open_index``.
 
         Raises:
             ConfigError: the encoder gives embeddings of another width.
@@ -145,10 +150,12 @@ class QueryTransform:
         """Read the transform of the published version of an index, and nothing else of it.
 
         Args:
-            index: folder or URI.
+            index: its folder, or its URI in a bucket.
             k: keep the first k numbers of each vector; None for all.
             verify: None checks the manifest and the transform, whose neighbours need not be there;
                 ``full`` checks every file's checksum, ``manifest`` their sizes.
+            opening: ``model``, ``trust_remote_code``, ``device`` and ``threads``, as of
+                ``open_index``.
 
         Raises:
             ArtifactError: nothing is published there, or it is damaged.
@@ -180,7 +187,7 @@ class QueryTransform:
         Args:
             name: of the repository, such as ``me/docs-whitened``.
             revision: branch, tag or commit; a commit stays what it is.
-            opening: of the encoder, which is fetched only if ``model`` names it.
+            opening: as of ``of``; the encoder is fetched only if ``model`` names it.
 
         Raises:
             EncoderError: it is not there, or cannot be fetched.
@@ -191,7 +198,11 @@ class QueryTransform:
 
     @classmethod
     def load(cls, folder: Path | str, **opening: Unpack[EncoderOpening]) -> QueryTransform:
-        """Read what ``save`` wrote, checked; for ``opening`` see ``EncoderOpening``.
+        """Read what ``save`` wrote, checked.
+
+        Args:
+            folder: as given to ``save``.
+            opening: as of ``of``.
 
         Raises:
             ArtifactError: it is missing, damaged, something else, or of a later release.
@@ -266,7 +277,11 @@ class QueryTransform:
         return spec, folder
 
     def check(self, fingerprint: str, *, model: str = "the encoder given") -> None:
-        """Refuse an encoder, by its ``query_fingerprint``, that this transform was not fitted on.
+        """Refuse an encoder whose embeddings this transform was not fitted on.
+
+        Args:
+            fingerprint: ``query_fingerprint`` of the encoder.
+            model: name of the encoder in the error.
 
         Raises:
             EncoderError: it is another one.
@@ -275,7 +290,10 @@ class QueryTransform:
         require_same(self._queries.recorded, fingerprint, model)
 
     def require(self, pushed: _Pushed | None) -> None:
-        """Refuse a table, by its ``pushed_version``, of another encoder or transform.
+        """Refuse a table whose vectors are of another encoder or transform.
+
+        Args:
+            pushed: the table's state, as ``pushed_version`` returns it.
 
         Examples:
             >>> QueryTransform.of("index").require(pushed_version("pushed.parquet"))
@@ -335,8 +353,15 @@ class QueryTransform:
 
         Each text is one document: those longer than the encoder's limit are cut to it, and a
         warning in the log has the count. An index of passages holds the vectors of passages, so
-        give those. ``advance`` is called with the number of documents just done. Errors are those
-        of ``encode_queries``.
+        give those.
+
+        Args:
+            texts: the documents.
+            advance: called with the number of documents just done.
+
+        Raises:
+            ConfigError: a text is blank, or the index knows no encoder of texts.
+            EncoderError: the model is gone, or is not the one the index was built with.
         """
         require_texts(texts, what="text")
         vectors, done, cut = np.empty((len(texts), self.k), dtype=np.float32), 0, 0

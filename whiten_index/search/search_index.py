@@ -69,22 +69,7 @@ class Hits(list[Hit]):
 
 
 class OpenOptions(EncoderOpening, total=False):
-    """Options of ``open_index``, with those of the encoder; ``threads`` are FAISS's too.
-
-    Attributes:
-        verify: ``full`` compares every file's checksum when it is opened, and that of each shard of
-            the store before its first row ranks a hit again; ``manifest`` compares sizes. A flipped
-            bit that nobody looks for may give other hits or end the process.
-        mapped: read the index file as it is searched, not as a whole; by default if its lists
-            are in a file of their own.
-        rerank: candidates a query, top_k at least, that the store's raw embeddings rank again; 0
-            for none; by default as the index was built for.
-        rerank_by: ``vectors``, the index's transform of the embeddings in full precision, or
-            ``embeddings``, without it.
-        store: where the raw embeddings are, if no longer where they were.
-        index_device: ``gpu`` searches a copy on a GPU, ``auto`` where FAISS sees one for this kind;
-            filters, neighbours of a document and mapped indexes stay on the CPU.
-    """
+    """Options of ``open_index``, where they are described."""
 
     verify: str
     mapped: bool | None
@@ -228,7 +213,11 @@ class SearchIndex:
 
     @property
     def encoder_config(self) -> EncoderConfig | None:
-        """The encoder of queries, which is loaded on the first query by text."""
+        """The encoder of queries, which is loaded on the first query by text.
+
+        Raises:
+            EncoderError: the model needs code, which ``trust_remote_code`` allows.
+        """
         return self._opened.queries.config
 
     @property
@@ -309,7 +298,11 @@ class SearchIndex:
     def search_embeddings(
         self, embeddings: NDArray[np.floating], *, top_k: int = 10, row_filter: str | None = None
     ) -> list[Hits]:
-        """Return the hits of each raw, unwhitened embedding (n, d), best first; see ``search``."""
+        """Return the hits of each raw, unwhitened embedding (n, d), best first; see ``search``.
+
+        Raises:
+            ConfigError: embeddings of another width, or with NaN or infinity.
+        """
         opened = self._opened
         return opened.search(embeddings, top_k, opened.filter(row_filter))
 
@@ -431,7 +424,23 @@ def open_index(
         path: the index folder, or its URI; of one in an object store the published version is
             copied to this machine, once.
         preload: load the encoder now, not on the first query by text.
-        options: see ``OpenOptions`` and ``EncoderOpening``.
+        model: where the encoder is now, if no longer where it was; it must be the same one. What
+            is named here may be fetched from the hub; what the index names is not.
+        trust_remote_code: let the encoder run Python code that comes with its model.
+        device: of the encoder: ``auto``, ``cpu``, ``cuda``.
+        threads: CPU threads of the encoder and of FAISS.
+        verify: ``full`` compares every file's checksum when it is opened, and that of each shard of
+            the store before its first row ranks a hit again; ``manifest`` compares sizes. A flipped
+            bit that nobody looks for may give other hits or end the process.
+        mapped: read the index file as it is searched, not as a whole; by default if its lists
+            are in a file of their own.
+        rerank: candidates a query, top_k at least, that the store's raw embeddings rank again; 0
+            for none; by default as the index was built for.
+        rerank_by: ``vectors``, the index's transform of the embeddings in full precision, or
+            ``embeddings``, without it.
+        store: where the raw embeddings are, if no longer where they were.
+        index_device: ``gpu`` searches a copy on a GPU, ``auto`` where FAISS sees one for this kind;
+            filters, neighbours of a document and mapped indexes stay on the CPU.
 
     Raises:
         ConfigError: an option that cannot be used.
