@@ -121,7 +121,7 @@ def has_ended(data: bytes) -> bool:
 def _owner(data: bytes) -> dict[str, Any]:
     """Return host, process and start of a lock's owner, empty if it names none."""
     try:
-        found = json.loads(data)
+        found = json.loads(data[:_MOST_BYTES])
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

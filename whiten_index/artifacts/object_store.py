@@ -39,11 +39,11 @@ _SETTINGS = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS and the network",
     "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY and AZURE_STORAGE_ENDPOINT",
 }
-_NO_BUCKET = "NoSuchBucket"
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _OF_A_PROXY = "the answer is the page of a proxy"
 # Reasons, and their signs in an error's type or text.
 _REASONS: dict[str, tuple[str, ...]] = {
-    "there is no bucket {bucket!r} at {server}": (_NO_BUCKET,),
+    "there is no bucket {bucket!r} at {server}": _NO_BUCKET,
     # Also the addresses at which machines in a cloud get credentials.
     "no credentials were found": (
         "MissingAccessKeyId", "MissingSecretAccessKey", "MissingAccount", "169.254.169.254",
@@ -182,8 +182,7 @@ class Bucket:
 
     def _range(self, key: str, start: int, stop: int) -> bytes:
         with self._translated("read", key):
-            found = self._obstore.get_range(self._bulk, self._key(key), start=start, end=stop)
-            return bytes(found)
+            return bytes(self._obstore.get_range(self._bulk, self._key(key), start=start, end=stop))
 
     def delete(self, key: str) -> None:
         """Remove an object, if it exists."""
@@ -255,18 +254,19 @@ class Bucket:
         errors = importlib.import_module("obstore.exceptions")
         unmet = (errors.AlreadyExistsError, errors.PreconditionError) if what == "put" else ()
         # S3 answers a removal of what is not there as any other.
-        lost = what == "write" or (what == "remove" and self._scheme == "s3")
+        lost = what in ("write", "list") or (what == "remove" and self._scheme == "s3")
         missing = () if lost else (errors.NotFoundError, FileNotFoundError)
         try:
             yield
         except unmet as error:
             raise ChangedError(place) from error
-        except missing as error:
-            if _NO_BUCKET in str(error) or what == "list":
-                raise self._failure(what, place, f"{_NO_BUCKET} {error}") from error
-            raise _MissingError(place) from error
         except (errors.BaseError, FileNotFoundError, ValueError) as error:
-            raise self._failure(what, place, f"{type(error).__name__} {error}") from error
+            text = f"{type(error).__name__} {error}"
+            # A proxy that does not reach the server names no code.
+            answered = "<Code>" in text and not any(code in text for code in _NO_BUCKET)
+            if answered and isinstance(error, missing):
+                raise _MissingError(place) from error
+            raise self._failure(what, place, text) from error
 
     def _failure(self, what: str, place: str, text: str) -> StorageError:
         plain = " ".join(hide_secrets(text).partition("Debug source:")[0].split())[:200]
@@ -288,7 +288,7 @@ class _MissingError(Exception):
 
 def is_without_bucket(error: StorageError) -> bool:
     """Return whether the server itself said that there is no such bucket."""
-    return any(code in str(error.__cause__) for code in (_NO_BUCKET, "ContainerNotFound"))
+    return any(code in str(error.__cause__) for code in _NO_BUCKET)
 
 
 def _stat(size: int, of: Mapping[str, Any]) -> Stat:
