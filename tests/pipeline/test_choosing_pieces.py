@@ -49,7 +49,7 @@ def test_the_sample_is_bounded_by_tokens_and_not_by_time(
     monkeypatch.undo()
     assert status == 0
     whole = choice(chosen[1])["sample"]
-    assert f"chosen on {whole} documents, and with fewer than 300 that is a matter of" in told
+    assert f"{whole} documents chose k and exponent, and with fewer than 300 that is" in told
     assert kept_sample(place)["rows"].shape == (whole,)
     place.forget()
     monkeypatch.setattr(pseudo_queries, "_MOST_TOKENS", 500)
@@ -81,6 +81,10 @@ def test_what_is_settled_is_not_chosen(place: Place, wishes: dict[str, Any]) -> 
         values = Whitening.load(folder / "whitening.safetensors").eigenvalues
         # Directions below the floor would be nought in every vector.
         assert values[whitening["k"] - 1] > wishes["floor"] * values[0]
+
+
+def test_a_note_names_what_was_chosen_on_few_documents(place: Place) -> None:
+    assert "documents chose exponent, and" in run(*place.arguments("--k", 20))[2]
 
 
 def test_a_sweep_scores_every_transform_by_the_pieces_that_auto_has(

@@ -403,7 +403,8 @@ def _summary(said: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[tup
     yield "rows", _counted({**changes, **counts, **skipped}, **own)
     transform = f"{made['dim']} dimensions, as they are"
     if made["kind"] != "none":
-        transform = f"{made['dim']} dimensions to {made['k']} by {made['kind']}"
+        kind = "PCA" if made["kind"] == "whitening" and not made["exponent"] else made["kind"]
+        transform = f"{made['dim']} dimensions to {made['k']} by {kind}"
         transform += f" with exponent {made['exponent']:g}" if made.get("exponent") else ""
         transform += "" if made["center"] else ", not centred"
         transform += f"; {made['variance_kept']:.0%} of the variance kept"

@@ -170,12 +170,15 @@ def choose_setting(
             # A store that cannot be written still serves: the next build chooses the same again.
             with contextlib.suppress(StorageError):
                 results.save_choice(key, asdict(choice))
+    free = [name for name in ("k", "exponent") if getattr(config, name) is None]
+    few = choice.rule == "pieces" and choice.sample < _ENOUGH_DOCUMENTS
     # A sweep, which has no ``out`` here, shows such settings next to the raw embeddings anyway.
-    if config.out and choice.rule == "pieces" and choice.sample < _ENOUGH_DOCUMENTS:
+    if config.out and few and free:
         stages.watcher.note(
-            f"note: k and exponent were chosen on {choice.sample} documents, and with fewer "
-            f"than {_ENOUGH_DOCUMENTS} that is a matter of chance; set --k and --exponent, or give "
-            "judged queries with --queries and --qrels"
+            f"note: {choice.sample} documents chose {' and '.join(free)}, and with fewer than "
+            f"{_ENOUGH_DOCUMENTS} that is a matter of chance; set "
+            f"{' and '.join(f'--{name}' for name in free)}, or give judged queries with --queries "
+            "and --qrels"
         )
     return choice
 
@@ -224,10 +227,12 @@ def _choose(
         raw = float(score_settings(fit, evidence.trials, [whole]).mean())
     found = Choice(evidence.rule, setting, evidence.measure, evidence.count, candidates, why, raw)
     score = max(each.score for each in candidates if each.k == setting.k and each.leads)
+    named = (name for name in ("k", "exponent") if getattr(config, name) is not None)
+    given = " and ".join(f"--{name}" for name in named)
     if config.out and not keeps(score, raw):
         encoded.stages.watcher.note(
             f"note: the transform scores {score:.3f} and raw embeddings {raw:.3f} without labels; "
-            "leave --k and --exponent out, or keep the raw embeddings with --whiten none"
+            f"{given and f'leave {given} out, or '}keep the raw embeddings with --whiten none"
         )
     return found
 
