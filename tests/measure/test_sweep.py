@@ -11,7 +11,8 @@ from click.testing import CliRunner, Result
 
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.cli import cli
-from whiten_index.errors import BusyError, ConfigError, CorpusError, StorageError
+from whiten_index.errors import ArtifactError, BusyError, ConfigError, CorpusError, StorageError
+from whiten_index.measure.results import line_of
 from whiten_index.measure.sweep_config import SweepConfig, grid
 from whiten_index.measure.sweep_run import run_sweep
 from whiten_index.progress import Progress
@@ -37,15 +38,9 @@ def corpus(tmp_path_factory, write_parquet, embeddings) -> Path:
 
 def options(corpus: Path, out: Path, **more) -> dict:
     return {
-        "corpus": [str(corpus)],
-        "embedding_column": "v",
-        "store_dtype": "float32",
-        "id_column": "id",
-        "out": str(out),
-        "sample": HELD,
-        "threads": 1,
-        **more,
-    }
+        "corpus": [str(corpus)], "embedding_column": "v", "store_dtype": "float32",
+        "id_column": "id", "out": str(out), "sample": HELD, "threads": 1, **more,
+    }  # fmt: skip
 
 
 def lines_of(out: Path) -> list[dict]:
@@ -309,6 +304,14 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path, corpus, monkeypatch):
     with pytest.raises(StorageError, match="the disk is full"):
         run_sweep(SweepConfig(**options(corpus, tmp_path, widths="8")))
     assert not (tmp_path / ".sweep-work").exists()
+
+
+@pytest.mark.parametrize("data", [b"notes of mine", line_of({"type": "point", "k": "wide"})])
+def test_results_of_others_stay_as_they_are(tmp_path, corpus, data):
+    (tmp_path / "results.jsonl").write_bytes(data)
+    with pytest.raises(ArtifactError, match=r"is damaged|a field of another type"):
+        run_sweep(SweepConfig(**options(corpus, tmp_path, widths="8")))
+    assert (tmp_path / "results.jsonl").read_bytes() == data
 
 
 def test_a_second_sweep_into_the_same_folder_waits_its_turn(tmp_path, corpus):

@@ -58,10 +58,10 @@ def sweep(plan: bool, as_json: bool, **options: Any) -> None:
         terminal.show(found, lines, as_json=as_json)
         return
     said = run_sweep(config, progress=terminal.Bars()).to_json()
-    advice = recommend(read_runs(config.folder / RESULTS)[said["run"]])
-    said["recommended"] = {"why": advice.reason, "command": advice.command or None}
     report = write_report(config.folder)
     said["report"] = str(report)
+    advice = recommend(read_runs(config.folder / RESULTS)[said["run"]])
+    said["recommended"] = {"why": advice.reason, "command": advice.command or None}
     plain = "a page with charts needs: pip install 'whiten-index[plot]', then whiten-index report"
     notes = [f"{plain} {config.folder}"] if report.suffix == ".md" else []
     terminal.show(said, _lines(said), as_json=as_json, notes=notes)

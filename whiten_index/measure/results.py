@@ -3,6 +3,7 @@
 A line starts a run; each other line is a point.
 """
 
+import contextlib
 import json
 import os
 import shlex
@@ -14,10 +15,10 @@ from typing import Any
 from whiten_index.artifacts.files import exists, open_regular, reading, writing
 from whiten_index.artifacts.limits import LimitError, iterate_lines, load_json
 from whiten_index.artifacts.manifest import sealed, unsealed
-from whiten_index.errors import ArtifactError
+from whiten_index.errors import ArtifactError, first_line
 from whiten_index.index.choice import TARGET_RECALL
 
-RESULTS = "results.jsonl"
+RESULTS, _START = "results.jsonl", b'{"type": "'
 # Figures by which points are compared, as ``Measured.number`` reads them.
 PER_ROW, LATENCY = "bytes.per_row", "latency_ms.p50"
 NDCG, AGREEMENT = "quality.ndcg@10", "agreement@10"
@@ -180,8 +181,17 @@ def _read_lines(path: Path) -> Iterator[Record]:
     try:
         with reading(path), open_regular(path) as file:
             for number, line in enumerate(iterate_lines(file), 1):
-                if line.endswith(b"\n") and line.strip():
-                    yield _parse_line(line, number, path)
+                # Only the start of a line of a sweep can be one that was torn.
+                torn = not line.endswith(b"\n") and _START.startswith(line[: len(_START)])
+                if line.strip() and not torn:
+                    try:
+                        record = unsealed(load_json(line))
+                    except (ValueError, AttributeError) as error:
+                        raise ArtifactError(
+                            f"line {number} of {path} is damaged ({error}); remove that line, and "
+                            "run the same sweep again to measure its point"
+                        ) from error
+                    yield record
     except LimitError as error:
         raise ArtifactError(f"{path}: {error}; sweep into another folder") from error
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -191,23 +201,26 @@ def _read_lines(path: Path) -> Iterator[Record]:
         ) from error
 
 
-def _parse_line(line: bytes, number: int, path: Path) -> Record:
-    try:
-        return unsealed(load_json(line))
-    except (ValueError, AttributeError) as error:
-        raise ArtifactError(
-            f"line {number} of {path} is damaged ({error}); remove that line, and run the same "
-            "sweep again to measure its point"
-        ) from error
-
-
 def read_runs(path: Path) -> dict[str, Sweep]:
     """Read a results file, except a torn last line: name of a run -> the run."""
     runs: dict[str, Sweep] = {}
-    for record in _read_lines(path):
-        name = str(record.get("run"))
-        runs.setdefault(name, Sweep(name)).add(record)
+    with fields_of(path):
+        for record in _read_lines(path):
+            name = str(record.get("run"))
+            runs.setdefault(name, Sweep(name)).add(record)
     return runs
+
+
+@contextlib.contextmanager
+def fields_of(path: Path) -> Iterator[None]:
+    """Let a field of another type in a results file be an ``ArtifactError``."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ArtifactError(
+            f"{path} has a field of another type than sweep writes ({first_line(error)}); sweep "
+            "into another folder"
+        ) from error
 
 
 def read_sweeps(path: Path) -> list[Sweep]:
@@ -277,10 +290,7 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "latency_ms.p99": ("p99", _milliseconds),
     "latency_ms.spread": ("spread", lambda value: f"{value:.3g}"),
     "throughput.queries_per_second": ("queries/s in batches", _number),
-    "seconds.total": (
-        "build",
-        lambda value: f"{value:,.0f}\u00a0s" if value >= 100 else f"{value:.2g}\u00a0s",
-    ),
+    "seconds.total": ("build", lambda s: f"{s:,.0f}\u00a0s" if s >= 100 else f"{s:.2g}\u00a0s"),
     "exponent": ("γ", lambda value: f"{value:.3g}"),
 }
 

@@ -9,7 +9,6 @@ from typing import Any
 import whiten_index
 from whiten_index.artifacts.atomic import replace_file
 from whiten_index.artifacts.files import writing
-from whiten_index.errors import ArtifactError, first_line
 from whiten_index.measure.charts import charts_of
 from whiten_index.measure.results import (
     COLUMNS,
@@ -19,6 +18,7 @@ from whiten_index.measure.results import (
     Measured,
     Sweep,
     by_reason,
+    fields_of,
     front,
     notes,
     read_sweeps,
@@ -132,13 +132,8 @@ def write_report(folder: Path) -> Path:
     They may be several sweeps, finished or not. Return the path of the page, one file that loads
     nothing else; without matplotlib and jinja2 there is none, and ``report.md`` is the report.
     """
-    try:
+    with fields_of(folder / RESULTS):
         written = _files(read_sweeps(folder / RESULTS))
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ArtifactError(
-            f"{folder / RESULTS} has a field of another type than sweep writes "
-            f"({first_line(error)}); sweep into another folder"
-        ) from error
     for name, text in written.items():
         with writing(folder / name):
             replace_file(folder / name, without_controls(text).encode("utf-8", "replace"))
