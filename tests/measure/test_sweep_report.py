@@ -20,6 +20,7 @@ from whiten_index.errors import ArtifactError, StorageError
 from whiten_index.measure import sweep_report
 from whiten_index.measure.results import (
     AGREEMENT,
+    ESTIMATE,
     NDCG,
     PER_ROW,
     Measured,
@@ -152,6 +153,17 @@ def test_without_judgements_agreement_decides_and_the_reason_says_so(tmp_path):
     # One judged point suffices for quality to decide; agreement never stands in for it.
     unjudged = point(k=32, codec="pq", judged=False, agreement=1.0)
     assert advice(tmp_path, RAW, point(k=64, ndcg=0.645), unjudged).point.k == 64
+
+
+def test_without_judgements_the_score_by_pieces_decides_as_it_does_in_a_build(tmp_path):
+    """The index finds 0.96 of the neighbours; what FAISS makes has no such score."""
+    raw = {**point("none", DIM, judged=False), "pieces": 0.72, "index_recall@10": 1.0}
+    some = [{**point(k=k, judged=False, agreement=0.8), "pieces": score}
+            for k, score in ((32, 0.70), (64, 0.73), (128, 0.75))]  # fmt: skip
+    found = advice(tmp_path, raw, *some, point("faiss-pca", 16, judged=False, agreement=1.0))
+    assert (found.point.k, found.measure) == (64, ESTIMATE)
+    assert "within 3% of the score of the raw embeddings (0.720): 0.701 at" in found.reason
+    assert "is an estimate from pieces of the texts" in found.reason
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from whiten_index.artifacts.atomic import replacing, require_plain_target
 from whiten_index.artifacts.files import writing
 from whiten_index.errors import ConfigError, require_installed
 from whiten_index.measure.results import (
+    AGREEMENT,
     COLUMNS,
     LATENCY,
     NDCG,
@@ -73,7 +74,7 @@ def charts_of(sweep: Sweep, advice: Recommendation) -> Iterator[Chart]:
 
 def _against(sweep: Sweep, advice: Recommendation, cost: str, unit: str) -> Iterator[Chart]:
     gain, best = advice.measure, advice.point
-    title, named = "Quality" if gain == NDCG else "Agreement", COLUMNS[gain][0]
+    title, named = "Agreement" if gain == AGREEMENT else "Quality", COLUMNS[gain][0]
     points = [p for p in sweep.points if p.number(cost) and p.number(gain) is not None]
     # Re-ranking reads bytes outside the index, so it is no rival in bytes per row.
     rivals = [p for p in points if not p.candidates] if cost == PER_ROW else points

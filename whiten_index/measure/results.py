@@ -22,6 +22,8 @@ RESULTS, _START = "results.jsonl", b'{"type": "'
 # Figures by which points are compared, as ``Measured.number`` reads them.
 PER_ROW, LATENCY = "bytes.per_row", "latency_ms.p50"
 NDCG, AGREEMENT = "quality.ndcg@10", "agreement@10"
+# Without judgements: the score by pieces of the texts, times the neighbours that the index finds.
+ESTIMATE = "estimate"
 INTERVAL = "ndcg@10_to_raw"  # 95 % interval of the difference to raw embeddings
 Record = dict[str, Any]
 _TRANSFORMS = {
@@ -43,7 +45,10 @@ class Measured:
         self.is_raw = setting == ["raw", "fp32", "flat"] and not self.candidates
 
     def number(self, path: str) -> float | None:
-        """Return a figure of the record, such as ``quality.ndcg@10``."""
+        """Return a figure of the record, such as ``quality.ndcg@10``, or the estimate."""
+        if path == ESTIMATE:
+            score, found = self.number("pieces"), self.number("index_recall@10")
+            return None if score is None or found is None else score * found
         value: Any = self.record
         for name in path.split("."):
             value = (value or {}).get(name)
@@ -250,6 +255,7 @@ def by_reason(skipped: Mapping[str, str]) -> list[str]:
 
 
 TOLERANCE = 0.006  # of nDCG@10: a loss this small is within what a choice of queries moves
+_ESTIMATE_LOSS = 0.03  # of the estimate, as ``auto`` allows for a width
 _DEEP, _DEEP_LOSS = "quality.recall@100", 0.01  # the reason names a loss above this
 _LEVELS = (0.95, 0.9, 0.8)  # of agreement, if nothing is judged
 # Times whose medians differ by more than this factor from round to round are not compared.
@@ -283,6 +289,7 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "quality.recall@100": ("recall@100", lambda value: f"{100 * value:.2f}"),
     "quality.mrr@10": ("MRR@10", lambda value: f"{100 * value:.2f}"),
     "pieces": ("score by pieces", lambda value: f"{value:.3f}"),
+    ESTIMATE: ("estimated score", lambda value: f"{value:.3f}"),
     AGREEMENT: ("agreement@10", _share),
     "index_recall@10": ("index recall@10", _share),
     LATENCY: ("query p50", _milliseconds),
@@ -297,7 +304,7 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The recommended point of a sweep, by ``NDCG`` or ``AGREEMENT``."""
+    """The recommended point of a sweep, by ``NDCG``, ``ESTIMATE`` or ``AGREEMENT``."""
 
     measure: str
     point: Measured | None
@@ -308,11 +315,14 @@ class Recommendation:
 def recommend(sweep: Sweep) -> Recommendation:
     """Return the point with the fewest bytes per row that loses no more than the tolerance.
 
-    Without judgements it is the highest level of agreement that a point reaches. Points that
-    re-rank are a last resort. If none qualifies, it is the best point, and the reason says so.
+    Without judgements the estimate stands for quality; where texts cannot be cut into pieces, the
+    highest level of agreement that a point reaches. Points that re-rank are a last resort. If none
+    qualifies, it is the best point, and the reason says so.
     """
-    judged = any(point.number(NDCG) is not None for point in sweep.points)
-    measure = NDCG if judged else AGREEMENT
+    measure = next(
+        (m for m in (NDCG, ESTIMATE) if any(p.number(m) is not None for p in sweep.points)),
+        AGREEMENT,
+    )
     known = [p for p in sweep.points if None not in (p.number(measure), p.number(PER_ROW))]
     others = [point for point in known if not point.is_raw]
     if not others:
@@ -327,29 +337,33 @@ def recommend(sweep: Sweep) -> Recommendation:
         slow, size = point.number(LATENCY), point.number(PER_ROW) or 0.0
         return bool(point.candidates), size, -value(point), float("inf") if slow is None else slow
 
-    if judged:
+    estimated, end, far = "", ".", ": keep the raw embeddings, or sweep a larger k."
+    if measure != AGREEMENT:
         raw, name = sweep.raw, "the raw embeddings"
-        if raw is None or raw.number(NDCG) is None:
+        if raw is None or raw.number(measure) is None:
             raw, name = max(known, key=value), "the best point (raw: unknown)"
         reference = value(raw)
         least = reference - 100 * TOLERANCE
         goal = f"within {100 * TOLERANCE:g} points of the nDCG@10 of {name} ({reference:.2f})"
-        end = ": keep the raw embeddings, or sweep a larger k."
+        if measure == ESTIMATE:
+            least = reference * (1 - _ESTIMATE_LOSS)
+            goal = f"within {_ESTIMATE_LOSS:.0%} of the score of {name} ({reference / 100:.3f})"
+            estimated = " The score is an estimate from pieces of the texts, without judgements."
     else:
         most = max(map(value, others))
         least = 100 * next((level for level in _LEVELS if 100 * level <= most + 1e-9), _LEVELS[-1])
         goal = f"at {least:.0f}% or more of the raw embeddings' ten nearest neighbours"
-        end = ". Without judgements quality is unknown."
+        end = far = ". Without judgements quality is unknown."
     near = [point for point in others if value(point) >= least - 1e-9]
     if near:
         point = min(near, key=order)
         # Raw embeddings of no more bytes beat it.
         point = next((p for p in known if p.is_raw and order(p)[1:3] <= order(point)[1:3]), point)
         said = f"{point.name} takes the fewest bytes per row among the settings {goal}"
-        end = "." if judged else end
     else:
         point = max(others, key=lambda p: (value(p), -(p.number(PER_ROW) or 0.0)))
-        said = f"No setting is {goal}; the nearest is {point.name}"
+        said, end = f"No setting is {goal}; the nearest is {point.name}", far
+    end += estimated
     found = COLUMNS[measure][1](point.number(measure) or 0.0)
     deep = [0.0 if p is None else p.number(_DEEP) or 0.0 for p in (sweep.raw, point)]
     if (lost := deep[0] - deep[1]) > _DEEP_LOSS:
