@@ -173,7 +173,7 @@ def test_another_form_makes_a_new_table(world: World, options: dict[str, Any]) -
         options = {**options, "full": True}
     report = world.push(**options)
     assert (report.mode, report.k) == ("all", options.get("k", K))
-    assert ("queries must be reduced anew" in "".join(report.notes)) == ("k" in options)
+    assert ("queries must be reduced again" in "".join(report.notes)) == ("k" in options)
     world.assert_same(**options)
     # It is what is there now.
     assert world.push(**{**options, "full": False}).mode == "nothing"

@@ -100,7 +100,7 @@ def test_what_a_file_held_is_told_and_not_lost(
     assert (found["version"], found["k"], found["fits"]) == (first.version, 4, False)
     assert "fits                no" in succeed("push", index, "--to", tmp_path / name, "--status")
     assert report.notes[0].startswith(
-        f"queries must be reduced anew: the query digest was {first.query_digest};"
+        f"queries must be reduced again: the query digest was {first.query_digest};"
     )
     held = written_files(tmp_path / name)[-1].read_bytes()
     with monkeypatch.context() as patched:

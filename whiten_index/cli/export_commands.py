@@ -147,7 +147,7 @@ def push(options: dict[str, str], status: bool, as_json: bool, **given: Any) -> 
 
     What the database has of an earlier version by the same transform is changed in place. Else a
     new table is filled, indexed, checked against brute force and swapped in in one step.
-    Run again after anything went wrong: it goes on. Passwords come from the
+    Run it again to resume after an error. Passwords come from the
     variables that the database's client reads, never in the URL.
     """
     from whiten_index.vectordb.push import push_index

@@ -24,7 +24,7 @@ store_argument = click.argument("store", metavar="INDEX|STORE", type=PATH)
 
 
 def _store_of(place: str) -> str:
-    """Return the store of an index, or what is given if it is none."""
+    """Return the store of an index, or the folder given if it is no index."""
     from whiten_index.artifacts.cached_storage import place_of
     from whiten_index.versions.published import CURRENT, VERSIONS, read_current, read_version
     from whiten_index.versions.references import open_store

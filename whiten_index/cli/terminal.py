@@ -31,7 +31,7 @@ class Bars(Progress):
         self._ended = threading.Event()
 
     def start(self, stage: str, total: int) -> None:
-        """Open a bar, or start to tell the time, in place of what is shown of another stage."""
+        """Open a bar, or start to print the time, in place of what is shown of another stage."""
         self._end()
         self._done, self._started = 0, time.monotonic()
         self._ended = threading.Event()

@@ -422,7 +422,7 @@ def _identify(filesystem: Any, path: str) -> Identity:
     info = _look(filesystem, path)
     if info.type != pafs.FileType.File:
         raise FileNotFoundError(path)
-    # Whoever packed an archive chose the times in it.
+    # The times in an archive are those that its maker chose.
     packed = hasattr(getattr(handler, "fs", None), "fo")
     return Identity(size, None if packed else info.mtime_ns, tags.get(_MADE, ""))
 

@@ -119,7 +119,7 @@ class ModelFolder:
 
     @property
     def files_sha256(self) -> str:
-        """Digest of every file beside the weights that loading may read.
+        """Digest of every file, except the weights, that loading may read.
 
         Any file counts unless it is known that nothing reads it. Code that comes with the model
         may read folders inside too. Left out is what changes with each saving of a model.

@@ -123,7 +123,7 @@ def connect(address: str, options: PostgresOptions, *, make: bool) -> tuple[Any,
 
 def explain_error(error: Exception) -> tuple[str, str]:
     """Return the server's sentence, and a remedy."""
-    resume = "push again when that is mended: it goes on where it was"
+    resume = "push again when that is mended, to resume"
     if not isinstance(error, psycopg.Error):
         return first_line(error), resume
     diagnosis, state = error.diag, error.sqlstate or ""

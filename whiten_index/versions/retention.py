@@ -135,7 +135,7 @@ def _facts(
             if verify != FULL and mirror.differs(folder):
                 sound = (
                     f"{mirror.uri}/{VERSIONS}/{name} changed since this machine uploaded or "
-                    f"downloaded it; whiten-index verify {mirror.uri} tells whether it is damaged"
+                    f"downloaded it; whiten-index verify {mirror.uri} shows whether it is damaged"
                 )
     except StorageError as error:
         unread = str(error)
