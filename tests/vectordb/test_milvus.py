@@ -7,15 +7,19 @@ import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from milvus_lite.index.faiss_hnsw import FaissHnswIndex
 from milvus_lite.server_manager import server_manager_instance
 from pymilvus import MilvusClient
+from pymilvus.client.grpc_handler import GrpcHandler
 
 from tests.helpers.bad_input import process
 from tests.vectordb.pushed_rows import (
+    K,
     Rows,
     assert_finds,
     assert_holds,
@@ -224,6 +228,19 @@ def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_no_secret("".join(traceback.format_exception(caught.value)), SECRET)
 
 
+def test_pages_that_never_end(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    query = MilvusClient.query
+
+    def first_page(self: MilvusClient, *given: Any, filter: str, **more: Any) -> Any:
+        return query(self, *given, filter="", **more)
+
+    with open_writer(f"milvus://{file}", "docs") as writer:
+        fill(writer, Rows.make(5))
+        monkeypatch.setattr(MilvusClient, "query", first_page)
+        with pytest.raises(DatabaseError, match="it gives more rows than it counts"):
+            writer.search(np.ones((1, K), np.float32), 1, exact=True)
+
+
 def test_a_server_that_falls_silent(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(milvus_writer, "_ANSWER_SECONDS", 1.0)
     code = (
@@ -233,8 +250,11 @@ def test_a_server_that_falls_silent(file: Path, monkeypatch: pytest.MonkeyPatch)
     with process(code=code) as child:
         assert child.stdout is not None
         address = child.stdout.readline().strip().replace("http:", "milvus:")
-        with open_writer(address, "docs") as writer:
-            assert writer.published() is None
+        with open_writer(address, "docs", options={"index_timeout": "1"}) as writer:
+            with monkeypatch.context() as never_loaded:
+                never_loaded.setattr(GrpcHandler, "get_loading_progress", lambda *_, **__: 0)
+                with pytest.raises(DatabaseError, match="the index could not be built"):
+                    fill(writer, Rows.make(5))
             child.send_signal(signal.SIGSTOP)
             started = time.monotonic()
             with pytest.raises(DatabaseError, match="check that the server runs and answers"):

@@ -553,6 +553,24 @@ def test_what_does_not_come_back_is_not_swapped_in(
     world.assert_same()
 
 
+@pytest.mark.parametrize(
+    ("lie", "why"),
+    [
+        (lambda found: found[1:], "could not be searched"),
+        (lambda found: [each * 2 for each in found], "could not be searched"),
+        (lambda found: [[1.0] * len(each) for each in found], "exact search finds 10%"),
+    ],
+)
+def test_searches_that_are_answered_wrongly(
+    world: World, monkeypatch: pytest.MonkeyPatch, lie: Any, why: str
+) -> None:
+    search = MemoryWriter._search
+    monkeypatch.setattr(MemoryWriter, "_search", lambda *given, **how: lie(search(*given, **how)))
+    with pytest.raises((DatabaseError, GateError), match=why):
+        world.push()
+    assert world.server.published is None
+
+
 def test_changes_that_do_not_come_back_are_taken_back(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -197,12 +197,12 @@ class DatabaseWriter(ABC):
         pending: bool = False,
     ) -> NDArray[np.float32]:
         """Return the cosines (q, top_k) of the rows nearest to queries (q, k), NaN for no row."""
+        scores = np.full((len(vectors), top_k), np.nan, dtype=np.float32)
         with self._reporting("it could not be searched"):
             stored = self._require(pending=pending)
             found = self._search(stored, vectors, top_k, exact=exact)
-        scores = np.full((len(vectors), top_k), np.nan, dtype=np.float32)
-        for row, best in zip(scores, found, strict=True):
-            row[: len(best)] = best
+            for row, best in zip(scores, found, strict=True):
+                row[: len(best)] = best
         return scores
 
     # The engine's part.

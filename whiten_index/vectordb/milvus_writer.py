@@ -77,7 +77,7 @@ class MilvusWriter(AliasWriter):
                 )  # fmt: skip
                 opened.callback(self._milvus.close)
                 if not self._local:
-                    self._milvus = _Bounded(self._milvus)
+                    self._milvus = _Bounded(self._milvus, options.index_timeout)
                 release = str(self._milvus.get_server_version())
             self._opened = opened.pop_all()
         # A server may be Lite as well.
@@ -202,12 +202,13 @@ class MilvusWriter(AliasWriter):
         primary = _PRIMARY if PASSAGE in stored.table.columns else ID
         # The client's own iterator quotes no key. Pages are read with no consistency, so what was
         # written is waited for before.
-        self._count(stored)
-        after = ""
+        left, after = self._count(stored), ""
         while page := self._milvus.query(
             stored.name, filter=after, limit=_PAGE_ROWS, output_fields=[primary, VECTOR],
             iterator="True", reduce_stop_for_best="True",
         ):  # fmt: skip
+            if (left := left - len(page)) < 0:
+                raise ValueError("it gives more rows than it counts")
             yield _as_matrix([row[VECTOR] for row in page], stored.table.k)
             # A page ends early where a segment does; the last one is empty.
             after = f"{primary} > {_quoted(page[-1][primary])}"
@@ -238,14 +239,14 @@ class MilvusWriter(AliasWriter):
 
 
 class _Bounded:
-    """A client of a server, of which most calls end after a time; it tries for long otherwise."""
+    """A client of a server, of which each call ends after a time; it tries for ever otherwise."""
 
-    def __init__(self, client: MilvusClient) -> None:
-        self._client = client
+    def __init__(self, client: MilvusClient, seconds: int) -> None:
+        self._client, self._seconds = client, seconds
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._client, name)
-        return found if name in _LONG else partial(found, timeout=_ANSWER_SECONDS)
+        seconds = self._seconds if name in _LONG else _ANSWER_SECONDS
+        return partial(getattr(self._client, name), timeout=seconds)
 
 
 def collection_schema(layout: Layout) -> Any:

@@ -132,10 +132,12 @@ def _searched(
     if not len(queries):
         return found
     top_k = min(TOP_K, len(source) - zeros)
-    least = best[:, top_k - 1 : top_k] - _TIED[source.layout.dtype]
+    least, tied = best[:, top_k - 1 : top_k], _TIED[source.layout.dtype]
 
     def recall(*, exact: bool) -> float:
-        scores = writer.search(queries, top_k, exact=exact, pending=True)
-        return float(np.mean(scores >= least))
+        scores = -np.sort(-writer.search(queries, top_k, exact=exact, pending=True))
+        # An exact score is that of its rank; a row of zeros may have any.
+        most = best[:, :top_k] if exact and not zeros else np.inf
+        return float(np.mean((scores >= least - tied) & (scores <= most + tied)))
 
     return found | {"exact_recall": recall(exact=True), "recall": recall(exact=False)}

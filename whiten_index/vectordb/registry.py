@@ -109,6 +109,7 @@ class MilvusOptions(EngineOptions):
     m: Positive = 16
     ef_construction: Positive = 200
     nlist: Positive | None = None
+    index_timeout: Positive = 3600
 
     def index_params(self, rows: int) -> dict[str, int]:
         """Return the parameters of the index of a collection with some rows."""
