@@ -142,6 +142,10 @@ docs: .venv/docs $(CHROMIUM)
 lint: .venv/tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	rm -rf .venv/wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir .venv/wheel .
+	$(BIN)/twine check --strict .venv/wheel/*.whl
+	$(BIN)/check-wheel-contents .venv/wheel
 
 types: .venv/tools
 	$(BIN)/mypy

@@ -96,8 +96,10 @@ def lines_of(text: str) -> set[str]:
 )
 def test_the_commands_of_a_page_print_what_it_shows(pages: list[Path], tmp_path: Path) -> None:
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    # The path is that of this checkout, whichever one is installed.
-    env = {**os.environ, "PATH": programs, "PYTHONPATH": str(ROOT)}
+    # The wheel of this checkout, whichever one is installed; packages are those of this Python.
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation")
+    subprocess.run([*pip, "--no-index", "--target", tmp_path / "wheel", ROOT], check=True)
+    env = {**os.environ, "PATH": programs, "PYTHONPATH": str(tmp_path / "wheel")}
     for page in pages:
         done = subprocess.run(
             ["sh", "-e", "-c", commands(page)],
