@@ -76,7 +76,7 @@ def test_a_build_says_what_the_reduction_costs(corpus: Path, index: Path, tmp_pa
     )
     quality = json.loads(done("inspect", index, "--json"))["quality"]
     assert quality["agreement_at_10"] == pytest.approx(share, abs=0.05)
-    narrow = ("--out", tmp_path / "i", "--k", 2, "--whiten", "pca")
+    narrow = ("--out", tmp_path / "i", "--k", 2, "--whiten", "PCA")
     assert "nearest by raw embeddings" in run("build", corpus, *COLUMNS, *narrow).err
 
 

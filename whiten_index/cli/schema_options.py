@@ -190,7 +190,7 @@ def verify_option(
     help: str = "Compare every file's checksum, or only its size, which misses flipped bits.",
 ) -> Callable[[Command], Command]:
     """Return the option that says how thoroughly files are checked."""
-    kinds = click.Choice(["full", "manifest"])
+    kinds = click.Choice(["full", "manifest"], case_sensitive=False)
     return click.option("--verify", type=kinds, default=default, show_default=True, help=help)
 
 
@@ -212,7 +212,7 @@ def _option(each: Option) -> Callable[[Command], Command]:
     elif each.kind is tuple:
         settings["multiple"] = True
     elif each.choices:
-        settings["type"] = click.Choice(each.choices)
+        settings["type"] = click.Choice(each.choices, case_sensitive=False)
     else:
         settings["type"] = _TYPES.get(each.kind, click.STRING)
     return click.option(flag, each.name, **settings)
