@@ -1,5 +1,6 @@
 """Metrics files: read back by the library's own parser, and held to Prometheus' rules of names."""
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,9 @@ def test_a_run_says_what_it_did(place: tuple[Path, Path]) -> None:
     before = time.time()
     write_metrics(path, **DONE, index=index)
     found = read(path)
+    page = (Path(__file__).parents[2] / "docs" / "files.md").read_text(encoding="utf-8")
+    rows = re.findall(r"(?m)^\| (`.*?) \|", page)
+    assert {name for name, *_ in found} == set(re.findall(r"`(\w+)`", "".join(rows)))
     assert before <= found["last_run_timestamp_seconds",] <= time.time()
     assert found["last_success_timestamp_seconds",] == found["last_run_timestamp_seconds",]
     said = {
