@@ -165,6 +165,7 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
     "truncated": _truncated,
     "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "flipped": _flipped,
+    "name": lambda path: path.write_bytes(path.read_bytes().replace(b"element", b"elemen\xf4")),
     "empty": lambda path: path.write_bytes(b""),
     "text": lambda path: path.write_text("id,text\n1,hello\n"),
 }

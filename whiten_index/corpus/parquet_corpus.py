@@ -345,11 +345,11 @@ def _read_footer(
     ):
         metadata, schema = parquet.metadata, parquet.schema_arrow
         file = replace(file, footer=footer_digest(metadata))
+        # Ids and kept columns do not count: asking for another one must not move the shards.
+        wanted = {*config.text_columns, config.embedding_column or ""} - {""}
+        indices = range(metadata.num_row_groups)
+        groups = tuple(_describe_group(metadata.row_group(i), wanted) for i in indices)
     check_columns(file, schema, config, columns)
-    # Ids and kept columns do not count: asking for another one must not move the shards.
-    wanted = {*config.text_columns, config.embedding_column or ""} - {""}
-    indices = range(metadata.num_row_groups)
-    groups = tuple(_describe_group(metadata.row_group(i), wanted) for i in indices)
     rows = sum(group.rows for group in groups)
     if min((group.rows for group in groups), default=0) < 0 or rows > _MOST_ROWS:
         raise CorpusError(

@@ -31,7 +31,7 @@ def unchanged(file: SourceFile, *, fault: str = "is damaged") -> Iterator[None]:
     try:
         with asking(file.path, content=True):
             yield
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         # Half of one file and half of another looks damaged.
         file.require_unchanged()
         if isinstance(error, FileNotFoundError):
