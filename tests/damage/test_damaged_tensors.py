@@ -93,6 +93,8 @@ DAMAGES = [
     *(("whitening", "basis", np.zeros(shape)) for shape in ((2, 2), (3,), (3, 2, 1), (3, 0))),
     ("whitening", "basis", np.full((3, 2), np.inf)),
     *(("whitening", "eigenvalues", array) for array in (np.ones(2), np.full(3, np.nan))),
+    *(("whitening", "eigenvalues", np.full(3, each)) for each in (-1.0, 1e308)),
+    ("whitening", "basis_variances", -np.ones(2)),
     *(("whitening", name, np.empty(0)) for name in ("exponent", "count")),
 ]
 
@@ -101,6 +103,13 @@ DAMAGES = [
 def test_tensors_that_do_not_belong_together_are_an_error(saved, kind, name, array):
     rewrite(saved, {name: array})
     assert_unreadable(saved, kind)
+
+
+@pytest.mark.parametrize("kind", ["whitening"], indirect=True)
+def test_whole_numbers_are_read_as_fractions(saved, kind):
+    rewrite(saved, {name: np.ones(3, np.int64) for name in ("mean", "eigenvalues")})
+    read = READERS[kind].load(saved)
+    assert read.mean.dtype == read.eigenvalues.dtype == np.float64
 
 
 @pytest.mark.parametrize(

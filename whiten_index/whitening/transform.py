@@ -42,6 +42,8 @@ _FILE_KIND, _FORMAT_VERSION = "whitening", 1
 _FLOAT32_UNIT = float(np.finfo(np.float32).eps) / 2
 # Lengths take squares, which float64 holds up to here.
 _LARGEST = 1e150
+# Of the variances, whose sum float64 holds too.
+_WIDEST = 1e303
 _FLAGS = ("center", "normalize_input", "shuffle")
 _NUMBERS = ("exponent", "count", "shrinkage", "floor")
 _INTEGERS = ("remove_top", "groups", "seed")
@@ -392,7 +394,7 @@ class Whitening:
         tensors, facts = read_tensors(
             path, kind=_FILE_KIND, version=_FORMAT_VERSION, shapes=_SHAPES, optional=_OPTIONAL
         )
-        fields: dict[str, Any] = dict(tensors)
+        fields: dict[str, Any] = {name: x.astype(np.float64) for name, x in tensors.items()}
         try:
             fields["kind"] = Kind(facts["transform"])
             fields["estimator"] = facts["estimator"]
@@ -415,6 +417,12 @@ class Whitening:
         for name in _NEEDED.get(self.kind, ()):
             if getattr(self, name) is None:
                 return f"it has no {name}"
+        for name in ("eigenvalues", "basis_variances"):
+            found = getattr(self, name)
+            if found is not None and not (
+                found.min(initial=0) >= 0 and found.max(initial=0) <= _WIDEST
+            ):
+                return f"{name} that are no variances"
         if self.estimator not in (*ESTIMATORS, "fixed"):
             return f"estimator {self.estimator}"
         dim, kept = self.basis.shape
