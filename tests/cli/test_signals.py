@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+# A shell without job control has what it starts in the background ignore Ctrl-C.
+HEEDS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 # A library that drops exceptions of its callbacks is stood for by __del__.
 JOB = """
 import os, signal, sys, time
@@ -41,11 +43,24 @@ STOPPED = {
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 @pytest.mark.parametrize("how", STOPPED)
 def test_a_job_that_is_stopped_logs_it_and_ends_with_130(name: str, how: str) -> None:
-    # A shell without job control has what it starts in the background ignore Ctrl-C.
-    heeds = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     script = JOB.format(name=name, stopped=STOPPED[how].format(name=name))
     ended = subprocess.run(
-        [sys.executable, "-c", heeds + script], capture_output=True, text=True, timeout=50
+        [sys.executable, "-c", HEEDS + script], capture_output=True, text=True, timeout=50
     )
     assert ended.returncode == 130, ended.stderr
     assert json.loads(ended.stdout.splitlines()[-1])["event"] == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("place", "ending"),
+    [("cli.require_plain_environment", "pass"), ("click.Group.invoke", "raise ValueError")],
+)
+def test_ctrl_c_at_another_moment(place: str, ending: str) -> None:
+    """While options are read, and where a library makes another error of it."""
+    stop = f"def stop(*_):\n  try: os.kill(os.getpid(), signal.SIGINT)\n  finally: {ending}\n"
+    script = (
+        f"{HEEDS}import click, os\nfrom whiten_index import cli\n{stop}{place} = stop\ncli.main()"
+    )
+    command = [sys.executable, "-c", script, "versions", "index"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (130, False), ended.stderr

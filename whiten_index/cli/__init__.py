@@ -21,7 +21,7 @@ from whiten_index.cli import (
     terminal,
 )
 from whiten_index.cli.schema_options import own_config_option
-from whiten_index.cli.signals import INTERRUPTED, stop_on_signals
+from whiten_index.cli.signals import INTERRUPTED, raise_if_interrupted, status_of, stop_on_signals
 from whiten_index.cli.streams import guarded, open_closed_descriptors, print_exception
 from whiten_index.errors import ConfigError, PartialFailureError, WhitenIndexError
 from whiten_index.paths import cell, require_no_secret, require_plain_environment
@@ -87,7 +87,7 @@ class _Commands(click.Group):
             except SystemExit as ended:
                 if not isinstance(ended.code, int | None):
                     raise
-                raise SystemExit(streams.end(ended.code or 0)) from None
+                raise SystemExit(streams.end(status_of(ended.code or 0))) from None
 
     def invoke(self, context: click.Context) -> Any:
         try:
@@ -98,6 +98,8 @@ class _Commands(click.Group):
                 terminal.print_json({"error": str(error), "failed": error.items})
             context.exit(error.exit_code)
         except Exception as error:
+            # A library may have made another error of it.
+            raise_if_interrupted()
             failed = unforeseen(error, step=str(context.invoked_subcommand))
             if failed is None or (isinstance(error, OSError) and error.errno == errno.EPIPE):
                 raise

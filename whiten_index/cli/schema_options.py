@@ -1,7 +1,5 @@
 """Click options made from the schemas of ``whiten_index.options``."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum

@@ -31,6 +31,11 @@ def raise_if_interrupted() -> None:
         raise KeyboardInterrupt
 
 
+def status_of(status: int) -> int:
+    """Return the status to end with: click ends with 1 if a signal comes while it reads options."""
+    return INTERRUPTED if _State.stopped and status == 1 else status
+
+
 def _stop(_: int, __: FrameType | None) -> None:
     _State.stopped = True
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

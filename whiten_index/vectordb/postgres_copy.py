@@ -1,7 +1,5 @@
 """Rows of Arrow to a table of PostgreSQL by binary COPY, and back."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Connection to PostgreSQL, its errors without secrets, and questions to its catalog."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -11,8 +11,6 @@ to it or made to depend on it (columns, indexes, policies, views, foreign keys, 
 then no row is sent, and the error names it.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 import time

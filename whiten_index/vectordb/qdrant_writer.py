@@ -3,8 +3,6 @@
 A point's id is a UUID made of its row's key. Its payload is the row as JSON: id and kept columns.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time
