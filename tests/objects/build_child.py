@@ -1,7 +1,5 @@
 """A build in a process of its own, which waits after some of its shards to be killed."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

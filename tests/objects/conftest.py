@@ -1,7 +1,5 @@
 """A real server of S3, an empty bucket in it for each test, and caches of several machines."""
 
-from __future__ import annotations
-
 import itertools
 import urllib.request
 from collections.abc import Callable, Iterator

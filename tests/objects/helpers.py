@@ -1,7 +1,5 @@
 """What the tests of stores and indexes in buckets share."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The requests to a bucket, and what is said where they fail."""
 
-from __future__ import annotations
-
 import importlib
 import socket
 import threading
@@ -173,17 +171,21 @@ def test_the_page_of_a_proxy_is_no_empty_bucket(s3, tmp_path, monkeypatch, answe
         server.shutdown()
 
 
-def test_a_removal_that_was_not_done_is_not_taken_for_done(s3, monkeypatch):
+def test_a_page_that_is_not_there_answers_no_removal_and_no_put(s3, monkeypatch):
     class NotFound(_Silent):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             self.send_error(404)
+
+        do_PUT = do_POST  # noqa: N815
 
     with ThreadingHTTPServer(("127.0.0.1", 0), NotFound) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
         with pytest.raises(StorageError, match="cannot remove s3://bucket/p/a"):
             Bucket("s3://bucket/p").delete("a")
+        with pytest.raises(StorageError, match="cannot put s3://bucket/p/a"):
+            Bucket("s3://bucket/p").put("a", b"", over={"e_tag": "1"})
         server.shutdown()
 
 

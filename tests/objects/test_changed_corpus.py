@@ -1,7 +1,5 @@
 """An object of the corpus that is overwritten while a command reads it: refused, or one of both."""
 
-from __future__ import annotations
-
 import datetime
 from typing import Any
 

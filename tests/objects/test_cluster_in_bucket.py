@@ -1,7 +1,5 @@
 """A build on a cluster whose machines share nothing but a bucket."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Damage in a bucket, seen from a machine whose copies are sound: the bucket decides."""
 
-from __future__ import annotations
-
 import os
 import stat
 from typing import Any

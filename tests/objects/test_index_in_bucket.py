@@ -1,7 +1,5 @@
 """Builds whose corpus, store and index are in a bucket, and searches of what they publish."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil

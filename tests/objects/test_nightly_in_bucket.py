@@ -1,7 +1,5 @@
 """The nights of a team: an index in a bucket, encoded on a cluster, pushed to PostgreSQL."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

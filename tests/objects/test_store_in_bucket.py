@@ -1,7 +1,5 @@
 """Stores of raw embeddings in a bucket: resumed anywhere, mended where they are damaged."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Updates, pushes and evaluations of an index in a bucket, from machines without copies of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

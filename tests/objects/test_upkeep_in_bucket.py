@@ -1,7 +1,5 @@
 """gc, compact and verify of a store in a bucket: as in a folder, beside others, killed anywhere."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import functools

@@ -258,12 +258,12 @@ class Bucket:
         missing = () if lost else (errors.NotFoundError, FileNotFoundError)
         try:
             yield
-        except unmet as error:
-            raise ChangedError(place) from error
         except (errors.BaseError, FileNotFoundError, ValueError) as error:
             text = f"{type(error).__name__} {error}"
             # A proxy that does not reach the server names no code.
             answered = "<Code>" in text and not any(code in text for code in _NO_BUCKET)
+            if answered and isinstance(error, unmet):
+                raise ChangedError(place) from error
             if answered and isinstance(error, missing):
                 raise _MissingError(place) from error
             raise self._failure(what, place, text) from error
