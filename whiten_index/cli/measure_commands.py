@@ -84,11 +84,10 @@ def _lines(said: Mapping[str, Any]) -> Iterator[str]:
     yield from _left_out(said)
 
 
-def _left_out(said: Mapping[str, Any]) -> Iterator[str]:
+def _left_out(said: Mapping[str, Any]) -> list[str]:
     from whiten_index.measure.results import by_reason
 
-    for line in by_reason(said["skipped"]):
-        yield f"left out: {line}"
+    return [f"left out: {line}" for line in by_reason(said["skipped"])]
 
 
 @click.command()

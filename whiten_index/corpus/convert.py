@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from whiten_index.errors import CorpusError, first_line
 
-_BLANKS = re.compile(r"\s*")
+_SIGN = re.compile(r"\S")
 
 
 def to_parquet(files: str, target: str) -> None:
@@ -49,23 +49,24 @@ def to_parquet(files: str, target: str) -> None:
     print(f"{target}: {len(table):,} rows with {', '.join(table.column_names)}")
 
 
-def _joined(parts: Sequence[pa.Table]) -> pa.Table:
-    names = dict.fromkeys(name for part in parts for name in part.column_names)
-    for name in names:
-        fields = [part.schema.field(name) for part in parts if name in part.column_names]
+def _joined(parts: list[pa.Table]) -> pa.Table:
+    try:
+        return pa.concat_tables(parts, promote_options="permissive")
+    except pa.ArrowException:
+        return _table([row for part in parts for row in part.to_pylist()])
+
+
+def _table(rows: list[dict[str, Any]]) -> pa.Table:
+    columns = dict[str, Any]()
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
         try:
-            pa.unify_schemas([pa.schema([field]) for field in fields], promote_options="permissive")
-        except pa.ArrowException:
-            _note(name)
-            parts = [_with_text(part, name) for part in parts]
-    return pa.concat_tables(parts, promote_options="permissive")
-
-
-def _with_text(part: pa.Table, name: str) -> pa.Table:
-    if name not in part.column_names:
-        return part
-    place = part.column_names.index(name)
-    return part.set_column(place, name, pa.array(map(_text, part[name].to_pylist()), pa.string()))
+            columns[name] = pa.array(values)
+        except (pa.ArrowException, OverflowError):
+            note = f"note: {name} has values of several types, and is written as text"
+            print(note, file=sys.stderr)
+            columns[name] = pa.array(map(_text, values), pa.string())
+    return pa.table(columns)
 
 
 def _text(value: Any) -> str | None:
@@ -73,27 +74,12 @@ def _text(value: Any) -> str | None:
     return value if plain else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _note(name: str) -> None:
-    print(f"note: {name} has values of several types, and is written as text", file=sys.stderr)
-
-
 def _read_json(path: str) -> pa.Table:
-    text, decoder, rows = Path(path).read_text(encoding="utf-8-sig"), json.JSONDecoder(), []
-    place = _BLANKS.match(text).end()  # type: ignore[union-attr]
-    while place < len(text):
-        value, place = decoder.raw_decode(text, place)
+    text, decoder, rows, end = Path(path).read_text("utf-8-sig"), json.JSONDecoder(), [], 0
+    while start := _SIGN.search(text, end):
+        value, end = decoder.raw_decode(text, start.start())
         rows += value if isinstance(value, list) else [value]
-        place = _BLANKS.match(text, place).end()  # type: ignore[union-attr]
-    rows = [row if isinstance(row, dict) else {"text": row} for row in rows]
-    columns = dict[str, Any]()
-    for name in dict.fromkeys(name for row in rows for name in row):
-        values = [row.get(name) for row in rows]
-        try:
-            columns[name] = pa.array(values)
-        except (pa.ArrowException, OverflowError):
-            _note(name)
-            columns[name] = pa.array(map(_text, values), pa.string())
-    return pa.table(columns)
+    return _table([row if isinstance(row, dict) else {"text": row} for row in rows])
 
 
 def _read_csv(path: str, **options: Any) -> pa.Table:
