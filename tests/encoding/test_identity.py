@@ -431,10 +431,10 @@ def test_rows_that_were_computed_in_two_ways_are_reported(part, tmp_path, monkey
     assert "computed by different versions" in told
     assert run("verify", store)[0] == 0
     found = json.loads(run("inspect", index, "--json")[1])["runtimes"]
-    names = ("torch", "transformers", "tokenizers", "inputs")
+    names = ("torch", "transformers", "tokenizers", "inputs", "products")
     assert {each.keys() == {*names} for each in found} == {True}
-    first = [*map(version, names[:3]), "packed"]
-    second = [*first[:3], "padded: trial"]
+    first = [*map(version, names[:3]), "packed", "torch"]
+    second = [*first[:3], "padded: trial", "torch"]
     if part == "encoder.version":
-        second = [*(f"0.1-{name}" for name in names[:3]), "packed"]
+        second = [*(f"0.1-{name}" for name in names[:3]), "packed", "torch"]
     assert sorted([each[name] for name in names] for each in found) == sorted([first, second])

@@ -121,6 +121,7 @@ class Encoder:
             "device": torch.cuda.get_device_name(self.device) if cuda else self.device.type,
             "lanes": self._threads.count,
             "packs": self._transformer.packs,
+            "products": self._transformer.products,
             "torch": torch.__version__,
         }
         self.budget = cached_budget(LADDERS[self._kind], facts)
@@ -150,10 +151,11 @@ class Encoder:
 
     @property
     def runtime(self) -> dict[str, str]:
-        """Versions of torch, transformers and tokenizers, and the form of inputs."""
+        """Versions of torch, transformers and tokenizers, the form of inputs, and the products."""
         versions = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
         obstacle = self._transformer.obstacle
-        return {**versions, "inputs": f"padded: {obstacle}" if obstacle else "packed"}
+        inputs = f"padded: {obstacle}" if obstacle else "packed"
+        return {**versions, "inputs": inputs, "products": self._transformer.products}
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the embeddings of documents, (n, d) float32, unnormalised.

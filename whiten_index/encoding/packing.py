@@ -188,8 +188,6 @@ def packing_obstacle(model: Any, device: torch.device, dtype: torch.dtype) -> st
         if device.type != "cpu":
             obstacle = _model_obstacle(model) or _gpu_obstacle(model, device, dtype)
             return obstacle or _trial_obstacle(model, device)
-        if dtype is not torch.float32:
-            return f"{str(dtype).removeprefix('torch.')} on a CPU is not float32"
         return _model_obstacle(model) or _cpu_trial_obstacle(model)
     except Exception as error:
         # Drivers, torch and transformers raise all sorts of errors here.

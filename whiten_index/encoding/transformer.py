@@ -14,14 +14,15 @@ from whiten_index.encoding.model_files import HeadStep, weight_files
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.packing import PackedForward, packing_obstacle, pool_packed
 from whiten_index.encoding.pooling import Pooling, mean_layers, pool
+from whiten_index.encoding.products import TORCH, use_fastest_products
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.tokenization import cannot_load, code_pin, load_tokenizer
 from whiten_index.errors import EncoderError
 
 Pool = Callable[[Tensor, Pooling], Tensor]
 # Matrix products of so many rows give each row the same bits as those of any more. Measured with
-# MKL on x86, one thread: from 16 rows on with AVX-512, from 4 with AVX2. ARM and Accelerate are
-# untried.
+# MKL and oneDNN on x86, one thread: from 16 rows on with AVX-512, from 4 with AVX2. ARM and
+# Accelerate are untried.
 _FEWEST_ROWS = 64
 # Others normalise after their last layer, so the states of a shorter model are not theirs.
 _NORMALISED_LAYERS = (
@@ -51,7 +52,9 @@ class Transformer:
         self.packs = self.obstacle is None
         self._packed = PackedForward(model) if self.packs else None
         # With padding, and by a GPU's kernels, a text depends on its batch.
-        self.fewest_rows = _FEWEST_ROWS if self.packs and device.type == "cpu" else 0
+        on_cpu, bfloat16 = device.type == "cpu", spec.dtype == "bfloat16"
+        self.fewest_rows = _FEWEST_ROWS if self.packs and on_cpu else 0
+        self.products = use_fastest_products(model, bfloat16=bfloat16) if on_cpu else TORCH
         self._model, self._layers = model, None if spec.layers == (last,) else spec.layers
         self._pooling, head = spec.pooling, load_head(folder)
         self._head = None if head is None else head.to(device)
@@ -116,7 +119,8 @@ def load_transformer(
     try:
         model, loading = transformers.AutoModel.from_pretrained(
             folder.path,
-            dtype=getattr(torch, spec.dtype),
+            # A CPU computes in float32 but for products in bfloat16; float16 is slow there.
+            dtype=torch.float32 if device.type == "cpu" else getattr(torch, spec.dtype),
             trust_remote_code=folder.trust_remote_code,
             local_files_only=folder.local_files_only,
             **code_pin(folder),

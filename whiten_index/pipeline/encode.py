@@ -361,7 +361,7 @@ def _note_runtimes(report: EncodeReport) -> None:
     }
     if len(names) > 1:
         report.stages.watcher.note(
-            f"note: the embeddings in {report.store.place} were computed by different versions or "
-            f"inputs ({'; '.join(sorted(names))}), so those of equal texts may differ slightly; "
-            "encode into a new --store for one version alone"
+            f"note: the embeddings in {report.store.place} were computed by different versions, "
+            f"inputs or products ({'; '.join(sorted(names))}), so those of equal texts may differ "
+            "slightly; encode into a new --store for one version alone"
         )

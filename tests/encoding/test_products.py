@@ -1,0 +1,48 @@
+"""Products of a model's linear layers on a CPU: torch's own, or oneDNN's."""
+
+import numpy as np
+import pytest
+
+from tests.helpers.tiny_models import FAMILIES, texts
+from whiten_index.encoding import products
+from whiten_index.encoding.encoder import Encoder
+
+
+def load(folder, **options) -> Encoder:
+    return Encoder.load(str(folder), device="cpu", threads=1, **options)
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Take oneDNN wherever it works, whatever its speed."""
+    monkeypatch.setattr(products, "_WORTHWHILE", 0)
+    monkeypatch.setattr(products, "_LEAST_WEIGHTS", 0)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_onednn_gives_what_torch_gives(family, tmp_path, monkeypatch, eager):
+    folder, some = FAMILIES[family](tmp_path / family), texts(20)
+    fast = load(folder)
+    assert fast.runtime["products"] == "oneDNN float32"
+    found = fast.encode(some)
+    if fast.runtime["inputs"] == "packed":
+        alone = np.concatenate([fast.encode([text]) for text in some])
+        np.testing.assert_array_equal(found, alone)
+    # States that differ by more than rounding leave the model as it was.
+    monkeypatch.setitem(products._TRIAL_ERRORS, products.torch.float32, -1.0)
+    plain = load(folder)
+    assert plain.runtime["products"] == "torch"
+    np.testing.assert_allclose(found, plain.encode(some), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_on_a_cpu_computes_in_float32_but_for_products(dtype, tmp_path, eager):
+    folder, some = FAMILIES["bert"](tmp_path / "bert"), texts(20)
+    half, whole = load(folder, dtype=dtype), load(folder)
+    assert half.runtime["inputs"] == "packed"
+    # Only some processors have products in bfloat16.
+    names = {"oneDNN bfloat16", "oneDNN float32"} if dtype == "bfloat16" else {"oneDNN float32"}
+    assert half.runtime["products"] in names
+    found, expected = half.encode(some), whole.encode(some)
+    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    assert ((found * expected).sum(axis=1) / lengths).min() >= 0.999
