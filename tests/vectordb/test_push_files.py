@@ -111,6 +111,14 @@ def test_what_a_file_held_is_told_and_not_lost(
         assert push(index, tmp_path / name, max_shrink=1.0).rows == ROWS // 2
 
 
+def test_a_link_to_a_file_of_another_ending(index: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.parquet").symlink_to(tmp_path / "rows.arrow")
+    with pytest.raises(ConfigError, match=r"rows.arrow, which does not end in .parquet"):
+        push(index, tmp_path / "rows.parquet")
+    with pytest.raises(ConfigError, match=r"rows.arrow, which does not end in .parquet"):
+        pushed_version(str(tmp_path / "rows.parquet"))
+
+
 @pytest.mark.parametrize("name", ["v.parquet", "v.npy"])
 def test_a_link_stays_one(index: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "there").mkdir()

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.cached_storage import naming
-from whiten_index.artifacts.files import resolved
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import DatabaseError, GateError
 from whiten_index.progress import Progress, Stages
@@ -22,6 +21,7 @@ from whiten_index.vectordb.registry import open_writer
 from whiten_index.vectordb.vector_files import (
     ending,
     require_file,
+    target_of,
     write_rows,
     written_files,
     written_version,
@@ -120,7 +120,7 @@ def pushed_version(
     """
     config = PushConfig(index=".", to=to, table=table, options=dict(options or {}))
     if config.to_file:
-        return written_version(resolved(to))
+        return written_version(target_of(to))
     assert table is not None
     with open_writer(to, table, options=config.options, make=False) as writer:
         return writer.published()

@@ -40,15 +40,25 @@ _DESCRIBED = ("version", "query_digest", "rows", "k", "dtype", "columns")
 
 def require_file(address: str) -> Path:
     """Return the path of a file that is new or that a push wrote."""
-    path = Path(address)
-    # A link stays one: its target is replaced.
-    path = resolved(path) if is_link(path) else path
+    path = target_of(address)
     *_, described = written_files(path)
     for each in written_files(path):
         require_replaceable(each, lambda _: _is_ours(described), _HOLDS)
     if path != described:
         require_replaceable(path, lambda _: _digest(path) in _digests(described), _HOLDS)
     return path
+
+
+def target_of(address: str) -> Path:
+    """Return the path of a file; a link stays one, and its target is replaced."""
+    path = Path(address)
+    target = resolved(path) if is_link(path) else path
+    if ending(target) != ending(path):
+        raise ConfigError(
+            f"{path} is a link to {target}, which does not end in {ending(path)}, the format of "
+            "the rows; give both one ending"
+        )
+    return target
 
 
 def written_version(path: Path) -> PushedTable | None:
