@@ -9,8 +9,9 @@ renamed. An artifact, a folder with a manifest, is kept as::
 so that two writers of one artifact never touch each other's files, and a manifest is only visible
 with all files that it names, of one writer.
 
-A copy has a note of the sizes and e-tags that its objects had when they were copied; that of a
-single file is in ``.objects``. If the bucket lists others now, the objects are read again.
+A copy of an artifact begins with the manifest; a file is copied when it is first asked for. It has
+a note of the sizes and e-tags that all its objects had at the beginning; that of a single file is
+in ``.objects``. If the bucket lists others now, the objects that were copied are read again.
 """
 
 import contextlib
@@ -107,7 +108,9 @@ class BucketStorage(Storage):
         return _opened, (self.uri,)
 
     @override
-    def fetch(self, path: Path, *, compare: bool = False) -> None:
+    def fetch(
+        self, path: Path, *, names: Iterable[str] | None = None, compare: bool = False
+    ) -> None:
         key = self._key(path)
         if exists(path):
             if not self._is_known(key):
@@ -123,18 +126,28 @@ class BucketStorage(Storage):
                         f"downloaded it; whiten-index verify {self.uri} names what is damaged, and "
                         "the same build, run on this machine, mends it from a copy"
                     )
-            return
-        known = self._listed(key)
-        if f"{key}/{MANIFEST}" in known:
+        elif f"{key}/{MANIFEST}" in (known := self._listed(key)):
             if key not in self._failed and not self._get_artifact(key, path):
                 self._failed.add(key)
         elif key in known and not self._get_file(key, path):
             known.pop(key, None)
+        if exists(path / _NOTE):
+            self._fill(key, path, names)
+
+    def _fill(self, key: str, path: Path, names: Iterable[str] | None) -> None:
+        """Download the files that a copy lacks, all or those named, each in one step."""
+        data = _content(path / MANIFEST) or b""
+        for name in (_described(data) or ()) if names is None else names:
+            if not exists(path / name):
+                with self._downloading(path) as temporary:
+                    if self._bucket.download(f"{key}/{stamp(data)}/{name}", temporary):
+                        # Another process may have removed the copy.
+                        with contextlib.suppress(FileNotFoundError):
+                            temporary.replace(path / name)
 
     @override
     def fetch_all(self, paths: Iterable[Path]) -> None:
-        wanted = [path for path in dict.fromkeys(paths) if not exists(path)]
-        at_once(self.fetch, wanted)
+        at_once(self.fetch, dict.fromkeys(paths))
 
     @override
     def fetch_again(self, path: Path) -> bool:
@@ -171,7 +184,7 @@ class BucketStorage(Storage):
     @override
     def settle(self, path: Path) -> None:
         try:
-            self.fetch(path, compare=True)
+            self.fetch(path, names=(), compare=True)
         except ArtifactError:
             self._dropped.add(self._key(path))
 
@@ -209,7 +222,9 @@ class BucketStorage(Storage):
         data, pointer = read_bytes(path / MANIFEST, limit=MANIFEST_BYTES), f"{key}/{MANIFEST}"
         for name in _described(data) or ():
             target = f"{key}/{stamp(data)}/{name}"
-            self._listed(key)[target] = self._bucket.upload(target, path / name)
+            # What a copy lacks was not fetched yet.
+            if exists(path / name) or target not in self._listed(key):
+                self._listed(key)[target] = self._bucket.upload(target, path / name)
         try:
             over = ANY if key in self._dropped else None
             self._listed(key)[pointer] = self._bucket.put(pointer, data, over=over)
@@ -386,19 +401,22 @@ class BucketStorage(Storage):
         return _content(path / _NOTE) != self._note(key, _content(path / MANIFEST) or b"")
 
     def _get_artifact(self, key: str, path: Path, *, replace: bool = False) -> bool:
-        """Download an artifact, whole or not at all; return whether the bucket has all of it.
+        """Download an artifact's manifest to begin a copy; return whether there is one.
 
-        With ``replace``, it takes the place of a copy if it is sound.
+        With ``replace``, it takes the place of a copy, with the files that this has, if they are
+        sound and the bucket has the others.
         """
         data = self.manifest(path)
-        if data is None or _described(data) is None:
+        files = _described(data or b"")
+        if data is None or files is None:
             return False
         with self._downloading(path) as temporary:
-            if not self._get_files(key, data, temporary):
+            names = [name for name in files if replace and exists(path / name)]
+            if not self._get_files(key, data, temporary, names):
                 return False
             (temporary / _NOTE).write_bytes(self._note(key, data))
             if replace:
-                if not _is_sound(temporary):
+                if self.damaged(path, data) or not _is_sound(temporary, names):
                     return False
                 self._remove_copy(path)
             rename_unless_taken(temporary, path)
@@ -590,11 +608,11 @@ def _described(data: bytes, *, exact: bool = False) -> Files | None:
     return files if sound and inside else None
 
 
-def _is_sound(folder: Path) -> bool:
-    """Return whether an artifact and its manifest match their checksums."""
+def _is_sound(folder: Path, names: Iterable[str]) -> bool:
+    """Return whether some files of an artifact and its manifest match their checksums."""
     files = _described(_content(folder / MANIFEST) or b"", exact=True)
     try:
-        check_files(folder, {"files": files or {}}, content=True)
+        check_files(folder, {"files": files or {}}, content=True, names=names)
     except ArtifactError:
         return False
     return files is not None

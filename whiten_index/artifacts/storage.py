@@ -28,10 +28,13 @@ class Storage:
 
     uri = ""  # of the prefix in a bucket
 
-    def fetch(self, path: Path, *, compare: bool = False) -> None:
+    def fetch(
+        self, path: Path, *, names: Iterable[str] | None = None, compare: bool = False
+    ) -> None:
         """Copy an artifact or a file from the bucket, unless there is a copy.
 
-        With ``compare``, a copy of an artifact is replaced if the bucket has another one by now.
+        With ``names``, only these files of an artifact are copied, and its manifest. With
+        ``compare``, a copy of an artifact is replaced if the bucket has another one by now.
         """
 
     def fetch_all(self, paths: Iterable[Path]) -> None:
@@ -46,7 +49,7 @@ class Storage:
         return None
 
     def settle(self, path: Path) -> None:
-        """Update the copy of an artifact from the bucket, if it is sound there."""
+        """Update what is here of an artifact from the bucket, if it is sound there."""
 
     def keep(self, path: Path) -> None:
         """Put a sound artifact or file into the bucket, if it is missing or damaged there."""

@@ -306,17 +306,17 @@ def _history(
             changes[version] = None
             break
         folder = source.root / VERSIONS / version
-        source.mirror.fetch(folder)
-        changes[version], base = _changes(folder)
+        source.mirror.fetch(folder, names=())
+        changes[version], base = _changes(folder, source.mirror)
         version = base or version
     return changes
 
 
-def _changes(folder: Path) -> tuple[pa.ChunkedArray | None, str | None]:
+def _changes(folder: Path, mirror: Storage) -> tuple[pa.ChunkedArray | None, str | None]:
     """Return the ids that an update changed and the version before it, None if that is unknown."""
     try:
         # It was pruned, or a build made it.
-        if not exists(folder) or CHANGES not in (version := read_version(folder)):
+        if not exists(folder) or CHANGES not in (version := read_version(folder, mirror=mirror)):
             return None, None
         path = version.file(CHANGES)
         with reading(path), pa.memory_map(str(path)) as file:

@@ -104,6 +104,7 @@ class Version:
     # a version that is still being made.
     verify: str | None = FULL
     sha256: str | None = None  # of the manifest as ``CURRENT`` has it; None if opened by its folder
+    mirror: Storage = LOCAL  # from where a file is fetched that is not in the folder yet
     _checked: set[str] = field(default_factory=set, repr=False)
 
     @property
@@ -118,15 +119,18 @@ class Version:
     def file(self, name: str) -> Path:
         """Return the path of a file, whose content is checked once."""
         if self.verify and name not in self._checked:
+            if not exists(self.folder / name):
+                self.mirror.fetch(self.folder, names=[name])
             remedy, content = mending(self.folder.parent.parent), self.verify == FULL
             check_files(self.folder, self.fields, content=content, names=[name], remedy=remedy)
             self._checked.add(name)
         return self.folder / name
 
-    def check(self) -> Version:
-        """Check every file."""
+    def check(self, *, whole: bool = False) -> Version:
+        """Check every file; of a version in a bucket those that are here, or ``whole`` all."""
         for name in self.fields["files"]:
-            self.file(name)
+            if whole or not self.mirror.uri or exists(self.folder / name):
+                self.file(name)
         return self
 
 
@@ -280,9 +284,9 @@ def find_version(root: Path, identity: str, mirror: Storage = LOCAL) -> str | No
     for name in reversed(version_names(root)):
         folder = root / VERSIONS / name
         try:
-            version = read_version(folder)
+            version = read_version(folder, mirror=mirror)
             if version.fields["identity"] == identity and name not in others:
-                version.check()
+                version.check(whole=True)
                 mirror.keep(folder)
                 return name
         except (ArtifactError, FormatError):
@@ -367,13 +371,13 @@ def with_published(
 
 def _fetched(root: Path, current: Current, mirror: Storage, verify: str) -> Version:
     folder = root / VERSIONS / current.version
-    mirror.fetch(folder, compare=True)
+    mirror.fetch(folder, names=(), compare=True)
     if not mirror.holds(folder):
         if mirror.look_again():
             # It was published since the bucket was listed.
-            mirror.fetch(folder, compare=True)
+            mirror.fetch(folder, names=(), compare=True)
         _require_there(root, current.version, mirror)
-    return read_version(folder, verify=verify, sha256=current.manifest_sha256)
+    return read_version(folder, verify=verify, sha256=current.manifest_sha256, mirror=mirror)
 
 
 def require_published(root: Path, mirror: Storage = LOCAL) -> Current | None:
@@ -414,10 +418,12 @@ def published_fields(root: Path, mirror: Storage) -> Mapping[str, Any]:
         return {}
 
 
-def read_version(folder: Path, *, verify: str = FULL, sha256: str | None = None) -> Version:
+def read_version(
+    folder: Path, *, verify: str = FULL, sha256: str | None = None, mirror: Storage = LOCAL
+) -> Version:
     """Return a version, published or not, by its folder.
 
-    Its manifest is checked now, and each of its files before its first use.
+    Its manifest is checked now, and each of its files fetched and checked before its first use.
     """
     if verify not in VERIFY:
         raise ConfigError(f"verify {verify!r} is unknown; use {', '.join(VERIFY)}")
@@ -436,7 +442,7 @@ def read_version(folder: Path, *, verify: str = FULL, sha256: str | None = None)
         raise ArtifactError(
             f"{path} is damaged: it is the manifest of {fields['version']}; {remedy}"
         )
-    return Version(folder, fields, verify, sha256)
+    return Version(folder, fields, verify, sha256, mirror)
 
 
 def mending(root: Path) -> str:

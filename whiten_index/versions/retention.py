@@ -265,7 +265,7 @@ def _checked(root: Path, name: str, mirror: Storage) -> tuple[Version, str]:
     """Return a sound version, and a note where its store lacks embeddings or was not checked."""
     folder = root / VERSIONS / name
     mirror.settle(folder)
-    version = read_version(folder).check()
+    version = read_version(folder, mirror=mirror).check(whole=True)
     missing, why = 0, ""
     try:
         store, missing = missing_rows(mirror.uri or root, version)
