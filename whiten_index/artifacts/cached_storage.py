@@ -100,7 +100,6 @@ class BucketStorage(Storage):
         # By the first part of the path. Listed on first need, then kept up to date.
         self._known: dict[str, dict[str, Stat]] = {}
         self._listing = threading.Lock()
-        self._failed: set[str] = set()
         self._again: set[str] = set()
         self._dropped: set[str] = set()
 
@@ -127,8 +126,7 @@ class BucketStorage(Storage):
                         "the same build, run on this machine, mends it from a copy"
                     )
         elif f"{key}/{MANIFEST}" in (known := self._listed(key)):
-            if key not in self._failed and not self._get_artifact(key, path):
-                self._failed.add(key)
+            self._get_artifact(key, path)
         elif key in known and not self._get_file(key, path):
             known.pop(key, None)
         if exists(path / _NOTE):
@@ -333,7 +331,6 @@ class BucketStorage(Storage):
     @override
     def look_again(self) -> bool:
         self._known.clear()
-        self._failed.clear()
         return True
 
     def manifest(self, path: Path) -> bytes | None:

@@ -151,11 +151,15 @@ def encode_shards(
     work = shard_work(config, corpus)
     with only_writer(work.store.folder, what="store"):
         work.store.tidy()
-        work.store.fetch_corpus(corpus.config.source_identity())
         if before is None and not read_all:
             with contextlib.suppress(ArtifactError):
                 before = work.store.corpus(corpus.config.source_identity())
-        kept = kept_parts(work, None if read_all else before)
+        before = None if read_all else before
+        same = kept_parts(work, before, look=False)
+        # An encode reads no embeddings, nor does an update of the same files.
+        reads = config.out is not None and (remember or len(same) < len(corpus.files))
+        work.store.fetch_corpus(corpus.config.source_identity(), embeddings=reads)
+        kept = kept_parts(work, before)
         runner = _encoding_executor(config, work, executor)
         shards = [shard for shard in corpus.shards if shard.file not in kept]
         windows = plan_windows(shards, rows=corpus.config.shard_rows)
@@ -194,8 +198,13 @@ def encode_shards(
         return report
 
 
-def kept_parts(work: ShardWork, before: CorpusRecord | None) -> dict[int, KeptFile]:
-    """Return position -> file and parts, for files that did not change since ``before``."""
+def kept_parts(
+    work: ShardWork, before: CorpusRecord | None, *, look: bool = True
+) -> dict[int, KeptFile]:
+    """Return position -> file and parts, for files that did not change since ``before``.
+
+    ``look`` leaves out those of which the store has lost rows.
+    """
     if before is None:
         return {}
     known, found = before.parts_by_file(), dict[int, KeptFile]()
@@ -204,7 +213,7 @@ def kept_parts(work: ShardWork, before: CorpusRecord | None) -> dict[int, KeptFi
         same = record.fingerprint and record.fingerprint == _fingerprint(work, position)
         read = sum(part.read for part in parts)
         whole = len(parts) == len(shards) and read == sum(shard.rows for shard in shards)
-        if same and whole and all(work.store.has(part) for part in parts):
+        if same and whole and not (look and not all(map(work.store.has, parts))):
             found[position] = record, parts
     return found
 

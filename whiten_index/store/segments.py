@@ -132,7 +132,8 @@ class Segments:
     def segment(self, name: str, *, verify: bool = True) -> Segment | None:
         """Return a segment, None where it is missing, unfinished or damaged.
 
-        ``verify`` checks the content against its checksums, not only the sizes.
+        ``verify`` checks the content against its checksums, not only the sizes; of one in a bucket
+        if its embeddings are here.
         """
         try:
             return self._segment(name, verify=verify)
@@ -140,7 +141,13 @@ class Segments:
             return None
 
     def _segment(self, name: str, *, verify: bool) -> Segment:
-        folder = self.segments_folder / name
+        folder, bucket = self.segments_folder / name, self.mirror
+        if isinstance(bucket, BucketStorage) and not self._is_here(name):
+            bucket.fetch(folder, names=(), compare=True)
+            fields = read_segment(folder)
+            if bucket.damaged(folder, (folder / manifest.MANIFEST).read_bytes()):
+                raise ArtifactError(f"{folder} is damaged; {REMEDY}")
+            return fields["segment"]
         self.mirror.fetch(folder)
         try:
             fields = read_segment(folder)
@@ -157,8 +164,9 @@ class Segments:
         return fields["segment"]
 
     def require_segment(self, name: str) -> Segment:
-        """Return a segment; raise ``ArtifactError`` where it is missing or damaged."""
+        """Return a segment, fetched; raise ``ArtifactError`` where it is missing or damaged."""
         try:
+            self.mirror.fetch(self.segments_folder / name)
             return self._segment(name, verify=True)
         except ArtifactError as error:
             if self.mirror.look_again() and (found := self.segment(name)) is not None:
@@ -168,6 +176,10 @@ class Segments:
                 f"segment {name} of the store {self.place} cannot be read ({why}): it is missing "
                 f"or damaged; {REMEDY}"
             ) from error
+
+    def _is_here(self, name: str) -> bool:
+        """Return whether the embeddings of a segment are on this machine, if there are any."""
+        return not self.mirror.uri or exists(self.segments_folder / name / EMBEDDINGS)
 
     def check_segment(self, folder: Path, fields: SegmentManifest, *, content: bool) -> None:
         """Check the files of a segment, the shapes of its arrays, and with ``content`` for NaN."""
@@ -207,12 +219,11 @@ class Segments:
         self._sound.clear()
 
     def index(self, *, verify: bool) -> DigestIndex:
-        """Return where each row is; ``verify`` leaves out segments with damaged content."""
+        """Return where each row is; ``verify`` leaves out segments with damaged content here."""
         if verify not in self._indexes:
             names = self.segment_names()
             if verify:
-                self.mirror.fetch_all(self.segments_folder / name for name in names)
-                names = [name for name in names if self.segment(name) is not None]
+                names = [name for name in names if not self._is_here(name) or self.segment(name)]
             self._indexes[verify] = DigestIndex(self.digests_of_segments(names))
         return self._indexes[verify]
 
@@ -227,31 +238,32 @@ class Segments:
         return sorted(there, key=lambda each: (-len(each[1]), each[0]))
 
     def _digests_of(self, name: str) -> NDArray[np.uint8] | None:
-        folder = self.segments_folder / name
         try:
-            if isinstance(self.mirror, BucketStorage) and self.mirror.differs(folder) is not False:
-                return self._digests_there(folder, self.mirror)
-            found = self.segment(name, verify=False)
-            # Copied, as Linux lets a process map some 65,000 files, and more may be there.
-            return None if found is None else np.array(self.tensor(name, "digests"))
+            return self._texts_of(name)[0]
         except ArtifactError:
             return None
 
-    def _digests_there(self, folder: Path, bucket: BucketStorage) -> NDArray[np.uint8] | None:
-        """Return the digests of a segment in a bucket, which its name proves; None for damage."""
-        data = bucket.manifest(folder)
-        if data is None or bucket.damaged(folder, data):
-            return None
-        fields = manifest.as_manifest(json.loads(data), SCHEMA, folder)
-        rows, files = fields["segment"].rows, fields["files"]
-        # Behind them are as many bytes as there are rows.
-        stop = files[EMBEDDINGS]["bytes"] - rows if EMBEDDINGS in files else 0
-        start = stop - DIGEST_BYTES * rows
-        if start < 0:
-            return None
-        piece = bucket.piece(folder / stamp(data) / EMBEDDINGS, start, stop)
-        digests = np.frombuffer(piece, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
-        return digests if digests_name(digests) == folder.name else None
+    def _texts_of(self, name: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Return ``digests`` and ``truncated`` of a segment; its name proves the digests."""
+        folder, bucket = self.segments_folder / name, self.mirror
+        here = not isinstance(bucket, BucketStorage)
+        if here or (self._is_here(name) and bucket.differs(folder) is False):
+            self._segment(name, verify=False)
+            # Copied, as Linux lets a process map some 65,000 files, and more may be there.
+            return np.array(self.tensor(name, "digests")), self.tensor(name, "truncated")
+        assert isinstance(bucket, BucketStorage)
+        data = bucket.manifest(folder) or b""
+        if not bucket.damaged(folder, data):
+            fields = manifest.as_manifest(json.loads(data), SCHEMA, folder)
+            rows, files = fields["segment"].rows, fields["files"]
+            # They are the end of the file.
+            stop = files[EMBEDDINGS]["bytes"] if EMBEDDINGS in files else 0
+            start = max(stop - (DIGEST_BYTES + 1) * rows, 0)
+            piece = bucket.piece(folder / stamp(data) / EMBEDDINGS, start, stop)
+            digests, truncated = np.split(np.frombuffer(piece, np.uint8), [DIGEST_BYTES * rows])
+            if digests_name(digests) == name:
+                return digests.reshape(-1, DIGEST_BYTES), truncated
+        raise ArtifactError(f"{folder} is missing or damaged; {REMEDY}")
 
     def tensor(self, name: str, what: str) -> NDArray[Any]:
         """Return ``embeddings`` (n, d), ``digests`` (n, 16) or ``truncated`` (n,), mapped."""
@@ -262,9 +274,10 @@ class Segments:
         truncated = size = 0
         for number in np.unique(places.segment[places.known]):
             rows, name = places.row[places.segment == number], places.names[number]
-            embeddings = self.tensor(name, "embeddings")
-            truncated += int(self.tensor(name, "truncated")[rows].sum())
-            size += len(rows) * int(embeddings.shape[1]) * embeddings.itemsize
+            segment = self._segment(name, verify=False)
+            if segment.truncated:
+                truncated += int(self._texts_of(name)[1][rows].sum())
+            size += len(rows) * segment.bytes // segment.rows
         return truncated, size
 
     def write(
@@ -343,8 +356,10 @@ class Segments:
     def _opened_embeddings(self, name: str) -> NDArray[np.floating]:
         """Return the embeddings of a segment, mapped; its files are checked the first time."""
         try:
-            if name not in self._sound and self.segment(name, verify=self.verify) is None:
-                raise _GoneError(name)
+            if name not in self._sound:
+                self.mirror.fetch(self.segments_folder / name)
+                if self.segment(name, verify=self.verify) is None:
+                    raise _GoneError(name)
             rows = self.tensor(name, "embeddings")
         except ArtifactError as error:
             raise _GoneError(name) from error
@@ -353,7 +368,8 @@ class Segments:
 
     def damaged(self) -> Path:
         """Return the first damaged file of a segment, or the folder of all where there is none."""
-        folders = (self.segments_folder / name for name in self.segment_names())
+        here = filter(self._is_here, self.segment_names())
+        folders = (self.segments_folder / name for name in here)
         damaged = (manifest.first_damaged(folder, SCHEMA) for folder in folders)
         return next(filter(None, damaged), self.segments_folder)
 

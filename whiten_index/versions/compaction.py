@@ -104,6 +104,8 @@ def _size(store: EmbeddingStore) -> Counter[str]:
 
 def _compact(store: EmbeddingStore, wanted: NDArray[np.uint8], segment_rows: int) -> Counter[str]:
     """Join segments once; return what was done."""
+    # No copy of a row goes that another may have to stand in for.
+    store.mirror.fetch_all(store.segments_folder / name for name in store.segment_names())
     index = store.index(verify=True)
     found = [store.require_segment(name) for name in index.names]
     places = index.find(wanted)

@@ -198,7 +198,7 @@ def rollback(root: Path | str, *, to: str | None = None) -> RollbackReport:
             skipped = dict[str, str]()
             left = read_current(folder) if to is None else current_or_none(folder)
             if left is not None:
-                mirror.fetch(folder / VERSIONS / left.version)
+                mirror.fetch(folder / VERSIONS / left.version, names=())
             if to is None and left is not None:
                 version, note = _older(folder, left, mirror, skipped)
             else:
@@ -209,8 +209,11 @@ def rollback(root: Path | str, *, to: str | None = None) -> RollbackReport:
                 if version_number(version.name) < version_number(left.version):
                     try:
                         # A damaged version is not withdrawn: the next build may make it again.
-                        if _damage(folder / VERSIONS / left.version, "full") is None:
-                            withdrawn.add(left.version)
+                        with contextlib.suppress(ArtifactError, FormatError):
+                            was = folder / VERSIONS / left.version
+                            read_version(was, mirror=mirror).check()
+                            if not mirror.uri or _damage(was, "manifest", mirror) is None:
+                                withdrawn.add(left.version)
                     except StorageError as error:
                         # A disk that fails is a reason to go back.
                         notes.append(
