@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.bad_input import process
 from tests.objects.helpers import ROWS, SHARDS, build, corpus_file, hits, keys
 from whiten_index.errors import ArtifactError, StorageError
-from whiten_index.versions.retention import list_versions
+from whiten_index.versions.retention import describe_index, list_versions
 from whiten_index.versions.verify import verify_paths
 
 pytestmark = pytest.mark.service
@@ -71,11 +71,15 @@ def test_a_machine_without_copies_makes_the_version_again(s3, bucket, machine, t
     corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
     build(corpus, out=out)
     expected = hits(out)
+    machine("with a part")
+    describe_index(out)
     (key,) = (key for key in published(s3, bucket) if key.endswith("/index.faiss"))
     flip(s3, bucket, key)
+    with pytest.raises(ArtifactError, match="damaged"):
+        hits(out)
     machine("second")
     assert not build(corpus, out=out).up_to_date
-    machine("third")
+    machine("with a part")
     assert hits(out) == expected
 
 

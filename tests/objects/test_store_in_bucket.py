@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.helpers.bad_input import succeed
 from tests.helpers.builds import random_rows
 from tests.objects.helpers import OPTIONS, ROWS, SHARDS, build, corpus_file, hits, keys
 from whiten_index import BuildConfig
-from whiten_index.errors import ArtifactError
+from whiten_index.errors import ArtifactError, BusyError
+from whiten_index.measure import sweep_run
 from whiten_index.pipeline.encode import EncodeReport, encode_corpus
 from whiten_index.store.embedding_store import EmbeddingStore
 
@@ -115,3 +117,28 @@ def test_objects_that_are_cut_or_gone(s3, bucket, store, machine, tmp_path, name
     assert encode(corpus, store).counts.encoded == ROWS
     machine("third")
     assert encode(corpus, store).counts.encoded == 0
+
+
+def test_a_sweep_goes_on_on_another_machine(bucket, s3, machine, tmp_path):
+    out, corpus = f"s3://{bucket}/swept", (corpus_file(tmp_path / "c.parquet"),)
+    wish = {"corpus": corpus, "out": out, "widths": "4", "indexes": "flat", "baselines": False}
+
+    def swept(codecs: str) -> Any:
+        return sweep_run.run_sweep(
+            sweep_run.SweepConfig(embedding_column="embedding", codecs=codecs, **wish)
+        )
+
+    def overtaken(*arguments: Any) -> Any:
+        patch.undo()
+        machine("second")
+        assert swept("fp32,sq8").found == first.measured
+        machine("first")
+        return measure(*arguments)
+
+    first, measure, patch = swept("fp32"), sweep_run.measure_points, pytest.MonkeyPatch()
+    patch.setattr(sweep_run, "measure_points", overtaken)
+    with pytest.raises(BusyError, match=f"{out} was changed"):
+        swept("sq6")
+    machine("third")
+    assert (swept("fp32,sq8").run, swept("fp32,sq8").measured) == (first.run, 0)
+    assert succeed("report", out) == f"{out}/report.html\n"

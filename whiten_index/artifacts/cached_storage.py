@@ -70,7 +70,7 @@ from whiten_index.artifacts.object_store import (
     endpoint,
     plain_uri,
 )
-from whiten_index.artifacts.storage import LOCAL, Place, Storage
+from whiten_index.artifacts.storage import LOCAL, Names, Place, Storage
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
 from whiten_index.options import parse_bytes
 from whiten_index.paths import as_place
@@ -107,9 +107,7 @@ class BucketStorage(Storage):
         return _opened, (self.uri,)
 
     @override
-    def fetch(
-        self, path: Path, *, names: Iterable[str] | None = None, compare: bool = False
-    ) -> None:
+    def fetch(self, path: Path, *, names: Names = None, compare: bool = False) -> None:
         key = self._key(path)
         if exists(path):
             if not self._is_known(key):
@@ -132,16 +130,15 @@ class BucketStorage(Storage):
         if exists(path / _NOTE):
             self._fill(key, path, names)
 
-    def _fill(self, key: str, path: Path, names: Iterable[str] | None) -> None:
+    def _fill(self, key: str, path: Path, names: Names) -> None:
         """Download the files that a copy lacks, all or those named, each in one step."""
         data = _content(path / MANIFEST) or b""
         for name in (_described(data) or ()) if names is None else names:
             if not exists(path / name):
-                with self._downloading(path) as temporary:
-                    if self._bucket.download(f"{key}/{stamp(data)}/{name}", temporary):
-                        # Another process may have removed the copy.
-                        with contextlib.suppress(FileNotFoundError):
-                            temporary.replace(path / name)
+                # Another process may remove the copy.
+                with self._downloading(path) as file, contextlib.suppress(FileNotFoundError):
+                    if self._bucket.download(f"{key}/{stamp(data)}/{name}", file):
+                        file.replace(path / name)
 
     @override
     def fetch_all(self, paths: Iterable[Path]) -> None:
@@ -236,7 +233,13 @@ class BucketStorage(Storage):
 
     @override
     def replace(self, path: Path, data: bytes, tag: Tag | None) -> None:
-        self._bucket.put(self._key(path), data, over=tag)
+        try:
+            self._bucket.put(self._key(path), data, over=tag)
+        except ChangedError as error:
+            raise BusyError(
+                f"{self.uri} was changed by another command meanwhile, and what that did stays; "
+                "run the same command again, which is quick, as what was encoded is kept"
+            ) from error
         replace_file(path, data)
 
     @override
@@ -314,7 +317,7 @@ class BucketStorage(Storage):
 
     @override
     @contextlib.contextmanager
-    def opened(self, path: Path, names: Iterable[str] | None = None) -> Iterator[Path]:
+    def opened(self, path: Path, names: Names = None) -> Iterator[Path]:
         key = self._key(path)
         with self._downloading(path) as copy:
             try:
@@ -398,30 +401,27 @@ class BucketStorage(Storage):
         return _content(path / _NOTE) != self._note(key, _content(path / MANIFEST) or b"")
 
     def _get_artifact(self, key: str, path: Path, *, replace: bool = False) -> bool:
-        """Download an artifact's manifest to begin a copy; return whether there is one.
+        """Begin a copy of an artifact, its manifest; return whether the bucket has all of it.
 
-        With ``replace``, it takes the place of a copy, with the files that this has, if they are
-        sound and the bucket has the others.
+        With ``replace``, it takes the place of a copy, with the files that this has, if all of
+        them are sound.
         """
         data = self.manifest(path)
-        files = _described(data or b"")
-        if data is None or files is None:
+        if data is None or self.damaged(path, data):
             return False
         with self._downloading(path) as temporary:
-            names = [name for name in files if replace and exists(path / name)]
+            names = [each for each in _described(data) or () if replace and exists(path / each)]
             if not self._get_files(key, data, temporary, names):
                 return False
             (temporary / _NOTE).write_bytes(self._note(key, data))
             if replace:
-                if self.damaged(path, data) or not _is_sound(temporary, names):
+                if not _is_sound(temporary, names):
                     return False
                 self._remove_copy(path)
             rename_unless_taken(temporary, path)
         return True
 
-    def _get_files(
-        self, key: str, data: bytes, folder: Path, names: Iterable[str] | None = None
-    ) -> bool:
+    def _get_files(self, key: str, data: bytes, folder: Path, names: Names) -> bool:
         """Download the files of a manifest into a new folder; return whether all are there."""
         folder.mkdir()
         (folder / MANIFEST).write_bytes(data)

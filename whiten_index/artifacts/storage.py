@@ -21,6 +21,8 @@ from whiten_index.paths import is_uri
 
 # A folder, or the URI of a bucket's prefix.
 Place = Path | str
+# Of some files of an artifact, None for all.
+Names = Iterable[str] | None
 
 
 class Storage:
@@ -28,13 +30,11 @@ class Storage:
 
     uri = ""  # of the prefix in a bucket
 
-    def fetch(
-        self, path: Path, *, names: Iterable[str] | None = None, compare: bool = False
-    ) -> None:
+    def fetch(self, path: Path, *, names: Names = None, compare: bool = False) -> None:
         """Copy an artifact or a file from the bucket, unless there is a copy.
 
-        With ``names``, only these files of an artifact are copied, and its manifest. With
-        ``compare``, a copy of an artifact is replaced if the bucket has another one by now.
+        Of an artifact the manifest is copied and the files ``names``. With ``compare``, a copy of
+        one is replaced if the bucket has another by now.
         """
 
     def fetch_all(self, paths: Iterable[Path]) -> None:
@@ -58,7 +58,7 @@ class Storage:
         """Put an artifact or file into the bucket; an artifact that is there already stays."""
 
     def replace(self, path: Path, data: bytes, tag: Tag | None) -> None:
-        """Put a file if it is still as ``latest`` saw it."""
+        """Put a file, or raise ``BusyError`` if it is not as ``latest`` saw it any more."""
         replace_file(path, data)
 
     def drop(self, path: Path) -> None:
@@ -111,7 +111,7 @@ class Storage:
             return 0.0
 
     @contextlib.contextmanager
-    def opened(self, path: Path, names: Iterable[str] | None = None) -> Iterator[Path]:
+    def opened(self, path: Path, names: Names = None) -> Iterator[Path]:
         """Give an artifact or file to read as the bucket has it, in a folder that is then removed.
 
         Of an artifact, its manifest is read, and all its files or those named.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
@@ -46,6 +45,7 @@ def sweep(plan: bool, as_json: bool, **options: Any) -> None:
     indexes, and agreement with exact search of the raw embeddings is measured. Points that are in
     the results already are not measured again.
     """
+    from whiten_index.artifacts.cached_storage import named
     from whiten_index.measure.results import RESULTS, read_runs, recommend
     from whiten_index.measure.sweep_config import SweepConfig
     from whiten_index.measure.sweep_report import write_report
@@ -58,12 +58,12 @@ def sweep(plan: bool, as_json: bool, **options: Any) -> None:
         terminal.show(found, lines, as_json=as_json)
         return
     said = run_sweep(config, progress=terminal.Bars()).to_json()
-    report = write_report(config.folder)
-    said["report"] = str(report)
+    report = write_report(str(config.out))
+    said["report"] = named(report)
     advice = recommend(read_runs(config.folder / RESULTS)[said["run"]])
     said["recommended"] = {"why": advice.reason, "command": advice.command or None}
     plain = "a page with charts needs: pip install 'whiten-index[plot]', then whiten-index report"
-    notes = [f"{plain} {config.folder}"] if report.suffix == ".md" else []
+    notes = [f"{plain} {config.out}"] if report.suffix == ".md" else []
     terminal.show(said, _lines(said), as_json=as_json, notes=notes)
 
 
@@ -91,12 +91,14 @@ def _left_out(said: Mapping[str, Any]) -> list[str]:
 
 
 @click.command()
-@click.argument("folder", type=click.Path(readable=False, path_type=Path))
-def report(folder: Path) -> None:
-    """Rebuild the report of a sweep from FOLDER/results.jsonl alone."""
+@click.argument("folder", type=PATH)
+def report(folder: str) -> None:
+    """Rebuild the report of a sweep from FOLDER/results.jsonl alone; FOLDER may be a URI."""
+    from whiten_index.artifacts.cached_storage import named, naming
     from whiten_index.measure.sweep_report import write_report
 
-    click.echo(write_report(folder))
+    with naming():
+        click.echo(named(write_report(folder)))
 
 
 @click.command(cls=GroupedCommand)

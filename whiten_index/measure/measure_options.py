@@ -72,7 +72,7 @@ class SweepOptions(JudgementOptions):
     """Options that a sweep has and a build has not, or has with another default."""
 
     out: str | None = option(
-        "Folder of results.jsonl and of the report.", OUTPUT, default=None, needed=()
+        "Folder or URI of results.jsonl and the report.", OUTPUT, default=None, needed=()
     )
     store: str | None = option(
         "Raw embeddings, shared by builds.",

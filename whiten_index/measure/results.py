@@ -15,6 +15,7 @@ from typing import Any
 from whiten_index.artifacts.files import exists, open_regular, reading, writing
 from whiten_index.artifacts.limits import LimitError, iterate_lines, load_json
 from whiten_index.artifacts.manifest import sealed, unsealed
+from whiten_index.artifacts.storage import LOCAL, Storage
 from whiten_index.errors import ArtifactError, first_line
 from whiten_index.index.choice import TARGET_RECALL
 
@@ -146,11 +147,11 @@ class Sweep:
 
 
 class Results:
-    """A results file that only grows, and its runs by name."""
+    """A results file that only grows, and its runs by name; of a bucket, a copy."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mirror: Storage = LOCAL) -> None:
         """Read the file if there is one, and cut off a torn last line."""
-        self.path = path
+        self.path, self._mirror, self._tag = path, mirror, mirror.latest(path)
         self.runs = read_runs(path) if exists(path) else dict[str, Sweep]()
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -167,12 +168,15 @@ class Results:
         return run
 
     def append(self, record: Record) -> None:
-        """Write one line and sync it to the disk."""
+        """Write one line and sync it to the disk, and put the file into the bucket."""
         line = line_of(record)
         with writing(self.path), self.path.open("ab") as file:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
+        if self._mirror.uri:
+            self._mirror.replace(self.path, self.path.read_bytes(), self._tag)
+            self._tag = self._mirror.latest(self.path)
         self.runs[record["run"]].add(unsealed(json.loads(line)))
 
 

@@ -11,11 +11,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.index.factory import inner_index
 from whiten_index.measure.measure_options import SweepOptions
 from whiten_index.options import schema
-from whiten_index.paths import is_uri, require_folder
+from whiten_index.paths import as_place, is_uri
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.build_options import EncodeOptions, JudgementOptions
 
@@ -84,7 +85,7 @@ class SweepConfig(SweepOptions, EncodeOptions):
     def __post_init__(self) -> None:
         if not self.out:
             raise ConfigError("say where results and report go: --out DIR")
-        require_folder(self.out, what="the folder of a sweep")
+        object.__setattr__(self, "out", str(as_place(self.out, what="--out")))
         self.require_both()
         self._require_lists()
         if 0 < self.rerank < 10:
@@ -126,7 +127,8 @@ class SweepConfig(SweepOptions, EncodeOptions):
         names = {each.name for each in fields(self)} - vars(JudgementOptions()).keys() - {"out"}
         names &= {each.name for each in fields(BuildConfig)}
         shared = {name: getattr(self, name) for name in names}
-        return BuildConfig(**{**shared, "store": self.store or str(self.folder / "store")})
+        store = self.store or f"{str(self.out).rstrip('/')}/store"
+        return BuildConfig(**{**shared, "store": store})
 
     @property
     def ks(self) -> tuple[int, ...]:
@@ -140,8 +142,8 @@ class SweepConfig(SweepOptions, EncodeOptions):
 
     @property
     def folder(self) -> Path:
-        """Folder of the results and the report."""
-        return Path(str(self.out))
+        """Folder of the results and the report, or of their copies here."""
+        return place_of(str(self.out))[0]
 
     @property
     def dataset_name(self) -> str:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import whiten_index
-from whiten_index.artifacts.atomic import replace_file
+from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.object_store import ANY
+from whiten_index.artifacts.storage import Place
 from whiten_index.measure.charts import charts_of
 from whiten_index.measure.results import (
     COLUMNS,
@@ -126,17 +128,20 @@ class _Section:
         return "\n\n".join(lines)
 
 
-def write_report(folder: Path) -> Path:
+def write_report(place: Place) -> Path:
     """Write ``report.md``, ``report.json`` and ``report.html`` beside the results of sweeps.
 
     They may be several sweeps, finished or not. Return the path of the page, one file that loads
     nothing else; without matplotlib and jinja2 there is none, and ``report.md`` is the report.
     """
+    folder, mirror = place_of(place)
+    mirror.latest(folder / RESULTS)
     with fields_of(folder / RESULTS):
         written = _files(read_sweeps(folder / RESULTS))
     for name, text in written.items():
         with writing(folder / name):
-            replace_file(folder / name, without_controls(text).encode("utf-8", "replace"))
+            data = without_controls(text).encode("utf-8", "replace")
+            mirror.replace(folder / name, data, ANY)
     return folder / next(reversed(written))
 
 

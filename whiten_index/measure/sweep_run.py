@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 import whiten_index
 from whiten_index.artifacts.atomic import discard, remove_path
+from whiten_index.artifacts.cached_storage import named, naming, place_of
 from whiten_index.artifacts.files import writing
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import fingerprint
@@ -59,7 +60,7 @@ class SweepReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        return {**vars(self), "results": str(self.results)}
+        return {**vars(self), "results": named(self.results)}
 
 
 def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> dict[str, Any]:
@@ -106,7 +107,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
         CorpusError: corpus, queries or judgements cannot be used, or do not fit together.
         WhiteningError: every k is above the rank.
         ArtifactError, StorageError: the results file is damaged, or cannot be written.
-        BusyError: another sweep writes to the same folder.
+        BusyError: another sweep writes to the same folder or URI.
 
     Examples:
         >>> run_sweep(SweepConfig(store="store", out="swept")).measured  # doctest: +SKIP
@@ -117,10 +118,11 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
     set_threads(config.search_threads)
     require_device(config.build.index_device)
     judged = read_queries(config)
-    with only_writer(config.folder, what="sweep"):
-        work = config.folder / _WORK
+    folder, mirror = place_of(str(config.out))
+    with naming(), only_writer(folder, what="sweep"):
+        work = folder / _WORK
         remove_path(work)
-        results = Results(config.folder / RESULTS)
+        results = Results(folder / RESULTS, mirror)
         build = with_absolute_paths(config.build)
         with executor_session(build, stages) as executor:
             encoded = encode_or_open(build, stages, executor).elsewhere()  # the rest is done here
@@ -133,7 +135,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
             name = str(first["run"])
             if others := len(results.runs.keys() - {name}):
                 stages.watcher.note(
-                    f"note: {results.path} holds {others} other {'runs' if others > 1 else 'run'}, "
+                    f"note: {RESULTS} holds {others} other {'runs' if others > 1 else 'run'}, "
                     "of other data, settings, releases or machines; their lines stay and are not "
                     "mixed with this one's"
                 )

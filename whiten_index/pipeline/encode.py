@@ -158,7 +158,7 @@ def encode_shards(
         same = kept_parts(work, before, look=False)
         # An encode reads no embeddings, nor does an update of the same files.
         reads = config.out is not None and (remember or len(same) < len(corpus.files))
-        work.store.fetch_corpus(corpus.config.source_identity(), embeddings=reads)
+        work.store.fetch_corpus(corpus.config.source_identity(), rows=reads)
         kept = kept_parts(work, before)
         runner = _encoding_executor(config, work, executor)
         shards = [shard for shard in corpus.shards if shard.file not in kept]

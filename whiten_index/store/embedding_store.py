@@ -334,10 +334,8 @@ class EmbeddingStore(Segments):
             self.mirror.keep(path)
         return True
 
-    def fetch_corpus(
-        self, source: Mapping[str, Any] | None = None, *, embeddings: bool = True
-    ) -> None:
-        """Download the parts of a corpus, or of all, many files at a time."""
+    def fetch_corpus(self, source: Mapping[str, Any] | None = None, *, rows: bool = True) -> None:
+        """Download the parts of a corpus, or of all, and their ``rows``, many files at a time."""
         only = None if source is None else self._corpus_path(source).name
         if source is not None:
             # The record of a later release is refused before any work is done.
@@ -346,7 +344,7 @@ class EmbeddingStore(Segments):
             with suppress(ArtifactError):
                 parts = self.record(name).parts if only in (None, name) else ()
                 there = [part for part in parts if part.rows]
-                segments = (self.segments_folder / part.digests for part in there if embeddings)
+                segments = (self.segments_folder / part.digests for part in there if rows)
                 files = (path for part in there for path in self.part_files(part))
                 self.mirror.fetch_all(chain(segments, files))
 

@@ -144,10 +144,7 @@ class Segments:
         folder, bucket = self.segments_folder / name, self.mirror
         if isinstance(bucket, BucketStorage) and not self._is_here(name):
             bucket.fetch(folder, names=(), compare=True)
-            fields = read_segment(folder)
-            if bucket.damaged(folder, (folder / manifest.MANIFEST).read_bytes()):
-                raise ArtifactError(f"{folder} is damaged; {REMEDY}")
-            return fields["segment"]
+            return read_segment(folder)["segment"]
         self.mirror.fetch(folder)
         try:
             fields = read_segment(folder)
@@ -246,12 +243,12 @@ class Segments:
     def _texts_of(self, name: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Return ``digests`` and ``truncated`` of a segment; its name proves the digests."""
         folder, bucket = self.segments_folder / name, self.mirror
-        here = not isinstance(bucket, BucketStorage)
-        if here or (self._is_here(name) and bucket.differs(folder) is False):
+        if not isinstance(bucket, BucketStorage) or (
+            self._is_here(name) and bucket.differs(folder) is False
+        ):
             self._segment(name, verify=False)
             # Copied, as Linux lets a process map some 65,000 files, and more may be there.
             return np.array(self.tensor(name, "digests")), self.tensor(name, "truncated")
-        assert isinstance(bucket, BucketStorage)
         data = bucket.manifest(folder) or b""
         if not bucket.damaged(folder, data):
             fields = manifest.as_manifest(json.loads(data), SCHEMA, folder)

@@ -51,7 +51,7 @@ from whiten_index.artifacts.manifest import (
     write_manifest,
 )
 from whiten_index.artifacts.marks import require_marks
-from whiten_index.artifacts.object_store import ChangedError, Tag
+from whiten_index.artifacts.object_store import Tag
 from whiten_index.artifacts.storage import LOCAL, Storage
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
 from whiten_index.versions.version_manifest import (
@@ -201,13 +201,7 @@ def put_current(root: Path, current: Current, mirror: Storage, tag: Tag | None) 
     """
     require_marks()
     with writing(root / CURRENT):
-        try:
-            mirror.replace(root / CURRENT, sealed_json(asdict(current)), tag)
-        except ChangedError as error:
-            raise BusyError(
-                f"{mirror.uri} was changed by another command meanwhile, and what that did "
-                "stays; run the same command again, which is quick, as what was encoded is kept"
-            ) from error
+        mirror.replace(root / CURRENT, sealed_json(asdict(current)), tag)
 
 
 def current_or_none(root: Path) -> Current | None:
