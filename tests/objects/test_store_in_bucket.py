@@ -120,13 +120,12 @@ def test_objects_that_are_cut_or_gone(s3, bucket, store, machine, tmp_path, name
 
 
 def test_a_sweep_goes_on_on_another_machine(bucket, s3, machine, tmp_path):
-    out, corpus = f"s3://{bucket}/swept", (corpus_file(tmp_path / "c.parquet"),)
-    wish = {"corpus": corpus, "out": out, "widths": "4", "indexes": "flat", "baselines": False}
+    out = f"s3://{bucket}/swept"
+    wish = {"corpus": (corpus_file(tmp_path / "c.parquet"),), "embedding_column": "embedding"}
 
     def swept(codecs: str) -> Any:
-        return sweep_run.run_sweep(
-            sweep_run.SweepConfig(embedding_column="embedding", codecs=codecs, **wish)
-        )
+        config = sweep_run.SweepConfig(**wish, out=out, widths="4", indexes="flat", codecs=codecs)
+        return sweep_run.run_sweep(config)
 
     def overtaken(*arguments: Any) -> Any:
         patch.undo()
