@@ -3,8 +3,6 @@
 The names below load on first use, so ``import whiten_index`` loads neither torch nor faiss.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

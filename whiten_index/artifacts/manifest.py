@@ -4,8 +4,6 @@ An artifact is a folder with a ``manifest.json``. It is written under a temporar
 place, every file is fsynced, the manifest last, then the folder is renamed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -153,7 +151,7 @@ def read_json(
 
 def read_manifest(
     folder: Path,
-    schema: Schema[T],
+    schema: "Schema[T]",
     *,
     name: str = MANIFEST,
     remedy: str = REMEDY,
@@ -166,7 +164,7 @@ def read_manifest(
 
 
 def as_manifest(
-    value: Mapping[str, Any], schema: Schema[T], path: Path, *, remedy: str = REMEDY
+    value: Mapping[str, Any], schema: "Schema[T]", path: Path, *, remedy: str = REMEDY
 ) -> T:
     """Check a JSON object against its digest and a schema; see ``read_manifest``."""
     if value.get("kind") != schema.kind:
@@ -185,7 +183,7 @@ def as_manifest(
     return checked(value, schema, path, remedy=remedy)
 
 
-def checked(value: Any, schema: Schema[T], path: Path, *, remedy: str = REMEDY) -> T:
+def checked(value: Any, schema: "Schema[T]", path: Path, *, remedy: str = REMEDY) -> T:
     """Return a value of JSON as a schema's type; raise ``ArtifactError`` if it does not fit."""
     try:
         return schema.check(value)
@@ -225,7 +223,7 @@ def check_files(
             raise _damaged(path, "its content does not match its checksum", remedy)
 
 
-def listed_files(folder: Path, schema: Schema[Any], *, name: str = MANIFEST) -> set[str] | None:
+def listed_files(folder: Path, schema: "Schema[Any]", *, name: str = MANIFEST) -> set[str] | None:
     """Return the files of an artifact and its manifest, None for another folder.
 
     Raises:
@@ -237,7 +235,7 @@ def listed_files(folder: Path, schema: Schema[Any], *, name: str = MANIFEST) -> 
         return None
 
 
-def first_damaged(folder: Path, schema: Schema[Any]) -> Path | None:
+def first_damaged(folder: Path, schema: "Schema[Any]") -> Path | None:
     """Return the first missing or damaged file of an artifact, None if all are sound.
 
     A folder that does not exist has none.

@@ -7,8 +7,6 @@ it was not for ten minutes, by the server's clock, or its owner ended on this ho
 then stops.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading
@@ -102,7 +100,7 @@ _HELD: list[_Mark] = []
 
 
 @contextlib.contextmanager
-def marked(place: Place | None, kind: str) -> Iterator[None]:
+def marked(place: "Place | None", kind: str) -> Iterator[None]:
     """Hold a mark at a place; a folder needs none, as it has locks.
 
     Raises:

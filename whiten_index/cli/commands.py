@@ -1,7 +1,5 @@
 """Commands that make, update, search and show an index."""
 
-from __future__ import annotations
-
 import math
 import shlex
 import shutil
@@ -316,8 +314,8 @@ def search(
 
 
 def _ranked(
-    opened: SearchIndex, queries: str, how: Mapping[str, Any], **columns: Any
-) -> tuple[Mapping[Any, str], Iterator[Ranking]]:
+    opened: "SearchIndex", queries: str, how: Mapping[str, Any], **columns: Any
+) -> "tuple[Mapping[Any, str], Iterator[Ranking]]":
     """Return the texts of the queries as far as they are known, and their rankings."""
     from whiten_index.corpus.corpus_config import CorpusConfig
     from whiten_index.evaluation.judgements import TEXT_ENDINGS, read_queries
@@ -330,7 +328,7 @@ def _ranked(
 
 
 def _hit_lines(
-    found: Sequence[tuple[Mapping[str, Any], Sequence[Hit]]], passages: bool
+    found: "Sequence[tuple[Mapping[str, Any], Sequence[Hit]]]", passages: bool
 ) -> Iterator[str]:
     """Yield score, id and kept columns of each hit, and the passage found on another line."""
     from whiten_index.corpus.batches import (
@@ -376,7 +374,7 @@ def inspect(index: str, plot: str | None, verify: str, as_json: bool) -> None:
     terminal.show(fields, _version_lines(fields), as_json=as_json)
 
 
-def _report_lines(report: BuildReport | UpdateReport) -> Iterator[str]:
+def _report_lines(report: "BuildReport | UpdateReport") -> Iterator[str]:
     """Yield what a build or an update did, in full with ``-v``, and how to search the index."""
     said, fields = report.to_json(), report.manifest
     rows = list[tuple[str, str]]()

@@ -1,7 +1,5 @@
 """Commands that list, roll back, prune, clean, compact and verify, and the nightly job."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -214,7 +212,7 @@ def verify(paths: tuple[str, ...], no_store: bool, as_json: bool) -> None:
         )
 
 
-def _verify_lines(report: VerifyReport) -> Iterator[str]:
+def _verify_lines(report: "VerifyReport") -> Iterator[str]:
     looked = ", ".join(f"{n:,} {kind.replace('_', ' ')}" for kind, n in report.checked.items() if n)
     counts = (("damaged", report.damages), ("not read", report.unread))
     found = ", ".join(f"{len(each):,} {how}" for how, each in counts if each) or "sound"

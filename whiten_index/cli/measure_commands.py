@@ -1,7 +1,5 @@
 """Commands that measure settings side by side, train an encoder, and score on judged data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -241,7 +239,7 @@ def _counts(figures: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, 
 
 def _config_and_pairs(
     options: dict[str, Any], *, public: Mapping[str, str] | None = None, unscored: bool = False
-) -> tuple[EvalConfig, list[StsSet]]:
+) -> "tuple[EvalConfig, list[StsSet]]":
     """Return the configuration, and the sets of the files named, or of the public ones.
 
     ``public`` maps the public sets that are read by default to their splits; None for all.

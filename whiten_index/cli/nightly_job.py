@@ -3,8 +3,6 @@
 Each line on standard output is one event, a JSON object; see ``docs/nightly.md``.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +42,7 @@ class NightlyJob(UpdateConfig):
     push: tuple[PushConfig, ...] = ()  # databases and files to bring to the published version
 
     @classmethod
-    def read(cls, path: Path) -> NightlyJob:
+    def read(cls, path: Path) -> "NightlyJob":
         """Read a job file, and refuse it whole if any key or value is not valid."""
         where = f"job file {path}"
         values = read_job(path, job_keys(cls))

@@ -1,7 +1,5 @@
 """CSV, JSON, Arrow and text files as one Parquet file."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Parquet files read as batches, one shard at a time."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -74,7 +72,7 @@ class ParquetCorpus:
     _reader: SpanReader = field(default_factory=SpanReader, repr=False, compare=False)
 
     @classmethod
-    def open(cls, config: CorpusConfig, *, dim: int | None = None) -> ParquetCorpus:
+    def open(cls, config: CorpusConfig, *, dim: int | None = None) -> "ParquetCorpus":
         """Find the files, read their footers, check their columns, plan the shards.
 
         Args:

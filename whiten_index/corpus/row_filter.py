@@ -10,8 +10,6 @@ Dates and times are written ``date('2024-01-31')``, ``time('12:00')`` and
 ``column('my column')``.
 """
 
-from __future__ import annotations
-
 import ast
 import datetime
 import math
@@ -64,7 +62,7 @@ class RowFilter:
     _tree: ast.expr = field(repr=False, compare=False)
 
     @classmethod
-    def parse(cls, text: str) -> RowFilter:
+    def parse(cls, text: str) -> "RowFilter":
         """Translate ``text``."""
         if not isinstance(text, str):
             raise ConfigError(f"a row filter is a text; {shown(text)} was given")

@@ -1,7 +1,5 @@
 """Parquet files of a corpus, by path, folder, glob or URI, on any file system."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fnmatch
@@ -35,7 +33,7 @@ _HIDDEN = "._"
 _Match = Callable[..., bool]
 
 
-def find_files(sources: Sequence[str | Path]) -> list[SourceFile]:
+def find_files(sources: Sequence[str | Path]) -> "list[SourceFile]":
     """List the Parquet files of ``sources``, sorted by path within each source."""
     if not sources:
         raise CorpusError("no corpus was given; name a Parquet file, folder, glob or URI")
@@ -161,7 +159,7 @@ def canonical(source: str | Path) -> str:
     return text if "://" in text else os.path.normpath(Path(text).expanduser().absolute())
 
 
-def _files_of(source: str) -> list[SourceFile]:
+def _files_of(source: str) -> "list[SourceFile]":
     base, pattern = _split_glob(source)
     filesystem, path = resolve(base or ".")
     named = functools.partial(_matches, patterns=pattern.split("/"))
@@ -330,7 +328,7 @@ class Identity:
     def __reduce__(self) -> tuple[Any, ...]:
         return Identity, (self.size, self.modified, self.tag)
 
-    def matches(self, other: Identity) -> bool:
+    def matches(self, other: "Identity") -> bool:
         """Return whether both may be of the same content."""
         both = self.local is not None and other.local is not None
         return self == other if both else replace(self, local=None) == replace(other, local=None)
@@ -369,7 +367,7 @@ class SourceFile:
         finally:
             os.close(descriptor)
 
-    def identified(self) -> SourceFile:
+    def identified(self) -> "SourceFile":
         """Return the file with its present identity."""
         try:
             with asking(self.path):

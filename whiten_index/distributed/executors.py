@@ -1,7 +1,5 @@
 """The interface of all executors, and the executor of this process."""
 
-from __future__ import annotations
-
 import functools
 import pickle
 import traceback
@@ -27,7 +25,7 @@ class Work:
     Each step is called by one thread at a time. An item may be done again after a worker died.
     """
 
-    def on_device(self, device: str, threads: int) -> Work:  # noqa: ARG002
+    def on_device(self, device: str, threads: int) -> "Work":  # noqa: ARG002
         """Return the same work for another process, which has this device and these cores."""
         return self
 
@@ -55,7 +53,7 @@ class FunctionWork(Work):
     function: Callable[[Any], Any]
     threads: int | None = None  # of BLAS and OpenMP; None leaves them as they are
 
-    def on_device(self, device: str, threads: int) -> FunctionWork:  # noqa: ARG002
+    def on_device(self, device: str, threads: int) -> "FunctionWork":  # noqa: ARG002
         """Return the function limited to these cores."""
         return FunctionWork(self.function, threads)
 

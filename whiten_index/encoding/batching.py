@@ -5,8 +5,6 @@ less time than one batch at a time on two cores (MiniLM, 2 cores, measured): no 
 others after every matrix product.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import statistics
@@ -63,8 +61,8 @@ class Batches:
     def __init__(
         self,
         window: PreparedWindow,
-        transformer: Transformer,
-        budget: TokenBudget,
+        transformer: "Transformer",
+        budget: "TokenBudget",
         *,
         dim: int,
         most: int | None,

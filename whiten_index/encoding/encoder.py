@@ -1,7 +1,5 @@
 """The encoder: texts in, pooled and unnormalised embeddings out."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -47,7 +45,7 @@ class Encoded:
     tokens: int  # encoded, padding not counted, identical texts once
     padded_tokens: int  # the same with padding
     distinct: int  # number of different texts, which alone were encoded
-    _on_device: _OnDevice | None = field(default=None, repr=False)
+    _on_device: "_OnDevice | None" = field(default=None, repr=False)
 
     def moments_of(self, rows: slice) -> Callable[[str], Moments] | None:
         """Return a function from a dtype to the moments of ``rows`` kept in it, None on a CPU."""
@@ -130,7 +128,7 @@ class Encoder:
         return f"Encoder({self.spec.model!r}, {self.spec.dim} dims, {self.device})"
 
     @classmethod
-    def load(cls, model: str | None = None, **options: Any) -> Encoder:
+    def load(cls, model: str | None = None, **options: Any) -> "Encoder":
         """Load a model by hub name, local folder, or None for the embedded one.
 
         Args:

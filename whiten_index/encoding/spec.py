@@ -1,7 +1,5 @@
 """Identity of an encoder: a model and every choice that changes its embeddings."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -74,7 +72,7 @@ class EncoderSpec:
         return {"kind": "transformer", **vars(self), "layers": list(self.layers)}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> EncoderSpec:
+    def from_json(cls, value: dict[str, Any]) -> "EncoderSpec":
         """Read the result of ``to_json``."""
         names = {field.name for field in fields(cls)}
         known = {key: item for key, item in value.items() if key in names}

@@ -1,7 +1,5 @@
 """Tokenise a window of texts: each different text once, sorted by length."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -168,7 +166,7 @@ def _sees_words_alone(backend: Any) -> bool:
     )
 
 
-def load_tokenizer(spec: EncoderSpec, folder: ModelFolder) -> Any:
+def load_tokenizer(spec: "EncoderSpec", folder: ModelFolder) -> Any:
     """Return a model's transformers tokenizer, fast where it has one."""
     import transformers
 
@@ -214,7 +212,7 @@ def prompt_tokens(tokenizer: Any, prompt: str) -> int:
     return len(ids) - int(bool(ids) and ids[-1] in tokenizer.all_special_ids)
 
 
-def require_known_tokens(tokens: TokenWindow, spec: EncoderSpec, vocabulary: int | None) -> None:
+def require_known_tokens(tokens: TokenWindow, spec: "EncoderSpec", vocabulary: int | None) -> None:
     """Refuse tokens that the model has no embedding for, which would end a GPU's process."""
     if not len(tokens.ids):
         return

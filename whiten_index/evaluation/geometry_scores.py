@@ -3,8 +3,6 @@
 Rows of zeros have no direction and are left out everywhere.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -45,7 +43,7 @@ class Geometry:
     neighbours: int  # that the k-occurrence counts, cut to ``rows`` - 1
 
     @classmethod
-    def of(cls, vectors: ArrayLike) -> Geometry:
+    def of(cls, vectors: ArrayLike) -> "Geometry":
         """Measure vectors (n, d) of any float type, in O(n²d) time and a few blocks of memory."""
         rows, zero_rows = _directed(vectors, least=_LEAST_ROWS)
         n = len(rows)

@@ -1,7 +1,5 @@
 """A file of labels as columns, whatever its format, with what errors call a row of it."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import json
@@ -47,7 +45,7 @@ class LabelTable:
         known: Collection[str],
         *,
         bare: Sequence[str] = (),
-    ) -> LabelTable:
+    ) -> "LabelTable":
         """Read the columns that have a ``known`` name.
 
         ``bare`` are the columns of a file between blanks without a header, as TREC has them; a

@@ -1,7 +1,5 @@
 """Sets of sentence pairs with gold scores: read, named as the papers name them, checked."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -61,7 +59,7 @@ class StsSet:
         """All sentences, first ones first."""
         return [*self.first, *self.second]
 
-    def scored_pairs(self) -> StsSet:
+    def scored_pairs(self) -> "StsSet":
         """Return the pairs whose figure is the set's, without those of other splits."""
         used = np.flatnonzero(self.scored)
         first, second = ([side[i] for i in used] for side in (self.first, self.second))

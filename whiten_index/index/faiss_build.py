@@ -4,8 +4,6 @@ One process does all of it, or workers do: one trains the index, all code ranges
 the codes. Their intermediate results are in a folder next to the index to be.
 """
 
-from __future__ import annotations
-
 import collections
 import functools
 import time
@@ -57,7 +55,7 @@ class IndexBuildResult:
     @classmethod
     def write(
         cls, index: Any, folder: Path, tuned: OperatingPoint, rerank: int | None, device: str
-    ) -> IndexBuildResult:
+    ) -> "IndexBuildResult":
         """Write an index, and collect its facts and those of its files."""
         write_index(index, folder / INDEX)
         files = [path for path in (folder / INDEX, folder / IVF_DATA) if exists(path)]

@@ -3,8 +3,6 @@
 Only the index behind the transforms goes there: FAISS's transforms do not clone to a GPU.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
@@ -46,7 +44,7 @@ class DeviceIndex:
         *,
         note: Callable[[str], None] | None = None,
         to_search: bool = False,
-    ) -> DeviceIndex:
+    ) -> "DeviceIndex":
         """Move the index behind the transforms to the GPU, or leave it where it is.
 
         ``auto`` takes a GPU if there is one that can hold this kind, and notes the reason if not;
@@ -66,7 +64,7 @@ class DeviceIndex:
         return cls(inner, "cpu")
 
     @classmethod
-    def _moved(cls, inner: Any, *, to_search: bool) -> DeviceIndex:
+    def _moved(cls, inner: Any, *, to_search: bool) -> "DeviceIndex":
         """Return an index on the first GPU."""
         faiss = load_faiss()
         kind = type(faiss.downcast_index(inner)).__name__

@@ -4,8 +4,6 @@ Bytes that grow with the rows (codes, ids, lists, graph) are kept apart from tho
 (matrix, codebooks, centroids), so that figures of one corpus apply to another.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -45,7 +43,7 @@ class IndexBytes:
         """All bytes."""
         return self.per_row_total + self.fixed
 
-    def __add__(self, other: IndexBytes) -> IndexBytes:
+    def __add__(self, other: "IndexBytes") -> "IndexBytes":
         names = [field.name for field in fields(self)]
         return IndexBytes(**{name: getattr(self, name) + getattr(other, name) for name in names})
 

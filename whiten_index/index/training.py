@@ -1,7 +1,5 @@
 """Training of an index: rows to train with, rows to hold out, and the training itself."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +21,7 @@ _MOST_TRAINING_BYTES = 1 << 30
 
 
 def train_index(
-    vectors: VectorSource, plan: IndexPlan, stages: Stages
+    vectors: "VectorSource", plan: IndexPlan, stages: Stages
 ) -> tuple[DeviceIndex, NDArray[np.int64]]:
     """Return the trained index, and the rising numbers of the rows held out of the training."""
     inner = inner_index(plan.built, vectors.k)
@@ -42,7 +40,7 @@ def train_index(
 
 
 def _draw_rows(
-    inner: Any, vectors: VectorSource, plan: IndexPlan
+    inner: Any, vectors: "VectorSource", plan: IndexPlan
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return rising row numbers to train with and to tune with: no row is in both."""
     rows, work, least = vectors.rows, plan.work_bytes, least_training_rows(inner)

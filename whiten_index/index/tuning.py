@@ -1,7 +1,5 @@
 """Tune an index: the least lists and candidates that reach a recall of its held-out queries."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -61,7 +59,7 @@ class GroundTruth:
     @classmethod
     def of(
         cls, queries: Vectors, scores: Scores, near: Rows, held_out: Rows, *, unseen: bool = False
-    ) -> GroundTruth:
+    ) -> "GroundTruth":
         """Return the truth for held-out rows, of the result of ``exact_neighbours``.
 
         Queries whose last neighbour is no nearer than the next are left out: of equal rows, such as

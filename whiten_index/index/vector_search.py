@@ -5,8 +5,6 @@ compared, so that nothing is lost to lists that are not looked into or links not
 pass, an approximate index looks at twice as many of them as it would without a filter.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,7 +44,7 @@ _FIRST_FETCH = 4
 
 
 def nearest(
-    inner: Any, queries: Vectors, top_k: int, selection: Selection | None = None
+    inner: Any, queries: Vectors, top_k: int, selection: "Selection | None" = None
 ) -> tuple[Scores, Rows]:
     """Return scores and row numbers of the nearest rows, best first, −1 in unfilled places.
 
@@ -169,7 +167,7 @@ class Selection:
     count: int  # rows that pass
 
     @classmethod
-    def of(cls, mask: NDArray[np.bool_]) -> Selection:
+    def of(cls, mask: NDArray[np.bool_]) -> "Selection":
         """Return the rows (n,) for which ``mask`` is true."""
         return cls(np.packbits(mask, bitorder="little"), len(mask), int(np.count_nonzero(mask)))
 

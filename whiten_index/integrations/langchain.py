@@ -4,8 +4,6 @@ With ``WhitenedEmbeddings`` any vector store of LangChain holds whitened vectors
 ``WhitenedRetriever`` the index itself is searched, and no store is needed.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,7 +85,7 @@ class WhitenedRetriever(BaseRetriever):
         return True
 
     @model_validator(mode="after")
-    def _checked(self) -> WhitenedRetriever:
+    def _checked(self) -> "WhitenedRetriever":
         self._retriever.check(self.row_filter)
         return self
 

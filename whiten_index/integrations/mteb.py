@@ -1,7 +1,5 @@
 """The encoder with its whitening as a model of MTEB, for every task on texts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -78,7 +76,7 @@ class WhitenedEncoder(AbsEncoder):
     @classmethod
     def of_index(
         cls, folder: Path | str, *, symmetric: str = "document", **options: Any
-    ) -> WhitenedEncoder:
+    ) -> "WhitenedEncoder":
         """Take encoder and transform of a published index; ``options`` are of ``open_index``."""
         index = open_index(folder, **options)
         return cls(index.encoder, index.bundle.whitening, symmetric=symmetric)

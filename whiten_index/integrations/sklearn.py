@@ -1,7 +1,5 @@
 """scikit-learn: a transform of embeddings as an estimator, where ``IncrementalPCA`` may stand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -52,13 +50,13 @@ class WhitenedTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self.normalize_input = normalize_input
         self.shrinkage = shrinkage
 
-    def fit(self, X: ArrayLike, y: object = None) -> WhitenedTransformer:  # noqa: ARG002
+    def fit(self, X: ArrayLike, y: object = None) -> "WhitenedTransformer":  # noqa: ARG002
         """Fit on embeddings (n, d) alone, as ``Whitening.fit``; forget what was learnt before."""
         self._learn(X, None, ensure_min_samples=2)
         _ = self.whitening_
         return self
 
-    def partial_fit(self, X: ArrayLike, y: object = None) -> WhitenedTransformer:  # noqa: ARG002
+    def partial_fit(self, X: ArrayLike, y: object = None) -> "WhitenedTransformer":  # noqa: ARG002
         """Add embeddings (n, d) to those learnt from."""
         self._learn(X, getattr(self, "moments_", None))
         return self

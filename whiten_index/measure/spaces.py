@@ -1,7 +1,5 @@
 """Evaluation of sets of texts: their embeddings, and the spaces that they are compared in."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -62,7 +60,7 @@ Scores = Iterable[tuple[Space, dict[str, Any]]]
 class Spaces:
     """Makes the spaces of an evaluation, for one set after the other."""
 
-    def __init__(self, config: EvalConfig, embedder: TextEmbedder, stages: Stages) -> None:
+    def __init__(self, config: EvalConfig, embedder: "TextEmbedder", stages: Stages) -> None:
         self._config, self._embedder, self._stages = config, embedder, stages
         self._moments: dict[bool, Moments] = {}
         # Refused before anything is encoded.
@@ -157,11 +155,11 @@ Texts = TypeVar("Texts", bound=_TextSet)
 def evaluate_sets(
     config: EvalConfig,
     sets: Sequence[Texts],
-    score: Callable[[Texts, TextEmbedder, Spaces], Scores],
+    score: "Callable[[Texts, TextEmbedder, Spaces], Scores]",
     *,
     stage: str,
     average: Callable[[Mapping[str, Any]], Any] | None = None,
-    embedder: TextEmbedder | None = None,
+    embedder: "TextEmbedder | None" = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Encode the texts of sets together, score each set in each space, and report.

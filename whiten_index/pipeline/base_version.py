@@ -1,7 +1,5 @@
 """The published version that an update starts from, and the build that it came of."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
@@ -53,7 +51,7 @@ class BaseVersion:
     config: BuildConfig  # the build that would make it again, of the corpus as it is now
 
     @classmethod
-    def open(cls, config: UpdateConfig) -> BaseVersion:
+    def open(cls, config: UpdateConfig) -> "BaseVersion":
         """Open the published version of an index, every checksum verified."""
         root, mirror = place_of(config.index)
         source = with_published(root, Version.check, mirror)

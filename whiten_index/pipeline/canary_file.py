@@ -1,7 +1,5 @@
 """File of canary queries, which a new version must answer before it is published."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,7 +33,7 @@ class CanaryFile:
         return len(self.expected)
 
     @classmethod
-    def read(cls, path: Path | str, *, dim: int) -> CanaryFile:
+    def read(cls, path: Path | str, *, dim: int) -> "CanaryFile":
         """Read the column ``text`` or ``embedding`` (of width ``dim``), and ``expected`` if any.
 
         ``expected`` holds an id, or a list of ids, strings or integers as in the index.
@@ -67,7 +65,7 @@ class CanaryFile:
         embeddings = np.array([table.parse(_EMBEDDING, row, parse) for row in rows], np.float32)
         return cls(None, embeddings, expected)
 
-    def embedded(self, encode: Callable[[Sequence[str]], NDArray[np.floating]]) -> CanaryFile:
+    def embedded(self, encode: Callable[[Sequence[str]], NDArray[np.floating]]) -> "CanaryFile":
         """Return the same queries with their raw embeddings."""
         return self if self.texts is None else replace(self, embeddings=encode(self.texts))
 

@@ -1,7 +1,5 @@
 """Checks of widths and index that options allow, before hours of encoding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
     from whiten_index.pipeline.build_config import BuildConfig
 
 
-def check_early(config: BuildConfig, corpus: ParquetCorpus) -> None:
+def check_early(config: "BuildConfig", corpus: "ParquetCorpus") -> None:
     """Refuse before hours of encoding what would be refused after them.
 
     Raises:
@@ -45,7 +43,7 @@ def check_early(config: BuildConfig, corpus: ParquetCorpus) -> None:
 
 
 def possible_widths(
-    config: BuildConfig, dim: int, *, rows: int | None = None
+    config: "BuildConfig", dim: int, *, rows: int | None = None
 ) -> tuple[int, ...] | None:
     """Return the round widths over which the index can be built, None if all of them will do.
 

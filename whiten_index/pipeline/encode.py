@@ -1,7 +1,5 @@
 """Corpus to store: encode every row that is not there yet, and remember the corpus."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,7 +75,7 @@ class EncodeReport:
         """Bytes of the corpus's raw embeddings in the store."""
         return sum(part.bytes for part in self.record.distinct_parts)
 
-    def elsewhere(self) -> EncodeReport:
+    def elsewhere(self) -> "EncodeReport":
         """Return the report as another machine can take it."""
         return replace(self, stages=Stages(Progress()), executor=SerialExecutor())
 

@@ -1,7 +1,5 @@
 """The encoder of queries that an index names, found and loaded when it is first needed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading
@@ -71,13 +69,13 @@ class QueryEncoder:
             )
         return self._recorded
 
-    def equals(self, other: QueryEncoder) -> bool:
+    def equals(self, other: "QueryEncoder") -> bool:
         """Return whether both give a query the same embedding, wherever their models are."""
         if self._recorded is None or other._recorded is None:
             return False
         return self._recorded.query_fingerprint == other._recorded.query_fingerprint
 
-    def get(self) -> Encoder:
+    def get(self) -> "Encoder":
         """Return it."""
         with self._loading:
             if self._encoder is None:

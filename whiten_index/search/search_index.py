@@ -1,7 +1,5 @@
 """One version of an index opened for search, with all that its queries and hits need."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -92,7 +90,7 @@ class Opened:
         cls,
         version: Version,
         place: Place,
-        before: Opened | None,
+        before: "Opened | None",
         *,
         verify: str = "full",
         mapped: bool | None = None,
@@ -101,7 +99,7 @@ class Opened:
         store: Path | str | None = None,
         index_device: str = "cpu",
         **encoder: Unpack[EncoderOpening],
-    ) -> Opened:
+    ) -> "Opened":
         """Open a version of the index at ``place``; an encoder that is the same is taken over."""
         bundle = open_files(version, mapped=mapped, device=index_device)
         reranker = _reranker(
@@ -326,7 +324,7 @@ class SearchIndex:
         return self._opened.encode(texts)
 
     @property
-    def encoder(self) -> Encoder:
+    def encoder(self) -> "Encoder":
         """The encoder of queries, loaded when first needed."""
         return self._opened.queries.get()
 

@@ -20,8 +20,6 @@ A row is known by the digest of its text and of the type that it is kept in, so 
 again under any file name, id or metadata column, and in whichever segment it is.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -122,7 +120,7 @@ class EmbeddingStore(Segments):
     @classmethod
     def create(
         cls, root: Path | str, encoder: Mapping[str, Any], fingerprint: str
-    ) -> EmbeddingStore:
+    ) -> "EmbeddingStore":
         """Open the store of an encoder, making it where it is new.
 
         Raises:
@@ -145,7 +143,7 @@ class EmbeddingStore(Segments):
     @classmethod
     def open(
         cls, root: Path | str, *, fingerprint: str | None = None, verify: bool = True
-    ) -> EmbeddingStore:
+    ) -> "EmbeddingStore":
         """Open an existing store, whose encoder may be left out where it is the only one.
 
         Raises:

@@ -1,7 +1,5 @@
 """Records of corpora in a store: parts in order, and the files they come from."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -108,7 +106,7 @@ class CorpusRecord:
             manifest.write_manifest(path, SCHEMA.headed(**asdict(self)))
 
     @classmethod
-    def load(cls, path: Path) -> CorpusRecord:
+    def load(cls, path: Path) -> "CorpusRecord":
         """Read what ``save`` wrote."""
         fields = manifest.read_manifest(path.parent, SCHEMA, name=path.name)
         parts, files = fields["parts"], fields["files"]

@@ -1,7 +1,5 @@
 """Embeddings of a corpus by row number, and rows drawn at random from a few of its parts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -53,7 +51,7 @@ class CorpusEmbeddings:
     """
 
     def __init__(
-        self, store: EmbeddingStore, record: CorpusRecord, subset: NDArray[np.int64] | None = None
+        self, store: "EmbeddingStore", record: CorpusRecord, subset: NDArray[np.int64] | None = None
     ) -> None:
         """Take the corpus and the store of its parts, and a subset (n,) of rising row numbers."""
         self._store, self._record, self._subset = store, record, subset
@@ -73,7 +71,7 @@ class CorpusEmbeddings:
                 for start in range(0, len(shard), rows):
                     yield np.array(shard[start : start + rows])
 
-    def split(self, rows: int) -> Iterator[tuple[int, CorpusEmbeddings]]:
+    def split(self, rows: int) -> "Iterator[tuple[int, CorpusEmbeddings]]":
         """Yield the embeddings of about so many rows of whole parts, and their first row number."""
         assert self._subset is None, "subsets are not split"
         start, count, held = 0, 0, list[CorpusPart]()
@@ -87,7 +85,7 @@ class CorpusEmbeddings:
         if held:
             yield start, self._of_parts(held)
 
-    def _of_parts(self, parts: list[CorpusPart]) -> CorpusEmbeddings:
+    def _of_parts(self, parts: list[CorpusPart]) -> "CorpusEmbeddings":
         return CorpusEmbeddings(self._store, replace(self._record, parts=tuple(parts)))
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -108,7 +106,7 @@ class CorpusEmbeddings:
         return found
 
 
-def ids_of(store: EmbeddingStore, record: CorpusRecord, rows: NDArray[np.int64]) -> list[str]:
+def ids_of(store: "EmbeddingStore", record: CorpusRecord, rows: NDArray[np.int64]) -> list[str]:
     """Return the ids of rows of a corpus, in the order given, numbers as texts."""
     found = [""] * len(rows)
     for part, inside, places in _by_part(row_starts(record), rows):

@@ -1,7 +1,5 @@
 """Train an encoder on sentences by WhitenedCSE or SimCSE, and write it as a folder for builds."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import hashlib
@@ -313,7 +311,7 @@ class _Training:
             )
 
 
-def _scorer(config: TrainingConfig, collator: Any, dev: StsSet) -> Score:
+def _scorer(config: TrainingConfig, collator: Any, dev: StsSet) -> "Score":
     """Return a function that scores a model on STS-B dev, with alignment and uniformity."""
     from whiten_index.evaluation.geometry_scores import POSITIVE_ABOVE, alignment, uniformity
     from whiten_index.evaluation.metrics import correlate, pair_cosines

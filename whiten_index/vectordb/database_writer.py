@@ -1,7 +1,5 @@
 """Interface of the vector databases that rows can be pushed to, and what their writers share."""
 
-from __future__ import annotations
-
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -30,7 +28,7 @@ class Stored:
         """Name of the physical table."""
         return self.table.name
 
-    def described(self, **changes: Any) -> Stored:
+    def described(self, **changes: Any) -> "Stored":
         """Return it with fields of the description changed."""
         return replace(self, table=replace(self.table, **changes))
 

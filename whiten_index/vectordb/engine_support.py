@@ -1,7 +1,5 @@
 """Support for the writers of the engines: addresses, folders, and what to do about errors."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,7 +46,7 @@ class EngineAddress:
     folder: Path | None = None
 
     @classmethod
-    def parse(cls, address: str, engine: type[EngineOptions]) -> EngineAddress:
+    def parse(cls, address: str, engine: type[EngineOptions]) -> "EngineAddress":
         """Return what an address of an engine names."""
         parts = urlsplit(address)
         tls, path = parts.scheme.endswith("+https"), unquote(parts.path)

@@ -1,7 +1,5 @@
 """Rows of the published version with their vectors, in the layout of a database."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -75,7 +73,7 @@ class PushSource:
     rows_at_once: int
 
     @classmethod
-    def open(cls, config: PushConfig) -> PushSource:
+    def open(cls, config: PushConfig) -> "PushSource":
         """Open the published version, checking the checksums of all files that a push reads."""
         root, mirror = place_of(config.index)
         return with_published(root, partial(cls._opened, root, mirror, config), mirror)
@@ -83,7 +81,7 @@ class PushSource:
     @classmethod
     def _opened(
         cls, root: Path, mirror: Storage, config: PushConfig, version: Version
-    ) -> PushSource:
+    ) -> "PushSource":
         # Not the index itself, which may be the largest by far and is not read.
         folder, fields = version.folder, version.fields
         whitening = Whitening.load(version.file(WHITENING))

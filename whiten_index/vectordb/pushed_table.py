@@ -1,7 +1,5 @@
 """Rows that are pushed: their layout, the description of a table of them, and their checks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -90,14 +88,14 @@ class PushedTable:
         return json.dumps(asdict(self))
 
     @classmethod
-    def read(cls, text: str | bytes | None) -> PushedTable | None:
+    def read(cls, text: str | bytes | None) -> "PushedTable | None":
         """Return the table of a description, None if no push wrote this text."""
         try:
             return _DESCRIPTION.validate_json(text or "")
         except ValueError:
             return None
 
-    def is_part_of(self, whole: PushedTable) -> bool:
+    def is_part_of(self, whole: "PushedTable") -> bool:
         """Return whether a pending table can be filled up to this one."""
         return self == replace(whole, done=self.done, name=self.name, lease=self.lease)
 

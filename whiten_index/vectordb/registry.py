@@ -3,8 +3,6 @@
 Addresses and options hold no secrets, and are read without the database's client.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import re
@@ -231,7 +229,7 @@ _POSTGRES_SETTINGS = re.compile(rf"(?:\s*-c\s*{_SETTING}=[\w$\",.-]+)+\s*")
 
 def open_writer(
     address: str, name: str, *, options: Mapping[str, str] | None = None, make: bool = True
-) -> DatabaseWriter:
+) -> "DatabaseWriter":
     """Connect to a table or collection, which need not exist.
 
     Unless ``make``, nothing is written: neither the folder or file of an engine without a server,

@@ -13,8 +13,6 @@ Layout::
 A version's folder never changes: what is in it when it appears stays until all of it is removed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import stat
@@ -126,7 +124,7 @@ class Version:
             self._checked.add(name)
         return self.folder / name
 
-    def check(self, *, whole: bool = False) -> Version:
+    def check(self, *, whole: bool = False) -> "Version":
         """Check every file; of a version in a bucket those that are here, or ``whole`` all."""
         for name in self.fields["files"]:
             if whole or not self.mirror.uri or exists(self.folder / name):

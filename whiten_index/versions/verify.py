@@ -1,7 +1,5 @@
 """Verification of indexes and stores, in folders and in buckets: damage, and what mends it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -152,7 +150,7 @@ def verify_store(root: Place) -> VerifyReport:
 
 
 def _report(
-    kind: str, place: Place, look: Callable[..., _Check], folders: Callable[[], list[Path]]
+    kind: str, place: Place, look: "Callable[..., _Check]", folders: Callable[[], list[Path]]
 ) -> VerifyReport:
     """Return the report of a look at folders, and of a second one at everything found damaged."""
     first = {folder: look(place, folder, None) for folder in folders()}
@@ -182,7 +180,7 @@ _Remedy = tuple[Sequence[str], str]
 class _Check:
     """One look at the files of a place, or a second one at what the ``first`` found damaged."""
 
-    def __init__(self, root: Place, first: _Check | None) -> None:
+    def __init__(self, root: Place, first: "_Check | None") -> None:
         self.root, self.mirror = root, place_of(root)[1]
         self._only = None if first is None else first.damaged()
         self.checked, self.bytes = Counter[str](), 0
@@ -235,7 +233,7 @@ class _IndexCheck(_Check):
     """A look at an index."""
 
     def __init__(
-        self, with_store: bool, place: Place, root: Path, first: _IndexCheck | None
+        self, with_store: bool, place: Place, root: Path, first: "_IndexCheck | None"
     ) -> None:
         super().__init__(place, first)
         self.with_store = with_store
@@ -349,7 +347,7 @@ def _reason(error: Exception) -> str:
 class _StoreCheck(_Check):
     """A look at all that an encoder has in a store."""
 
-    def __init__(self, root: Place, folder: Path, first: _StoreCheck | None) -> None:
+    def __init__(self, root: Place, folder: Path, first: "_StoreCheck | None") -> None:
         super().__init__(root, first)
         encoder: Mapping[str, Any] = {}
         with self.checking("manifests", folder / MANIFEST):

@@ -7,8 +7,6 @@ shrunk by the coefficient of the fit. Kinds that read no data are measured along
 directions of the fit's rows.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -67,7 +65,7 @@ class Drift:
     @classmethod
     def measure(
         cls, whitening: Whitening, fitted: Moments, today: Moments, *, shared: float | None = None
-    ) -> Drift:
+    ) -> "Drift":
         """Measure the drift between two moments, of unit rows if the transform takes such.
 
         With e the eigenvalues and δ the shift in whitened units, the divergence of the two

@@ -1,7 +1,5 @@
 """Selection of k, γ and centring, from scores or from the spectrum alone. numpy only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -60,7 +58,7 @@ class Choice:
     raw_score: float | None = None  # of the embeddings as they are
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Choice:
+    def from_json(cls, value: Mapping[str, Any]) -> "Choice":
         """Return the choice that ``dataclasses.asdict`` gave."""
         candidates = [Candidate(**row) for row in value["candidates"]]
         chosen = Setting(**value["chosen"])
@@ -110,7 +108,7 @@ def settings(
 
 
 def score_settings(
-    fit: Whitening, trials: Sequence[Trial], grid: Sequence[Setting]
+    fit: "Whitening", trials: Sequence[Trial], grid: Sequence[Setting]
 ) -> NDArray[np.float64]:
     """Return the scores (len(grid), q), the weighted mean over trials that score the same q items.
 
@@ -173,7 +171,7 @@ def choose_by_scores(
 
 
 def choose_by_spectrum(
-    fit: Whitening, k: int, *, exponent: float | None = None, center: bool | None = None
+    fit: "Whitening", k: int, *, exponent: float | None = None, center: bool | None = None
 ) -> Setting:
     """Return a setting from mean and spectrum alone, for a corpus without scores.
 
@@ -192,7 +190,7 @@ def choose_by_spectrum(
     return Setting(k, exponent, share > _LARGE_MEAN if center is None else center)
 
 
-def _turned(fit: Whitening, rows: NDArray[np.floating], center: bool) -> NDArray[np.float64]:
+def _turned(fit: "Whitening", rows: NDArray[np.floating], center: bool) -> NDArray[np.float64]:
     """Return rows (n, d) along the eigenvectors, (n, r)."""
     x = rows.astype(np.float64)
     if fit.normalize_input:

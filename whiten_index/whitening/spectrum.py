@@ -1,7 +1,5 @@
 """Eigenvalues, rank, and the width k. numpy only."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import TypeVar
@@ -26,7 +24,7 @@ class Spectrum:
     eigenvectors: NDArray[np.float64]  # (d, d) float64, one a column, of fixed sign
 
     @classmethod
-    def of(cls, covariance: NDArray[np.float64]) -> Spectrum:
+    def of(cls, covariance: NDArray[np.float64]) -> "Spectrum":
         """Decompose a symmetric matrix (d, d).
 
         The sign of each eigenvector makes its entry of largest magnitude positive, the first of
@@ -40,7 +38,7 @@ class Spectrum:
         signs = np.sign(vectors[largest, np.arange(len(largest))])
         return cls(values, np.ascontiguousarray(vectors * signs))
 
-    def shrunk(self, coefficient: float) -> Spectrum:
+    def shrunk(self, coefficient: float) -> "Spectrum":
         """Return the spectrum of (1 − ρ)Σ + ρ (tr Σ / d) I."""
         if not coefficient:
             return self
@@ -97,7 +95,7 @@ class WidthSpec:
     full: bool = False  # every direction within the rank
 
     @classmethod
-    def parse(cls, text: str | int | float | None) -> WidthSpec:
+    def parse(cls, text: str | int | float | None) -> "WidthSpec":
         """Read ``128``, ``full``, ``0.95`` or None."""
         if text is None:
             return cls()

@@ -5,8 +5,6 @@ is PCA, values between are soft. Columns are sorted by eigenvalue, so the whiten
 smaller k is a slice of one fit. Kinds that rotate back by Bᵀ keep d coordinates.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass, replace
@@ -114,7 +112,7 @@ class Whitening:
     @classmethod
     def fit(
         cls, data: Moments | NDArray[np.floating], config: WhiteningConfig | None = None
-    ) -> Whitening:
+    ) -> "Whitening":
         """Fit on embeddings, or on their moments if they do not fit into memory.
 
         Args:
@@ -246,7 +244,7 @@ class Whitening:
             x *= reciprocal(self.coordinate_scale)
         return x + self.mean if self.center else x
 
-    def truncate(self, k: int) -> Whitening:
+    def truncate(self, k: int) -> "Whitening":
         """Return the same fit with the first ``k`` directions only.
 
         Raises:
@@ -385,7 +383,7 @@ class Whitening:
         write_tensors(path, tensors, kind=_FILE_KIND, version=_FORMAT_VERSION, facts=facts)
 
     @classmethod
-    def load(cls, path: Path | str) -> Whitening:
+    def load(cls, path: Path | str) -> "Whitening":
         """Read what ``save`` wrote.
 
         Raises:
