@@ -11,33 +11,19 @@ from prometheus_client.parser import text_string_to_metric_families
 from whiten_index.cli.monitoring import OUTCOMES, write_metrics
 
 REPORT: dict[str, Any] = {
-    "version": "000012-0123456789ab",
-    "up_to_date": False,
+    "version": "000012-0123456789ab", "up_to_date": False,
     "rows": {"total": 1000, "new": 5, "changed": 10, "document": 2, "deleted": 4, "unchanged": 983},
-    "counts": {
-        "read": 1003,
-        "encoded": 15,
-        "reused": 985,
-        "truncated": 7,
-        "skipped": {"null_text": 2, "blank_text": 1},
-    },
+    "counts": {"read": 1003, "encoded": 15, "reused": 985, "truncated": 7,
+        "skipped": {"null_text": 2, "blank_text": 1}},
     "files": {"read": 3, "skipped": 40},
-    "drift": {
-        "mean_shift": 0.25,
-        "kl_per_dim": 0.004,
-        "eigenvalues": {"min": 0.9, "max": 1.25},
-        "all": [1.0, 2.0],
-        "why": "text",
-        "kept": None,
-    },
+    "drift": {"mean_shift": 0.25, "kl_per_dim": 0.004, "eigenvalues": {"min": 0.9, "max": 1.25},
+        "all": [1.0, 2.0], "why": "text", "kept": None},
     "decision": {"whitening": "keep", "index": "carried", "why": "0.004 < 0.01", "threshold": 0.01},
-    "gates": [
-        {"name": "counts", "passed": True, "found": {}, "bound": {}, "why": ""},
-        {"name": "canaries", "passed": False, "found": {}, "bound": {}, "why": "recall"},
-    ],
+    "gates": [{"name": "counts", "passed": True, "found": {}, "bound": {}, "why": ""},
+        {"name": "canaries", "passed": False, "found": {}, "bound": {}, "why": "recall"}],
     "seconds": {"read": 1.5, "encode": 20.25},
     "stage_rows": {"read": 1003, "encode": 15},
-}
+}  # fmt: skip
 DONE: dict[str, Any] = {"outcome": "published", "exit_code": 0, "seconds": 33.5}
 DONE |= {"report": REPORT, "gates": REPORT["gates"]}
 FAILED: dict[str, Any] = {"outcome": "failed", "exit_code": 7, "seconds": 2.0}

@@ -171,25 +171,17 @@ def load(model: Path, tokens: int, overlap: int = 0, **options: Any) -> PassageS
     ("tokens", "overlap", "options", "message"),
     [
         (33, 0, {}, r"--passage-tokens 33 is more than the limit of 32 tokens"),
-        (
-            17,
-            0,
-            {"max_length": 16},
-            r"more than the limit of 16 tokens .*at most 16, or raise --max-length \(up to 32\)",
-        ),
+        (17, 0, {"max_length": 16},
+            r"more than the limit of 16 tokens .*at most 16, or raise --max-length \(up to 32\)"),
         (2, 0, {}, r"leaves no room for text beside 2 special tokens; give at least 3"),
         (6, 0, {"document_prompt": "the old book, "}, r"2 special tokens and 4 of the prompt.* 7"),
         (16, 8, {}, r"--overlap 8 is more than half of the 14 tokens of text.*give at most 7"),
         (17, 8, {}, r"--overlap 8 is more than half of the 15 tokens of text.*give at most 7"),
         (3, 1, {}, r"--overlap 1 is more than half of the 1 tokens of text.*give at most 0"),
-        (
-            16,
-            6,
-            {"document_prompt": "the old book, "},
-            r"the 10 tokens of .* and 4 of the prompt\); give at most 5",
-        ),
+        (16, 6, {"document_prompt": "the old book, "},
+            r"the 10 tokens of .* and 4 of the prompt\); give at most 5"),
     ],
-)
+)  # fmt: skip
 def test_lengths_that_cannot_work_are_refused_in_words(
     tiny_model: Path, tokens: int, overlap: int, options: dict[str, Any], message: str
 ) -> None:

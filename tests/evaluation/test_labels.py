@@ -134,21 +134,15 @@ def test_a_score_that_is_no_number_names_its_line(tmp_path: Path, score: str) ->
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "q.tsv",
-            "query-id\tcorpus-id\tscore\na\tx\t1\nb\tx\n",
-            "line 3, has 2 fields, expected 3",
-        ),
+        ("q.tsv", "query-id\tcorpus-id\tscore\na\tx\t1\nb\tx\n",
+            "line 3, has 2 fields, expected 3"),
         ("q.trec", "a 0 x 1\nb 0\n", "line 2, has 2 fields, expected 4 between blanks"),
-        (
-            "q.tsv",
-            "a\tx\t1\nb\tx\t1\n",
-            "no column query_id or query-id; its columns are a, x, 1: rename",
-        ),
+        ("q.tsv", "a\tx\t1\nb\tx\t1\n",
+            "no column query_id or query-id; its columns are a, x, 1: rename"),
         ("q.tsv", "query-id\tscore\na\t1\n", "no column doc_id or corpus-id; its columns are que"),
         ("q.tsv", "query-id\tscore\tscore\na\t1\t2\n", "names a column twice: query-id, score, sc"),
     ],
-)
+)  # fmt: skip
 def test_malformed_qrels_name_the_line(
     tmp_path: Path, name: str, content: str, message: str
 ) -> None:

@@ -58,35 +58,20 @@ def test_a_run_written_and_read_again_is_the_same_to_every_metric(tmp_path, endi
         (".trec", "q Q0 d 1 0.5 x\nq Q0 e 2 0.4\n", r"line 2, has 5 fields, expected 6 .*'q Q0 e"),
         (".trec", "q 0 d 1\n", "line 1, has 4 fields, expected 6 between blanks"),
         (".run", "q Q0 d 1 half x\n", "line 1, has 'half' as score, expected a finite number"),
-        (
-            ".trec",
-            "q\0a Q0 d 1 1 x\n",
-            r"line 1, has 'q\\x00a' as query_id, expected a text without a NUL character",
-        ),
-        (
-            ".jsonl",
-            '{"query_id": "q", "hits": [{"id": "\\ud800", "score": 1}]}',
-            r"line 1, has .* as hits, expected .* .expected a text that UTF-8",
-        ),
-        (
-            ".trec",
-            "q Q0 d 1 0.9 x\np Q0 d 1 0.9 x\nq Q0 d 2 0.1 x\n",
-            "line 3, has document 'd' of query 'q' again; keep one, such as the best passage",
-        ),
+        (".trec", "q\0a Q0 d 1 1 x\n",
+            r"line 1, has 'q\\x00a' as query_id, expected a text without a NUL character"),
+        (".jsonl", '{"query_id": "q", "hits": [{"id": "\\ud800", "score": 1}]}',
+            r"line 1, has .* as hits, expected .* .expected a text that UTF-8"),
+        (".trec", "q Q0 d 1 0.9 x\np Q0 d 1 0.9 x\nq Q0 d 2 0.1 x\n",
+            "line 3, has document 'd' of query 'q' again; keep one, such as the best passage"),
         (".jsonl", '{"query_id": "q", "hits": [}', "line 1, is no JSON object .*Expecting value"),
-        (
-            ".jsonl",
-            '{"query_id": "q", "hits": []}\n{"query_id": "q", "hits": []}\n',
-            "line 2, ranks query 'q' again",
-        ),
-        (
-            ".jsonl",
-            '{"query_id": 1, "hits": [{"id": 2.5, "score": 1}]}',
-            "line 1, has .*2.5.* as hits, expected .* .expected text or a whole",
-        ),
+        (".jsonl", '{"query_id": "q", "hits": []}\n{"query_id": "q", "hits": []}\n',
+            "line 2, ranks query 'q' again"),
+        (".jsonl", '{"query_id": 1, "hits": [{"id": 2.5, "score": 1}]}',
+            "line 1, has .*2.5.* as hits, expected .* .expected text or a whole"),
         (".parquet", "PAR1 torn", "is not a readable Parquet file"),
     ],
-)
+)  # fmt: skip
 def test_bad_lines_are_named(tmp_path: Path, ending: str, text: str, message: str):
     path = tmp_path / f"run{ending}"
     path.write_text(text)

@@ -57,18 +57,11 @@ def test_bytes_are_those_of_the_file(factory: str, rows: Any) -> None:
         ("SQ8", {"codes": K * ROWS, "codebooks": 2 * 4 * K}),
         ("PQ8", {"codes": 8 * ROWS, "codebooks": 4 * 256 * K}),
         ("RaBitQ", {"codes": (K // 8 + 8) * ROWS, "codebooks": 4 * K}),
-        (
-            "IVF16,SQ8",
-            {
-                "codes": K * ROWS,
-                "ids": 8 * ROWS,
-                "lists": 8 * 16,
-                "codebooks": 2 * 4 * K,
-                "centroids": 4 * 16 * K,
-            },
-        ),
+        ("IVF16,SQ8",
+            {"codes": K * ROWS, "ids": 8 * ROWS, "lists": 8 * 16, "codebooks": 2 * 4 * K,
+            "centroids": 4 * 16 * K}),
     ],
-)
+)  # fmt: skip
 def test_the_split_is_the_closed_form(factory: str, split: dict[str, int], rows: Any) -> None:
     matrix = 4 * (DIM + DIM * K)
     total = sum(split.values()) + matrix

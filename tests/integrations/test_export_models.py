@@ -96,21 +96,15 @@ def assert_same(found: Any, expected: Array, *, atol: float = 1e-5) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"pooling": "mean"},
-        {"pooling": "cls"},
-        {"pooling": "last"},
-        {"pooling": "max"},
-        {"pooling": "weightedmean"},
-        {"pooling": "mean_sqrt_len_tokens"},
+        {"pooling": "mean"}, {"pooling": "cls"}, {"pooling": "last"}, {"pooling": "max"},
+        {"pooling": "weightedmean"}, {"pooling": "mean_sqrt_len_tokens"},
         {"pooling": "first-last-avg"},
-        {"pooling": "mean", "layers": (0, 2, 5)},
-        {"pooling": "cls", "layers": (3,)},
-        {"pooling": "mean", "max_length": 16},
-        {"pooling": "mean", "unit": True},
+        {"pooling": "mean", "layers": (0, 2, 5)}, {"pooling": "cls", "layers": (3,)},
+        {"pooling": "mean", "max_length": 16}, {"pooling": "mean", "unit": True},
         {"pooling": "mean", "document_prompt": "passage: ", "query_prompt": "query: "},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
-)
+)  # fmt: skip
 def test_the_model_gives_the_vectors_of_the_transform(
     sentences: list[str], tmp_path: Path, options: dict[str, Any]
 ) -> None:

@@ -160,16 +160,12 @@ def test_a_query_that_is_a_document_does_not_find_itself(tiny_model, tmp_path, d
         ({"sets": ["a"], "run_out": "runs.csv"}, "the ending of runs.csv names no run format"),
         ({"sets": ["a"], "metrics": ["spam@10"]}, "metric 'spam@10' is unknown; use one such as"),
         ({"sets": ["a"], "metrics": ["map@" + "9" * 23]}, "of 1,000,000 hits at most"),
-        (
-            {"sets": ["a"], "whiten": "pca", "fit": "target-distinct"},
-            "--fit is for pairs of sentences",
-        ),
-        (
-            {"sets": ["a"], "k": ("8", "16"), "run_out": "one.trec"},
-            "--run-out one.trec is one file, and there are several runs to write; name a folder",
-        ),
+        ({"sets": ["a"], "whiten": "pca", "fit": "target-distinct"},
+            "--fit is for pairs of sentences"),
+        ({"sets": ["a"], "k": ("8", "16"), "run_out": "one.trec"},
+            "--run-out one.trec is one file, and there are several runs to write; name a folder"),
     ],
-)
+)  # fmt: skip
 def test_options_that_do_not_go_together_are_refused(options, message, monkeypatch):
     monkeypatch.delenv("WHITEN_INDEX_DATA", raising=False)
     with pytest.raises(ConfigError, match=message):

@@ -82,10 +82,8 @@ def config_of(**more):
         ({"indexes": "flat,tree"}, r"--indexes 'tree' is unknown; use flat, ivf, hnsw"),
         ({"widths": "64,x"}, r"--k 'x' is no width"),
         ({"widths": "0"}, r"--k '0' is no width"),
-        (
-            {"target_recall": 1.5},
-            r"--target-recall takes a value less than or equal to 1; 1.5 was given",
-        ),
+        ({"target_recall": 1.5},
+            r"--target-recall takes a value less than or equal to 1; 1.5 was given"),
         ({"rerank": 5}, r"--rerank 5 is fewer than the 10 hits"),
         ({"queries": "q.parquet"}, r"--qrels is missing"),
         ({"qrels_split": "test"}, r"--qrels-split test needs --qrels"),
@@ -93,7 +91,7 @@ def config_of(**more):
         ({"wings": 2}, r"wings is unknown"),
         ({"whiten": "pca"}, r"whiten is unknown"),
     ],
-)
+)  # fmt: skip
 def test_a_wish_that_cannot_be_is_refused(given, message):
     with pytest.raises(ConfigError, match=message):
         config_of(**given)

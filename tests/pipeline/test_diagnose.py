@@ -60,20 +60,15 @@ def dims_in_use(rows: Array) -> tuple[float, float]:
     "options",
     [
         {"whiten": "pca", "k": 5},
-        {"whiten": "pca", "k": 5, "remove_top": 2},
-        {"whiten": "whitening", "k": 7},
+        {"whiten": "pca", "k": 5, "remove_top": 2}, {"whiten": "whitening", "k": 7},
         {"whiten": "whitening", "k": "full", "exponent": 0.3},
-        {"whiten": "whitening", "k": 7, "center": False},
-        {"whiten": "all-but-the-top"},
-        {"whiten": "zca-cor"},
-        {"whiten": "random", "k": 5},
+        {"whiten": "whitening", "k": 7, "center": False}, {"whiten": "all-but-the-top"},
+        {"whiten": "zca-cor"}, {"whiten": "random", "k": 5},
         {"whiten": "whitening", "normalize_input": True},
-        {"whiten": "whitening", "shrinkage": 0.5},
-        {"whiten": "none"},
-        {"whiten": "auto"},
+        {"whiten": "whitening", "shrinkage": 0.5}, {"whiten": "none"}, {"whiten": "auto"},
     ],
     ids=lambda options: " ".join(map(str, options.values())),
-)
+)  # fmt: skip
 def test_the_geometry_is_that_of_embeddings_and_of_the_vectors_made_of_them(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:

@@ -319,34 +319,26 @@ class TestCanaryFile:
         ("columns", "why"),
         [
             ({"query": ["a"]}, "neither column text and embedding.*; its columns are query"),
-            (
-                {"text": ["a"], "embedding": [[1.0] * DIM]},
-                "both columns .*; its columns are text, emb",
-            ),
+            ({"text": ["a"], "embedding": [[1.0] * DIM]},
+                "both columns .*; its columns are text, emb"),
             ({"text": pa.array([], pa.string())}, "holds no rows"),
-            (
-                {"text": ["a", " "]},
-                "row 1 .*has ' ' as text, expected a text that is not blank; mend",
-            ),
+            ({"text": ["a", " "]},
+                "row 1 .*has ' ' as text, expected a text that is not blank; mend"),
             ({"text": ["a", None]}, "expected a text"),
             ({"text": [1, 2]}, "expected a text"),
             ({"embedding": [[1.0] * 3]}, f"expected {DIM} numbers, as the embeddings of the index"),
-            (
-                {"embedding": [[1.0] * DIM, [np.nan] * DIM]},
-                "numbers that float32 can be searched with",
-            ),
+            ({"embedding": [[1.0] * DIM, [np.nan] * DIM]},
+                "numbers that float32 can be searched with"),
             ({"embedding": [[1e300] * DIM]}, "numbers that float32 can be searched with"),
             ({"embedding": [[1.0] * DIM, [1.0]]}, f"expected {DIM} numbers"),
-            (
-                {"text": ["a"], "expected": [1.5]},
-                "has 1.5 as expected, expected ids that are strings",
-            ),
+            ({"text": ["a"], "expected": [1.5]},
+                "has 1.5 as expected, expected ids that are strings"),
             ({"text": ["a"], "expected": [[None]]}, "expected ids that are strings or integers"),
             ({"text": ["a"], "expected": [True]}, "expected ids that are strings or integers"),
             ({"text": ["a"], "expected": pa.array([None], pa.string())}, "names no document"),
             ({"text": ["a"] * 10_001}, "holds 10001 queries.*keep 10000 at most"),
         ],
-    )
+    )  # fmt: skip
     def test_what_cannot_be_used_is_refused(self, tmp_path, columns, why):
         with pytest.raises(CorpusError, match=why):
             CanaryFile.read(self.write(tmp_path, **columns), dim=DIM)

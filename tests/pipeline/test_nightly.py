@@ -249,14 +249,10 @@ def test_a_path_that_is_refused_for_metrics_stays_as_it_is(news: News, name: str
         ("", "--index is missing"),
         ("index = 3", "--index takes text"),
         ("index = [", "is not TOML"),
-        (
-            'index = "a"\nkepp-versions = 3',
-            "kepp-versions is unknown; did you mean keep_versions\\?",
-        ),
-        (
-            'index = "a"\nkeep-versions = 0',
-            "--keep-versions takes a value greater than or equal to 1",
-        ),
+        ('index = "a"\nkepp-versions = 3',
+            "kepp-versions is unknown; did you mean keep_versions\\?"),
+        ('index = "a"\nkeep-versions = 0',
+            "--keep-versions takes a value greater than or equal to 1"),
         ('index = "a"\nkeep-versions = true', "--keep-versions takes a whole number"),
         ('index = "a"\ncompact = "yes"', "--compact takes true or false"),
         ('index = "a"\nmetrics = 1', "--metrics takes text"),
@@ -264,7 +260,7 @@ def test_a_path_that_is_refused_for_metrics_stays_as_it_is(news: News, name: str
         ('index = "a"\npush = ["v.parquet"]', r"write \[\[push\]\] above each"),
         (None, "cannot be read"),
     ],
-)
+)  # fmt: skip
 def test_job_files_that_cannot_be_used(tmp_path: Path, text: str | None, match: str) -> None:
     job = tmp_path / "job.toml"
     if text is not None:

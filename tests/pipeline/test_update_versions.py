@@ -54,19 +54,15 @@ def test_rows_of_a_version_that_a_gate_kept_back_are_not_encoded_again(place: Pl
         ({"drift_threshold": float("inf")}, "--drift-threshold"),
         ({"drift_threshold": "0.1"}, "--drift-threshold takes a number; '0.1' was given"),
         ({"choose_again": True, "refit": "never"}, "--choose-again.*--refit never"),
-        ({"index_device": "tpu"}, "tpu.*auto, cpu, gpu"),
-        ({"canaries": -1}, "--canaries"),
+        ({"index_device": "tpu"}, "tpu.*auto, cpu, gpu"), ({"canaries": -1}, "--canaries"),
         ({"canaries": 1.5}, "--canaries takes a whole number"),
         ({"canaries": True}, "--canaries takes a whole number"),
-        ({"max_shrink": 1.5}, "--max-shrink"),
-        ({"max_bytes": "many"}, "--max-bytes"),
-        ({"threads": 0}, "threads"),
-        ({"store": ""}, "an empty path"),
-        ({"corpus": ("",)}, "an empty path"),
-        ({"index": ""}, "an empty path"),
+        ({"max_shrink": 1.5}, "--max-shrink"), ({"max_bytes": "many"}, "--max-bytes"),
+        ({"threads": 0}, "threads"), ({"store": ""}, "an empty path"),
+        ({"corpus": ("",)}, "an empty path"), ({"index": ""}, "an empty path"),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_options_that_cannot_be_used(indexed: Place, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         update_index(UpdateConfig(**{"index": str(indexed.out), **options}))

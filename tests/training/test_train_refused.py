@@ -32,16 +32,13 @@ from whiten_index.training.training_config import Precision
         ({"group_map": "qr"}, ConfigError, "--group-map 'qr' is unknown; use zca"),
         ({"passes": 1, "groups": 32}, ConfigError, "groups of several, but not all"),
         ({"learning_rate": 1e30}, WhiteningError, "are not finite; take a smaller learning rate"),
-        (
-            {"learning_rate": 1e30, "whiten": False, "groups": None},
-            EncoderError,
-            "the training diverged: its numbers are not finite",
-        ),
+        ({"learning_rate": 1e30, "whiten": False, "groups": None}, EncoderError,
+            "the training diverged: its numbers are not finite"),
         ({"corpus": ()}, ConfigError, "no sentences are named"),
         ({"precision": Precision.FP16}, ConfigError, "fp16 is for GPUs"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
-)
+)  # fmt: skip
 def test_what_cannot_be_trained_is_told(
     config: Any, tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:

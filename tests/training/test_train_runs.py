@@ -29,17 +29,13 @@ def test_the_loss_falls_and_curves_tell_it(config: Any, pairs: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"whiten": False, "groups": None, "positives": 3},
-        {"positives": 1},
-        {"passes": 2},
-        {"positive_sum": PositiveSum.INSIDE},
-        {"groups": 1, "shrinkage": 0.3},
-        {"precision": Precision.BF16},
-        {"pooling": "mean"},
+        {"whiten": False, "groups": None, "positives": 3}, {"positives": 1}, {"passes": 2},
+        {"positive_sum": PositiveSum.INSIDE}, {"groups": 1, "shrinkage": 0.3},
+        {"precision": Precision.BF16}, {"pooling": "mean"},
         {"max_steps": None, "epochs": 0.5, "eval_steps": 5},
     ],
     ids=lambda options: "-".join(f"{key}={value}" for key, value in options.items()),
-)
+)  # fmt: skip
 def test_variants_train_other_weights(
     config: Any, pairs: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
