@@ -30,8 +30,6 @@ _EVERY, _STALE = 60.0, 600.0
 
 
 class _Mark:
-    """A mark of this process."""
-
     def __init__(self, bucket: Bucket, kind: str) -> None:
         self.bucket, self.kind = bucket, kind
         self.key = f"{_FOLDER}/{kind}-{uuid.uuid4().hex}"

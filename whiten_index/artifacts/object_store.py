@@ -210,10 +210,8 @@ class Bucket:
         return sorted(self._whole("", ask))
 
     def _whole(self, folder: str, ask: Callable[[str | None], dict[str, Stat]]) -> dict[str, Stat]:
-        """Return what is listed, by what ``ask`` lists after a key.
-
-        obstore takes the page of a proxy for a list that ends there, and for any object.
-        """
+        """Return what is listed, by what ``ask`` lists after a key."""
+        # obstore takes the page of a proxy for a list that ends there, and for any object.
         found: dict[str, Stat] = {}
         asked_in_vain = 0
         with self._translated("list", folder):

@@ -121,7 +121,6 @@ def _plan_rows(plan: Mapping[str, Any], *, texts: bool, indexed: bool) -> Iterat
 
 
 def _update_plan_rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield a subject and what an update would do, in the words of its report."""
     todo = "to_store" if plan["rows_per_second"] is None else "to_encode"
     yield "rows", _counted({**plan["rows"], todo: plan["to_encode"]})
     yield "files", _counted(plan["files"], read="to read", skipped="unchanged")
@@ -449,7 +448,6 @@ def _counted(counts: Mapping[str, int], **own: str) -> str:
 
 
 def _version_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a report or a manifest says of a version."""
     done = ""
     if "up_to_date" in report:
         done = " is up to date" if report["up_to_date"] else " published"

@@ -62,7 +62,9 @@ def sweep(plan: bool, as_json: bool, **options: Any) -> None:
     said["recommended"] = {"why": advice.reason, "command": advice.command or None}
     plain = "a page with charts needs: pip install 'whiten-index[plot]', then whiten-index report"
     notes = [f"{plain} {config.out}"] if report.suffix == ".md" else []
-    terminal.show(said, _lines(said), as_json=as_json, notes=notes)
+    # Rates of stages over points say nothing.
+    facts = terminal.describe({**said, "skipped": None, "stage_rows": None})
+    terminal.show(said, [*facts, *_left_out(said)], as_json=as_json, notes=notes)
 
 
 def _plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:
@@ -74,12 +76,6 @@ def _plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:
     rows.append(("settings", f"{plan['points']:,} to measure: {', '.join(families)}"))
     yield terminal.table(rows, indent="", numbers=False)
     yield from _left_out(plan)
-
-
-def _lines(said: Mapping[str, Any]) -> Iterator[str]:
-    # Rates of stages over points say nothing.
-    yield from terminal.describe({**said, "skipped": None, "stage_rows": None})
-    yield from _left_out(said)
 
 
 def _left_out(said: Mapping[str, Any]) -> list[str]:
@@ -157,7 +153,6 @@ def evaluate() -> None:
 
 
 def _pair_options(default: str) -> Callable[[Any], Any]:
-    """Return the arguments that name sets of pairs, and the splits of them."""
     return with_options(
         _DATA,
         click.option(
@@ -185,10 +180,7 @@ def show_report(report: Mapping[str, Any], title: str, figures: Figures, *, as_j
 
 
 def _report_lines(report: Mapping[str, Any], title: str, figures: Figures) -> Iterator[str]:
-    """Yield the encoder, a row of ``figures`` for each set and space, and the counts of each set.
-
-    ``figures`` returns the cells of a row by the heads of their columns.
-    """
+    """Yield the encoder, the cells by ``figures`` of each set and space, the counts of each set."""
     # A run that is judged has no encoder.
     if facts := report["encoder"]:
         layers = "+".join(map(str, facts.get("layers", ["each"])))
@@ -240,10 +232,7 @@ def _counts(figures: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, 
 def _config_and_pairs(
     options: dict[str, Any], *, public: Mapping[str, str] | None = None, unscored: bool = False
 ) -> "tuple[EvalConfig, list[StsSet]]":
-    """Return the configuration, and the sets of the files named, or of the public ones.
-
-    ``public`` maps the public sets that are read by default to their splits; None for all.
-    """
+    """Return the configuration, and the sets named; by default the ``public`` ones (-> split)."""
     from whiten_index.evaluation.sts_sets import chosen_sets, read_sts
     from whiten_index.measure.eval_config import EvalConfig, data_path
 

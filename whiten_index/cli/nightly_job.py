@@ -200,10 +200,8 @@ class _Night:
         return ending
 
     def _push(self) -> None:
-        """Bring databases and files to the published version.
-
-        This comes before versions are removed: changes are found by the versions in between.
-        """
+        """Bring databases and files to the published version."""
+        # Before versions are removed: changes are found by the versions in between.
         from whiten_index.vectordb.push import push_index
 
         store = self.job.store if self.report is None else self.report["store"]

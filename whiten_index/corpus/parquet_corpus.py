@@ -212,7 +212,6 @@ class ParquetCorpus:
         return EmbeddingBatch(self._documents(shard, sieve), matrix, shard.rows, sieve.skipped)
 
     def _documents(self, shard: Shard, sieve: Sieve) -> pa.Table:
-        """Return the id and the kept columns of the rows that passed."""
         table = sieve.table
         if self.config.id_column is not None:
             ids = _plain_ids(table.column(self.config.id_column))
@@ -358,10 +357,8 @@ def _read_footer(
 
 
 def _fingerprint(file: SourceFile, config: CorpusConfig, *, now: int) -> str:
-    """Return a digest that changes with a file or with the columns read.
-
-    Empty if the file was written so lately that it may be written again under the same time.
-    """
+    """Return a digest that changes with a file or with the columns read."""
+    # It is empty for a file so new that it may be written again under the same time.
     identity = file.identity
     assert identity is not None
     if identity.modified is None or identity.modified > now - _RACY_NS:

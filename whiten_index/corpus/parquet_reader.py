@@ -138,11 +138,9 @@ def _rows_at_once(
     row_group: int,
     columns: Sequence[str],
 ) -> int:
-    """Return the rows of a batch: fewer if they are wide, or a dictionary holds long texts.
-
-    A few bytes of a file name a value of its dictionary thousands of times. The first row is
-    decoded together with the dictionary of each column of texts, without a copy for each row.
-    """
+    """Return the rows of a batch: fewer if they are wide, or a dictionary holds long texts."""
+    # A few bytes of a file name a value of its dictionary thousands of times. The first row is
+    # decoded together with the dictionary of each column of texts, without a copy for each row.
     metadata, schema = parquet.metadata.row_group(row_group), parquet.schema_arrow
     rows = _BATCH_ROWS
     texts, most, values, width = list[str](), 0, 1.0, 0.0

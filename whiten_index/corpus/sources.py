@@ -253,10 +253,8 @@ def _listed(filesystem: Any, path: str, match: _Match) -> list[str]:
 def _walk(
     folder: Path, names: tuple[str, ...], above: set[tuple[int, int]], match: _Match
 ) -> Iterator[str]:
-    """Yield the paths of the files below ``folder``; links are followed.
-
-    Nothing is left out in silence, since its rows would look deleted.
-    """
+    """Yield the paths of the files below ``folder``; links are followed."""
+    # Nothing is left out in silence, since its rows would look deleted.
     entries = list_folder(folder)
     if not entries and not exists(folder):
         raise CorpusError(

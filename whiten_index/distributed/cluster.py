@@ -135,11 +135,9 @@ def _init(ray: Any, address: str, **options: Any) -> None:
 
 
 def _init_local(ray: Any) -> None:
-    """Start a cluster that only this process can use.
-
-    Every process that reaches its ports can run code, so it has its own token and an address of
-    loopback. For 127.0.0.1 Ray would take the address that other machines see.
-    """
+    """Start a cluster that only this process can use."""
+    # Every process that reaches its ports can run code, so it has its own token and an address of
+    # loopback. For 127.0.0.1 Ray would take the address that other machines see.
     if "RAY_AUTH_TOKEN" not in os.environ:
         # Otherwise Ray writes a token into the home folder, where it counts for every cluster.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

@@ -329,7 +329,6 @@ class RayExecutor(Executor):
         )
 
     def _machines(self) -> list[tuple[int, int]]:
-        """Return cores and GPUs of each machine."""
         resources = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         return [(int(each.get("CPU", 0)), int(each.get("GPU", 0))) for each in resources]
 

@@ -180,7 +180,6 @@ def _wait_for(device: torch.device) -> None:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Return whether the memory of a device ran out."""
     # The allocators of CPUs and of MPS raise a plain RuntimeError.
     messages = ("DefaultCPUAllocator", "MPS backend out of memory")
     return isinstance(error, torch.OutOfMemoryError) or any(m in str(error) for m in messages)

@@ -73,7 +73,7 @@ def files_sha256(files: list[Path], *, name: str, folder: Path, what: str) -> st
 
 @functools.lru_cache(maxsize=64)
 def _file_sha256(path: Path, size: int, changed: int) -> str:  # noqa: ARG001 (part of the key)
-    """Return a file's digest, cached while its size and time of change stay the same."""
+    # Cached while size and time of change stay the same.
     return sha256_file(path)
 
 

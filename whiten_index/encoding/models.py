@@ -352,11 +352,8 @@ _REASON_LETTERS = 160
 def _fetch_model(
     name: str, revision: str | None, *, local_files_only: bool, otherwise: str
 ) -> Path:
-    """Return the folder of a commit in the hub's cache, fetching the files that it lacks.
-
-    Fetched are configuration, tokenizer and safetensors; pickled weights only of a module that
-    has no others.
-    """
+    """Return the folder of a commit in the hub's cache, fetching the files that it lacks."""
+    # Pickled weights are fetched only of a module that has no safetensors.
     path = fetch(name, revision, _WANTED, local_files_only, otherwise)
     modules = read_modules(path)
     holders = [*modules[:1], *(each for each in modules[1:] if each.kind in ("Dense", "LayerNorm"))]

@@ -186,10 +186,8 @@ def _of_array(path: Path) -> str:
 
 
 def _read_fields(path: Path, known: Collection[str], bare: Sequence[str]) -> LabelTable:
-    """Read fields between tabs or commas under a header, or those of TREC between blanks.
-
-    Only fields between commas may stand in quotes, and then have commas and line breaks.
-    """
+    """Read fields between tabs or commas under a header, or those of TREC between blanks."""
+    # Only fields between commas may stand in quotes, and then have commas and line breaks.
     separator = {CSV: ",", TSV: "\t"}.get(path.suffix)
     if path.suffix == CSV:
         lines = list(_read_csv(path))

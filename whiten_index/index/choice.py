@@ -164,11 +164,9 @@ def _why(structure: str, codec: Codec, *, rows: int, budget: int | None, rerank:
 
 
 def _held(factory: str, k: int, expected: IndexBytes) -> int:
-    """Return the most bytes that making an index and searching it hold in memory.
-
-    Flat codes are allocated once, and lists are made on disk if need be. Every other kind grows by
-    doubling, and holds twice its bytes for a moment.
-    """
+    """Return the most bytes that making an index and searching it hold in memory."""
+    # Flat codes are allocated once, and lists are made on disk if need be. Every other kind grows
+    # by doubling, and holds twice its bytes for a moment.
     inner = inner_index(factory, k)
     once = isinstance(inner, load_faiss().IndexFlatCodes) or lists_on_disk(inner)
     return expected.fixed + expected.per_row_total * (1 if once else 2)

@@ -65,7 +65,6 @@ class DeviceIndex:
 
     @classmethod
     def _moved(cls, inner: Any, *, to_search: bool) -> "DeviceIndex":
-        """Return an index on the first GPU."""
         faiss = load_faiss()
         kind = type(faiss.downcast_index(inner)).__name__
         if not runs_on_gpu(inner):

@@ -44,11 +44,9 @@ def load_faiss() -> Any:
 
 @contextlib.contextmanager
 def _resting_threads() -> Iterator[None]:
-    """Let FAISS's threads rest between its calls, unless the user set their policy.
-
-    Its OpenMP reads this once, when it is loaded. Threads that spin hold the cores that numpy's
-    BLAS waits for: a product of 0.05 ms after a call of FAISS took 8, two ticks of the scheduler.
-    """
+    """Let FAISS's threads rest between its calls, unless the user set their policy."""
+    # OpenMP reads this once, when it is loaded. Threads that spin hold the cores that numpy's BLAS
+    # waits for: a product of 0.05 ms after a call of FAISS took 8, two ticks of the scheduler.
     if _WAITING in os.environ:
         yield
         return

@@ -94,12 +94,10 @@ def _is_function(path: Path) -> bool:
 
 
 def _steps(whitening: Whitening) -> list[str]:
-    """Return what comes before the product.
-
-    The mean is subtracted first, where a bias would be rounded as the large sums it is added to.
-    It is subtracted as the sum of two float32 numbers: one would round it, by which every vector
-    is then off. The first difference is exact in coordinates far from the origin (Sterbenz).
-    """
+    """Return what comes before the product."""
+    # The mean is subtracted first, where a bias would be rounded as the large sums it is added to.
+    # It is subtracted as the sum of two float32 numbers: one would round it, by which every vector
+    # is then off. The first difference is exact far from the origin (Sterbenz).
     steps = ["l2_normalize(embedding)"] if whitening.normalize_input else []
     if whitening.center:
         high = whitening.mean.astype(np.float32)

@@ -176,7 +176,6 @@ def _search(
     path: Path | None,
     stages: Stages,
 ) -> dict[str, Any]:
-    """Search the judged queries, write the rankings if a path is given, judge them."""
     judged, documents, depth = each.judged, opened.bundle.documents, each.config.depth
     names = [str(name) for name in documents.ids(range(len(documents)))]
     missing = judged.missing(names)
@@ -223,7 +222,6 @@ def _space(opened: SearchIndex, each: _Set, transform: WhiteningConfig | None) -
 
 
 def _judge_file(config: RetrievalConfig, source: str, stages: Stages) -> dict[str, Any]:
-    """Judge a run that was read from a file."""
     path, split = _judgements(config, 0)
     qrels = read_qrels(path, split=split)
     run, relevant = read_run(source), with_answers(qrels)
@@ -252,10 +250,8 @@ def _judge_file(config: RetrievalConfig, source: str, stages: Stages) -> dict[st
 def _judged(
     run: Run, relevant: Qrels, metrics: Sequence[str], counts: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return each metric's mean over the judged queries, times 100, and the counts.
-
-    Queries that the run lacks count 0, hits that nobody judged as not relevant.
-    """
+    """Return each metric's mean over the judged queries, times 100, and the counts."""
+    # Queries that the run lacks count 0, hits that nobody judged as not relevant.
     hits = [(query, document) for query in relevant for document in run.get(query, ())]
     counts = {
         **counts,

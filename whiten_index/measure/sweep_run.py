@@ -249,10 +249,8 @@ def _encode_queries(
 
 
 def _header(config: SweepConfig, dataset: Dataset) -> dict[str, Any]:
-    """Return the record that starts a run.
-
-    Its ``run`` is a digest of all that a figure depends on except the point: others never mix.
-    """
+    """Return the record that starts a run."""
+    # Its run is a digest of all that a figure depends on except the point: others never mix.
     machine = _machine(config.build.index_device)
     versions = {
         "whiten_index": whiten_index.__version__,

@@ -38,8 +38,6 @@ class CorpusOptions(CorpusColumns):
 
 @schema
 class _Transform:
-    """A transform by its name and width."""
-
     whiten: TransformName = option(
         "The transform; auto chooses k, exponent and centring by the corpus, or by labels.",
         TRANSFORM,

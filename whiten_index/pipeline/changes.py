@@ -235,7 +235,6 @@ def _row_digests(table: pa.Table) -> NDArray[np.uint8]:
 
 
 def _half(digests: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Return the first 64 bits of each digest."""
     return digests[:, :8].copy().view(np.uint64).ravel()
 
 

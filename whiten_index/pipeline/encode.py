@@ -309,7 +309,6 @@ def _record(
     results: Mapping[Shard, ShardResult],
     counts: Counts,
 ) -> CorpusRecord:
-    """Return the corpus file by file, in its order."""
     corpus, files, parts = work.corpus, list[CorpusFile](), list[CorpusPart]()
     for position, shards in enumerate(_by_file(corpus)):
         if position in kept:

@@ -174,7 +174,6 @@ def _check_counts(
 
 
 def _wrong_ids(candidate: Bundle, store: EmbeddingStore, record: CorpusRecord) -> int:
-    """Return how many rows have another id than in the store."""
     wrong = start = 0
     for part in record.parts:
         if part.rows:
@@ -222,11 +221,9 @@ class _Trial:
     stages: Stages
 
     def gate(self, canaries: CanaryFile | None, seed: int) -> Gate:
-        """Return the gate of sampled rows and of queries with known answers.
-
-        Recall is the share of the ten nearest that is found; every row counts that is as near as
-        the tenth (as in ANN-Benchmarks, Aumüller, Bernhardsson and Faithfull 2020).
-        """
+        """Return the gate of sampled rows and of queries with known answers."""
+        # Every row counts that is as near as the tenth (as in ANN-Benchmarks, Aumüller,
+        # Bernhardsson and Faithfull 2020).
         total, rng = self.record.rows, np.random.default_rng(seed)
         rows = np.sort(rng.choice(total, min(self.config.canaries, total), replace=False))
         least = self._least_recall(len(rows))

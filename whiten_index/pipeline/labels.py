@@ -190,10 +190,7 @@ def _rows_of_judged(encoded: EncodeReport, judged: JudgedQueries) -> dict[str, N
 def _usable_queries(
     judged: JudgedQueries, found: Mapping[str, object], rng: np.random.Generator
 ) -> list[str]:
-    """Return queries with a relevant document in the corpus.
-
-    They are drawn at random until there are 2,000 of them, or 10,000 documents judged.
-    """
+    """Return queries with a relevant document in the corpus, drawn until there are enough."""
     usable, documents = list[str](), 0
     answered = sorted(
         query

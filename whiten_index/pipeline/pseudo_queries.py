@@ -174,10 +174,7 @@ def _candidates(
 def _encoded(
     work: ShardWork, pieces: list[Pieces], always: int, watcher: Progress
 ) -> Iterator[list[NDArray[np.float32]]]:
-    """Yield embeddings chunk by chunk until they have ``_MOST_TOKENS`` tokens.
-
-    The first ``always`` documents are encoded whatever their tokens.
-    """
+    """Yield embeddings of ``_MOST_TOKENS`` tokens, and of the first ``always`` documents anyway."""
     tokens = start = 0
     while start < len(pieces) and (start < always or tokens < _MOST_TOKENS):
         sizes = np.cumsum([len(each.others) for each in pieces[start:]])

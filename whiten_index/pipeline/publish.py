@@ -191,10 +191,7 @@ def write_files(
 
 
 def _carried_quality(spec: VersionSpec) -> dict[str, Any] | None:
-    """Return the agreement of the version whose codes are kept; None if too many rows changed.
-
-    ``unchanged`` is the share of the rows that stayed since it was measured.
-    """
+    """Return the agreement of the version whose codes are kept; None if too many rows changed."""
     kept = spec.kept
     measured: dict[str, Any] | None = kept.fields.get("quality") if kept else None
     if spec.reuse is None or kept is None or not measured:
@@ -288,11 +285,9 @@ def _facts(
 def _geometry(
     _: Stages, store: EmbeddingStore, record: CorpusRecord, whitening: Whitening, seed: int
 ) -> dict[str, Any] | None:
-    """Return the geometry of the same rows, 2,048 at most, as ``raw`` embeddings and ``vectors``.
-
-    IsoScore and effective rank are lower than those of a larger corpus, the more so the wider the
-    rows are. None if fewer than three rows of either differ from 0.
-    """
+    """Return the geometry of up to 2,048 rows, ``raw`` and as ``vectors``; None below three."""
+    # IsoScore and effective rank are lower than those of a larger corpus, the more so the wider
+    # the rows are.
     rows = np.sort(drawn_rows(record, _ROWS, np.random.default_rng(seed)))
     raw = CorpusEmbeddings(store, record).at(rows)
     units = {"raw": unit_rows(raw), "vectors": unit_rows(whitening.apply(raw))}

@@ -209,11 +209,9 @@ def _publish(
     canaries: CanaryFile | None,
     tag: Tag | None,
 ) -> str:
-    """Make a candidate and publish it if its gates are passed; return the version.
-
-    An update of the same base may have made it and died before naming it. One of the same corpus
-    that was published earlier does not count: its gates and changes are not those of this update.
-    """
+    """Make a candidate and publish it if its gates are passed; return the version."""
+    # An update of the same base may have made it and died before naming it. One of the same corpus
+    # that was published earlier does not count: its gates and changes are those of another update.
     out, mirror, record = base.root, base.mirror, encoded.record
     version = find_version(out, spec.identity, mirror)
     if version is not None:
@@ -253,10 +251,8 @@ def _publish(
 
 
 def _remember(base: BaseVersion, encoded: EncodeReport) -> None:
-    """Let the store know the published corpus instead of the one before.
-
-    Only now: a corpus in another folder each night, or refused, would keep its shards for ever.
-    """
+    """Let the store know the published corpus instead of the one before."""
+    # Only now: a corpus in another folder each night, or refused, would keep its shards for ever.
     index = base.config.out_place
     encoded.store.save_corpus(encoded.record, index=index)
     if dict(base.record.source) != dict(encoded.record.source):

@@ -51,8 +51,6 @@ _WHAT = "a query transform"
 
 
 class _Saved(Described):
-    """Manifest of a query transform."""
-
     encoder: EncoderFacts
     version: str
     whitening: dict[str, Any]

@@ -374,10 +374,7 @@ def _reranker(
     store: Path | str | None = None,
     verify: str = "full",
 ) -> Reranker | None:
-    """Return what ranks the candidates of an index again, None for no re-ranking.
-
-    ``root`` is the index's folder or URI; the options are those of ``open_index``.
-    """
+    """Return what ranks the candidates of an index again, None for no re-ranking."""
     wanted = bundle.manifest["factory"].get("rerank") if candidates is None else candidates
     if wanted is not None and wanted < 0:
         raise ConfigError(f"--rerank takes how many candidates, 0 for none; {wanted} was given")

@@ -50,8 +50,6 @@ class CorpusFile:
 
 
 class _Fields(Sealed):
-    """Fields of a record on disk."""
-
     source: CorpusSource
     parts: tuple[CorpusPart, ...]
     skipped: dict[str, Count]

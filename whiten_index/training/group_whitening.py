@@ -152,10 +152,7 @@ class ShuffledGroupWhitening(nn.Module):
 
 
 class _InverseRoot(torch.autograd.Function):
-    """A^(-1/2) of positive semi-definite matrices (..., c, c), float32 or float64.
-
-    Eigenvalues below c · ε · λ₁ count as none, ε of the type: their directions get 0.
-    """
+    """A^(-1/2) of positive semi-definite (..., c, c); 0 along eigenvalues below c · ε · λ₁."""
 
     @staticmethod
     def forward(ctx: Any, matrices: Tensor) -> Tensor:

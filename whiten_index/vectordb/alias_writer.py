@@ -48,12 +48,10 @@ class AliasWriter(DatabaseWriter):
         """Return the description of a collection, None if it has none; another may be no text."""
 
     @abstractmethod
-    def _make(self, collection: str, layout: Layout, description: str) -> None:
-        """Make an empty collection."""
+    def _make(self, collection: str, layout: Layout, description: str) -> None: ...
 
     @abstractmethod
-    def _drop(self, collection: str) -> None:
-        """Drop a collection."""
+    def _drop(self, collection: str) -> None: ...
 
     @abstractmethod
     def _point_alias(self, collection: str, *, replaces: bool) -> None:

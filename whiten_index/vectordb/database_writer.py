@@ -222,8 +222,7 @@ class DatabaseWriter(ABC):
         """Create an empty pending table, and name it."""
 
     @abstractmethod
-    def _describe(self, stored: Stored) -> None:
-        """Write the description of a table."""
+    def _describe(self, stored: Stored) -> None: ...
 
     def _take_over(self, found: Stored) -> Stored:
         """Shut out other connections that fill or change a table."""
@@ -261,8 +260,7 @@ class DatabaseWriter(ABC):
         """Add rows, or replace those with the same keys."""
 
     @abstractmethod
-    def _delete(self, stored: Stored, ids: Ids, layout: Layout) -> None:
-        """Delete all rows with some ids."""
+    def _delete(self, stored: Stored, ids: Ids, layout: Layout) -> None: ...
 
     @abstractmethod
     def _count(self, stored: Stored) -> int: ...

@@ -232,7 +232,6 @@ class MilvusWriter(AliasWriter):
         self._loaded.add(collection)
 
     def _index_type(self, collection: str) -> str:
-        """Return the type of the index of a collection, empty if it has none."""
         names = self._milvus.list_indexes(collection, field_name=VECTOR)
         found = dict(self._milvus.describe_index(collection, names[0])) if names else {}
         return str(found.get("index_type", ""))
@@ -294,7 +293,6 @@ def parts(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _among(ids: Ids) -> str:
-    """Return the filter of rows with some ids."""
     return f"{ID} in [{', '.join(map(_quoted, ids))}]"
 
 
@@ -304,10 +302,8 @@ def _quoted(value: str | int) -> str:
 
 @contextmanager
 def _lite(file: Path, *, make: bool) -> Iterator[str]:
-    """Run Milvus Lite, a server of a file in threads of this process; yield its address.
-
-    A server that another client of this process started is shared and left running.
-    """
+    """Run Milvus Lite, a server of a file in threads of this process; yield its address."""
+    # A server that another client of this process started is shared and left running.
     shown = f"milvus://{file}"
     try:
         module = importlib.import_module("milvus_lite.server_manager")

@@ -323,10 +323,8 @@ class PostgresWriter(DatabaseWriter):
                 yield
 
     def _lock_alone(self) -> None:
-        """Keep all others from the published table until the transaction ends.
-
-        New readers wait behind an attempt to lock it, so it is short, and repeated.
-        """
+        """Keep all others from the published table until the transaction ends."""
+        # New readers wait behind an attempt to lock it, so it is short, and repeated.
         end = time.monotonic() + self._options.lock_timeout
         order = "LOCK TABLE {} IN ACCESS EXCLUSIVE MODE"
         while True:

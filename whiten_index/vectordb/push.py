@@ -148,8 +148,6 @@ def _report(after: PushedTable, stages: Stages, **found: Any) -> PushReport:
 
 
 class _TablePush:
-    """Push to one table or collection."""
-
     def __init__(
         self, config: PushConfig, source: PushSource, writer: DatabaseWriter, stages: Stages
     ) -> None:
@@ -190,7 +188,6 @@ class _TablePush:
             return self._fill(str(error))
 
     def _published(self) -> tuple[PushedTable | None, int]:
-        """Return the published table, and its number of rows."""
         while True:
             before = self.writer.published()
             there = 0 if before is None else self.writer.count()

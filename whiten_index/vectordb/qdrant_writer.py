@@ -77,7 +77,6 @@ class QdrantWriter(AliasWriter):
             )
 
     def _connection(self, place: EngineAddress, *, make: bool) -> dict[str, Any]:
-        """Return the arguments of the client."""
         options = self._options
         if place.folder is None:
             return {
@@ -311,7 +310,6 @@ def _of_documents(ids: Ids) -> models.Filter:
 
 
 def _answer(error: Any) -> str:
-    """Return the answer of a server by REST."""
     try:
         return str(error.structured()["status"]["error"])
     except (ValueError, LookupError, TypeError):

@@ -81,7 +81,6 @@ def written_version(path: Path) -> PushedTable | None:
 
 
 def _is_ours(described: Path) -> bool:
-    """Return whether a push wrote a file."""
     return METADATA.encode() in _metadata(described)
 
 

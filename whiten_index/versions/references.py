@@ -258,10 +258,8 @@ def index_references(
 
 
 def _require_no_strangers(index: Path, root: Place) -> None:
-    """Refuse an index with a version behind a link or under a strange name, which is not read.
-
-    A link to a version of the same index does no harm.
-    """
+    """Refuse an index with a version behind a link or under a strange name, which is not read."""
+    # A link to a version of the same index does no harm.
     here = {resolved(folder) for folder in version_folders(index)}
     for path in strange_entries(index):
         require_target(path)

@@ -228,10 +228,8 @@ def rollback(root: Path | str, *, to: str | None = None) -> RollbackReport:
 def _older(
     root: Path, current: Current, mirror: Storage, skipped: dict[str, str]
 ) -> tuple[Version, str]:
-    """Return the newest sound version before the published one; add damaged ones to ``skipped``.
-
-    One that cannot be read may be sound: the user decides whether to go back further.
-    """
+    """Return the newest sound version before the published one; add damaged ones to ``skipped``."""
+    # One that cannot be read may be sound: the user decides whether to go back further.
     for name in reversed(_names(root, mirror)):
         older = version_number(name) < version_number(current.version)
         if not older or name in current.withdrawn:

@@ -230,8 +230,6 @@ class _Check:
 
 
 class _IndexCheck(_Check):
-    """A look at an index."""
-
     def __init__(
         self, with_store: bool, place: Place, root: Path, first: "_IndexCheck | None"
     ) -> None:

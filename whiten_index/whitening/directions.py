@@ -82,11 +82,9 @@ def _zca(found: Directions, config: WhiteningConfig) -> Directions:
 
 
 def _zca_cor(found: Directions, config: WhiteningConfig) -> Directions:
-    """V^(−1/2) P^(−γ/2), P the correlation matrix (Kessy, Lewin, Strimmer 2018).
-
-    A coordinate that is constant against the widest one, as numerical rank counts, gets weight 0:
-    the rest is noise, which the scaling would raise to the size of the others.
-    """
+    """V^(−1/2) P^(−γ/2), P the correlation matrix (Kessy, Lewin, Strimmer 2018)."""
+    # A coordinate that is constant against the widest one, as numerical rank counts, gets weight
+    # 0: the rest is noise, which the scaling would raise to the size of the others.
     _require_data(found, config)
     variance = np.diag(found.covariance)
     live = variance > least_share(found.dim) * variance.max()
@@ -103,10 +101,8 @@ def _zca_cor(found: Directions, config: WhiteningConfig) -> Directions:
 
 
 def _group(found: Directions, config: WhiteningConfig) -> Directions:
-    """ZCA of each group of channels: H = P⁻¹ blockdiag(W₁ … W_G) P (Zhuo et al. 2023).
-
-    The floor is against λ₁ of all channels, so that a group of constant ones stays 0.
-    """
+    """ZCA of each group of channels: H = P⁻¹ blockdiag(W₁ … W_G) P (Zhuo et al. 2023)."""
+    # The floor is against λ₁ of all channels, so that a group of constant ones stays 0.
     _require_data(found, config)
     dim = found.dim
     size, order = config.channels(dim), np.arange(dim)

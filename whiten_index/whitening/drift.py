@@ -153,11 +153,9 @@ def _covariance(moments: Moments) -> _Array:
 
 
 def _reference(whitening: Whitening, fitted: _Array) -> _Array:
-    """Return W₁ (d, r): the span of the kept directions, of covariance I on the fit's rows.
-
-    Within that span the KL of two Gaussians is the same for every basis, so that any W₁ will
-    do; if the kept directions are eigenvectors it is U Λ^(−1/2) itself.
-    """
+    """Return W₁ (d, r): the span of the kept directions, of covariance I on the fit's rows."""
+    # The KL of two Gaussians is the same for every basis of that span, so that any W₁ will do; if
+    # the kept directions are eigenvectors it is U Λ^(−1/2) itself.
     shrunk = shrink(fitted, whitening.shrinkage)
     if not whitening.kind.reads_data:
         spectrum = Spectrum.of(shrunk)
@@ -171,10 +169,7 @@ def _reference(whitening: Whitening, fitted: _Array) -> _Array:
 
 
 def _whitened(basis: _Array, covariance: _Array) -> _Array:
-    """Return columns (d, r) of covariance I with the span of ``basis``, without repetition.
-
-    Columns of different groups may depend on each other.
-    """
+    """Return independent columns (d, r) of covariance I with the span of ``basis``."""
     inside = basis.T @ covariance @ basis
     values, vectors = np.linalg.eigh((inside + inside.T) / 2)
     if not len(values) or values[-1] <= 0:
