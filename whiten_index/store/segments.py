@@ -99,6 +99,9 @@ class RowView:
 EmbeddingRows = NDArray[np.floating] | RowView
 
 
+_MOST_OPENED = 4096
+
+
 class _GoneError(ArtifactError):
     """A segment that an index names is missing or damaged by now."""
 
@@ -118,7 +121,8 @@ class Segments:
         self._hashed: dict[str, SegmentManifest] = {}
         # Indexes of the segments whose content was checked, and of all.
         self._indexes: dict[bool, DigestIndex] = {}
-        self._sound = set[str]()
+        # Embeddings that were checked, mapped; Linux lets a process map some 65,000 files.
+        self._opened: dict[str, NDArray[np.floating]] = {}
 
     @property
     def place(self) -> Place:
@@ -213,7 +217,7 @@ class Segments:
         """Take note of segments that others wrote or removed since."""
         self.mirror.look_again()
         self._indexes.clear()
-        self._sound.clear()
+        self._opened.clear()
 
     def index(self, *, verify: bool) -> DigestIndex:
         """Return where each row is; ``verify`` leaves out segments with damaged content here."""
@@ -352,15 +356,18 @@ class Segments:
 
     def _opened_embeddings(self, name: str) -> NDArray[np.floating]:
         """Return the embeddings of a segment, mapped; its files are checked the first time."""
+        if (rows := self._opened.get(name)) is not None:
+            return rows
         try:
-            if name not in self._sound:
-                self.mirror.fetch(self.segments_folder / name)
-                if self.segment(name, verify=self.verify) is None:
-                    raise _GoneError(name)
+            self.mirror.fetch(self.segments_folder / name)
+            if self.segment(name, verify=self.verify) is None:
+                raise _GoneError(name)
             rows = self.tensor(name, "embeddings")
         except ArtifactError as error:
             raise _GoneError(name) from error
-        self._sound.add(name)
+        if len(self._opened) >= _MOST_OPENED:
+            self._opened.clear()
+        self._opened[name] = rows
         return rows
 
     def damaged(self) -> Path:
