@@ -233,13 +233,20 @@ class BucketStorage(Storage):
 
     @override
     def replace(self, path: Path, data: bytes, tag: Tag | None) -> None:
+        key = self._key(path)
         try:
-            self._bucket.put(self._key(path), data, over=tag)
+            self._bucket.put(key, data, over=tag)
+            found = self._bucket.get(key)
         except ChangedError as error:
             raise BusyError(
                 f"{self.uri} was changed by another command meanwhile, and what that did stays; "
                 "run the same command again, which is quick, as what was encoded is kept"
             ) from error
+        if found is None or (found[0] != data and found[1] == tag):
+            raise StorageError(
+                f"{self.uri}/{key} was put and is not there; if a proxy is between, check it, "
+                "then run the same command again"
+            )
         replace_file(path, data)
 
     @override

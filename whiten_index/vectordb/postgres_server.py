@@ -13,6 +13,7 @@ from psycopg import conninfo, sql
 
 from whiten_index.address import hide_secrets
 from whiten_index.errors import ConfigError, DatabaseError, first_line
+from whiten_index.paths import require_no_secret
 from whiten_index.vectordb.registry import PostgresOptions
 
 # A server has those of its release. Loads and index builds take long.
@@ -88,6 +89,10 @@ def connect(address: str, options: PostgresOptions, *, make: bool) -> tuple[Any,
     operator that a user of the database made would be called instead of the server's own where its
     argument types fit better.
     """
+    for name in ("PGHOST", "PGHOSTADDR", "PGPORT", "PGSERVICE"):
+        # Without an @, the colons may be those of IPv6.
+        if "@" in (value := os.environ.get(name, "")):
+            require_no_secret(f"postgresql://{value}", what=name)
     given = {**dict.fromkeys(_TIMEOUTS, "0"), "lock_timeout": f"{options.lock_timeout}s"}
     if not make:
         given["default_transaction_read_only"] = "on"

@@ -182,6 +182,11 @@ def set_current(
         taken_back = {*(known if withdrawn is None else withdrawn)} - {version}
         facts = {name: known.get(name) or _facts(root, name) for name in taken_back}
     removed = () if before is None else before.removed
+    if made and (put := mirror.size(folder)) and mirror.look_again() and mirror.size(folder) != put:
+        raise StorageError(
+            f"{mirror.uri}/{VERSIONS}/{version} was put and is not all there, so it is not "
+            "published; if a proxy is between, check it, then run the same command again"
+        )
     try:
         put_current(root, Current(version, digest, facts, removed), mirror, tag)
     except BusyError:

@@ -83,7 +83,7 @@ def test_a_server_that_is_not_there(tmp_path: Path, address: str) -> None:
     assert_no_secret(told.value, SECRET)
 
 
-def test_what_the_client_does_not_take(tmp_path: Path) -> None:
+def test_what_the_client_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DatabaseError, match="invalid sslmode value; check") as told:
         open_writer(f"postgresql://127.0.0.1:1/db?sslmode={SECRET}", "docs")
     assert_no_secret(told.value, SECRET)
@@ -91,6 +91,11 @@ def test_what_the_client_does_not_take(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="leave it out, and set PGPASSWORD") as told:
         require_database("postgresql://me:1234567/db", {})
     assert_no_secret(told.value, "1234567")
+    for name, value in (("PGPORT", f"me:{SECRET}@h"), ("PGHOST", f"h.invalid,me:{SECRET}@h")):
+        monkeypatch.setenv(name, value)
+        with pytest.raises(ConfigError, match=f"{name} .* leave it out, and set PG") as told:
+            open_writer("postgresql:///db", "docs")
+        assert_no_secret(told.value, SECRET)
 
 
 @pytest.fixture
