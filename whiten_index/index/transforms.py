@@ -7,11 +7,9 @@ Long 2024) and OPQ starts from (Ge et al. 2013). Cosines stay as they are. The r
 multiplied into the matrix of the transform, so that it costs neither bytes nor time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +20,8 @@ from whiten_index.index.library import load_faiss
 from whiten_index.progress import Stages
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.whitening.spectrum import unit_rows
+from whiten_index.whitening.transform import Whitening
 from whiten_index.whitening.whitening_config import Kind
-
-if TYPE_CHECKING:
-    from whiten_index.whitening.transform import Whitening
 
 _Step = Callable[[Vectors], Vectors]
 # Rows of a block, the fewest within a budget, and those of a block whose lengths are checked.

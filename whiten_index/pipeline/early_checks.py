@@ -1,22 +1,19 @@
 """Checks of widths and index that options allow, before hours of encoding."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.errors import ConfigError
 from whiten_index.index.choice import AUTO
 from whiten_index.index.factory import inner_index
 from whiten_index.index.gpu import require_device
 from whiten_index.index.training import require_training_rows
+from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.whitening.selection import widths
 
-if TYPE_CHECKING:
-    from whiten_index.corpus.parquet_corpus import ParquetCorpus
-    from whiten_index.pipeline.build_config import BuildConfig
 
-
-def check_early(config: "BuildConfig", corpus: "ParquetCorpus") -> None:
+def check_early(config: BuildConfig, corpus: ParquetCorpus) -> None:
     """Refuse before hours of encoding what would be refused after them.
 
     Raises:
@@ -43,7 +40,7 @@ def check_early(config: "BuildConfig", corpus: "ParquetCorpus") -> None:
 
 
 def possible_widths(
-    config: "BuildConfig", dim: int, *, rows: int | None = None
+    config: BuildConfig, dim: int, *, rows: int | None = None
 ) -> tuple[int, ...] | None:
     """Return the round widths over which the index can be built, None if all of them will do.
 

@@ -4,8 +4,6 @@ Of k, exponent and centring the options may settle some. Labels decide on the ot
 any, else pieces of the corpus, else the spectrum alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math
@@ -65,7 +63,7 @@ class Fitted:
     choice: Choice | None
 
 
-def fit_whitening(config: BuildConfig, encoded: EncodeReport, labels: Labels | None) -> Fitted:
+def fit_whitening(config: "BuildConfig", encoded: "EncodeReport", labels: Labels | None) -> Fitted:
     """Fit the transform that the options name, or choose one and fit it."""
     wanted, choice = config.whitening_config(), None
     moments = fit_moments(config, encoded)
@@ -85,7 +83,7 @@ def fit_whitening(config: BuildConfig, encoded: EncodeReport, labels: Labels | N
     return Fitted(moments, whitening, choice)
 
 
-def fit_moments(config: BuildConfig, encoded: EncodeReport) -> Moments:
+def fit_moments(config: "BuildConfig", encoded: "EncodeReport") -> Moments:
     """Return the moments of a corpus.
 
     Sums are added in a fixed order, so that they are bit-equal on any number of workers.
@@ -113,7 +111,7 @@ def _moments_of_units(store: EmbeddingStore, group: Group) -> Moments:
     return moments
 
 
-def _note_rounding(encoded: EncodeReport, whitening: Whitening) -> None:
+def _note_rounding(encoded: "EncodeReport", whitening: Whitening) -> None:
     """Note directions so narrow that float16 shows in them."""
     parts, in_float16 = encoded.record.distinct_parts, 2 * encoded.store.dim
     if all(part.bytes > part.rows * in_float16 for part in parts):
@@ -138,9 +136,9 @@ _OPTIONS = ("k", "exponent", "center", "normalize_input", "floor", "choose_sampl
 
 
 def choose_setting(
-    stages: Stages,
-    encoded: EncodeReport,
-    config: BuildConfig,
+    stages: "Stages",
+    encoded: "EncodeReport",
+    config: "BuildConfig",
     labels: Labels | None,
     moments: Moments,
 ) -> Choice:
@@ -184,8 +182,8 @@ def choose_setting(
 
 
 def _choose(
-    encoded: EncodeReport,
-    config: BuildConfig,
+    encoded: "EncodeReport",
+    config: "BuildConfig",
     labels: Labels | None,
     moments: Moments,
     ks: tuple[int, ...] | None,
@@ -247,7 +245,7 @@ def piece_score(trials: Sequence[Trial], whitening: Whitening) -> float:
     return total / sum(trial.weight for trial in trials)
 
 
-def piece_evidence(encoded: EncodeReport, sample: Sample) -> Evidence:
+def piece_evidence(encoded: "EncodeReport", sample: Sample) -> Evidence:
     """Return the trials of pieces: a sentence finds its others, some words their document."""
     documents = CorpusEmbeddings(encoded.store, encoded.record).at(sample.candidates)
     own = np.arange(len(sample))
@@ -267,7 +265,7 @@ def piece_evidence(encoded: EncodeReport, sample: Sample) -> Evidence:
 
 
 def _scored(
-    fit: Whitening, trials: Sequence[Trial], ks: Sequence[int], config: BuildConfig
+    fit: Whitening, trials: Sequence[Trial], ks: Sequence[int], config: "BuildConfig"
 ) -> tuple[list[Setting], NDArray[np.float64]]:
     """Return settings and their scores, from the widest k down to one that loses too much."""
     grid, scores, best = list[Setting](), list[NDArray[np.float64]](), -np.inf
@@ -303,7 +301,7 @@ def _default_width(fit: Whitening, ks: tuple[int, ...] | None) -> int:
     return max((k for k in allowed if k <= default), default=min(allowed))
 
 
-def _pca(moments: Moments, config: BuildConfig) -> Whitening:
+def _pca(moments: Moments, config: "BuildConfig") -> Whitening:
     normalize, floor = config.normalize_input, config.floor
     pca = WhiteningConfig(kind=Kind.PCA, k="full", normalize_input=normalize, floor=floor)
     return Whitening.fit(moments, pca)

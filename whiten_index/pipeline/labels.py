@@ -1,7 +1,5 @@
 """Labels that a transform is chosen by: judged queries, or pairs of texts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -49,7 +47,7 @@ class Evidence:
     rows: NDArray[np.int64] | None = None
 
 
-def read_labels(config: BuildConfig) -> Labels | None:
+def read_labels(config: "BuildConfig") -> Labels | None:
     """Read and check the labels that the transform is chosen by, None if the options name none."""
     source = str(config.pairs or config.qrels)
     labels: Labels
@@ -104,7 +102,7 @@ def labels_digest(labels: Labels) -> str:
     return fingerprint(values)
 
 
-def labelled_trials(encoded: EncodeReport, config: BuildConfig, labels: Labels) -> Evidence:
+def labelled_trials(encoded: "EncodeReport", config: "BuildConfig", labels: Labels) -> Evidence:
     """Encode the labels' texts and state what they must find."""
     assert encoded.work is not None, "read_labels refuses labels without a corpus"
     encoder, rng = encoded.work.encoder(), np.random.default_rng(config.seed)
@@ -128,7 +126,7 @@ def labelled_trials(encoded: EncodeReport, config: BuildConfig, labels: Labels) 
 
 
 def _pairs(
-    encoded: EncodeReport, encoder: Encoder, pairs: Pairs, source: str, rng: np.random.Generator
+    encoded: "EncodeReport", encoder: "Encoder", pairs: Pairs, source: str, rng: np.random.Generator
 ) -> Evidence:
     """Return the trial of up to 2,000 of the pairs, drawn at random."""
     count = min(len(pairs), _MOST_PAIRS)
@@ -169,13 +167,13 @@ def _spearman_by_fold(gold: NDArray[np.float64]) -> Callable[[Vectors, Vectors],
     return score
 
 
-def _names(encoded: EncodeReport) -> Iterator[str]:
+def _names(encoded: "EncodeReport") -> Iterator[str]:
     for part in encoded.record.parts:
         if part.rows:
             yield from map(str, encoded.store.documents(part)[ID].to_pylist())
 
 
-def _rows_of_judged(encoded: EncodeReport, judged: JudgedQueries) -> dict[str, NDArray[np.int64]]:
+def _rows_of_judged(encoded: "EncodeReport", judged: JudgedQueries) -> dict[str, NDArray[np.int64]]:
     """Return document id -> its rows, for the judged documents that the corpus has."""
     wanted = {document for grades in judged.qrels.values() for document in grades}
     rows: dict[str, list[int]] = {}

@@ -1,7 +1,5 @@
 """Pseudo-queries: pieces of documents that a transform is chosen by if there are no labels."""
 
-from __future__ import annotations
-
 import math
 import re
 from bisect import bisect_left
@@ -79,7 +77,7 @@ class Pieces:
     window: str
 
 
-def sample_pieces(encoded: EncodeReport, size: int, seed: int) -> Sample | str:
+def sample_pieces(encoded: "EncodeReport", size: int, seed: int) -> Sample | str:
     """Return a sample of up to ``size`` documents, or the reason why none can be drawn.
 
     No more than half of the corpus is drawn. A sample that was drawn before is in the store.
@@ -120,7 +118,7 @@ def sample_pieces(encoded: EncodeReport, size: int, seed: int) -> Sample | str:
 
 
 def _drawn_pieces(
-    encoded: EncodeReport, work: ShardWork, size: int, rng: np.random.Generator
+    encoded: "EncodeReport", work: "ShardWork", size: int, rng: np.random.Generator
 ) -> list[tuple[int, Pieces]] | str:
     """Return up to ``size`` documents long enough, by row number, with their pieces."""
     most_words = int(work.store.encoder["max_length"])
@@ -143,7 +141,7 @@ def _drawn_pieces(
 
 
 def _drawn_texts(
-    encoded: EncodeReport, work: ShardWork, rng: np.random.Generator
+    encoded: "EncodeReport", work: "ShardWork", rng: np.random.Generator
 ) -> Iterator[tuple[int, object, str]]:
     """Yield row numbers, ids and texts of a few shards, in an order drawn at random."""
     record, starts = encoded.record, row_starts(encoded.record)
@@ -159,7 +157,7 @@ def _drawn_texts(
 
 
 def _candidates(
-    encoded: EncodeReport, work: ShardWork, rows: NDArray[np.int64], rng: np.random.Generator
+    encoded: "EncodeReport", work: "ShardWork", rows: NDArray[np.int64], rng: np.random.Generator
 ) -> NDArray[np.int64]:
     """Return ``rows`` and after them rows of other documents, without repeats."""
     more = drawn_rows(encoded.record, _MOST_CANDIDATES, rng)
@@ -172,7 +170,7 @@ def _candidates(
 
 
 def _encoded(
-    work: ShardWork, pieces: list[Pieces], always: int, watcher: Progress
+    work: "ShardWork", pieces: list[Pieces], always: int, watcher: "Progress"
 ) -> Iterator[list[NDArray[np.float32]]]:
     """Yield embeddings of ``_MOST_TOKENS`` tokens, and of the first ``always`` documents anyway."""
     tokens = start = 0

@@ -1,7 +1,5 @@
 """The identity, files and manifest of a new version."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import platform
@@ -9,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +26,10 @@ from whiten_index.index.library import describe_faiss, load_faiss
 from whiten_index.index.transforms import is_lossy
 from whiten_index.index.tuning import has_parameters, without_own
 from whiten_index.paths import is_uri
+from whiten_index.pipeline.build_config import BuildConfig
+from whiten_index.pipeline.encode import EncodeReport
+from whiten_index.pipeline.fit import Fitted
+from whiten_index.progress import Stages
 from whiten_index.search.rerank import EMBEDDINGS, Reranker
 from whiten_index.search.search_index import hits_of
 from whiten_index.store.embedding_store import EmbeddingStore
@@ -46,13 +48,6 @@ from whiten_index.versions.published import (
 from whiten_index.versions.version_manifest import VERSION_SCHEMA
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
-
-if TYPE_CHECKING:
-    from whiten_index.pipeline.build_config import BuildConfig
-    from whiten_index.pipeline.encode import EncodeReport
-    from whiten_index.pipeline.fit import Fitted
-    from whiten_index.progress import Stages
-
 
 _ROWS, _LEAST_ROWS = 2_048, 3
 _TOP_K, _COMPARED, _LEAST_COMPARED = 10, 200, 100

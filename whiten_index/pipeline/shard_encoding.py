@@ -1,7 +1,5 @@
 """Encoding of a window of shards: read, look up in the store, encode the rest, store."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools
@@ -67,7 +65,7 @@ class Counts:
     remade_shards: int = 0  # shards whose rows were found damaged and encoded again
     kept_files: int = 0  # unchanged files, which were not read
 
-    def add(self, other: Counts) -> None:
+    def add(self, other: "Counts") -> None:
         """Add the counts of other rows."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
@@ -124,8 +122,8 @@ class EncodedWindow:
     parts: list[tuple[CorpusPart, Mapping[str, int]]] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     seconds: dict[str, float] = field(default_factory=dict)
-    prepared: PreparedWindow | None = None
-    ran: RanWindow | None = None
+    prepared: "PreparedWindow | None" = None
+    ran: "RanWindow | None" = None
     key: dict[str, Any] = field(default_factory=dict)  # of what an interrupted run keeps of it
 
     @property
@@ -153,7 +151,7 @@ class LazyEncoder:
         self._config, self._expected = config, expected
         self._encoder: Encoder | None = None
 
-    def __call__(self) -> Encoder:
+    def __call__(self) -> "Encoder":
         """Return the encoder, the same one every time."""
         if self._encoder is None:
             from whiten_index.encoding.encoder import Encoder
@@ -167,7 +165,7 @@ class LazyEncoder:
             self._encoder = Encoder(spec, folder, self._config)
         return self._encoder
 
-    def on_device(self, device: str, threads: int) -> LazyEncoder:
+    def on_device(self, device: str, threads: int) -> "LazyEncoder":
         """Return the same encoder for a device, with so many threads at most."""
         threads = min(self._config.threads or threads, threads)
         config = replace(self._config, device=device, threads=threads)
@@ -186,12 +184,12 @@ class ShardWork(Work):
 
     corpus: ParquetCorpus
     store: EmbeddingStore
-    encoder: Callable[[], Encoder]
+    encoder: "Callable[[], Encoder]"
     dtype: StoreDtype
     splitter: PassageSplitter | None = None
     _under_way: set[str] | None = field(default_factory=set, repr=False, compare=False)
 
-    def on_device(self, device: str, threads: int) -> ShardWork:
+    def on_device(self, device: str, threads: int) -> "ShardWork":
         """Return the same work for a worker, which keeps neither the plan nor what others do."""
         corpus = replace(self.corpus, shards=())
         encoder = self.encoder
@@ -298,7 +296,7 @@ class ShardWork(Work):
         return ReadShard(batch, digests, name, ~found.known, found, under_way)
 
     def _keep(
-        self, shard: ReadShard, encoded: Encoded | None, rows: slice, counts: Counts
+        self, shard: ReadShard, encoded: "Encoded | None", rows: slice, counts: Counts
     ) -> CorpusPart:
         """Store the new rows of a shard, which are ``rows`` of what was encoded, and count all."""
         batch = shard.batch
@@ -316,7 +314,7 @@ class ShardWork(Work):
         return CorpusPart(digests, documents, len(batch), batch.read, truncated, size)
 
     def _write(
-        self, shard: ReadShard, encoded: Encoded | None, rows: slice, counts: Counts
+        self, shard: ReadShard, encoded: "Encoded | None", rows: slice, counts: Counts
     ) -> tuple[int, int]:
         """Store the new rows; return the texts cut to the limit and the bytes of all rows."""
         store, new = self.store, shard.digests[shard.missing]
@@ -337,7 +335,7 @@ class ShardWork(Work):
         return truncated, size
 
     def _write_segment(
-        self, shard: ReadShard, new: NDArray[np.uint8], encoded: Encoded | None, rows: slice
+        self, shard: ReadShard, new: NDArray[np.uint8], encoded: "Encoded | None", rows: slice
     ) -> Segment:
         found, missing, moments_of, truncated = shard.found, shard.missing, None, None
         if isinstance(shard.batch, EmbeddingBatch):
@@ -393,7 +391,7 @@ def _split(batch: TextBatch, splitter: PassageSplitter) -> TextBatch:
     return TextBatch(documents, texts, batch.read, batch.skipped)
 
 
-def shard_work(config: BuildConfig, corpus: ParquetCorpus, *, write: bool = True) -> ShardWork:
+def shard_work(config: "BuildConfig", corpus: ParquetCorpus, *, write: bool = True) -> ShardWork:
     """Return the work on the shards of a corpus; ``write`` makes the store's folder."""
     make = EmbeddingStore.create if write else EmbeddingStore
     if config.embedding_column is not None:
@@ -413,7 +411,7 @@ def shard_work(config: BuildConfig, corpus: ParquetCorpus, *, write: bool = True
     return ShardWork(corpus, store, source, config.dtype_kept(), splitter=splitter)
 
 
-def _column_encoder(config: BuildConfig, corpus: ParquetCorpus) -> dict[str, Any]:
+def _column_encoder(config: "BuildConfig", corpus: ParquetCorpus) -> dict[str, Any]:
     """Return the record of an embedding column, and of the encoder of queries if one is named."""
     found = {"kind": "column", "column": config.embedding_column, "dim": corpus.dim}
     if config.model is None:
@@ -434,7 +432,7 @@ def _at_commit(config: EncoderConfig, encoder: Mapping[str, Any]) -> EncoderConf
     return replace(config, **commits)
 
 
-def _no_encoder() -> Encoder:
+def _no_encoder() -> "Encoder":
     raise ConfigError(
         "texts must be encoded, and the corpus is a column of embeddings; name the model they were "
         "made with by --model"

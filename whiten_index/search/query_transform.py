@@ -7,8 +7,6 @@ read from an index, or from a small folder::
     whitening.safetensors     the transform
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -123,13 +121,13 @@ class QueryTransform:
             )
         self._queries = QueryEncoder(self.spec, **opening, instead="reduce embeddings of your own")
 
-    def __reduce__(self) -> tuple[Callable[[], QueryTransform], tuple[()]]:
+    def __reduce__(self) -> "tuple[Callable[[], QueryTransform], tuple[()]]":
         """Copy and pickle the parts; the encoder is loaded again."""
         # A replaced whitening is the same without the matrix that it keeps once made.
         parts = replace(self.whitening), self.encoder_facts
         return partial(type(self), *parts, version=self.version, **self._opening), ()
 
-    def __deepcopy__(self, memo: object) -> QueryTransform:
+    def __deepcopy__(self, memo: object) -> "QueryTransform":
         """Share it within a process, so that the encoder is loaded once."""
         return self
 
@@ -144,7 +142,7 @@ class QueryTransform:
         k: int | None = None,
         verify: str | None = None,
         **opening: Unpack[EncoderOpening],
-    ) -> QueryTransform:
+    ) -> "QueryTransform":
         """Read the transform of the published version of an index, and nothing else of it.
 
         Args:
@@ -170,7 +168,7 @@ class QueryTransform:
         return made if k is None else made.truncate(k)
 
     @classmethod
-    def of_version(cls, version: Version, **opening: Unpack[EncoderOpening]) -> QueryTransform:
+    def of_version(cls, version: Version, **opening: Unpack[EncoderOpening]) -> "QueryTransform":
         """Read the transform of an opened version; see ``of``."""
         fields, whitening = version.fields, Whitening.load(version.file(WHITENING))
         encoder = {**fields["encoder"], "fingerprint": fields["encoder_fingerprint"]}
@@ -179,7 +177,7 @@ class QueryTransform:
     @classmethod
     def from_hub(
         cls, name: str, *, revision: str | None = None, **opening: Unpack[EncoderOpening]
-    ) -> QueryTransform:
+    ) -> "QueryTransform":
         """Fetch what ``whiten-index export --as hub`` sent to the Hugging Face hub, checked.
 
         Args:
@@ -195,7 +193,7 @@ class QueryTransform:
         return cls.load(fetch(name, revision, [MANIFEST, WHITENING]), **opening)
 
     @classmethod
-    def load(cls, folder: Path | str, **opening: Unpack[EncoderOpening]) -> QueryTransform:
+    def load(cls, folder: Path | str, **opening: Unpack[EncoderOpening]) -> "QueryTransform":
         """Read what ``save`` wrote, checked.
 
         Args:
@@ -250,7 +248,7 @@ class QueryTransform:
         return spec.query_fingerprint if spec else str(given)
 
     @property
-    def encoder(self) -> Encoder:
+    def encoder(self) -> "Encoder":
         """The encoder, loaded on first use: its embeddings are raw.
 
         Raises:
@@ -309,7 +307,7 @@ class QueryTransform:
                 "of that version, or push the index again"
             )
 
-    def truncate(self, k: int) -> QueryTransform:
+    def truncate(self, k: int) -> "QueryTransform":
         """Return a transform of the same encoder to the first ``k`` numbers, made unit again.
 
         Raises:

@@ -6,8 +6,6 @@ for computing the sample variance". Batches are combined by their pairwise updat
 formulae and a pairwise algorithm for computing sample variances".
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Iterable
@@ -60,12 +58,12 @@ class Moments:
         return f"Moments({self.count:g} rows, {self.dim} dims)"
 
     @classmethod
-    def empty(cls, dim: int) -> Moments:
+    def empty(cls, dim: int) -> "Moments":
         """Return the moments of no rows of ``dim`` coordinates: the zero of ``+``."""
         return cls(0.0, np.zeros(dim), np.zeros((dim, dim)), np.zeros(dim), 0.0)
 
     @classmethod
-    def of(cls, rows: ArrayLike) -> Moments:
+    def of(cls, rows: ArrayLike) -> "Moments":
         """Return the moments of ``rows``, the covariance within 1e-12 (Frobenius, relative).
 
         Args:
@@ -95,7 +93,7 @@ class Moments:
         second: NDArray[np.float64],
         third: NDArray[np.float64],
         fourth: float,
-    ) -> Moments:
+    ) -> "Moments":
         """Return the moments of rows whose sums about a point near their mean are known.
 
         With y = x − point they are: count n, first (d,) Σ y, second (d, d) Σ yyᵀ, third (d,)
@@ -108,7 +106,7 @@ class Moments:
         return cls(count, point + away, scatter)._with_higher(away, third, fourth)
 
     @classmethod
-    def total(cls, parts: Iterable[Moments]) -> Moments:
+    def total(cls, parts: "Iterable[Moments]") -> "Moments":
         """Return the sum of ``parts``, of which there must be at least one."""
         return functools.reduce(operator.add, parts)
 
@@ -117,11 +115,11 @@ class Moments:
         """The number of coordinates d."""
         return int(self.mean.shape[0])
 
-    def update(self, rows: ArrayLike) -> Moments:
+    def update(self, rows: ArrayLike) -> "Moments":
         """Return the moments of these rows and ``rows`` (n, d) together."""
         return self + Moments.of(rows)
 
-    def __add__(self, other: Moments) -> Moments:
+    def __add__(self, other: "Moments") -> "Moments":
         self._require_same_dim(other)
         if other.count == 0:
             return self
@@ -138,7 +136,7 @@ class Moments:
             return both
         return replace(both, **_held(ours[0] + theirs[0], ours[1] + theirs[1]))
 
-    def __sub__(self, other: Moments) -> Moments:
+    def __sub__(self, other: "Moments") -> "Moments":
         """Return the moments without the rows of ``other``."""
         self._require_same_dim(other)
         if other.count == 0:
@@ -186,7 +184,7 @@ class Moments:
         write_tensors(path, tensors, kind=KIND, version=FORMAT_VERSION)
 
     @classmethod
-    def load(cls, path: Path | str) -> Moments:
+    def load(cls, path: Path | str) -> "Moments":
         """Read what ``save`` wrote.
 
         Raises:
@@ -229,7 +227,7 @@ class Moments:
     @np.errstate(over="ignore", invalid="ignore")
     def _with_higher(
         self, e: NDArray[np.float64], cubic_moved: NDArray[np.float64], quartic_moved: float
-    ) -> Moments:
+    ) -> "Moments":
         """Return these moments with higher ones: the inverse of ``_higher_moved(e)``."""
         turned, trace, square = self.scatter @ e, np.trace(self.scatter), e @ e
         cubic = cubic_moved - 2 * turned - (trace + self.count * square) * e
@@ -237,7 +235,7 @@ class Moments:
         quartic -= square * (self.count * square + 2 * trace)
         return replace(self, **_held(cubic, float(quartic)))
 
-    def _require_same_dim(self, other: Moments) -> None:
+    def _require_same_dim(self, other: "Moments") -> None:
         if self.dim != other.dim:
             raise ConfigError(
                 f"moments of {self.dim} and of {other.dim} dims do not combine; "
