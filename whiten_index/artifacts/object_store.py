@@ -32,6 +32,7 @@ _BLOCK = 64 << 20
 _PART = 16 << 20
 # They are sent in headers, and obstore panics at what those do not take.
 _IN_HEADERS = ("AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION")
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 # What to check, by scheme.
 _SETTINGS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (profiles in ~/.aws are not read), "
@@ -231,8 +232,10 @@ class Bucket:
 
     def _client(self, client: Mapping[str, Any]) -> Any:
         stores = importlib.import_module("obstore.store")
+        servers = map(os.environ.get, (*_ENDPOINTS, "AZURE_STORAGE_ENDPOINT"))
+        plain = any((server or "").startswith("http://") for server in servers)
         options: dict[str, Any] = {
-            "client_options": {**client, "allow_http": _plain_http()},
+            "client_options": {**client, "allow_http": plain},
             "retry_config": {
                 "max_retries": 5,
                 "retry_timeout": timedelta(seconds=10),
@@ -329,7 +332,7 @@ def plain_uri(uri: str) -> str:
 
 def endpoint() -> str:
     """Return the server of S3 that the environment names, empty for the provider's own."""
-    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+    for name in _ENDPOINTS:
         if found := os.environ.get(name):
             if not _ADDRESS.fullmatch(found):
                 raise ConfigError(
@@ -338,8 +341,3 @@ def endpoint() -> str:
                 )
             return found.rstrip("/")
     return ""
-
-
-def _plain_http() -> bool:
-    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
-    return any(os.environ.get(name, "").startswith("http://") for name in names)

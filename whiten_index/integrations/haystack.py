@@ -20,8 +20,6 @@ from whiten_index.search.query_transform import QueryTransform
 with importing("haystack-ai", of="Haystack", extra="haystack"):
     from haystack import Document, component, default_to_dict
 
-__all__ = ["WhitenedDocumentEmbedder", "WhitenedIndexRetriever", "WhitenedTextEmbedder"]
-
 
 class _Embedder:
     """Settings of both embedders, and the encoder of queries that they open."""

@@ -16,8 +16,6 @@ with importing("langchain-core", of="LangChain", extra="langchain"):
     from langchain_core.retrievers import BaseRetriever
     from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
-__all__ = ["WhitenedEmbeddings", "WhitenedRetriever"]
-
 
 class WhitenedEmbeddings(Embeddings):
     """Texts to the vectors that an index holds: transformed, of unit length, k numbers each.

@@ -23,8 +23,6 @@ with importing("llama-index-core", of="LlamaIndex", extra="llama-index"):
     from llama_index.core.retrievers import BaseRetriever
     from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-__all__ = ["WhitenedEmbedding", "WhitenedIndexRetriever"]
-
 # The encoder sorts texts by length and fills batches by tokens, the better the more it is given.
 _BATCH = 1024
 

@@ -21,8 +21,6 @@ with importing("mteb", of="MTEB", extra="mteb"):
     from mteb.models.abs_encoder import AbsEncoder
     from mteb.types import PromptType
 
-__all__ = ["WhitenedEncoder"]
-
 _ROWS = 8192
 _SIDES = ("document", "query")
 
