@@ -184,23 +184,18 @@ def test_another_index_at_the_place_of_one_that_is_not_mounted_stops_it(tmp_path
     assert segment_folders(world) == before
 
 
-def test_a_store_without_its_registry_is_not_collected(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("indexes", "is missing, so that it is not known"), ("corpora", "has no record of a corpus")],
+)
+def test_a_store_without_its_registry_or_its_records_is_not_collected(tmp_path, name, why):
     world, _ = two_states(tmp_path)
-    before = segment_folders(world)
-    world.store.indexes.folder.rename(tmp_path / "away")
+    before, folder = segment_folders(world), world.store.folder / name
+    folder.rename(tmp_path / "away")
+    if name == "corpora":
+        folder.mkdir()
     for upkeep in (gc_store, compact_store):
-        with pytest.raises(ArtifactError, match="indexes is missing, so that it is not known"):
-            upkeep(world.place)
-    assert segment_folders(world) == before
-
-
-def test_a_store_without_records_of_corpora_is_not_collected(tmp_path):
-    world = new_world(tmp_path, 100)
-    for path in (world.store.folder / "corpora").iterdir():
-        path.unlink()
-    before = segment_folders(world)
-    for upkeep in (gc_store, compact_store):
-        with pytest.raises(ArtifactError, match="corpora has no record of a corpus"):
+        with pytest.raises(ArtifactError, match=f"{name} {why}"):
             upkeep(world.place)
     assert segment_folders(world) == before
 
