@@ -112,6 +112,12 @@ class Rows:
         return found
 
 
+def told_of(told: PushedTable | None) -> PushedTable:
+    """Return what is told of a table, which must be there."""
+    assert told is not None
+    return told
+
+
 def fill(writer: DatabaseWriter, rows: Rows, *, batch: int = 128) -> None:
     """Push all rows and swap them in."""
     writer.begin(rows.pushed, rows.layout)
@@ -179,9 +185,7 @@ def contents(folder: Path) -> dict[str, object]:
 
 def assert_clean(writer: DatabaseWriter, rows: Rows) -> None:
     """These rows are what the name is told to stand for; nothing is under way."""
-    told = writer.published()
-    assert told is not None
-    done = len(rows.table)
+    told, done = told_of(writer.published()), len(rows.table)
     assert replace(told, name="", lease="") == replace(rows.pushed, done=done)
 
 

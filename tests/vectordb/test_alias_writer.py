@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.vectordb.pushed_rows import Rows, append, end, fill
+from tests.vectordb.pushed_rows import Rows, append, end, fill, told_of
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.alias_writer import AliasWriter
 from whiten_index.vectordb.database_writer import Stored
@@ -110,8 +110,7 @@ class Writer(AliasWriter):
 
 
 def published(engine: Engine) -> tuple[str, int, str]:
-    found = Writer(engine).published()
-    assert found is not None
+    found = told_of(Writer(engine).published())
     return found.version, found.done, found.changing
 
 

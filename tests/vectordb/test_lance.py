@@ -18,6 +18,7 @@ from tests.vectordb.pushed_rows import (
     end,
     fill,
     kill,
+    told_of,
 )
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb import lance_writer
@@ -232,8 +233,7 @@ def test_killed_while_it_overwrites(address: str, tmp_path: Path, first: bool) -
             assert writer.published() is None
         else:
             assert_holds(writer, old)
-        pending = writer.pending()
-        assert pending is not None
+        pending = told_of(writer.pending())
         assert pending.done == 2000
         writer.resume(new.layout)
         end(writer)
@@ -311,8 +311,7 @@ def test_a_change_under_way_while_another_push_publishes(
             if does == "fill":
                 fill(two, theirs)
                 return
-            found = two.published()
-            assert found is not None
+            found = told_of(two.published())
             assert found.changing == "000002-def"
             with two.changing(theirs.pushed, theirs.layout) as changing:
                 changing.upsert(theirs.take(range(300)))

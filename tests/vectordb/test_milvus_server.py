@@ -33,6 +33,7 @@ from tests.vectordb.pushed_rows import (
     fill,
     pushed_by_child,
     some_changes,
+    told_of,
 )
 
 # The behaviour of every writer, here on a server.
@@ -379,8 +380,7 @@ def test_the_server_is_killed_in_mid_push(
     guarded.start()
     with open_writer(address, "docs") as writer:
         assert_holds(writer, old)
-        pending = writer.pending()
-        assert pending is not None
+        pending = told_of(writer.pending())
         assert pending.done % 100 == 0
         assert 500 <= pending.done < 2000 if within else pending.done == 700
         writer.resume(rows.layout)
@@ -433,8 +433,7 @@ def test_the_server_is_killed_while_rows_are_changed(
             changing.delete([7])
     guarded.start()
     with open_writer(address, "docs") as writer:
-        told = writer.published()
-        assert told is not None
+        told = told_of(writer.published())
         assert (told.version, told.changing) == (old.version, after.version)
         with writer.changing(after.pushed, old.layout) as changing:
             changing.upsert(put)

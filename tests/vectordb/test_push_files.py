@@ -14,6 +14,7 @@ import pytest
 
 from tests.helpers import builds
 from tests.helpers.bad_input import run, succeed
+from tests.vectordb.pushed_rows import told_of
 from whiten_index import QueryTransform
 from whiten_index.errors import ConfigError, GateError, StorageError
 from whiten_index.vectordb.push import PushReport, push_index, pushed_version
@@ -87,8 +88,7 @@ def test_what_a_file_held_is_told_and_not_lost(
     first = push(index, tmp_path / name)
     QueryTransform.of(index).require(pushed_version(str(tmp_path / name)))
     assert status(index, tmp_path / name)["fits"]
-    told = pushed_version(str(tmp_path / name))
-    assert told is not None
+    told = told_of(pushed_version(str(tmp_path / name)))
     assert (told.version, told.rows, told.k) == (first.version, ROWS, K)
     assert told.query_digest == first.query_digest
     assert push(index, tmp_path / name).notes == ()
@@ -129,8 +129,7 @@ def test_a_link_stays_one(index: Path, tmp_path: Path, name: str) -> None:
         assert {each.name for each in (tmp_path / "there").iterdir()} == {
             each.name for each in written_files(Path(name))
         }
-        told = pushed_version(str(tmp_path / name))
-        assert told is not None
+        told = told_of(pushed_version(str(tmp_path / name)))
         assert told.k == k
 
 

@@ -34,6 +34,7 @@ from tests.vectordb.pushed_rows import (
     kill,
     pushed_by_child,
     some_changes,
+    told_of,
 )
 from whiten_index import (
     BuildConfig,
@@ -261,42 +262,31 @@ def test_many_real_vectors(writer: DatabaseWriter, backend: Backend, wikinews: R
     assert_finds(writer, rows, exact=False, least=0.95, queries=200)
 
 
-def test_users_see_the_old_rows_until_the_swap(writer: DatabaseWriter) -> None:
-    old, new = Rows.make(), replace(Rows.make(200, seed=1, k=5), transform="t2")
+def test_users_see_the_old_rows_and_metadata_until_the_swap(writer: DatabaseWriter) -> None:
+    old = Rows.make()
+    new = replace(Rows.make(200, seed=1, k=5), transform="t2", query_digest="q2")
     fill(writer, old)
     writer.begin(new.pushed, new.layout)
     for batch in new.batches():
         writer.append(batch)
         assert_holds(writer, old)
+    writer.resume(new.layout)
     writer.finish()
     assert_holds(writer, old)
+    assert_clean(writer, old)
     assert_holds(writer, new, pending=True)
+    pending = told_of(writer.pending())
+    assert replace(pending, name="", lease="") == replace(new.pushed, done=200)
     found = writer.search(new.vectors[:2], 3, exact=True, pending=True)
     assert np.abs(found[:, 0] - 1).max() < 1e-5
     writer.swap()
     assert_holds(writer, new)
     assert_finds(writer, new)
     assert_clean(writer, new)
-
-
-def test_metadata_come_back(writer: DatabaseWriter) -> None:
-    old, after, put = some_changes()
-    fill(writer, old)
-    new = replace(old, transform="t2", query_digest="q2")
-    writer.begin(new.pushed, new.layout)
-    append(writer, new.batches())
-    writer.resume(new.layout)
-    writer.finish()
-    pending = writer.pending()
-    assert pending is not None
-    assert replace(pending, name="", lease="") == replace(new.pushed, done=300)
-    assert_clean(writer, old)
-    writer.swap()
-    assert_clean(writer, new)
-    after = replace(after, transform="t2", query_digest="q3")
+    after = replace(Rows(new.table[:199], new.layout), version="000002-def", query_digest="q3")
     with writer.changing(after.pushed, new.layout) as changing:
-        changing.upsert(put)
-        changing.delete([7])
+        changing.upsert(new.take([3]))
+        changing.delete([199])
     assert_clean(writer, after)
 
 
@@ -324,8 +314,7 @@ def test_an_interrupted_push_is_resumed(backend: Backend) -> None:
     for done, rest in ((200, [third]), (300, [])):
         with backend.open() as writer:
             assert writer.published() is None
-            pending = writer.pending()
-            assert pending is not None
+            pending = told_of(writer.pending())
             assert replace(pending, name="", lease="") == replace(rows.pushed, done=done)
             writer.resume(rows.layout)
             append(writer, rest)
@@ -406,8 +395,7 @@ def test_changes_that_fail(writer: DatabaseWriter, backend: Backend, rolled_back
 
         with pytest.raises(RuntimeError, match="on purpose"):
             change()
-        found = writer.published()
-        assert found is not None
+        found = told_of(writer.published())
         assert found.version == old.version
         return found.changing.split()
 
@@ -491,8 +479,7 @@ def test_of_two_changes_one_alone_ends(shared: Backend) -> None:
                 theirs.upsert(put)
                 theirs.delete([7])
             mine.upsert(Rows.make(seed=5).take([100]))
-        found = two.published()
-        assert found is not None
+        found = told_of(two.published())
         ended = {each.version: each for each in (old, other)}[found.version]
         assert_holds(two, ended)
         assert_clean(two, ended)
@@ -528,8 +515,7 @@ def test_the_pushing_process_is_killed(engine: Backend, tmp_path: Path, wanted: 
         fill(writer, old)
     kill_after(wanted, "push", engine, tmp_path / "marker")
     with engine.open() as writer:
-        found = writer.published()
-        assert found is not None
+        found = told_of(writer.published())
         assert found.changing == ""
         if found.version == rows.version:
             # It may have gone on for a while before it was hit.
@@ -539,8 +525,7 @@ def test_the_pushing_process_is_killed(engine: Backend, tmp_path: Path, wanted: 
             return
         assert wanted < SWAPPED
         assert_holds(writer, old)
-        pending = writer.pending()
-        assert pending is not None
+        pending = told_of(writer.pending())
         assert min(wanted * 100, 2000) <= pending.done <= 2000
         writer.resume(rows.layout)
         end(writer, rows.batches(100)[pending.done // 100 :])
@@ -558,8 +543,7 @@ def test_the_changing_process_is_killed(
         fill(writer, old)
     kill_after(wanted, "change", engine, tmp_path / "marker")
     with engine.open() as writer:
-        found = writer.published()
-        assert found is not None
+        found = told_of(writer.published())
         if found.changing:
             assert wanted < CHANGED
             assert (found.version, found.changing) == (old.version, rows.version)

@@ -19,6 +19,7 @@ from tests.vectordb.pushed_rows import (
     assert_no_secret,
     fill,
     some_changes,
+    told_of,
 )
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.registry import open_writer, require_database
@@ -263,8 +264,7 @@ def test_asking_makes_nothing_and_needs_no_rights(address: str, role: str, run: 
     run("REVOKE ALL ON SCHEMA public FROM public")
     before = run(there)
     with open_writer(theirs, "docs", options={"schema": "public"}, make=False) as writer:
-        published = writer.published()
-        assert published is not None
+        published = told_of(writer.published())
         assert published.version == rows.pushed.version
         with pytest.raises(DatabaseError, match=r"denied for schema public\); connect as"):
             writer.count()

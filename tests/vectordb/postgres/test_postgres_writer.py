@@ -13,7 +13,7 @@ import pytest
 from psycopg import sql
 
 from tests.vectordb.postgres.helpers import Run, push_all
-from tests.vectordb.pushed_rows import Rows, append, assert_finds, assert_holds, end, fill
+from tests.vectordb.pushed_rows import Rows, append, assert_finds, assert_holds, end, fill, told_of
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.registry import open_writer
 
@@ -87,8 +87,7 @@ def test_the_server_is_stopped_in_mid_push(server: Any, address: str) -> None:
     server.ensure_postgres_running()
     with open_writer(address, "docs") as writer:
         assert_holds(writer, old)
-        pending = writer.pending()
-        assert pending is not None
+        pending = told_of(writer.pending())
         assert pending.done % 100 == 0
         assert pending.done <= 700
         assert writer.count(pending=True) == pending.done
@@ -130,8 +129,7 @@ def test_half_a_batch_leaves_nothing(address: str, monkeypatch: pytest.MonkeyPat
             with pytest.raises(DatabaseError):
                 writer.append(rows.batches(5000)[1])
     with open_writer(address, "docs") as writer:
-        pending = writer.pending()
-        assert pending is not None
+        pending = told_of(writer.pending())
         assert (pending.done, writer.count(pending=True)) == (5000, 5000)
         writer.resume(rows.layout)
         writer.append(rows.batches(5000)[1])
