@@ -60,6 +60,15 @@ def build(out: Path, *corpus: str, **options: Any) -> BuildReport:
     return build_index(BuildConfig(corpus=corpus, out=str(out), **options))
 
 
+def build_of(table: pa.Table, folder: Path, **options: Any) -> Path:
+    """Write a corpus, with embeddings in ``e``, into a folder; return the index beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    corpus, out = str(folder / "c.parquet"), folder / "o"
+    pq.write_table(table, corpus)
+    options = {"embedding_column": "e", "id_column": "id", "out": str(out), **options}
+    return build_index(BuildConfig(corpus=(corpus,), **options)).out
+
+
 def put_lists_on_disk(out: Path) -> None:
     """Do what a build within a memory budget does, which no small index needs."""
     (folder,) = out.glob("versions/*")

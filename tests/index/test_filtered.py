@@ -7,10 +7,10 @@ from typing import Any
 import faiss
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from whiten_index import BuildConfig, build_index, open_index
+from tests.helpers.builds import build_of
+from whiten_index import open_index
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.index.vector_search import Selection, nearest
 
@@ -101,12 +101,8 @@ KEPT = ("lang", "year", "price", "nothing", "flag", "day", "kind")
 
 
 def build(folder: Path, rows: np.ndarray, **options: Any) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    pq.write_table(corpus_table(rows), folder / "c.parquet")
     settled = {"whiten": "none", "id_column": "key", "keep": KEPT, "shard_rows": 130, **options}
-    corpus = (str(folder / "c.parquet"),)
-    build_index(BuildConfig(corpus=corpus, embedding_column="e", out=str(folder / "o"), **settled))
-    return folder / "o"
+    return build_of(corpus_table(rows), folder, **settled)
 
 
 @pytest.fixture(scope="module")

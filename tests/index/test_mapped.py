@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from tests.helpers.builds import put_lists_on_disk
-from whiten_index import BuildConfig, build_index, open_index
+from tests.helpers.builds import build_of, put_lists_on_disk
+from whiten_index import open_index
 
 ROWS, DIM = 600, 16
 FACTORIES = ["Flat", "SQ8", "PQ8x4", "PQ8x4fs", "RaBitQ", "HNSW8", "NSG8"]
@@ -23,13 +22,8 @@ def rows() -> np.ndarray:
 
 
 def build(folder: Path, rows: np.ndarray, **options: Any) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
     table = pa.table({"id": np.arange(len(rows)), "e": list(rows), "even": np.arange(ROWS) % 2})
-    pq.write_table(table, folder / "c.parquet")
-    settled = {"whiten": "none", "id_column": "id", "keep": "even", **options}
-    corpus = (str(folder / "c.parquet"),)
-    build_index(BuildConfig(corpus=corpus, embedding_column="e", out=str(folder / "o"), **settled))
-    return folder / "o"
+    return build_of(table, folder, **{"whiten": "none", "keep": "even", **options})
 
 
 def hits_of(opened: Any, rows: np.ndarray, **options: Any) -> list[list[tuple[int, float]]]:

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from whiten_index import BuildConfig, build_index, open_index
+from tests.helpers.builds import build_of
+from whiten_index import open_index
 from whiten_index.errors import ArtifactError
 from whiten_index.search import rerank as reranking
 from whiten_index.versions.gc import gc_store
@@ -30,14 +30,10 @@ def queries() -> np.ndarray:
 
 
 def build(folder: Path, rows: np.ndarray, **options: Any) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
     even = [bool(i % 2 == 0) for i in range(len(rows))]
     table = pa.table({"id": np.arange(len(rows)), "e": list(rows), "even": even})
-    pq.write_table(table, folder / "c.parquet")
-    settled = {"whiten": "whitening", "k": K, "factory": "SQ4", "out": str(folder / "o")}
-    settled |= {"id_column": "id", "keep": "even", "shard_rows": 90, **options}
-    build_index(BuildConfig(corpus=(str(folder / "c.parquet"),), embedding_column="e", **settled))
-    return Path(settled["out"])
+    settled = {"whiten": "whitening", "k": K, "factory": "SQ4", "keep": "even", "shard_rows": 90}
+    return build_of(table, folder, **{**settled, **options})
 
 
 @pytest.fixture(scope="module")

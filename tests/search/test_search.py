@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from whiten_index import BuildConfig, CorpusConfig, build_index, open_index
+from tests.helpers.builds import build_of
+from whiten_index import CorpusConfig, open_index
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.evaluation.trec_run import write_run
 
@@ -29,17 +30,11 @@ def queries() -> NDArray[np.float32]:
 
 
 def build(folder: Path, rows: NDArray[Any], **options: Any) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
     ids = np.arange(len(rows)) * 10
     kept = {"name": [f"n{i}" for i in ids], "far": 2**64 - 1 - ids.astype(np.uint64)}
-    pq.write_table(pa.table({"id": ids, "e": list(rows), **kept}), folder / "c.parquet")
-    options = {
-        "whiten": "whitening", "k": K, "id_column": "id", "keep": list(kept), "shard_rows": 40,
-        **options,
-    }  # fmt: skip
-    corpus = (str(folder / "c.parquet"),)
-    build_index(BuildConfig(corpus=corpus, embedding_column="e", out=str(folder / "o"), **options))
-    return folder / "o"
+    settled = {"whiten": "whitening", "k": K, "keep": list(kept), "shard_rows": 40}
+    table = pa.table({"id": ids, "e": list(rows), **kept})
+    return build_of(table, folder, **{**settled, **options})
 
 
 @pytest.fixture(scope="module")
