@@ -4,6 +4,8 @@ import importlib
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,16 @@ class _Silent(BaseHTTPRequestHandler):
         pass
 
 
+@contextmanager
+def answering(kind: type[BaseHTTPRequestHandler], monkeypatch: Any) -> Iterator[None]:
+    """Let a server of this kind answer requests to buckets."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        yield
+        server.shutdown()
+
+
 class _Endless(_Silent):
     """Objects of 64 TiB."""
 
@@ -122,13 +134,9 @@ class _Endless(_Silent):
 
 def test_an_object_too_large_for_what_it_is_takes_no_memory(s3, tmp_path, monkeypatch):
     monkeypatch.setenv("WHITEN_INDEX_CACHE", str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Endless) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
-        # Where memory cannot be had, obstore ends the process.
-        with process("search", "s3://bucket/index", "a") as child:
-            said = child.communicate()[1]
-        server.shutdown()
+    # Where memory cannot be had, obstore ends the process.
+    with answering(_Endless, monkeypatch), process("search", "s3://bucket/index", "a") as child:
+        said = child.communicate()[1]
     assert child.returncode == 5, said
     assert "CURRENT" in said
     assert "more than 67,108,864 bytes" in said
@@ -162,13 +170,10 @@ class _Page(_Silent):
 )  # fmt: skip
 def test_the_page_of_a_proxy_is_no_empty_bucket(s3, tmp_path, monkeypatch, answer, message):
     monkeypatch.setenv("WHITEN_INDEX_CACHE", str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), type("Page", (_Page,), answer)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    with answering(type("Page", (_Page,), answer), monkeypatch):
         for command in ("inspect",) if "status" in answer else ("versions", "verify"):
             status, _, said = run(command, "s3://bucket/index")
             assert (status, message in said) == (7, True), said
-        server.shutdown()
 
 
 def test_a_page_that_is_not_there_answers_no_removal_and_no_put(s3, monkeypatch):
@@ -179,14 +184,11 @@ def test_a_page_that_is_not_there_answers_no_removal_and_no_put(s3, monkeypatch)
 
         do_PUT = do_POST  # noqa: N815
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), NotFound) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    with answering(NotFound, monkeypatch):
         with pytest.raises(StorageError, match="cannot remove s3://bucket/p/a"):
             Bucket("s3://bucket/p").delete("a")
         with pytest.raises(StorageError, match="cannot put s3://bucket/p/a"):
             Bucket("s3://bucket/p").put("a", b"", over={"e_tag": "1"})
-        server.shutdown()
 
 
 @pytest.mark.parametrize("answered", [200, 404])
@@ -197,9 +199,7 @@ def test_one_page_of_a_proxy_among_answers_is_no_damage(
     build(corpus_file(tmp_path / "c.parquet", shards=1), out=out)
     statuses = list[int]()
     page = type("Page", (_Page,), {"tagged": True, "behind": server, "status": answered})
-    with ThreadingHTTPServer(("127.0.0.1", 0), page) as proxy:
-        threading.Thread(target=proxy.serve_forever, daemon=True).start()
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.server_port}")
+    with answering(page, monkeypatch):
         while page.asked >= page.wrong:
             page.wrong, page.asked = page.wrong + 1, 0
             status, _, said = run("verify", out)
@@ -208,5 +208,4 @@ def test_one_page_of_a_proxy_among_answers_is_no_damage(
             # As at the first look of another machine.
             machine(str(page.wrong))
             assert answered == 404 or len(Bucket(out).folders()) == 2
-        proxy.shutdown()
     assert {0, 7} == set(statuses)

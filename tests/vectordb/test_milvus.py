@@ -67,6 +67,8 @@ def test_users_query_by_the_alias_and_filter_by_kept_columns(
     assert client.get("docs", ids=[3])[0]["n"] == 3
     hits = client.search("docs", data=[rows.vectors[4]], limit=1, filter="n < 5")
     assert hits[0][0]["id"] == 4
+    # The client goes on when the writer is closed.
+    assert client.query("docs", filter="", output_fields=["count(*)"])[0]["count(*)"] == 20
 
 
 @pytest.mark.parametrize("name", ["pk", "$meta"])
@@ -148,12 +150,6 @@ def test_a_user_released_what_is_published(
         assert_finds(another, rows)
 
 
-def test_a_client_of_the_user_goes_on(file: Path, client: MilvusClient) -> None:
-    with open_writer(f"milvus://{file}", "docs") as writer:
-        fill(writer, Rows.make())
-    assert client.query("docs", filter="", output_fields=["count(*)"])[0]["count(*)"] == 300
-
-
 def test_what_a_killed_process_left_of_an_index(file: Path) -> None:
     rows = Rows.make()
     with open_writer(f"milvus://{file}", "docs") as writer:
@@ -165,18 +161,19 @@ def test_what_a_killed_process_left_of_an_index(file: Path) -> None:
         assert_finds(writer, rows)
 
 
+def change(writer: DatabaseWriter, now: Rows, put: pa.RecordBatch) -> None:
+    with writer.changing(now.pushed, now.layout) as changes:
+        changes.upsert(put)
+        changes.delete([7])
+        assert writer.count() == 299
+
+
 def test_changes_whose_index_cannot_be_written_are_not_told_as_made(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: FaissHnswIndex, path: str) -> None:
         Path(path).write_bytes(b"a part")
         raise OSError(28, "No space left on device")
-
-    def change(writer: DatabaseWriter) -> None:
-        with writer.changing(now.pushed, now.layout) as changes:
-            changes.upsert(put)
-            changes.delete([7])
-            assert writer.count() == 299
 
     old, now, put = some_changes()
     with open_writer(f"milvus://{file}", "docs") as writer:
@@ -185,7 +182,7 @@ def test_changes_whose_index_cannot_be_written_are_not_told_as_made(
         assert writer.count() == 300
         full.setattr(FaissHnswIndex, "save", fail)
         with pytest.raises(DatabaseError, match="make room"):
-            change(writer)
+            change(writer, now, put)
     with open_writer(f"milvus://{file}", "docs") as writer:
         assert_finds(writer, now)
 
@@ -194,9 +191,7 @@ def test_the_log_of_a_process_that_was_killed_after_its_rows_were_flushed(file: 
     old, now, put = some_changes()
     with open_writer(f"milvus://{file}", "docs") as writer:
         fill(writer, old)
-        with writer.changing(now.pushed, now.layout) as changes:
-            changes.upsert(put)
-            changes.delete([7])
+        change(writer, now, put)
         logs = {each: each.read_bytes() for each in file.rglob("wal/*")}
     for path, log in logs.items():
         path.write_bytes(log)
