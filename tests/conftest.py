@@ -134,14 +134,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = _tiny_tokenizer()
     tokenizer.save_pretrained(folder)
     config = transformers.BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=TINY_LONGEST,
-        initializer_range=0.3,
-    )
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=64, max_position_embeddings=TINY_LONGEST, initializer_range=0.3,
+    )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(0)
         transformers.BertModel(config).save_pretrained(folder)

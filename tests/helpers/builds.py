@@ -51,12 +51,9 @@ def write_rows(path: Path, embeddings: NDArray[Any], **columns: Any) -> str:
 
 def build(out: Path, *corpus: str, **options: Any) -> BuildReport:
     options = {
-        "embedding_column": "embedding",
-        "id_column": "id",
-        "k": 6,
-        "whiten": "whitening",
+        "embedding_column": "embedding", "id_column": "id", "k": 6, "whiten": "whitening",
         **options,
-    }
+    }  # fmt: skip
     return build_index(BuildConfig(corpus=corpus, out=str(out), **options))
 
 

@@ -32,18 +32,11 @@ def options(tmp_path: Path, beir: Path, tiny_model: Path, store: Path, **more) -
     folder = beir / "one"
     return {
         "corpus": [str(parquet_corpus(corpus_file(folder), tmp_path / "corpora"))],
-        "text_columns": ["title", "text"],
-        "id_column": "id",
-        "model": str(tiny_model),
-        "store": str(store),
-        "out": str(tmp_path / "out"),
-        "queries": str(queries_file(folder)),
-        "qrels": str(folder / "qrels" / "test.tsv"),
-        "widths": "8,16",
-        "threads": 1,
-        **WISHES,
+        "text_columns": ["title", "text"], "id_column": "id", "model": str(tiny_model),
+        "store": str(store), "out": str(tmp_path / "out"), "queries": str(queries_file(folder)),
+        "qrels": str(folder / "qrels" / "test.tsv"), "widths": "8,16", "threads": 1, **WISHES,
         **more,
-    }
+    }  # fmt: skip
 
 
 def points_of(out: Path) -> dict[str, dict]:

@@ -116,18 +116,11 @@ def place(tmp_path_factory, pairs, tiny_words, tiny_model) -> Place:
 
     tasks = {
         "mr": {"text": texts(40), "label": [0, 1] * 20, "split": ["all"] * 40},
-        "trec": {
-            "text": texts(60),
-            "label": [0, 1, 2] * 20,
-            "split": ["train"] * 45 + ["test"] * 15,
-        },
-        "rte": {
-            "sentence1": texts(60),
-            "sentence2": texts(60),
-            "label": [0, 1] * 30,
-            "split": ["train"] * 40 + ["dev"] * 20,
-        },
-    }
+        "trec": {"text": texts(60), "label": [0, 1, 2] * 20,
+            "split": ["train"] * 45 + ["test"] * 15},
+        "rte": {"sentence1": texts(60), "sentence2": texts(60), "label": [0, 1] * 30,
+            "split": ["train"] * 40 + ["dev"] * 20},
+    }  # fmt: skip
     for name, columns in tasks.items():
         pq.write_table(pa.table(columns), root / "data" / "senteval" / f"{name}.parquet")
     return Place(root, root / "data", write_published(root / "published.csv"), tiny_model)

@@ -73,15 +73,10 @@ class Place:
 
     def build(self, out: str | Path, **options: Any) -> BuildReport:
         given = {
-            "corpus": (self.corpus,),
-            "out": str(self.root / out),
-            "store": str(self.store),
-            "model": str(self.model),
-            "text_columns": ("text",),
-            "id_column": "id",
-            "shard_rows": 100,
-            **options,
-        }
+            "corpus": (self.corpus,), "out": str(self.root / out), "store": str(self.store),
+            "model": str(self.model), "text_columns": ("text",), "id_column": "id",
+            "shard_rows": 100, **options,
+        }  # fmt: skip
         return build_index(BuildConfig(**given))
 
     def arguments(self, *more: Any) -> list[Any]:

@@ -33,22 +33,18 @@ indexed, place = updates.indexed, updates.place
 
 BUILDS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "auto factory": {"factory": "auto", "exponent": 0.5},
-    "pca": {"whiten": "pca", "k": 3},
+    "auto factory": {"factory": "auto", "exponent": 0.5}, "pca": {"whiten": "pca", "k": 3},
     "none": {"whiten": "none", "k": None},
     "zca": {"whiten": "zca", "k": None, "floor": 1e-6},
     "groups of three shuffled": {"whiten": "group", "k": None, "group_size": 4, "shuffle": True},
     "all but the top": {"whiten": "all-but-the-top", "k": None, "remove_top": 2},
     "shrunk": {"shrinkage": "ledoit-wolf"},
-    "unit vectors": {"normalize_input": True},
-    "no centre": {"center": False},
-    "no ids": {"id_column": None},
-    "float16": {"store_dtype": "float16"},
-    "filter": {"row_filter": "x >= 2 and id != 17"},
-    "lists": {"factory": "IVF4,Flat"},
+    "unit vectors": {"normalize_input": True}, "no centre": {"center": False},
+    "no ids": {"id_column": None}, "float16": {"store_dtype": "float16"},
+    "filter": {"row_filter": "x >= 2 and id != 17"}, "lists": {"factory": "IVF4,Flat"},
     "graph": {"factory": "HNSW8"},
     "lists within a budget": {"factory": "IVF4,SQ8", "memory_budget": "1MiB"},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BUILDS)
