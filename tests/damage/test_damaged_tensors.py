@@ -105,6 +105,14 @@ def test_tensors_that_do_not_belong_together_are_an_error(saved, kind, name, arr
     assert_unreadable(saved, kind)
 
 
+@pytest.mark.parametrize("kind", ["moments"], indirect=True)
+@pytest.mark.parametrize("others", [{"rows": 19}, {"dim": 4}])
+def test_moments_of_other_rows_are_refused(saved, others):
+    assert Moments.load(saved, rows=20, dim=3).count == 20
+    with pytest.raises(ArtifactError, match="of 20 rows of 3 dims"):
+        Moments.load(saved, **others)
+
+
 @pytest.mark.parametrize("kind", ["whitening"], indirect=True)
 def test_whole_numbers_are_read_as_fractions(saved, kind):
     rewrite(saved, {name: np.ones(3, np.int64) for name in ("mean", "eigenvalues")})

@@ -70,8 +70,9 @@ class BaseVersion:
                 "whiten-index build mends it"
             )
         choice = None if (chosen := fields.get("choice")) is None else Choice.from_json(chosen)
-        moments, whitening = source.file(MOMENTS), source.file(WHITENING)
-        fitted = Fitted(Moments.load(moments), Whitening.load(whitening), choice)
+        whitening = Whitening.load(source.file(WHITENING))
+        moments = Moments.load(source.file(MOMENTS), dim=whitening.dim)
+        fitted = Fitted(moments, whitening, choice)
         return cls(source, mirror, store, record, fitted, _build_config(config, fields, store))
 
     @property

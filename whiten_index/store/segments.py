@@ -208,9 +208,8 @@ class Segments:
         with self.mirror.opened(self.segments_folder / name) as folder:
             fields = read_segment(folder)
             self.check_segment(folder, fields, content=True)
-            rows = fields["segment"].rows
-            if MOMENTS in fields["files"] and Moments.load(folder / MOMENTS).count != rows:
-                raise ArtifactError(f"{folder} is damaged: its moments are of other rows")
+            if MOMENTS in fields["files"]:
+                Moments.load(folder / MOMENTS, rows=fields["segment"].rows)
             return np.array(map_tensor(folder / EMBEDDINGS, "digests", remedy=REMEDY))
 
     def look_again(self) -> None:
@@ -408,7 +407,7 @@ class Segments:
         try:
             rows = self.tensor(name, "embeddings")
             if keeps_moments(*rows.shape):
-                return Moments.load(folder / MOMENTS)
+                return Moments.load(folder / MOMENTS, rows=len(rows), dim=rows.shape[1])
         except ArtifactError as error:
             # Rows may have been joined since the segment was looked at.
             if not exists(folder):

@@ -184,11 +184,13 @@ class Moments:
         write_tensors(path, tensors, kind=KIND, version=FORMAT_VERSION)
 
     @classmethod
-    def load(cls, path: Path | str) -> "Moments":
-        """Read what ``save`` wrote.
+    def load(
+        cls, path: Path | str, *, rows: int | None = None, dim: int | None = None
+    ) -> "Moments":
+        """Read what ``save`` wrote, of so many ``rows`` of ``dim`` coordinates if these are given.
 
         Raises:
-            ArtifactError: the file is missing, damaged or not of moments.
+            ArtifactError: the file is missing, damaged, not of moments, or of other rows.
         """
         tensors, _ = read_tensors(
             path,
@@ -204,6 +206,8 @@ class Moments:
             fault = f"{len(upper)} entries of a scatter over {len(mean)} dims"
         elif (cubic is None) != (quartic is None):
             fault = "one of the cubic and the quartic moment is missing"
+        elif rows not in (None, tensors["count"][0]) or dim not in (None, len(mean)):
+            fault = f"they are of {tensors['count'][0]:g} rows of {len(mean)} dims"
         if fault:
             raise ArtifactError(
                 f"{path} cannot be read as moments: {fault}; restore it from a copy, or build again"
