@@ -57,7 +57,7 @@ from tests.vectordb.test_writers import (  # noqa: F401
     test_of_two_pushes_one_alone_goes_on,
     test_passages_have_keys_of_two_columns,
     test_rows_come_back_and_are_found,
-    test_users_see_the_old_rows_until_the_swap,
+    test_users_see_the_old_rows_and_metadata_until_the_swap,
 )
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb import milvus_writer
