@@ -118,39 +118,6 @@ def _encoding_of(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def processors() -> str:
-    """Return the tables of what was measured on each processor."""
-    return "\n\n".join(
-        _processor(read(path.stem)) for path in sorted(RESULTS.glob("processors_*.jsonl"))
-    )
-
-
-def _processor(rows: list[dict[str, Any]]) -> str:
-    by_figure: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        by_figure.setdefault(row["figure"], []).append(row)
-    setup = by_figure["setup"][0]
-    found = ", ".join(
-        f"{row['library']} {row['dtype']} {row['flops'] / 1e9:,.0f}" for row in by_figure["product"]
-    )
-    queries = {row["contender"]: row for row in by_figure["query"]}
-    lines = [
-        f"{setup['instructions']}, threads: {setup['threads']}. Square products "
-        f"of 2,048, GFLOP/s: {found}.",
-        "",
-        "| | texts | texts/s | × | neighbours | one query, ms (p99) |",
-        "|---|---|---:|---:|---:|---:|",
-    ]
-    for row in by_figure["encoding"]:
-        query = queries[row["contender"]]
-        lines.append(
-            f"| {row['contender']} | {row['texts']} | {row['per_second']:,.0f} "
-            f"| {row['speed']:.2f} ({row['least']:.2f}–{row['greatest']:.2f}) "
-            f"| {row['neighbours']:.4f} | {query['p50']:.1f} ({query['p99']:.1f}) |"
-        )
-    return "\n".join(lines)
-
-
 def _ratio_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return a line for each ratio: its name, then by CPU time and by wall time."""
     ratios: dict[str, dict[str, str]] = {}
@@ -204,7 +171,6 @@ def _percent(share: float | None) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "processors": processors,
     "exponents": whitening_tables.exponents,
     "choice": whitening_tables.choice,
     "choice_of_width": whitening_tables.choice_of_width,
