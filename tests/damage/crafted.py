@@ -79,8 +79,11 @@ class World:
 
     def write(self, name: str, fields: dict[str, Any]) -> None:
         """Write a manifest so that every digest of it is right."""
-        path = self.root / name
-        write_manifest(path, fields)
+        write_manifest(self.root / name, fields)
+        self.seal(self.root / name)
+
+    def seal(self, path: Path) -> None:
+        """Make the digests of a file that was written again right."""
         listed = path.with_name(MANIFEST)
         if path != listed and listed.exists():
             data = path.read_bytes()

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from tests.damage.crafted import CRAFTS, World, crafted, new_world, places
@@ -16,6 +17,7 @@ from tests.helpers.bad_input import run
 from whiten_index import EmbeddingStore, QueryTransform, open_index
 from whiten_index.artifacts.manifest import write_manifest
 from whiten_index.errors import WhitenIndexError
+from whiten_index.versions.documents import write_documents
 
 # A documented status: done, or one of ``errors.py``, but never 1, which is for what is unforeseen.
 STATUSES = {0, 2, 3, 4, 5, 7, 8, 9}
@@ -139,6 +141,24 @@ def test_a_wrong_field_is_damage(
     else:
         assert status == 5, stderr
         assert "is damaged: field" in stderr
+
+
+DOCUMENTS = {
+    "without ids": lambda table: table.drop_columns(["id"]),
+    "with ids twice": lambda table: table.append_column("id", table["id"]),
+    "with ids of another type": lambda table: table.set_column(0, "id", [[1.5] * len(table)]),
+}
+
+
+@pytest.mark.parametrize("change", DOCUMENTS)
+def test_documents_of_other_columns_are_damage(world: World, change: str) -> None:
+    version = json.loads(world.current.read_text())["version"]
+    path = world.index / "versions" / version / "documents.arrow"
+    table = pa.ipc.open_file(path.read_bytes()).read_all()
+    write_documents(path, [DOCUMENTS[change](table)])
+    world.seal(path)
+    status, _, stderr = run("search", world.index, "--like", "1", "--filter", "title != 'x'")
+    assert (status, "is damaged: its columns are" in stderr) == (5, True), stderr
 
 
 def test_a_field_that_no_schema_names_is_damage(world: World) -> None:

@@ -48,6 +48,12 @@ class Documents:
             raise ArtifactError(
                 f"{path} cannot be read ({first_line(error)}); restore it or build again"
             ) from error
+        names, kinds = table.column_names, (pa.int64(), pa.string(), pa.large_string())
+        if len({*names}) < len(names) or ID not in names or table[ID].type not in kinds:
+            raise ArtifactError(
+                f"{path} is damaged: its columns are {table.schema.to_string()[:200]!r}; restore "
+                "it or build again"
+            )
         self.schema, self._batches = table.schema, table.to_batches()
         self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
         # Their chunks are found in less time than a batch is searched for here.
