@@ -24,7 +24,7 @@ from whiten_index.options import (
 from whiten_index.paths import shown
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-_TYPES: dict[type, click.ParamType[Any]] = {int: click.INT, float: click.FLOAT}
+_TYPES: "dict[type, click.ParamType[Any]]" = {int: click.INT, float: click.FLOAT}
 _OTHER = "Other options"
 # Groups of a command's own come before the resources.
 _ORDER = (CORPUS, MODEL, TRANSFORM, INDEX, RESOURCES, OUTPUT, _OTHER)
