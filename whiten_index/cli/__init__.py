@@ -98,8 +98,9 @@ class _Commands(click.Group):
                 terminal.print_json({"error": str(error), "failed": error.items})
             context.exit(error.exit_code)
         except Exception as error:
-            # A library may have made another error of it.
-            raise_if_interrupted()
+            # A library may have made another error of it. A job that exits has said what it was.
+            if not isinstance(error, click.exceptions.Exit):
+                raise_if_interrupted()
             failed = unforeseen(error, step=str(context.invoked_subcommand))
             if failed is None or (isinstance(error, OSError) and error.errno == errno.EPIPE):
                 raise

@@ -4,41 +4,52 @@ torch multiplies float32 by MKL. On AMD's processors with AVX-512, MKL reaches h
 does, which torch has too. oneDNN also multiplies in bfloat16, where the processor can.
 """
 
-import time
+import contextlib
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from transformers.activations import GELUActivation
 
-# Below these, a choice could change from run to run, and with it the last bits of embeddings.
-_WORTHWHILE = 1.2
-_LEAST_WEIGHTS = 1 << 16
-_TRIAL_ROWS, _TRIAL_ROUNDS = 256, 4
 # Relative errors of the states of a few tokens: of rounding in another order, and of bfloat16.
 _TRIAL_ERRORS = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 TORCH = "torch"
+_ROWS = 1024  # that the layout of weights is made for
 
 
 def use_fastest_products(model: Any, *, bfloat16: bool) -> str:
     """Replace a float32 model's linear layers where that is faster here, and return the products.
 
-    Inputs, outputs and all else stay float32. A layer is timed both ways, then the model's
-    states are compared; they are left as they were unless both go well.
+    Inputs, outputs and all else stay float32. The model stays as it was if its states change by
+    more than rounding.
 
     Args:
         model: Transformer in evaluation mode.
         bfloat16: whether products in bfloat16 may be used, summed in float32.
     """
-    for dtype in (torch.bfloat16, torch.float32) if bfloat16 else (torch.float32,):
+    # By the kind of processor: what is timed would change with other work on the machine, and with
+    # it the last bits of embeddings.
+    kinds = [torch.bfloat16] if bfloat16 and _has_bfloat16() else []
+    for dtype in [*kinds, *([torch.float32] if _is_amd_with_avx512() else [])]:
         try:
-            if _speedup(model, dtype) >= _WORTHWHILE and _replace(model, dtype):
+            if _replace(model, dtype):
                 return f"oneDNN {str(dtype).removeprefix('torch.')}"
         except (RuntimeError, AttributeError):
-            # This processor has no such products, or this torch has not the operators.
+            # This torch has not the operators.
             continue
     return TORCH
+
+
+def _has_bfloat16() -> bool:
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def _is_amd_with_avx512() -> bool:
+    facts = ""
+    with contextlib.suppress(OSError):
+        facts = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    return "AuthenticAMD" in facts and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 class _PackedLinear(nn.Module):
@@ -54,7 +65,7 @@ class _PackedLinear(nn.Module):
         super().__init__()
         self.dtype, self.activation = dtype, "gelu" if gelu else "none"
         weight = layer.weight.detach().to(dtype)
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _TRIAL_ROWS)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
         self.bias = None if layer.bias is None else layer.bias.detach().to(dtype)
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -62,27 +73,6 @@ class _PackedLinear(nn.Module):
             rows.to(self.dtype), self.weight, self.bias, self.activation, [], "none"
         )
         return product.float()
-
-
-@torch.inference_mode()
-def _speedup(model: Any, dtype: torch.dtype) -> float:
-    """Return how many times as fast the largest layer is with its products in ``dtype``."""
-    layers = [module for module in model.modules() if type(module) is nn.Linear]
-    layer = max(layers, key=lambda found: found.weight.numel(), default=None)
-    if layer is None or layer.weight.numel() < _LEAST_WEIGHTS:
-        return 0.0
-    packed = _PackedLinear(layer, dtype)
-    rows = torch.ones(_TRIAL_ROWS, layer.in_features)
-    seconds = []
-    # By turns, so that other programs slow both.
-    for _ in range(_TRIAL_ROUNDS):
-        before = time.perf_counter()
-        linear(rows, layer.weight, layer.bias)
-        between = time.perf_counter()
-        packed(rows)
-        seconds.append((between - before, time.perf_counter() - between))
-    plain, fast = (min(times) for times in zip(*seconds, strict=True))
-    return float(plain / fast)
 
 
 @torch.inference_mode()
