@@ -36,7 +36,6 @@ def test_a_second_opening_compares_and_downloads_nothing(s3, bucket, machine, tm
 WHITENING, DOCUMENTS, INDEX = "whitening.safetensors", "documents.arrow", "index.faiss"
 # Files of the published version that a command opens.
 OPENED: dict[tuple[str, ...], set[str]] = {
-    ("inspect", "OUT"): {WHITENING},
     ("export", "OUT", "HERE/to.safetensors"): {WHITENING},
     ("push", "OUT", "--to", "HERE/to.parquet"): {WHITENING, DOCUMENTS, "corpus.json"},
     ("search", "OUT", "--like", "0"): {WHITENING, DOCUMENTS, INDEX},

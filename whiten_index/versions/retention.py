@@ -402,7 +402,7 @@ def describe_index(root: Path | str, *, verify: str = "full") -> dict[str, Any]:
     place, mirror = place_of(root)
 
     def read(version: Version) -> tuple[Version, Whitening]:
-        return version, Whitening.load(version.check().file(WHITENING))
+        return version, Whitening.load(version.check(whole=True).file(WHITENING))
 
     version, whitening = with_published(place, read, mirror, verify=verify)
     rank = max(whitening.rank, 1)
