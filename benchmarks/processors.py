@@ -1,4 +1,4 @@
-"""Encoding on a CPU: ours, sentence-transformers, OpenVINO, and the fastest products at hand.
+"""Encoding on a CPU next to sentence-transformers and OpenVINO, and the speed of matrix products.
 
 Run ``WHITEN_INDEX_DATA=… python -m benchmarks.processors NAME [MODEL]``; NAME is that of the
 processor's instructions in the results. It needs ``pip install openvino``. One process on an idle
