@@ -190,7 +190,7 @@ class Measurement:
             "max_length": MAX_LENGTH,
             "chunk_rows": peers.CHUNK_ROWS,
             "rounds": len(self.peaks),
-            "token_budget": self.encoder.budget.chosen,
+            "token_budget": self.encoder._transformer.batch_tokens,
             "sentence_transformers": peers.peer_version(),
             "matrix_flops_per_second": self.peaks,
             "flops": self.flops,

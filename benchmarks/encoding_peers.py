@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.encoding_inputs import MAX_LENGTH
-from whiten_index.encoding.batching import LADDERS
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import DtypeName
 from whiten_index.encoding.models import find_model
@@ -41,7 +40,7 @@ _PEER_LIBRARY, _PEER_BATCH_SIZE = "sentence-transformers", 32
 _BATCH_SIZES = {"cpu": (8, 16, 32, 64, 128), "cuda": (32, 64, 128, 256, 512, 1024)}
 _TUNING_TEXTS = {"cpu": 512, "cuda": 4_096}
 _TOKENISER_CHUNKS = (1024, 8192, 65_536)
-_SETTLING_PASSES = 20
+_BUDGETS = {"cpu": (512, 1024, 2048, 4096, 8192), "gpu": (16_384, 32_768, 65_536, 131_072, 262_144)}
 
 Embeddings = NDArray[np.float32]
 
@@ -106,11 +105,6 @@ def ours(encoder: Encoder, texts: list[str]) -> list[Contender]:
 
 def _our_padding(encoder: Encoder, texts: list[str]) -> float:
     windows = [*_chunks(texts, encoder.window_rows)]
-    for _ in range(_SETTLING_PASSES):
-        if encoder.budget.chosen is not None:
-            break
-        for window in windows:
-            encoder.encode_window(window)
     encoded = [encoder.encode_window(window) for window in windows]
     return 1 - sum(each.tokens for each in encoded) / sum(each.padded_tokens for each in encoded)
 
@@ -356,7 +350,7 @@ def _best_budget(
 ) -> tuple[int, list[Any]]:
     """Return the token budget that takes the least time, and its batches."""
     seconds: dict[int, float] = {}
-    for budget in LADDERS["cpu" if device == "cpu" else "other"]:
+    for budget in _BUDGETS["cpu" if device == "cpu" else "gpu"]:
         made = batches(budget)
         try:
             _run_all(forward, made[:2])

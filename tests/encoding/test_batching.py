@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whiten_index.encoding import tokenization, transformer
-from whiten_index.encoding.batching import LADDERS, InferenceThreads, TokenBudget
+from whiten_index.encoding.batching import InferenceThreads
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.models import find_model
 from whiten_index.encoding.tokenization import tokenize
@@ -50,7 +50,7 @@ def test_embeddings_do_not_depend_on_batches_or_threads(
     torch_threads = torch.get_num_threads()
     try:
         encoder = load(tiny_model, threads=threads)
-        encoder.budget = TokenBudget([budget], known=budget)
+        encoder._transformer.batch_tokens = budget
         done = []
         encoded = encoder.encode_window(texts, advance=done.append)
         np.testing.assert_allclose(encoded.embeddings, one_by_one, atol=1e-5)
@@ -89,18 +89,15 @@ def starve(encoder: Encoder, monkeypatch, *, most: int, error: type[Exception] |
 
 
 @pytest.mark.parametrize("error", ["cuda", "cpu"])
-@pytest.mark.parametrize(("known", "threads"), [(None, 1), (4096, 2)])
+@pytest.mark.parametrize("threads", [1, 2])
 def test_memory_that_runs_out_halves_the_budget_and_loses_nothing(
-    tiny_model, texts, one_by_one, monkeypatch, error, known, threads, way
+    tiny_model, texts, one_by_one, monkeypatch, error, threads, way
 ):
     encoder = load(tiny_model, threads=threads)
-    encoder.budget = TokenBudget(LADDERS["cpu"], known=known)
     starve(encoder, monkeypatch, most=300, error=error)
     found = encoder.encode_window(texts)
     np.testing.assert_allclose(found.embeddings, one_by_one, atol=1e-5)
-    assert encoder.budget.halvings >= 1
-    if known:
-        assert encoder.budget.chosen <= 300
+    assert encoder._transformer.batch_tokens <= 300
 
 
 def test_a_single_text_that_does_not_fit_is_an_error(tiny_model, texts, monkeypatch, way):
@@ -109,19 +106,6 @@ def test_a_single_text_that_does_not_fit_is_an_error(tiny_model, texts, monkeypa
     starve(encoder, monkeypatch, most=20, error="cuda")
     with pytest.raises(EncoderError, match=r"one text of \d+ tokens does not fit .*--max-length"):
         encoder.encode(texts)
-
-
-def test_an_encoder_finds_its_budget_and_the_next_one_knows_it(
-    tiny_model, tiny_words, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setitem(LADDERS, "cpu", (64, 128, 256))
-    first = load(tiny_model, threads=2)
-    assert first.budget.chosen is None
-    first.encode([f"{a} {b} {c}" for a in tiny_words[:20] for b in tiny_words for c in "abc"])
-    assert first.budget.chosen in (64, 128, 256)
-    assert load(tiny_model, threads=2).budget.chosen == first.budget.chosen
-    assert load(tiny_model, threads=2, layers=(1,)).budget.chosen is None
 
 
 def test_what_a_step_or_the_caller_raises_stops_the_threads():

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from whiten_index import BuildConfig, Encoder, build_index, open_index
-from whiten_index.encoding.batching import LADDERS, TokenBudget
 from whiten_index.measure.sweep_config import SweepConfig
 from whiten_index.measure.sweep_run import run_sweep
 
@@ -46,7 +45,7 @@ def _exact_products():
 @pytest.mark.parametrize("layers", [None, (0, 1), (1,)])
 def test_float32_is_the_same_as_on_a_cpu(tiny_model, texts, budget, layers):
     encoder = Encoder.load(str(tiny_model), device="cuda", layers=layers)
-    encoder.budget = TokenBudget([budget], known=budget)
+    encoder._transformer.batch_tokens = budget
     expected = Encoder.load(str(tiny_model), device="cpu", layers=layers).encode(texts)
     assert cosines(encoder.encode(texts), expected).min() >= 0.99999
 
@@ -64,12 +63,12 @@ def test_memory_that_really_runs_out_halves_the_budget(tiny_model, texts, on_cpu
     free, _ = torch.cuda.mem_get_info()
     ballast = torch.empty(free - (32 << 20), dtype=torch.uint8, device="cuda")
     try:
-        encoder.budget = TokenBudget(LADDERS["other"], known=10**8)
+        encoder._transformer.batch_tokens = 10**8
         found = encoder.encode(texts * 20)
     finally:
         del ballast
         torch.cuda.empty_cache()
-    assert encoder.budget.halvings > 0
+    assert encoder._transformer.batch_tokens < 10**8
     assert cosines(found[: len(texts)], on_cpu).min() >= 0.99999
 
 

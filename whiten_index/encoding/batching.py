@@ -5,17 +5,12 @@ less time than one batch at a time on two cores (MiniLM, 2 cores, measured): no 
 others after every matrix product.
 """
 
-import contextlib
-import os
-import statistics
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,10 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from whiten_index.artifacts.limits import load_json
-from whiten_index.artifacts.manifest import fingerprint, write_json
 from whiten_index.encoding.tokenization import TokenWindow
-from whiten_index.errors import EncoderError, StorageError
+from whiten_index.errors import EncoderError
 
 if TYPE_CHECKING:
     from whiten_index.encoding.transformer import Transformer
@@ -59,53 +52,36 @@ class Batches:
     """
 
     def __init__(
-        self,
-        window: PreparedWindow,
-        transformer: "Transformer",
-        budget: "TokenBudget",
-        *,
-        dim: int,
-        most: int | None,
-        clock: Callable[[], float],
+        self, window: PreparedWindow, transformer: "Transformer", *, dim: int, most: int | None
     ) -> None:
-        """Cut ``window`` into batches of ``budget`` tokens, or of ``most`` if that is less."""
+        """Cut ``window`` into the batches of ``transformer``, or of ``most`` tokens if less."""
         self._window = window
         self._transformer = transformer
-        self._budget = budget
         self._most = most
-        self._clock = clock
         self._lengths = window.tokens.lengths
         self._lock = threading.Lock()
         count, first = len(self._lengths), len(window.known)
         self._left = [slice(first, count)] if first < count else []
         self._done = np.arange(count + 1) < first
-        self.padded_tokens = 0
+        self.padded_tokens = self.out_of_memory = 0
         self.embeddings = torch.empty((count, dim), dtype=torch.float32, device=transformer.device)
         self.embeddings[:first] = torch.tensor(window.known).view(first, dim)
 
     def step(self) -> int | None:
         """Encode one batch and return its number of rows, None at the end."""
-        asked = self._budget.ask(self._most)
-        rows = self._take(asked)
+        rows = self._take()
         if rows is None:
             return None
-        finding = self._budget.chosen is None
-        started = self._clock()
         offsets, width = self._window.tokens.offsets, int(self._lengths[rows.start])
         real, full = int(offsets[rows.stop] - offsets[rows.start]), (rows.stop - rows.start) * width
         tokens = real if self._transformer.packs else full
         try:
             self.embeddings[rows] = self._embed(rows)
-            if finding:
-                _wait_for(self._transformer.device)
         except RuntimeError as error:
             if not _is_out_of_memory(error):
                 raise
             self._requeue(rows, tokens, error)
             return 0
-        if finding and full + width > asked:
-            spent = self._clock() - started
-            self._budget.tell(asked, tokens=real, seconds=spent, most=self._most)
         with self._lock:
             self.padded_tokens += tokens
             self._done[rows] = True
@@ -115,7 +91,9 @@ class Batches:
         """Return the embeddings of the first rows, up to the first one that has none yet."""
         return self.embeddings[: self._done.argmin()].cpu().numpy()
 
-    def _take(self, asked: int) -> slice | None:
+    def _take(self) -> slice | None:
+        most = self._transformer.batch_tokens
+        asked = most if self._most is None else min(most, self._most)
         with self._lock:
             if not self._left:
                 return None
@@ -134,7 +112,9 @@ class Batches:
                 f"one text of {tokens} tokens does not fit into the memory of {device}; use a "
                 "smaller --max-length, a smaller model or another --device"
             ) from error
-        self._budget.halve(tokens)
+        self.out_of_memory += 1
+        half = max(tokens // 2, 1)
+        self._transformer.batch_tokens = min(self._transformer.batch_tokens, half)
         if device.type == "cuda":
             torch.cuda.empty_cache()
         with self._lock:
@@ -172,121 +152,17 @@ class Batches:
         return ids, mask.long()
 
 
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
-
-
 def _is_out_of_memory(error: BaseException) -> bool:
     # The allocators of CPUs and of MPS raise a plain RuntimeError.
     messages = ("DefaultCPUAllocator", "MPS backend out of memory")
     return isinstance(error, torch.OutOfMemoryError) or any(m in str(error) for m in messages)
 
 
-LADDERS = {
-    "cpu": (512, 1024, 2048, 4096, 8192),
-    "other": (16_384, 32_768, 65_536, 131_072, 262_144),
-}
-_ROUNDS = 4
-_CLOSE = 0.98
-
-
-class TokenBudget:
-    """Padded tokens of a batch, found by timing a ladder of budgets; threads may share it.
-
-    ``chosen`` is None until it is found; ``halvings`` counts how often memory ran out.
-    """
-
-    def __init__(
-        self,
-        ladder: Sequence[int],
-        *,
-        known: int | None = None,
-        found: Callable[[int], None] | None = None,
-    ) -> None:
-        """Start on a ``ladder`` of rising budgets, or with the ``known`` best one.
-
-        ``found`` is called with a choice among all of the ladder.
-        """
-        self._lock = threading.Lock()
-        self._ladder = list(ladder)
-        self._asked = 0
-        self._rates: dict[int, list[float]] = {rung: [] for rung in self._ladder}
-        self._found = found
-        self.chosen = known
-        self.halvings = 0
-
-    def ask(self, most: int | None = None) -> int:
-        """Return the budget of the next batch, at most ``most``."""
-        with self._lock:
-            if self.chosen is not None:
-                return self.chosen if most is None else min(self.chosen, most)
-            rungs = self._rungs(most)
-            if not rungs:
-                return self._ladder[0] if most is None else most
-            self._asked += 1
-            return rungs[(self._asked - 1) % len(rungs)]
-
-    def tell(self, budget: int, *, tokens: int, seconds: float, most: int | None = None) -> None:
-        """Record the time of a full batch; choose once every budget up to ``most`` was timed."""
-        with self._lock:
-            if self.chosen is not None or budget not in self._rates:
-                return
-            self._rates[budget].append(tokens / max(seconds, 1e-9))
-            rungs = self._rungs(most)
-            if any(len(self._rates[rung]) < _ROUNDS for rung in rungs):
-                return
-            medians = {rung: statistics.median(self._rates[rung]) for rung in rungs}
-            good = _CLOSE * max(medians.values())
-            self.chosen = min(rung for rung, rate in medians.items() if rate >= good)
-            # Memory may be short for a moment only.
-            if self._found is not None and rungs == self._ladder and not self.halvings:
-                self._found(self.chosen)
-
-    def _rungs(self, most: int | None) -> list[int]:
-        return [rung for rung in self._ladder if most is None or rung <= most]
-
-    def halve(self, budget: int) -> None:
-        """Lower the budgets after a batch of ``budget`` exceeded the memory."""
-        with self._lock:
-            self.halvings += 1
-            most = max(budget // 2, 1)
-            if self.chosen is not None:
-                self.chosen = min(self.chosen, most)
-                return
-            self._ladder = [rung for rung in self._ladder if rung <= most]
-            if not self._ladder:
-                self.chosen = most
-
-
-def cached_budget(ladder: Sequence[int], facts: Mapping[str, Any]) -> TokenBudget:
-    """Return the budget of a model and device, which is cached for later runs if possible."""
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    path = Path(home) / "whiten-index" / "token-budgets" / f"{fingerprint(dict(facts))}.json"
-
-    def save(budget: int) -> None:
-        # RuntimeError: this user has no home.
-        with contextlib.suppress(OSError, RuntimeError, StorageError):
-            file = path.expanduser()
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_json(file, {"token_budget": budget, "facts": dict(facts)})
-
-    known = None
-    with contextlib.suppress(OSError, RuntimeError, ValueError, KeyError, TypeError):
-        known = load_json(path.expanduser().read_bytes())["token_budget"]
-    return TokenBudget(ladder, known=known if known in ladder else None, found=save)
-
-
 _MOST_THREADS = 16
 
 
 class InferenceThreads:
-    """Threads that encode batches: several on a CPU, the caller's on a device.
-
-    ``clock`` is the clock by which batches of one thread are compared.
-    """
+    """Threads that encode batches: several on a CPU, the caller's on a device."""
 
     def __init__(self, device: torch.device, threads: int | None) -> None:
         """Choose the threads of a device; ``threads`` of a CPU, None for torch's own choice."""
@@ -299,9 +175,6 @@ class InferenceThreads:
         self.count = max(counts, key=lambda count: (count * (threads // count), count))
         self._threads_each = threads // self.count
         self._lock = threading.Lock()
-        # Time of the thread itself does not count other programs.
-        alone = on_cpu and self._threads_each == 1
-        self.clock: Callable[[], float] = time.thread_time if alone else time.perf_counter
         self._pool: ThreadPoolExecutor | None = None
 
     def run(

@@ -13,13 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whiten_index.artifacts.prefetch import overlapped
-from whiten_index.encoding.batching import (
-    LADDERS,
-    Batches,
-    InferenceThreads,
-    PreparedWindow,
-    cached_budget,
-)
+from whiten_index.encoding.batching import Batches, InferenceThreads, PreparedWindow
 from whiten_index.encoding.encoder_config import EncoderConfig, chosen_devices
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
@@ -78,6 +72,7 @@ class RanWindow:
     prepared: PreparedWindow
     embeddings: Tensor
     padded_tokens: int
+    out_of_memory: int  # batches that were tried again in halves
     arrived: torch.cuda.Event | None = None
     on_device: _OnDevice | None = None
 
@@ -88,7 +83,6 @@ class Encoder:
     Attributes:
         spec: identity of the encoder.
         device: device that it runs on.
-        budget: tokens of a batch.
 
     Examples:
         >>> encoder = Encoder.load("all-MiniLM-L6-v2", pooling="mean")
@@ -106,23 +100,10 @@ class Encoder:
         self.spec = spec
         # A job on several devices has one encoder for each of them.
         self.device = _device(chosen_devices(config.device)[0])
-        self._kind = "cpu" if self.device.type == "cpu" else "other"
         self._transformer = self.transformer(spec, folder, self.device)
         prompts = {spec.document_prompt, spec.query_prompt}
         self._unpooled = {prompt: self._count_unpooled(prompt) for prompt in prompts}
         self._threads = InferenceThreads(self.device, config.threads)
-        cuda = self.device.type == "cuda"
-        facts = {
-            "weights": spec.weights_sha256,
-            "layers": max(spec.layers),
-            "dtype": spec.dtype,
-            "device": torch.cuda.get_device_name(self.device) if cuda else self.device.type,
-            "lanes": self._threads.count,
-            "packs": self._transformer.packs,
-            "products": self._transformer.products,
-            "torch": torch.__version__,
-        }
-        self.budget = cached_budget(LADDERS[self._kind], facts)
 
     def __repr__(self) -> str:
         return f"Encoder({self.spec.model!r}, {self.spec.dim} dims, {self.device})"
@@ -239,10 +220,7 @@ class Encoder:
         split = not little and self._threads.count > 1
         # Several batches a thread, so that none is idle for long at the end and little is padded.
         most = max(share // _BATCHES_A_THREAD, _TOKENS_WORTH_A_THREAD) if split else None
-        clock = self._threads.clock
-        batches = Batches(
-            prepared, self._transformer, self.budget, dim=self.dim, most=most, clock=clock
-        )
+        batches = Batches(prepared, self._transformer, dim=self.dim, most=most)
         # Repeated texts count with the first batch.
         repeated = iter([len(prepared.texts) - len(batches.embeddings)])
 
@@ -258,11 +236,12 @@ class Encoder:
             if stopped is not None and len(found := batches.finished()):
                 stopped(found)
             raise
+        counts = batches.padded_tokens, batches.out_of_memory
         if self.device.type != "cuda":
-            return RanWindow(prepared, batches.embeddings.cpu(), batches.padded_tokens)
+            return RanWindow(prepared, batches.embeddings.cpu(), *counts)
         host, arrived, stream = self._to_host(batches.embeddings)
         kept = _OnDevice(batches.embeddings, host, prepared.tokens.places, stream)
-        return RanWindow(prepared, host, batches.padded_tokens, arrived, kept)
+        return RanWindow(prepared, host, *counts, arrived, kept)
 
     def collect(self, ran: RanWindow) -> Encoded:
         """Return the embeddings of a window in the order of its texts."""

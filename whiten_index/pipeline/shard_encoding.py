@@ -232,7 +232,6 @@ class ShardWork(Work):
             return state
         with state.step("encode"):
             encoder = self.encoder()
-            halved = encoder.budget.halvings
             in_rows = _in_rows(advance, rows=rows, texts=len(state.prepared.texts))
 
             def save(found: NDArray[np.float32]) -> None:
@@ -241,7 +240,7 @@ class ShardWork(Work):
                 self.store.results.save_sample(state.key, kept, UNFINISHED)
 
             state.ran = encoder.run(state.prepared, advance=in_rows, stopped=save)
-        state.counts.out_of_memory = encoder.budget.halvings - halved
+            state.counts.out_of_memory = state.ran.out_of_memory
         state.prepared = None
         return state
 
