@@ -1,10 +1,14 @@
 """The files of a corpus: which are found by folder, glob and URI, and damage that is named."""
 
 import glob
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import fsspec
+import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -68,6 +72,34 @@ def test_sources_without_parquet_are_refused(tmp_path, source, message):
     (tmp_path / "empty" / "notes.txt").touch()
     with pytest.raises(CorpusError, match=message):
         open_corpus(tmp_path / source)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "rows"),
+    [
+        # Rows of other types come late.
+        ("a.csv", "\ufeffid,text\n" + "7,x\n" * 30_000 + '08,"a, ""b""\n\nc"\n',
+         [("08", 'a, "b"\n\nc')]),
+        ("a.tsv", 'id\ttext\n1\tsay "hi"\n2\t"open\n', [(1, 'say "hi"'), (2, '"open')]),
+        ("a.txt", '\ufeffa, "b\n\n#c\td\r\ne', [('a, "b',), ("",), ("#c\td",), ("e",)]),
+        ("a.json", f'[{{"id": "{UUID(int=7)}", "text": "x"}}, {{"text": {{"y": 1}}}}]',
+         [(str(UUID(int=7)), "x"), (None, '{"y":1}')]),
+        ("a.ndjson", '{"id": 1}\n' * 30_000 + '{"text": "x"}\n', [(None, "x")]),
+        ("a.csv", "id,text\n1,a\n2,b, c\n", None),
+    ],
+)  # fmt: skip
+def test_the_line_that_converts_other_files_runs_in_a_shell(tmp_path, name, content, rows):
+    folder = tmp_path / """of 'a' "b" $(c) [1]"""
+    folder.mkdir()
+    (folder / name).write_text(content)
+    with pytest.raises(CorpusError, match="names no Parquet files") as refused:
+        open_corpus(Path(glob.escape(str(folder)), "*"))
+    line = sys.executable + str(refused.value).partition("makes of it: python")[2]
+    ended = subprocess.run(line, shell=True, cwd=tmp_path)
+    assert ended.returncode == (rows is None)
+    for made in tmp_path.glob("*.parquet"):
+        written = [tuple(row.values()) for row in pq.read_table(made).to_pylist()]
+        assert written[-len(rows) :] == rows
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])

@@ -20,12 +20,38 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from whiten_index.artifacts.files import exists, is_link, list_folder, reading, system_error
-from whiten_index.corpus.convert import READERS
 from whiten_index.errors import ConfigError, CorpusError, StorageError, first_line
 from whiten_index.paths import cut, require_no_secret, require_plain_environment
 
 SUFFIXES = (".parquet", ".pq", ".parq")
 _DATASET = "dataset_info.json"
+# Python that makes one Parquet file of others, by their ending. DuckDB is to skip no line of a
+# table, and to make text of UUIDs and of columns with values of several types.
+_FILES = "f, to = sorted(glob.glob(%s, recursive=True)), %s; "
+_DUCKDB, _WHOLE = f"import duckdb, glob; {_FILES}", "sample_size=-1, union_by_name=True"
+_CSV = f"{_DUCKDB}duckdb.read_csv(f, header=True, skiprows=0, {_WHOLE}, "
+_JSON = (
+    f"{_DUCKDB}r = duckdb.read_json(f, {_WHOLE}); r.project("
+    r'", ".join(f"to_json(\"{c}\")->>$$$$ AS \"{c}\"" if str(t) in ("JSON", "UUID") else f"\"{c}\""'
+    " for c, t in zip(r.columns, r.types))).write_parquet(to)"
+)
+_PYARROW = (
+    f"import glob, pyarrow as pa, pyarrow.parquet; {_FILES}pa.parquet.write_table(pa.concat_tables("
+)
+# A file of Arrow is a stream after eight bytes.
+_ARROW = (
+    f'{_PYARROW}[pa.ipc.open_stream(b[8 * b.startswith(b"ARROW1"):]).read_all() for b in '
+    '(open(p, "rb").read() for p in f)], promote_options="permissive"), to)'
+)
+_CONVERSIONS = {
+    **dict.fromkeys((".arrow", ".feather"), _ARROW),
+    **dict.fromkeys((".json", ".jsonl", ".ndjson"), _JSON),
+    ".csv": _CSV + r'sep=",", quotechar="\"").write_parquet(to)',
+    ".tsv": _CSV + r'sep="\t", quotechar="", escapechar="").write_parquet(to)',
+    ".txt": _PYARROW
+    + '[pa.table({"text": open(p, encoding="utf-8-sig").read().splitlines()}) for p in f]), to)',
+}
+_LOAD = "import datasets; datasets.load_from_disk(%s).to_parquet(%s)"
 _PLAIN = "".join(map(chr, range(33, 127)))
 _HIDDEN = "._"
 # Decides by the names below the source whether a file is wanted or, with ``whole=False``, whether a
@@ -52,21 +78,23 @@ def find_files(sources: Sequence[str | Path]) -> "list[SourceFile]":
     return [replace(file, name=name) for file, name in zip(files, names, strict=True)]
 
 
-def to_parquet(*paths: str, folder: str | None = None) -> str:
+def to_parquet(*paths: str, folder: str = "", pattern: str = "") -> str:
     """Return how the first file that can be converted is, or all of its kind in ``folder``.
 
     Of ``datasets`` it is the folder of the file.
     """
     for path in map(PurePosixPath, paths):
-        if (dataset := path.name == _DATASET) or path.suffix in READERS:
-            source = path.parent if dataset else PurePosixPath(folder or path)
-            old, new = json.dumps(str(source)), json.dumps(f"{source.stem}.parquet")
-            code = f"import datasets; datasets.load_from_disk({old}).to_parquet({new})"
-            if not dataset:
-                files = glob.escape(str(source)) + (f"/**/*{path.suffix}" if folder else "")
-                code = "from whiten_index.corpus.convert import to_parquet; "
-                code += f"to_parquet({json.dumps(files)}, {new})"
-            return f"; a corpus is Parquet, which this makes of it: python -c {shlex.quote(code)}"
+        code, source = _CONVERSIONS.get(path.suffix, ""), PurePosixPath(folder or path)
+        files = glob.escape(str(source))
+        if path.name == _DATASET:
+            code, source = _LOAD, path.parent
+            files = str(source)
+        elif folder:
+            files += "/" + (pattern or f"**/*{path.suffix}")
+        if code:
+            code %= json.dumps(files), json.dumps(f"{source.stem}.parquet")
+            made = "this, after pip install duckdb," if "duckdb" in code else "this"
+            return f"; a corpus is Parquet, which {made} makes of it: python -c {shlex.quote(code)}"
     return ""
 
 
@@ -191,6 +219,10 @@ def _files_of(source: str) -> "list[SourceFile]":
             f"{', '.join(SUFFIXES)}); name the files with a glob, or another folder"
             + to_parquet(*sorted(listed, key=lambda each: not each.endswith(_DATASET)), folder=path)
         )
+    if pattern and len({PurePosixPath(file.path).suffix for file in files}) == 1:
+        converted = to_parquet(files[0].path, folder=path, pattern=pattern)
+        if converted:
+            raise CorpusError(f"{source} names no Parquet files{converted}")
     return files
 
 
