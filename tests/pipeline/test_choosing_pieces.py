@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -87,6 +88,32 @@ def test_a_note_names_what_was_chosen_on_few_documents(place: Place) -> None:
     assert "documents chose exponent, and" in run(*place.arguments("--k", 20))[2]
 
 
+def test_a_named_transform_is_scored_by_pieces_of_a_few_documents(place: Place) -> None:
+    place.forget()
+    status, told, noted = run(*place.arguments("--whiten", "pca", "--k", 4))
+    assert status == 0
+    quality = json.loads(run("inspect", place.root / "told", "--json")[1])["quality"]
+    sample, rows = kept_sample(place), raw_embeddings(place.build("out", whiten="pca", k=4))
+    assert quality["documents"] == len(sample["rows"]) == LEAST_SAMPLE
+    pca, raw = piece_scores(sample, rows, {"k": 4, "exponent": 0, "center": True})
+    assert (quality["pieces"], quality["raw_pieces"]) == pytest.approx((pca, raw), abs=1e-3)
+    line = f"quality    {quality['pieces']:.3f}, raw embeddings {quality['raw_pieces']:.3f}: how"
+    assert line in told
+    assert "leave --whiten out to have one chosen" in noted
+
+
+def piece_scores(
+    sample: dict[str, Any], rows: choosing.Array, setting: dict[str, Any]
+) -> Iterator[float]:
+    """Yield the scores of a transform and of the raw embeddings, from their definition."""
+    texts = [sample[name] for name in ("sentences", "others", "windows")]
+    texts.append(rows[sample["candidates"]])
+    raw = [matrix / np.linalg.norm(matrix, axis=1, keepdims=True) for matrix in texts]
+    for spaces in list(vectors_of(Moments.of(rows), setting, *texts)), raw:
+        first, second = (reciprocal_ranks(*spaces[at : at + 2]).mean() for at in (0, 2))
+        yield (2 * first + second) / 3
+
+
 def test_a_sweep_scores_every_transform_by_the_pieces_that_auto_has(
     place: Place, chosen: tuple[Place, BuildReport]
 ) -> None:
@@ -98,15 +125,7 @@ def test_a_sweep_scores_every_transform_by_the_pieces_that_auto_has(
     lines = map(json.loads, (place.root / "sweep" / "results.jsonl").read_text().splitlines())
     found = {line["key"]: line["pieces"] for line in lines if line["type"] == "point"}
     sample, rows = kept_sample(place), raw_embeddings(chosen[1])
-    texts = [sample[name] for name in ("sentences", "others", "windows")]
-    texts.append(rows[sample["candidates"]])
-    raw = [matrix / np.linalg.norm(matrix, axis=1, keepdims=True) for matrix in texts]
-    setting = {"k": 8, "exponent": 0, "center": True}
-    pca = list(vectors_of(Moments.of(rows), setting, *texts))
-    for key, spaces in (
-        (f"raw/none/k{rows.shape[1]}/fp32/flat", raw),
-        ("ours/pca/k8/fp32/flat", pca),
-    ):
-        first, second = (reciprocal_ranks(*spaces[at : at + 2]).mean() for at in (0, 2))
-        # The rows that the sweep holds out are no part of its fit.
-        assert found[key] == pytest.approx((2 * first + second) / 3, abs=0.02)
+    scores = piece_scores(sample, rows, {"k": 8, "exponent": 0, "center": True})
+    keys = "ours/pca/k8/fp32/flat", f"raw/none/k{rows.shape[1]}/fp32/flat"
+    # The rows that the sweep holds out are no part of its fit.
+    assert [found[key] for key in keys] == pytest.approx(list(scores), abs=0.02)

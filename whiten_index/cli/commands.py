@@ -407,14 +407,20 @@ def _summary(said: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[tup
         transform += f"; {made['variance_kept']:.0%} of the variance kept"
     yield "transform", transform
     yield from (("", reason["why"]) for reason in (choice, said.get("decision")) if reason)
-    if choice and choice["raw_score"] is not None:
+    quality = fields["quality"] or {}
+    score, of_raw, texts = (
+        quality.get("pieces"),
+        quality.get("raw_pieces"),
+        quality.get("documents"),
+    )
+    by = "how well pieces of {:,} texts find the rest of theirs, at best 1"
+    if score is None and choice and choice["raw_score"] is not None:
         rows = (row for row in choice["candidates"] if choice["chosen"].items() <= row.items())
-        score = next(rows)["score"]
-        by = "how well pieces of texts find the rest of theirs, at best 1"
+        score, of_raw, texts = next(rows)["score"], choice["raw_score"], choice["sample"]
         by = by if choice["rule"] == "pieces" else choice["measure"]
-        yield "quality", f"{score:.3f}, raw embeddings {choice['raw_score']:.3f}: {by}"
-    if fields["quality"]:
-        share = fields["quality"]["agreement_at_10"]
+    if score is not None:
+        yield "quality", f"{score:.3f}, raw embeddings {of_raw:.3f}: {by.format(texts)}"
+    if (share := quality.get("agreement_at_10")) is not None:
         yield "agreement", f"{share:.0%} of the ten nearest by raw embeddings are found"
     yield "index", f"{fields['factory']['built']}: {fields['factory']['why']}"
     index, raw, rows = size["index"], size["raw"], fields["rows"]

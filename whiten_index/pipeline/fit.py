@@ -7,8 +7,8 @@ any, else pieces of the corpus, else the spectrum alone.
 import contextlib
 import functools
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -20,12 +20,13 @@ from whiten_index.distributed.executors import remote_call
 from whiten_index.errors import StorageError, WhiteningError
 from whiten_index.pipeline.early_checks import possible_widths
 from whiten_index.pipeline.labels import Evidence, Labels, labelled_trials, labels_digest
-from whiten_index.pipeline.pseudo_queries import RECIPE, Sample, sample_pieces
+from whiten_index.pipeline.pseudo_queries import RECIPE, SHARE_OF_CORPUS, Sample, sample_pieces
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import (
+    LEAST_SAMPLE,
     Choice,
     Setting,
     Trial,
@@ -61,6 +62,8 @@ class Fitted:
     moments: Moments
     whitening: Whitening
     choice: Choice | None
+    # Scores of a named transform and of the raw embeddings by pieces of the texts, for a manifest.
+    scores: Mapping[str, float] = field(default_factory=dict)
 
 
 def fit_whitening(config: "BuildConfig", encoded: "EncodeReport", labels: Labels | None) -> Fitted:
@@ -68,11 +71,15 @@ def fit_whitening(config: "BuildConfig", encoded: "EncodeReport", labels: Labels
     wanted, choice = config.whitening_config(), None
     moments = fit_moments(config, encoded)
     if config.chooses:
-        given = encoded.elsewhere(), config, labels, moments
-        choice = remote_call(encoded.executor, encoded.stages, choose_setting, *given)
+        wish = encoded.elsewhere(), config, labels, moments
+        choice = remote_call(encoded.executor, encoded.stages, choose_setting, *wish)
         setting = choice.chosen
         wanted = replace(wanted, k=setting.k, exponent=setting.exponent, center=setting.center)
     whitening = Whitening.fit(moments, wanted)
+    scores = dict[str, float]()
+    if choice is None and config.out and whitening.kind is not Kind.NONE:
+        given = encoded.elsewhere(), config, moments, whitening
+        scores = remote_call(encoded.executor, encoded.stages, _score_named, *given)
     _note_rounding(encoded, whitening)
     usual = default_width(whitening.dim)
     if config.k is None and whitening.k == whitening.rank < usual:
@@ -80,7 +87,7 @@ def fit_whitening(config: "BuildConfig", encoded: "EncodeReport", labels: Labels
             f"note: k is {whitening.k} and not {usual}, as {moments.count:g} rows span no more; "
             "--whiten none keeps the embeddings of so few as they are"
         )
-    return Fitted(moments, whitening, choice)
+    return Fitted(moments, whitening, choice, scores)
 
 
 def fit_moments(config: "BuildConfig", encoded: "EncodeReport") -> Moments:
@@ -227,12 +234,37 @@ def _choose(
     score = max(each.score for each in candidates if each.k == setting.k and each.leads)
     named = (name for name in ("k", "exponent") if getattr(config, name) is not None)
     given = " and ".join(f"--{name}" for name in named)
-    if config.out and not keeps(score, raw):
-        encoded.stages.watcher.note(
-            f"note: the transform scores {score:.3f} and raw embeddings {raw:.3f} without labels; "
-            f"{given and f'leave {given} out, or '}keep the raw embeddings with --whiten none"
-        )
+    if config.out:
+        _note_loss(encoded.stages, score, raw, f"{given and f'leave {given} out, or '}keep")
     return found
+
+
+def _note_loss(stages: "Stages", score: float, raw: float, advice: str) -> None:
+    if not keeps(score, raw):
+        stages.watcher.note(
+            f"note: the transform scores {score:.3f} and raw embeddings {raw:.3f} without labels; "
+            f"{advice} the raw embeddings with --whiten none"
+        )
+
+
+def _score_named(
+    stages: "Stages",
+    encoded: "EncodeReport",
+    config: "BuildConfig",
+    moments: Moments,
+    whitening: Whitening,
+) -> dict[str, float]:
+    """Return scores by pieces of a few documents, so that a named transform costs little more."""
+    few = max(LEAST_SAMPLE, math.ceil(SHARE_OF_CORPUS * encoded.record.rows))
+    size = min(few, config.choose_sample)
+    sample = sample_pieces(replace(encoded, stages=stages), size, config.seed)
+    if isinstance(sample, str):
+        return {}
+    trials = piece_evidence(encoded, sample).trials
+    raw = Whitening.fit(moments, WhiteningConfig(kind=Kind.NONE))
+    score, of_raw = (piece_score(trials, each) for each in (whitening, raw))
+    _note_loss(stages, score, of_raw, "leave --whiten out to have one chosen, or keep")
+    return {"pieces": score, "raw_pieces": of_raw, "documents": len(sample)}
 
 
 def piece_score(trials: Sequence[Trial], whitening: Whitening) -> float:

@@ -174,7 +174,8 @@ def write_files(
     fields["quality"] = _carried_quality(spec)
     if fields["quality"] is None and record.rows >= _LEAST_COMPARED:
         with stages.stage("compare with raw", record.rows) as watcher:
-            fields["quality"] = _quality(encoded, bundle, config.seed)
+            found = _quality(encoded, bundle, config.seed) or {}
+            fields["quality"] = {**found, **spec.fitted.scores} or None
             watcher.advance(record.rows)
     share = (fields["quality"] or {}).get("agreement_at_10", 1.0)
     if share < _POOR:
