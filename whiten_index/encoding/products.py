@@ -1,7 +1,8 @@
 """Linear layers of a model on a CPU, by the fastest products that torch has for them.
 
 torch multiplies float32 by MKL. On AMD's processors with AVX-512, MKL reaches half of what oneDNN
-does, which torch has too. oneDNN also multiplies in bfloat16, where the processor can.
+does, which torch has too. oneDNN also multiplies in bfloat16, where the processor can: then products and
+attention are in bfloat16, sums of residuals and norms in float32.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ from transformers.activations import GELUActivation
 # Relative errors of the states of a few tokens: of rounding in another order, and of bfloat16.
 _TRIAL_ERRORS = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 TORCH = "torch"
+_ATTENDED = ("query", "key", "value")  # layers of BERT and its kin that only attention reads
 _ROWS = 1024  # that the layout of weights is made for
 
 
@@ -53,17 +55,20 @@ def _is_amd_with_avx512() -> bool:
 
 
 class _PackedLinear(nn.Module):
-    """A linear layer by oneDNN, with weights laid out for it: (…, n) to (…, m) float32.
+    """A linear layer by oneDNN, with weights laid out for it: (…, n) to (…, m).
 
     Args:
         layer: layer of float32 to compute.
         dtype: that its products are computed in.
         gelu: whether GELU comes after it.
+        narrow: whether the result stays in ``dtype``, for attention or another product; float32
+            otherwise.
     """
 
-    def __init__(self, layer: nn.Linear, dtype: torch.dtype, *, gelu: bool = False) -> None:
+    def __init__(self, layer: nn.Linear, dtype: torch.dtype, *, gelu: bool, narrow: bool) -> None:
         super().__init__()
         self.dtype, self.activation = dtype, "gelu" if gelu else "none"
+        self.made = dtype if narrow else torch.float32
         weight = layer.weight.detach().to(dtype)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
         self.bias = None if layer.bias is None else layer.bias.detach().to(dtype)
@@ -72,7 +77,7 @@ class _PackedLinear(nn.Module):
         product: Tensor = torch.ops.mkldnn._linear_pointwise(
             rows.to(self.dtype), self.weight, self.bias, self.activation, [], "none"
         )
-        return product.float()
+        return product.to(self.made)
 
 
 @torch.inference_mode()
@@ -91,7 +96,9 @@ def _replace(model: Any, dtype: torch.dtype) -> bool:
         fused = isinstance(activation, GELUActivation) and activation.act is nn.functional.gelu
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                put(parent, name, _PackedLinear(child, dtype, gelu=fused and name == "dense"))
+                gelu = fused and name == "dense"
+                narrow = gelu or name in _ATTENDED
+                put(parent, name, _PackedLinear(child, dtype, gelu=gelu, narrow=narrow))
         if fused:
             put(parent, "intermediate_act_fn", nn.Identity())
     agrees = False
