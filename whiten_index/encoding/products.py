@@ -1,8 +1,8 @@
 """Linear layers of a model on a CPU, by the fastest products that torch has for them.
 
 torch multiplies float32 by MKL. On AMD's processors with AVX-512, MKL reaches half of what oneDNN
-does, which torch has too. oneDNN also multiplies in bfloat16, where the processor can: then products and
-attention are in bfloat16, sums of residuals and norms in float32.
+does, which torch has too. oneDNN also multiplies in bfloat16, where the processor can: then
+products and attention are in bfloat16, sums of residuals and norms in float32.
 """
 
 import contextlib
