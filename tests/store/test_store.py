@@ -1,7 +1,9 @@
 """The store against what was put in, whatever happens to its files."""
 
 import contextlib
+import hashlib
 import resource
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -182,6 +184,37 @@ def test_documents_come_back_as_they_were(store, column):
     found = store.documents(as_part(store.write_documents(table), 40))
     assert found.schema.equals(table.schema)
     assert found.to_pylist() == table.to_pylist()
+
+
+ROWS = pa.table({"id": [str(n) for n in range(40)], "title": ["a"] * 40})
+UNFIT = {
+    "fewer rows": ROWS.slice(1),
+    "no ids": ROWS.drop_columns(["id"]),
+    "a column twice": ROWS.append_column("title", ROWS["title"]),
+    "ids that are lists": ROWS.set_column(0, "id", [[[1]] * 40]),
+    "texts that are not UTF-8": ROWS.set_column(1, "title", pa.array([b"\xff"] * 40).view("utf8")),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_documents_that_do_not_fit_are_damage(store, name):
+    with pytest.raises(ArtifactError, match=r"is damaged|cannot be read"):
+        store.documents(as_part(store.write_documents(UNFIT[name]), 40))
+
+
+@pytest.mark.parametrize("data", [b"", b"no table"])
+def test_what_is_no_table_is_damage(store, data):
+    name = hashlib.blake2b(data, digest_size=16).hexdigest()
+    (store.folder / "rows" / f"{name}.zst").write_bytes(pa.compress(data, "zstd", asbytes=True))
+    with pytest.raises(ArtifactError, match=f"{name}.zst cannot be read"):
+        store.documents(as_part(name, 40))
+
+
+@pytest.mark.parametrize("size", [0, 15, 39 * 16])
+def test_digests_that_do_not_fit_are_damage(store, size):
+    name = store.write_digests(np.zeros(size, dtype=np.uint8))
+    with pytest.raises(ArtifactError, match=f"{name}.zst is damaged"):
+        store.digests(replace(as_part("0" * 32, 40), digests=name))
 
 
 def make_record(source="a.parquet", parts=3, **skipped):

@@ -21,9 +21,10 @@ again under any file name, id or metadata column, and in whichever segment it is
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,8 @@ from whiten_index.artifacts.limits import canonical_json
 from whiten_index.artifacts.manifest import Digest, Schema, Sealed
 from whiten_index.artifacts.marks import require_marks
 from whiten_index.artifacts.storage import Place, Storage
-from whiten_index.corpus.batches import DIGEST_BYTES
-from whiten_index.errors import ArtifactError
+from whiten_index.corpus.batches import DIGEST_BYTES, ID
+from whiten_index.errors import ArtifactError, first_line
 from whiten_index.store.dtypes import keeps_moments
 from whiten_index.store.notes import INDEXES, IndexRegistry, ResultCache, owner_of
 from whiten_index.store.records import CorpusPart, CorpusRecord, EncoderFacts
@@ -187,7 +188,10 @@ class EmbeddingStore(Segments):
         Raises:
             ArtifactError: they are missing or damaged.
         """
-        data = self._required_bytes(self.part_files(part)[0])
+        path = self.part_files(part)[0]
+        data = self._required_bytes(path)
+        if len(data) != DIGEST_BYTES * part.rows:
+            raise _not_of_part(path, part)
         return np.frombuffer(data, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
 
     def embeddings(self, part: CorpusPart) -> EmbeddingRows:
@@ -262,7 +266,11 @@ class EmbeddingStore(Segments):
         Raises:
             ArtifactError: they are missing or damaged.
         """
-        return pa.ipc.open_stream(self._required_bytes(self.part_files(part)[1])).read_all()
+        path = self.part_files(part)[1]
+        found = read_documents(path, partial(pa.ipc.open_stream, self._required_bytes(path)))
+        if found.num_rows != part.rows:
+            raise _not_of_part(path, part)
+        return found
 
     def part_files(self, part: CorpusPart) -> tuple[Path, Path]:
         """Return the files of a part's digests, and of its ids and kept columns."""
@@ -283,11 +291,11 @@ class EmbeddingStore(Segments):
             data = _content(file)
         if data is None or _digest(data) != path.stem:
             raise ArtifactError(f"{path} is missing or damaged; {REMEDY}")
-        rows = len(data) // DIGEST_BYTES
+        rows = len(data) / DIGEST_BYTES
         if path.parent.name == _ROWS:
-            rows = pa.ipc.open_stream(data).read_all().num_rows
+            rows = read_documents(path, partial(pa.ipc.open_stream, data)).num_rows
         if part is not None and part.rows != rows:
-            raise ArtifactError(f"{path} has {rows} rows, and its part has {part.rows}")
+            raise _not_of_part(path, part)
 
     def _part_file(self, kind: str, name: str) -> Path:
         return self.folder / kind / f"{name}{_END}"
@@ -418,6 +426,33 @@ class EmbeddingStore(Segments):
     @property
     def _corpora(self) -> Path:
         return self.folder / "corpora"
+
+
+def _not_of_part(path: Path, part: CorpusPart) -> ArtifactError:
+    return ArtifactError(f"{path} is damaged: its part has {part.rows} rows; {REMEDY}")
+
+
+def read_documents(path: Path, reader: Callable[[], Any], *, full: bool = True) -> pa.Table:
+    """Return the ids and kept columns that an Arrow reader has, ``full`` with each value checked.
+
+    Raises:
+        ArtifactError: they cannot be read, or are no such columns.
+    """
+    try:
+        with reading(path):
+            table = reader().read_all()
+            table.validate(full=full)
+    except (OSError, pa.ArrowException) as error:
+        raise ArtifactError(
+            f"{path} cannot be read ({first_line(error)}); restore it or build again"
+        ) from error
+    names, kinds = table.column_names, (pa.int64(), pa.string(), pa.large_string())
+    if len({*names}) < len(names) or ID not in names or table[ID].type not in kinds:
+        raise ArtifactError(
+            f"{path} is damaged: its columns are {table.schema.to_string()[:200]!r}; restore "
+            "it or build again"
+        )
+    return table
 
 
 def read_encoder(folder: Path, mirror: Storage) -> EncoderFacts:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.cached_storage import place_of
-from whiten_index.artifacts.files import exists, reading
+from whiten_index.artifacts.files import exists
 from whiten_index.artifacts.prefetch import ahead
 from whiten_index.artifacts.storage import Place, Storage
 from whiten_index.corpus.arrow_types import without_views
@@ -24,7 +24,7 @@ from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.progress import Progress
 from whiten_index.search.query_encoder import digest_of
 from whiten_index.store.digest_index import HashTable, string_keys
-from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.embedding_store import EmbeddingStore, read_documents
 from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.vectordb.push_config import PushConfig
@@ -39,6 +39,7 @@ from whiten_index.versions.published import (
     mending,
     read_current,
     read_version,
+    version_number,
     with_published,
 )
 from whiten_index.versions.references import corpus_record, open_store
@@ -317,9 +318,9 @@ def _changes(folder: Path, mirror: Storage) -> tuple[pa.ChunkedArray | None, str
         if not exists(folder) or CHANGES not in (version := read_version(folder, mirror=mirror)):
             return None, None
         path = version.file(CHANGES)
-        with reading(path), pa.memory_map(str(path)) as file:
-            table = pa.ipc.open_file(file).read_all()
-        return table[ID], table.schema.metadata[b"base"].decode()
+        table = read_documents(path, lambda: pa.ipc.open_file(pa.memory_map(str(path))))
+        base = (table.schema.metadata or {}).get(b"base", b"").decode(errors="replace")
+        return (table[ID], base) if version_number(base) else (None, None)
     except ArtifactError as error:
         if not exists(folder):
             return None, None  # it was pruned meanwhile

@@ -28,7 +28,7 @@ from whiten_index.index.vector_search import (
 )
 from whiten_index.paths import shown
 from whiten_index.versions.documents import Documents
-from whiten_index.versions.published import DOCUMENTS, WHITENING, Version, mending
+from whiten_index.versions.published import DOCUMENTS, FULL, WHITENING, Version, mending
 from whiten_index.versions.version_manifest import VersionManifest
 from whiten_index.whitening.spectrum import real_rows
 from whiten_index.whitening.transform import Whitening
@@ -238,7 +238,7 @@ def open_unsealed(folder: Path, fields: Mapping[str, Any]) -> Bundle:
 def _bundle(version: Version, *, mapped: bool) -> Bundle:
     index = read_index(version, mapped=mapped)
     whitening = Whitening.load(version.file(WHITENING))
-    documents = Documents(version.file(DOCUMENTS))
+    documents = Documents(version.file(DOCUMENTS), full=version.verify == FULL)
     return Bundle(version, whitening, index, Transforms(index), documents)
 
 

@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.files import reading
 from whiten_index.corpus.arrow_types import times_as_numbers
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, first_line
 from whiten_index.index.vector_search import Selection
+from whiten_index.store.embedding_store import read_documents
+from whiten_index.store.segments import REMEDY
 
 # Filters whose rows are remembered, as a caller's queries tend to share one: a bit a row each, and
 # 8 bytes a row that passes where these were listed.
@@ -33,27 +34,20 @@ def write_documents(path: Path, tables: Iterable[pa.Table]) -> None:
                 schema, file = table.schema, open_files.enter_context(path.open("wb"))
                 writer = open_files.enter_context(pa.ipc.new_file(file, schema))
             # Dictionaries and views may differ from part to part; types were compared before.
-            for batch in table.cast(schema).combine_chunks().to_batches():
-                writer.write_batch(batch)
+            try:
+                for batch in table.cast(schema).combine_chunks().to_batches():
+                    writer.write_batch(batch)
+            except (ValueError, NotImplementedError) as error:
+                raise ArtifactError(
+                    f"the kept columns of parts of the store differ ({first_line(error)}); {REMEDY}"
+                ) from error
 
 
 class Documents:
     """The rows of an index."""
 
-    def __init__(self, path: Path) -> None:
-        try:
-            with reading(path):
-                table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-        except (OSError, pa.ArrowException) as error:
-            raise ArtifactError(
-                f"{path} cannot be read ({first_line(error)}); restore it or build again"
-            ) from error
-        names, kinds = table.column_names, (pa.int64(), pa.string(), pa.large_string())
-        if len({*names}) < len(names) or ID not in names or table[ID].type not in kinds:
-            raise ArtifactError(
-                f"{path} is damaged: its columns are {table.schema.to_string()[:200]!r}; restore "
-                "it or build again"
-            )
+    def __init__(self, path: Path, *, full: bool = True) -> None:
+        table = read_documents(path, lambda: pa.ipc.open_file(pa.memory_map(str(path))), full=full)
         self.schema, self._batches = table.schema, table.to_batches()
         self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
         # Their chunks are found in less time than a batch is searched for here.
