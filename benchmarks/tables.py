@@ -130,6 +130,39 @@ def _ratio_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def processors() -> str:
+    """Return the tables of what was measured on each processor."""
+    return "\n\n".join(
+        _processor(read(path.stem)) for path in sorted(RESULTS.glob("processors_*.jsonl"))
+    )
+
+
+def _processor(rows: list[dict[str, Any]]) -> str:
+    by_figure: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_figure.setdefault(row["figure"], []).append(row)
+    setup = by_figure["setup"][0]
+    found = ", ".join(
+        f"{row['library']} {row['dtype']} {row['flops'] / 1e9:,.0f}" for row in by_figure["product"]
+    )
+    queries = {row["contender"]: row for row in by_figure["query"]}
+    lines = [
+        f"{setup['instructions']}, threads: {setup['threads']}. Square products "
+        f"of 2,048, GFLOP/s: {found}.",
+        "",
+        "| | texts | texts/s | × | neighbours | one query, ms (p99) |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for row in by_figure["encoding"]:
+        query = queries[row["contender"]]
+        lines.append(
+            f"| {row['contender']} | {row['texts']} | {row['per_second']:,.0f} "
+            f"| {row['speed']:.2f} ({row['least']:.2f}–{row['greatest']:.2f}) "
+            f"| {row['neighbours']:.4f} | {query['p50']:.1f} ({query['p99']:.1f}) |"
+        )
+    return "\n".join(lines)
+
+
 def moments() -> str:
     """Return the tables of how fast moments are taken and how exact they are."""
     rows = read("moments")
@@ -202,6 +235,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "digest_lookup": digest_lookup,
     "memory": memory,
     "encoding": encoding,
+    "processors": processors,
     "moments": moments,
     **cluster_tables.TABLES,
     **training_tables.TABLES,
