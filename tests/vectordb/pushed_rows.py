@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from whiten_index.errors import WhitenIndexError
 from whiten_index.vectordb.database_writer import DatabaseWriter
-from whiten_index.vectordb.push_check import differences
+from whiten_index.vectordb.push import differences
 from whiten_index.vectordb.pushed_table import VECTOR, Layout, Metric, PushedTable, VectorDtype
 
 K = 12

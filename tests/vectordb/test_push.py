@@ -16,8 +16,7 @@ from tests.vectordb.memory_writer import MemoryWriter, Server, Table
 from whiten_index.errors import ArtifactError, ConfigError, DatabaseError, GateError
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
-from whiten_index.vectordb.push import PushReport, push_index
-from whiten_index.vectordb.push_check import differences
+from whiten_index.vectordb.push import PushReport, differences, push_index
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.pushed_table import Layout, RowsError
 from whiten_index.versions.retention import prune, rollback

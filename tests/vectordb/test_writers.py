@@ -49,7 +49,7 @@ from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.vectordb.database_writer import DatabaseWriter
-from whiten_index.vectordb.push_check import differences
+from whiten_index.vectordb.push import differences
 from whiten_index.vectordb.registry import open_writer
 
 ODD_NAME = 'a "quoted" 5% %s na\'me; DROP TABLE docs --'

@@ -17,26 +17,6 @@ TransformName = Literal[
 
 
 @schema
-class CorpusOptions(CorpusColumns):
-    """Options of reading a corpus."""
-
-    passage_tokens: int | None = option(
-        "Cut long texts into passages of N tokens at most; search then shows each document "
-        "once, with its best passage.",
-        CORPUS,
-        default=None,
-        ge=1,
-    )
-    overlap: int | None = option(
-        "Tokens that neighbouring passages share, half a passage at most.",
-        CORPUS,
-        default=None,
-        ge=0,
-        shown="0",
-    )
-
-
-@schema
 class _Transform:
     whiten: TransformName = option(
         "The transform; auto chooses k, exponent and centring by the corpus, or by labels.",
@@ -79,8 +59,58 @@ class JudgementOptions:
 
 
 @schema
-class TransformOptions(TransformShape, _Transform, JudgementOptions):
-    """Options of the transform; with ``whiten="auto"``, those given are not chosen."""
+class RunnerOptions:
+    """Options of the machines that do the work."""
+
+    runner: Literal["local", "ray"] = option(
+        "This machine, or workers on a Ray cluster.", RESOURCES, default="local"
+    )
+    address: str | None = option(
+        "Head of the cluster, host:port; auto for the one on this machine, local to start one.",
+        RESOURCES,
+        default=None,
+        shown="RAY_ADDRESS, else one that runs here, else one started here",
+    )
+    workers: int | None = option(
+        "Workers on the cluster.",
+        RESOURCES,
+        default=None,
+        ge=1,
+        shown="one for each GPU, or for each machine without GPUs",
+    )
+
+
+@schema
+class EncodeOptions(RunnerOptions, CorpusColumns, EncoderConfig):
+    """Options of an encode."""
+
+    corpus: tuple[str, ...] = ()
+    passage_tokens: int | None = option(
+        "Cut long texts into passages of N tokens at most; search then shows each document "
+        "once, with its best passage.",
+        CORPUS,
+        default=None,
+        ge=1,
+    )
+    overlap: int | None = option(
+        "Tokens that neighbouring passages share, half a passage at most.",
+        CORPUS,
+        default=None,
+        ge=0,
+        shown="0",
+    )
+    store: str | None = option(_STORE, OUTPUT, default=None, needed=())
+    store_dtype: Literal["float16", "float32", "own"] | None = option(
+        "Type of the stored embeddings.",
+        OUTPUT,
+        default=None,
+        shown="float16; own for an embedding column",
+    )
+
+
+@schema
+class BuildOptions(TransformShape, _Transform, JudgementOptions, EncodeOptions):
+    """Options of a build; with ``whiten="auto"``, those given of the transform are not chosen."""
 
     pairs: str | None = option(
         "File of pairs of texts, scored or not, that auto chooses by, as by judged queries.",
@@ -94,12 +124,6 @@ class TransformOptions(TransformShape, _Transform, JudgementOptions):
         ge=50,
         le=10_000,
     )
-
-
-@schema
-class IndexOptions:
-    """Options of the FAISS index."""
-
     factory: str = option(
         "FAISS factory string; auto: exact search up to 200,000 rows, then lists (IVF), or a "
         "graph (HNSW) for a --target-recall of 0.99 or more if it fits --memory-budget; in the "
@@ -126,48 +150,6 @@ class IndexOptions:
         RESOURCES,
         default="auto",
     )
-
-
-@schema
-class RunnerOptions:
-    """Options of the machines that do the work."""
-
-    runner: Literal["local", "ray"] = option(
-        "This machine, or workers on a Ray cluster.", RESOURCES, default="local"
-    )
-    address: str | None = option(
-        "Head of the cluster, host:port; auto for the one on this machine, local to start one.",
-        RESOURCES,
-        default=None,
-        shown="RAY_ADDRESS, else one that runs here, else one started here",
-    )
-    workers: int | None = option(
-        "Workers on the cluster.",
-        RESOURCES,
-        default=None,
-        ge=1,
-        shown="one for each GPU, or for each machine without GPUs",
-    )
-
-
-@schema
-class EncodeOptions(RunnerOptions, CorpusOptions, EncoderConfig):
-    """Options of an encode."""
-
-    corpus: tuple[str, ...] = ()
-    store: str | None = option(_STORE, OUTPUT, default=None, needed=())
-    store_dtype: Literal["float16", "float32", "own"] | None = option(
-        "Type of the stored embeddings.",
-        OUTPUT,
-        default=None,
-        shown="float16; own for an embedding column",
-    )
-
-
-@schema
-class BuildOptions(IndexOptions, TransformOptions, EncodeOptions):
-    """Options of a build."""
-
     out: str | None = option(
         "Folder or URI of the index: s3://BUCKET/PREFIX.", OUTPUT, default=None, needed=()
     )
