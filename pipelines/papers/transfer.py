@@ -153,9 +153,7 @@ def _notes(scored: Mapping[str, Any]) -> Iterator[str]:
     help="Of every cross-validation, outer and inner.",
 )
 @measure_commands.setting_options()
-def transfer(
-    data: tuple[str, ...], names: tuple[str, ...], folds: int, as_json: bool, **options: Any
-) -> None:
+def transfer(data: tuple[str, ...], names: tuple[str, ...], folds: int, **options: Any) -> None:
     """Score a linear classifier on frozen embeddings, as SentEval does.
 
     DATA are files of tasks (text, or sentence1 and sentence2; label; split) or folders of such;
@@ -170,7 +168,7 @@ def transfer(
     tasks = [read_task(path) for path in task_files(paths, names)]
     bars = terminal.Bars()
     report = evaluate_transfer(config, tasks, folds=folds, progress=bars)
-    measure_commands.show_report(report, "accuracy × 100", _accuracy, as_json=as_json)
+    measure_commands.show_report(report, "accuracy × 100", _accuracy)
 
 
 def _accuracy(figures: Mapping[str, Any]) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class _Commands(click.Group):
             return super().invoke(context)
         except WhitenIndexError as error:
             click.echo(f"Error: {cell(error)}", err=True)
-            if isinstance(error, PartialFailureError) and "--json" in sys.argv:
+            if isinstance(error, PartialFailureError) and terminal.CHOSEN["as_json"]:
                 terminal.print_json({"error": str(error), "failed": error.items})
             context.exit(error.exit_code)
         except Exception as error:
@@ -144,11 +144,7 @@ def _complete(command: click.Command) -> None:
     """Add what every command has: an example, ``--config``, and how much is said."""
     if example := _EXAMPLES.get(str(command.name)):
         command.epilog = f"Example: whiten-index {command.name} {example}"
-    said: dict[str, Any] = {
-        "is_flag": True,
-        "expose_value": False,
-        "callback": lambda _, option, given: terminal.VERBOSITY.update({option.name: given}),
-    }
+    said: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": terminal.choose}
     for each in getattr(command, "commands", {"": command}).values():
         if not {"config", "job"} & {parameter.name for parameter in each.params}:
             own_config_option(each)

@@ -51,16 +51,16 @@ _QUERIES = ("text_columns", "embedding_column", "id_column")
 @plan_option
 @log_option
 @json_option
-def build(plan: bool, log: bool, as_json: bool, **options: Any) -> None:
+def build(plan: bool, log: bool, **options: Any) -> None:
     """Turn a Parquet CORPUS (files, folders, globs, URIs) into a searchable whitened index.
 
     Without CORPUS the index is built from --store alone, and no encoder is needed.
     """
     options = given(options)
-    if log and (plan or as_json):
+    if log and (plan or terminal.CHOSEN["as_json"]):
         raise click.UsageError("--log prints the report as its last line; leave out --plan, --json")
     if plan:
-        _show_plan(options, as_json=as_json)
+        _show_plan(options)
         return
     from whiten_index.pipeline.build import build_index
     from whiten_index.pipeline.build_config import BuildConfig
@@ -69,7 +69,7 @@ def build(plan: bool, log: bool, as_json: bool, **options: Any) -> None:
     if log:
         log_job(lambda lines: build_index(config, progress=lines).to_json())
     built = build_index(config, progress=terminal.Bars())
-    terminal.show(built.to_json(), _report_lines(built), as_json=as_json)
+    terminal.show(built.to_json(), _report_lines(built))
 
 
 @click.command(cls=GroupedCommand)
@@ -78,20 +78,20 @@ def build(plan: bool, log: bool, as_json: bool, **options: Any) -> None:
 @schema_options(EncodeOptions)
 @plan_option
 @json_option
-def encode(plan: bool, as_json: bool, **options: Any) -> None:
+def encode(plan: bool, **options: Any) -> None:
     """Encode a Parquet CORPUS into a store of raw embeddings, to index later or elsewhere."""
     options = given(options)
     if plan:
-        _show_plan(options, as_json=as_json, indexed=False)
+        _show_plan(options, indexed=False)
         return
     from whiten_index.pipeline.build_config import BuildConfig
     from whiten_index.pipeline.encode import encode_corpus
 
     report = encode_corpus(BuildConfig(**options), progress=terminal.Bars()).to_json()
-    terminal.show(report, as_json=as_json)
+    terminal.show(report)
 
 
-def _show_plan(options: Mapping[str, Any], *, as_json: bool, indexed: bool = True) -> None:
+def _show_plan(options: Mapping[str, Any], *, indexed: bool = True) -> None:
     from whiten_index.pipeline.build_config import BuildConfig
     from whiten_index.pipeline.plan import plan_build
 
@@ -99,7 +99,7 @@ def _show_plan(options: Mapping[str, Any], *, as_json: bool, indexed: bool = Tru
     texts = "embedding_column" not in options
     rows = _plan_rows(plan, texts=texts, indexed=indexed)
     lines = ("plan (nothing was written)", terminal.table(rows, indent="", numbers=False))
-    terminal.show(plan, lines, as_json=as_json)
+    terminal.show(plan, lines)
 
 
 def _plan_rows(plan: Mapping[str, Any], *, texts: bool, indexed: bool) -> Iterator[tuple[str, str]]:
@@ -153,7 +153,7 @@ def _encoding_time(seconds: float | None, rate: float | None) -> Iterator[tuple[
 @log_option
 @click.option("--dry-run", is_flag=True, help="Only say what would be done, and how long it takes.")
 @json_option
-def update(dry_run: bool, log: bool, as_json: bool, **options: Any) -> None:
+def update(dry_run: bool, log: bool, **options: Any) -> None:
     """Bring INDEX up to date with its CORPUS; left out, the one that it was built from.
 
     Rows are identified by id and text; known texts are not encoded again. The new version is
@@ -161,7 +161,7 @@ def update(dry_run: bool, log: bool, as_json: bool, **options: Any) -> None:
     too where a gate would keep it back for its rows or bytes, or the corpus is that of a version
     which was rolled back. With --json what is refused says why in "refused".
     """
-    if log and as_json:
+    if log and terminal.CHOSEN["as_json"]:
         raise click.UsageError("--log prints the report as its last line; leave --json out")
     from whiten_index.pipeline.plan import plan_update
     from whiten_index.pipeline.update import update_index
@@ -186,7 +186,7 @@ def update(dry_run: bool, log: bool, as_json: bool, **options: Any) -> None:
     if dry_run:
         said = plan_update(config, progress=terminal.Bars())
         rows = terminal.table(_update_plan_rows(said), indent="", numbers=False)
-        terminal.show(said, ("plan (nothing was written)", rows), as_json=as_json)
+        terminal.show(said, ("plan (nothing was written)", rows))
         if said.get("refused"):
             raise GateError(f"nothing would be published: {said['refused']}")
         return
@@ -195,9 +195,9 @@ def update(dry_run: bool, log: bool, as_json: bool, **options: Any) -> None:
     except GateError as error:
         found = {"candidate": error.candidate, "gates": error.gates} if error.gates else {}
         lines = terminal.describe({"gates": error.gates})
-        terminal.show({"refused": str(error), **found}, lines, as_json=as_json)
+        terminal.show({"refused": str(error), **found}, lines)
         raise
-    terminal.show(report.to_json(), _report_lines(report), as_json=as_json)
+    terminal.show(report.to_json(), _report_lines(report))
 
 
 @click.command(cls=StrictCommand)
@@ -261,7 +261,6 @@ def search(
     like: tuple[str, ...],
     queries: str | None,
     run: str | None,
-    as_json: bool,
     **options: Any,
 ) -> None:
     """Search INDEX for TEXT, for a file of --queries, or for documents --like another."""
@@ -293,7 +292,7 @@ def search(
                 written = write_run(Path(run), rankings)
             report = {"run": run, "queries": written, "top_k": top_k}
             line = f"{run}: top {top_k} of {written:,} queries"
-            terminal.show(report, [line], as_json=as_json)
+            terminal.show(report, [line])
             return
         asked = {name: {"query_id": name, "query": text} for name, text in known.items()}
         found = [
@@ -309,7 +308,7 @@ def search(
         hits = opened.search(texts, **how)
         found = [({"query": text}, own) for text, own in zip(texts, hits, strict=True)]
     results = [{**query, "hits": [asdict(hit) for hit in hits]} for query, hits in found]
-    terminal.show({"results": results}, _hit_lines(found, opened.grouped), as_json=as_json)
+    terminal.show({"results": results}, _hit_lines(found, opened.grouped))
 
 
 def _ranked(
@@ -359,7 +358,7 @@ def _hit_lines(
 )
 @verify_option()
 @json_option
-def inspect(index: str, plot: str | None, verify: str, as_json: bool) -> None:
+def inspect(index: str, plot: str | None, verify: str) -> None:
     """Show what is in INDEX: counts, transform and choice, geometry, spectrum, bytes."""
     from whiten_index.versions.retention import describe_index, eigenvalues_of
 
@@ -370,14 +369,14 @@ def inspect(index: str, plot: str | None, verify: str, as_json: bool) -> None:
     fields = describe_index(index, verify=verify)
     if plot is not None:
         draw_spectrum(Path(plot), fields, eigenvalues_of(fields))
-    terminal.show(fields, _version_lines(fields), as_json=as_json)
+    terminal.show(fields, _version_lines(fields))
 
 
 def _report_lines(report: "BuildReport | UpdateReport") -> Iterator[str]:
     """Yield what a build or an update did, in full with ``-v``, and how to search the index."""
     said, fields = report.to_json(), report.manifest
     rows = list[tuple[str, str]]()
-    if terminal.VERBOSITY["verbose"]:
+    if terminal.CHOSEN["verbose"]:
         yield from _version_lines(said)
     else:
         done = "is up to date" if report.up_to_date else "published"

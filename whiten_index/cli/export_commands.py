@@ -51,7 +51,6 @@ def export(
     model: str | None,
     trust_remote_code: bool | None,
     verify: str,
-    as_json: bool,
     **of_sql: str | None,
 ) -> None:
     """Write the transform of INDEX to TARGET, in a form that needs no index.
@@ -108,7 +107,7 @@ def export(
         facts = export_model(transform, target)
     size = {"file": target, "dim": transform.dim, "k": transform.k}
     facts = {"form": form, **size, "query_digest": transform.query_digest, **facts}
-    terminal.show(facts, as_json=as_json)
+    terminal.show(facts)
 
 
 def _form_of(target: str, form: str | None) -> str:
@@ -142,7 +141,7 @@ def _form_of(target: str, form: str | None) -> str:
 )
 @click.option("--status", is_flag=True, help="Print what is there, and whether INDEX fits it.")
 @json_option
-def push(options: dict[str, str], status: bool, as_json: bool, **given: Any) -> None:
+def push(options: dict[str, str], status: bool, **given: Any) -> None:
     """Bring a database to the published version of INDEX: rows, whitened vectors, kept columns.
 
     What the database has of an earlier version by the same transform is changed in place. Else a
@@ -155,7 +154,7 @@ def push(options: dict[str, str], status: bool, as_json: bool, **given: Any) -> 
     named = {name: value for name, value in given.items() if value is not None}
     config = PushConfig(**named, options=options)
     if status:
-        _print_status(config, as_json=as_json)
+        _print_status(config)
         return
     report = push_index(config, progress=terminal.Bars()).to_json()
     lines = terminal.describe(
@@ -163,10 +162,10 @@ def push(options: dict[str, str], status: bool, as_json: bool, **given: Any) -> 
         "deleted", "why", "check", "seconds",
     )  # fmt: skip
     title = f"{report['target']} ({report['engine']}): version {report['version']}"
-    terminal.show(report, (title, *lines), as_json=as_json)
+    terminal.show(report, (title, *lines))
 
 
-def _print_status(config: PushConfig, *, as_json: bool) -> None:
+def _print_status(config: PushConfig) -> None:
     from whiten_index import QueryTransform, pushed_version
 
     queries = QueryTransform.of(config.index, k=config.k)
@@ -180,4 +179,4 @@ def _print_status(config: PushConfig, *, as_json: bool) -> None:
         "fits": there is not None and there.query_digest == queries.query_digest,
     }
     nothing = ["nothing is pushed under that name"] * (there is None)
-    terminal.show(found, as_json=as_json, notes=nothing)
+    terminal.show(found, notes=nothing)

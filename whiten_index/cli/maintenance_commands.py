@@ -61,7 +61,7 @@ def nightly(context: click.Context, job: Path, dry_run: bool) -> None:
 @index_argument
 @verify_option("manifest", "Check every file's checksum, or sizes and the manifests only.")
 @json_option
-def versions(index: str, verify: str, as_json: bool) -> None:
+def versions(index: str, verify: str) -> None:
     """List the versions of INDEX: the published one, those to go back to, a candidate."""
     from whiten_index.versions.retention import list_versions
 
@@ -77,7 +77,7 @@ def versions(index: str, verify: str, as_json: bool) -> None:
         "name", "rows", "bytes", "decision", "created", "published", "withdrawn", "candidate",
     )  # fmt: skip
     shown = [{name: each[name] for name in columns} for each in report["versions"]]
-    terminal.show(report, terminal.describe({"versions": shown}), as_json=as_json, notes=notes)
+    terminal.show(report, terminal.describe({"versions": shown}), notes=notes)
 
 
 @click.command()
@@ -86,7 +86,7 @@ def versions(index: str, verify: str, as_json: bool) -> None:
     "--to", help="The version or its number. [default: the newest sound one before the published]"
 )
 @json_option
-def rollback(index: str, to: str | None, as_json: bool) -> None:
+def rollback(index: str, to: str | None) -> None:
     """Publish an earlier version of INDEX again; the one left is kept, as withdrawn."""
     from whiten_index.versions.retention import rollback as roll
 
@@ -94,7 +94,7 @@ def rollback(index: str, to: str | None, as_json: bool) -> None:
     lines = [f"{index}: version {rolled['to']} published, instead of {rolled['left'] or 'none'}"]
     notes = [f"{name} was skipped: {why}" for name, why in rolled["skipped"].items()]
     notes += [rolled["note"]] * bool(rolled["note"])
-    terminal.show(rolled, lines, as_json=as_json, notes=notes)
+    terminal.show(rolled, lines, notes=notes)
 
 
 @click.command(cls=StrictCommand)
@@ -107,7 +107,7 @@ def rollback(index: str, to: str | None, as_json: bool) -> None:
 )
 @verify_option(help="How to check those that are kept, as damaged ones do not count.")
 @json_option
-def prune(index: str, keep: int, verify: str, as_json: bool) -> None:
+def prune(index: str, keep: int, verify: str) -> None:
     """Remove versions of INDEX but the published one and the newest sound ones before it."""
     from whiten_index.versions.retention import prune as remove
 
@@ -117,7 +117,7 @@ def prune(index: str, keep: int, verify: str, as_json: bool) -> None:
     lines = (f"{index}: {freed}", *terminal.describe(pruned, "removed", "kept"))
     odd = "is a link, no folder, or has the name of no version, and was left alone"
     notes = [f"{path} {odd}" for path in pruned["strange"]]
-    terminal.show(pruned, lines, as_json=as_json, notes=notes)
+    terminal.show(pruned, lines, notes=notes)
 
 
 @click.command()
@@ -147,12 +147,7 @@ def prune(index: str, keep: int, verify: str, as_json: bool) -> None:
 )
 @json_option
 def gc(
-    store: str,
-    dry_run: bool,
-    forget: tuple[str, ...],
-    indexes: tuple[str, ...],
-    keep_days: float,
-    as_json: bool,
+    store: str, dry_run: bool, forget: tuple[str, ...], indexes: tuple[str, ...], keep_days: float
 ) -> None:
     """Remove from STORE, or that of INDEX, what no corpus and no version of an index needs."""
     from whiten_index.versions.gc import gc_store
@@ -169,19 +164,19 @@ def gc(
         f"than {keep_days:g} days is kept",
         *terminal.describe({**report, "store": None, "dry_run": None}),
     )
-    terminal.show(report, lines, as_json=as_json)
+    terminal.show(report, lines)
 
 
 @click.command()
 @store_argument
 @json_option
-def compact(store: str, as_json: bool) -> None:
+def compact(store: str) -> None:
     """Join the small and partly unused segments of STORE, or that of INDEX; rows stay equal."""
     from whiten_index.versions.compaction import compact_store
 
     with _stage("compact"):
         report = compact_store(_store_of(store))
-    terminal.show(asdict(report), as_json=as_json)
+    terminal.show(asdict(report))
     report.require_sound()
 
 
@@ -189,7 +184,7 @@ def compact(store: str, as_json: bool) -> None:
 @click.argument("paths", nargs=-1, required=True, type=PATH, metavar="PATH...")
 @click.option("--no-store", is_flag=True, help="Of an index, leave out the store it is built from.")
 @json_option
-def verify(paths: tuple[str, ...], no_store: bool, as_json: bool) -> None:
+def verify(paths: tuple[str, ...], no_store: bool) -> None:
     """Check every checksum of indexes and stores, and say how to mend what is damaged."""
     from whiten_index.versions.verify import verify_paths
 
@@ -198,7 +193,7 @@ def verify(paths: tuple[str, ...], no_store: bool, as_json: bool) -> None:
     sound = all(report.sound for report in reports)
     found = {"sound": sound, "reports": [report.to_json() for report in reports]}
     lines = (line for report in reports for line in _verify_lines(report))
-    terminal.show(found, lines, as_json=as_json)
+    terminal.show(found, lines)
     where = " and ".join(report.path for report in reports if not report.sound)
     if damages := sum(len(report.damages) for report in reports):
         raise ArtifactError(

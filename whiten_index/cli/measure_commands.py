@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     "--plan", is_flag=True, help="Only print the points to measure and the rows to encode."
 )
 @json_option
-def sweep(plan: bool, as_json: bool, **options: Any) -> None:
+def sweep(plan: bool, **options: Any) -> None:
     """Measure widths, transforms, codecs and indexes side by side on a CORPUS; recommend one.
 
     With --queries and --qrels their judgements measure quality. Otherwise rows are held out of the
@@ -53,7 +53,7 @@ def sweep(plan: bool, as_json: bool, **options: Any) -> None:
     if plan:
         found = plan_sweep(config, progress=terminal.Bars())
         lines = ("plan (nothing was written)", *_plan_lines(found))
-        terminal.show(found, lines, as_json=as_json)
+        terminal.show(found, lines)
         return
     said = run_sweep(config, progress=terminal.Bars()).to_json()
     report = write_report(str(config.out))
@@ -64,7 +64,7 @@ def sweep(plan: bool, as_json: bool, **options: Any) -> None:
     notes = [f"{plain} {config.out}"] if report.suffix == ".md" else []
     # Rates of stages over points say nothing.
     facts = terminal.describe({**said, "skipped": None, "stage_rows": None})
-    terminal.show(said, [*facts, *_left_out(said)], as_json=as_json, notes=notes)
+    terminal.show(said, [*facts, *_left_out(said)], notes=notes)
 
 
 def _plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:
@@ -105,9 +105,7 @@ def report(folder: str) -> None:
 )
 @schema_options(TrainingConfig)
 @json_option
-def train(
-    corpus: tuple[str, ...], out: str, dev: str | None, as_json: bool, **options: Any
-) -> None:
+def train(corpus: tuple[str, ...], out: str, dev: str | None, **options: Any) -> None:
     """Train an encoder on the sentences of CORPUS, with contrast and group whitening.
 
     OUT becomes a folder that build --model and sentence-transformers load. Run the same command
@@ -117,7 +115,7 @@ def train(
 
     config = TrainingConfig(corpus=corpus, out=out, **given(options))
     done = train_encoder(config, pairs=dev, progress=terminal.Bars()).to_json()
-    terminal.show(done, as_json=as_json)
+    terminal.show(done)
 
 
 def setting_options(*without: str) -> Callable[[Any], Any]:
@@ -174,9 +172,9 @@ _DATA = click.argument("data", nargs=-1)
 Figures = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
-def show_report(report: Mapping[str, Any], title: str, figures: Figures, *, as_json: bool) -> None:
+def show_report(report: Mapping[str, Any], title: str, figures: Figures) -> None:
     """Print a report: as JSON, or a table with the ``figures`` of each set in each space."""
-    terminal.show(report, _report_lines(report, title, figures), as_json=as_json)
+    terminal.show(report, _report_lines(report, title, figures))
 
 
 def _report_lines(report: Mapping[str, Any], title: str, figures: Figures) -> Iterator[str]:
@@ -247,7 +245,7 @@ def _config_and_pairs(
 @evaluate.command()
 @_pair_options("STS-B=test")
 @setting_options()
-def sts(as_json: bool, **options: Any) -> None:
+def sts(**options: Any) -> None:
     """Correlate the cosines of sentence pairs with gold scores, in all three aggregations.
 
     DATA are files of pairs (.parquet, .jsonl, or .tsv with a header line: sentence1, sentence2,
@@ -259,7 +257,7 @@ def sts(as_json: bool, **options: Any) -> None:
 
     config, sets = _config_and_pairs(options)
     report = evaluate_sts(config, sets, progress=terminal.Bars())
-    show_report(report, "spearman × 100", lambda each: each["spearman"], as_json=as_json)
+    show_report(report, "spearman × 100", lambda each: each["spearman"])
 
 
 @evaluate.command()
@@ -279,7 +277,7 @@ def sts(as_json: bool, **options: Any) -> None:
     help="Texts measured at most; more are drawn from. The time grows with their square.",
 )
 @setting_options()
-def geometry(positive_above: float, most_texts: int, as_json: bool, **options: Any) -> None:
+def geometry(positive_above: float, most_texts: int, **options: Any) -> None:
     """Measure how embeddings fill their space, raw and transformed.
 
     DATA are files of sentence pairs, as of sts, scored or not; without DATA it is STS-B dev.
@@ -295,7 +293,7 @@ def geometry(positive_above: float, most_texts: int, as_json: bool, **options: A
     report = evaluate_geometry(
         config, sets, above=positive_above, most_texts=most_texts, progress=bars
     )
-    show_report(report, "", _shape, as_json=as_json)
+    show_report(report, "", _shape)
 
 
 def _shape(figures: Mapping[str, Any]) -> dict[str, str]:
@@ -311,7 +309,7 @@ def _shape(figures: Mapping[str, Any]) -> dict[str, str]:
 @schema_options(RetrievalOptions)
 # A search encodes its corpus, and fits on it.
 @setting_options("fit")
-def retrieval(data: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def retrieval(data: tuple[str, ...], **options: Any) -> None:
     """Search judged queries exactly and judge what is found: nDCG, recall, MRR, MAP.
 
     DATA are folders in BEIR form: corpus, queries and qrels, each as Parquet, or corpus.jsonl,
@@ -325,4 +323,4 @@ def retrieval(data: tuple[str, ...], as_json: bool, **options: Any) -> None:
     config = RetrievalConfig.from_options({**given(options), "sets": data})
     report = evaluate_retrieval(config, progress=terminal.Bars())
     metrics = config.metrics
-    show_report(report, "× 100", lambda each: {m: each.get(m) for m in metrics}, as_json=as_json)
+    show_report(report, "× 100", lambda each: {m: each.get(m) for m in metrics})

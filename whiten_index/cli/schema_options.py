@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from whiten_index.cli.terminal import choose
 from whiten_index.errors import ConfigError
 from whiten_index.options import (
     CORPUS,
@@ -173,8 +174,9 @@ own_config_option = click.option("--config", callback=_by_click, **_CONFIG)
 # A path that may be missing, or a URI: the command says what is wrong with it.
 PATH = click.Path(readable=False)
 json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object on standard output."
-)
+    "--json", "as_json", is_flag=True, expose_value=False, callback=choose,
+    help="Print one JSON object on standard output.",
+)  # fmt: skip
 log_option = click.option(
     "--log", is_flag=True, help="Print events as lines of JSON, the last with the report."
 )

@@ -19,8 +19,13 @@ FOR_MACHINES = frozenset({
     "padded_tokens", "sha256", "stage_rows", "tokens",
 })  # fmt: skip
 EVERY_SECONDS = 10.0
-# Set by the options -q and -v of the command that runs.
-VERBOSITY = {"quiet": False, "verbose": False}
+# Set by the options -q, -v and --json of the command that runs.
+CHOSEN = {"quiet": False, "verbose": False, "as_json": False}
+
+
+def choose(_: click.Context, option: click.Parameter, given: bool) -> None:
+    """Keep the value of an option of every command."""
+    CHOSEN[str(option.name)] = given
 
 
 class Bars(Progress):
@@ -35,7 +40,7 @@ class Bars(Progress):
         self._end()
         self._done, self._started = 0, time.monotonic()
         self._ended = threading.Event()
-        if VERBOSITY["quiet"]:
+        if CHOSEN["quiet"]:
             return
         if total and (sys.stderr.isatty() or "ipykernel" in sys.modules):
             from tqdm import tqdm
@@ -63,7 +68,7 @@ class Bars(Progress):
     def finish(self, stage: str, seconds: float) -> None:
         """Remove the bar."""
         self._end()
-        if VERBOSITY["verbose"]:
+        if CHOSEN["verbose"]:
             click.echo(f"{stage}: done in {duration(seconds)}", err=True)
 
     def _end(self) -> None:
@@ -74,22 +79,18 @@ class Bars(Progress):
 
     def note(self, message: str) -> None:
         """Print a note next to the bars."""
-        if message.startswith("note:") or not VERBOSITY["quiet"]:
+        if message.startswith("note:") or not CHOSEN["quiet"]:
             click.echo(cell(message), err=True)
 
 
 def show(
-    report: Mapping[str, Any],
-    lines: Iterable[str] | None = None,
-    *,
-    as_json: bool,
-    notes: Iterable[str] = (),
+    report: Mapping[str, Any], lines: Iterable[str] | None = None, *, notes: Iterable[str] = ()
 ) -> None:
     """Print a report as one JSON object, or as lines for people, with notes on standard error.
 
     The lines are by default those of ``describe``.
     """
-    if as_json:
+    if CHOSEN["as_json"]:
         print_json(report)
         return
     for line in describe(report) if lines is None else lines:
