@@ -100,7 +100,11 @@ def check_columns(
             )
     wanted: list[tuple[str | None, Callable[[pa.DataType], bool], str]] = [
         *((name, _is_text, "a text column takes strings") for name in config.text_columns),
-        (config.id_column, _is_id, "an id column takes strings or integers"),
+        (
+            config.id_column,
+            lambda kind: _is_text(kind) or pa.types.is_integer(kind),
+            "an id column takes strings or integers",
+        ),
         (
             config.embedding_column,
             _is_embedding,
@@ -140,10 +144,6 @@ def _is_text(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return kind in (pa.string(), pa.large_string(), pa.string_view())
-
-
-def _is_id(kind: pa.DataType) -> bool:
-    return _is_text(kind) or bool(pa.types.is_integer(kind))
 
 
 def _is_embedding(kind: pa.DataType) -> bool:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from whiten_index.artifacts.files import unforeseen
 from whiten_index.artifacts.prefetch import overlapped
-from whiten_index.errors import ClusterError, StorageError, WhitenIndexError
+from whiten_index.errors import ClusterError, WhitenIndexError, first_line
 from whiten_index.progress import Progress, Stages
 
 Advance = Callable[[int], None]
@@ -100,7 +101,7 @@ class Executor(ABC):
         wanted = 0
         for position, result in self.map_unordered(FunctionWork(function), items):
             if isinstance(result, Failure):
-                raise _step_error(result) from result.error
+                raise _step_error(result.error) from result.error
             waiting[position] = result
             while wanted in waiting:
                 yield waiting.pop(wanted)
@@ -154,17 +155,11 @@ def portable(error: BaseException) -> BaseException:
     return error
 
 
-def _step_error(failure: Failure) -> WhitenIndexError:
-    error = failure.error
+def _step_error(error: BaseException) -> WhitenIndexError:
     if isinstance(error, WhitenIndexError):
         return error
-    if isinstance(error, OSError):
-        return StorageError(
-            f"a worker cannot write or read ({error}). Repair that and run the same command again; "
-            "finished shards are kept"
-        )
-    return ClusterError(
-        f"a step of the build failed ({failure.reason}). Finished shards are kept: run the same "
+    return unforeseen(error, step="a step on a worker") or ClusterError(
+        f"a step of the build failed ({first_line(error)}). Finished shards are kept: run the same "
         "command again"
     )
 

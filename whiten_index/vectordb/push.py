@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -225,7 +225,9 @@ class _TablePush:
     def _begin(self) -> int:
         """Begin or resume the pending table; return the number of rows that it has."""
         pending, after = self.writer.pending(), self.after
-        if pending is None or pending.done > after.rows or not pending.is_part_of(after):
+        own = ("done", "name", "lease")
+        same = pending and replace(after, **{name: getattr(pending, name) for name in own})
+        if pending is None or pending != same or pending.done > after.rows:
             self.writer.begin(after, self.source.layout)
             return 0
         self.writer.resume(self.source.layout)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -94,10 +94,6 @@ class PushedTable:
             return _DESCRIPTION.validate_json(text or "")
         except ValueError:
             return None
-
-    def is_part_of(self, whole: "PushedTable") -> bool:
-        """Return whether a pending table can be filled up to this one."""
-        return self == replace(whole, done=self.done, name=self.name, lease=self.lease)
 
 
 _DESCRIPTION = TypeAdapter(PushedTable)
