@@ -157,7 +157,7 @@ def job_keys(made: type) -> dict[str, str]:
 
 def unknown(name: str, known: Iterable[str]) -> str:
     """Return a sentence about a name that is not among the known ones; the nearest comes first."""
-    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
+    near = difflib.get_close_matches(name, known, n=1)
     meant = f"did you mean {near[0]}? K" if near else "k"
     return f"{name} is unknown; {meant}nown are {', '.join(sorted(known))}"
 

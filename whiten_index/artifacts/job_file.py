@@ -37,7 +37,9 @@ def rename_keys(
     for key, value in values.items():
         name = names.get(key.replace("-", "_"))
         if name is None:
-            raise ConfigError(f"{where}: {unknown(key, names)}")
+            # As the documentation writes them.
+            known = [each.replace("_", "-") for each in names]
+            raise ConfigError(f"{where}: {unknown(key, known)}")
         if name in found:
             raise ConfigError(f"{where} sets {name} twice, once as {key}; leave one out")
         found[name] = value

@@ -14,13 +14,14 @@ from urllib.parse import parse_qs
 
 from pydantic import Field
 
-from whiten_index.artifacts.job_file import read_job, rename_keys
+from whiten_index.artifacts.job_file import read_toml, rename_keys
 from whiten_index.cli.log_lines import Ending, LogLines, ending_of, failure, run_job
 from whiten_index.cli.monitoring import check_metrics, write_metrics
 from whiten_index.cli.signals import INTERRUPTED
 from whiten_index.cli.streams import print_exception
 from whiten_index.errors import BusyError, ConfigError, DatabaseError, GateError, WhitenIndexError
 from whiten_index.options import job_keys, schema
+from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.vectordb.push_config import PushConfig
 
@@ -45,7 +46,13 @@ class NightlyJob(UpdateConfig):
     def read(cls, path: Path) -> "NightlyJob":
         """Read a job file, and refuse it whole if any key or value is not valid."""
         where = f"job file {path}"
-        values = read_job(path, job_keys(cls))
+        values, own, built = read_toml(path), job_keys(cls), job_keys(BuildConfig)
+        for key in values:
+            if key.replace("-", "_") in built.keys() - own.keys():
+                raise ConfigError(
+                    f"{where}: {key} stays as it was built; leave it out, or build again"
+                )
+        values = rename_keys(values, own, where=where)
         for key in _PATHS & values.keys():
             values[key] = _from(path.parent, values[key])
         tables = values.pop("push", [])
