@@ -32,9 +32,9 @@ class Stages:
     rows: dict[str, int] = field(default_factory=dict)  # stage -> rows handled
 
     @contextmanager
-    def stage(self, name: str, total: int) -> Iterator[Progress]:
-        """Time the block as stage ``name`` over ``total`` rows."""
-        self.watcher.start(name, total)
+    def stage(self, name: str, total: int, *, part: str = "") -> Iterator[Progress]:
+        """Time the block as stage ``name`` over ``total`` rows; ``part`` of it is told as well."""
+        self.watcher.start(f"{name} {part}".rstrip(), total)
         started = time.perf_counter()
         try:
             yield self.watcher

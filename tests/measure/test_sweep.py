@@ -61,6 +61,10 @@ def invoke(*arguments: object) -> Result:
 class _Notes(Progress):
     def __init__(self) -> None:
         self.notes: list[str] = []
+        self.stages: list[str] = []
+
+    def start(self, stage: str, total: int) -> None:
+        self.stages.append(stage)
 
     def note(self, message: str) -> None:
         self.notes.append(message)
@@ -276,15 +280,16 @@ def test_a_transform_that_cannot_be_does_not_keep_others_from_being_measured(tmp
 def test_more_points_join_their_run_and_other_settings_start_another(tmp_path, corpus):
     given = options(corpus, tmp_path, **FEW)
     first = run_sweep(SweepConfig(**given))
-    more = run_sweep(SweepConfig(**{**given, "widths": "8,16"}))
-    assert (more.run, more.measured, more.found) == (first.run, 1, 1)
     notes = _Notes()
+    more = run_sweep(SweepConfig(**{**given, "widths": "4,8,16"}), progress=notes)
+    assert (more.run, more.measured, more.found) == (first.run, 2, 1)
+    assert {"make indexes 1 to 1 of 2", "measure 2 to 2 of 2"} <= {*notes.stages}
     other = run_sweep(SweepConfig(**{**given, "seed": 1}), progress=notes)
     assert other.run != first.run
     assert (other.measured, other.found) == (1, 0)
     assert any("holds 1 other run" in note for note in notes.notes)
     runs = Counter(line["run"] for line in lines_of(tmp_path) if line["type"] == "point")
-    assert runs == {first.run: 2, other.run: 1}
+    assert runs == {first.run: 3, other.run: 1}
 
 
 def test_a_tiny_corpus_is_refused(tmp_path, write_parquet):

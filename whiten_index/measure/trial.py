@@ -182,7 +182,10 @@ def measure_points(
     with contextlib.suppress(ConfigError, MemoryError):
         # If it cannot be made, its point is skipped below with the reason.
         reference = trial.make(exact, raw) if exact in points.points else None
+    last, whole = 0, sum(map(len, missing.values()))
     for where, some in missing.items():
+        first, last = last + 1, last + len(some)
+        part = f"{first} to {last} of {whole}"
         try:
             fitted = where.family not in (RAW, FAISS)
             space = open_space(config, dataset, where, stages) if fitted else raw
@@ -190,7 +193,7 @@ def measure_points(
             yield from (_skipped(point, str(error)) for point in some)
             continue
         made = list[Made]()
-        with stages.stage("make indexes", len(some)) as watcher:
+        with stages.stage("make indexes", len(some), part=part) as watcher:
             for point in some:
                 try:
                     known = reference if point == exact else None
@@ -198,7 +201,7 @@ def measure_points(
                 except (ConfigError, MemoryError) as error:
                     yield _skipped(point, str(error) or "the memory does not hold it")
                 watcher.advance(1)
-        with stages.stage("measure", len(made)) as watcher:
+        with stages.stage("measure", len(made), part=part) as watcher:
             trial.time(made, reference)
             for each in made:
                 yield {"type": "point", "key": each.point.key, **each.record}
