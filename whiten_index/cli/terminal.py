@@ -15,8 +15,8 @@ from whiten_index.progress import Progress
 
 # Only JSON shows these.
 FOR_MACHINES = frozenset({
-    "error", "expected_bytes", "kept_files", "leads", "memory_budget", "normalize_input",
-    "padded_tokens", "sha256", "stage_rows", "tokens",
+    "done", "error", "expected_bytes", "kept_files", "leads", "lease", "memory_budget",
+    "normalize_input", "padded_tokens", "sha256", "stage_rows", "tokens",
 })  # fmt: skip
 EVERY_SECONDS = 10.0
 # Set by the options -q, -v and --json of the command that runs.
