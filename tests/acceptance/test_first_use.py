@@ -241,7 +241,7 @@ def test_a_build_says_why_few_rows_take_more_than_raw(corpus: Path, tmp_path: Pa
     least = int(re.findall(r"less than raw from ([\d,]+) rows", few)[0])
     for rows, smaller in ((least, True), (least - 1, False)):
         said = size.findall(done(*order, "--k", 16, "--limit", rows))[0]
-        assert ("more than" not in said) == smaller
+        assert ("more than" not in said, ", 64 bytes a row; raw" in said) == (smaller, smaller)
     assert "128 bytes a row, and 128 in" in size.findall(done(*order, "--k", 32))[0]
 
 

@@ -132,7 +132,8 @@ def test_embeddings_need_no_torch_and_what_lacks_a_package_names_the_extra(publi
 
     main = "from whiten_index.cli import main; main()"
     assert ended(main, "search", published / "out", "--like", "d1")[0] == 0
-    assert "so it cannot encode text" in ended(main, "search", published / "out", "a cat")[1]
+    told = ended(main, "search", published / "out", "a cat")[1]
+    assert "cannot encode text; search with --like or with embeddings (--queries and --em" in told
     encode = ("encode", published / "good", "--text-column", "text", "--store", published / "s")
     for code, arguments in ((main, encode), ("from whiten_index import Encoder", ())):
         status, stderr = ended(code, *arguments)

@@ -424,7 +424,8 @@ def _summary(said: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[tup
     yield "index", f"{fields['factory']['built']}: {fields['factory']['why']}"
     index, raw, rows = size["index"], size["raw"], fields["rows"]
     fixed = index["matrix"] + index["codebooks"] + index["centroids"]
-    grows, why = index["total"] - fixed, f", raw {words(raw)}"
+    grows = index["total"] - fixed
+    why = f", {grows / rows:,.0f} bytes a row; raw {words(raw)}, {raw / rows:,.0f} bytes a row"
     if index["total"] >= raw:
         why = f", more than the raw embeddings ({words(raw)}): "
         if grows >= raw:
@@ -433,7 +434,8 @@ def _summary(said: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[tup
             least = math.floor(fixed * rows / (raw - grows)) + 1
             why += f"{words(fixed)} are for the transform, less than raw from {least:,} rows"
     yield "size", words(index["total"]) + why
-    yield "store", f"{said['store']} has the raw embeddings; the next build encodes only new texts"
+    then = "" if own["encoded"] == "stored" else "; the next build encodes only new texts"
+    yield "store", f"{said['store']} has the raw embeddings{then}"
 
 
 def _counted(counts: Mapping[str, int], **own: str) -> str:

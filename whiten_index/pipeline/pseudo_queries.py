@@ -134,7 +134,7 @@ def _drawn_pieces(
             found.append((row, pieces))
             seen.add(document)
     if len(found) < _LEAST_SHARE * tried:
-        return f"{tried - len(found)} of {tried} texts are too short to cut in pieces"
+        return f"{tried - len(found):,} of {tried:,} texts are too short to cut in pieces"
     if len(found) < LEAST_SAMPLE:
         return f"{len(found)} documents are too few to choose from"
     return found

@@ -36,7 +36,7 @@ class QueryEncoder:
         self,
         recorded: EncoderSpec | None,
         *,
-        instead: str = "search with --like or with embeddings",
+        instead: str = "search with --like or with embeddings (--queries and --embedding-column)",
         **opening: Unpack[EncoderOpening],
     ) -> None:
         """Take what a manifest names, None where the index knows none, and what its opener allows.
