@@ -9,14 +9,17 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import faiss
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from tests.damage.crafted import CRAFTS, World, crafted, new_world, places
 from tests.helpers.bad_input import run
+from tests.helpers.builds import random_rows
 from whiten_index import EmbeddingStore, QueryTransform, open_index
 from whiten_index.artifacts.manifest import write_manifest
-from whiten_index.errors import WhitenIndexError
+from whiten_index.errors import ArtifactError, WhitenIndexError
 from whiten_index.versions.documents import write_documents
 
 # A documented status: done, or one of ``errors.py``, but never 1, which is for what is unforeseen.
@@ -163,6 +166,21 @@ def test_documents_of_other_columns_are_damage(world: World, change: str) -> Non
     status, _, stderr = run("search", world.index, "--like", "1", "--filter", "title != 'x'")
     told = "cannot be read" if "UTF" in change else "is damaged: its columns are"
     assert (status, told in stderr) == (5, True), stderr
+
+
+@pytest.mark.parametrize("how", ["behind no transforms", "with labels of no rows"])
+def test_an_index_file_of_another_kind_is_damage(world: World, how: str) -> None:
+    version = json.loads(world.current.read_text())["version"]
+    path = world.index / "versions" / version / "index.faiss"
+    index = faiss.read_index(str(path))
+    inner = faiss.IndexIDMap(faiss.IndexFlatIP(index.index.d))
+    vectors = np.ones((index.ntotal, inner.d), dtype=np.float32)
+    inner.add_with_ids(vectors, np.arange(index.ntotal) + index.ntotal)
+    index.own_fields, index.index = False, inner
+    faiss.write_index(inner if "no transforms" in how else index, str(path))
+    world.seal(path)
+    with pytest.raises(ArtifactError, match=r"index.faiss is damaged: it"):
+        open_index(world.index).search_embeddings(random_rows(1, rows=1))
 
 
 def test_a_field_that_no_schema_names_is_damage(world: World) -> None:

@@ -162,10 +162,19 @@ class Bundle:
 
     def _by_vector(self, row_filter: RowFilter | None, *, copy: Any = None) -> Search:
         """Return the search of the index proper, or of its copy on a GPU."""
-        inner, selection = self._inner, self._selection(row_filter)
-        if copy is not None:
-            return lambda vectors, most: nearest_on_gpu(copy, inner, vectors, most)
-        return lambda vectors, most: nearest(inner, vectors, most, selection)
+        inner, selection, rows = self._inner, self._selection(row_filter), len(self.documents)
+
+        def search(vectors: NDArray[np.float32], most: int) -> tuple[Scores, Rows]:
+            if copy is not None:
+                found = nearest_on_gpu(copy, inner, vectors, most)
+            else:
+                found = nearest(inner, vectors, most, selection)
+            # FAISS takes any number as the label of a row.
+            if found[1].max(initial=-1) >= rows:
+                raise _unfit(self.source, "its labels are no rows")
+            return found
+
+        return search
 
     def _by_embedding(
         self, row_filter: RowFilter | None, rescorer: Rescorer | None, *, copy: Any = None
@@ -218,10 +227,7 @@ def open_files(version: Version, *, mapped: bool | None = None, device: str = "c
     bundle = _bundle(version.check(), mapped=mapped)
     index = bundle.index
     if index.ntotal != len(bundle.documents) or index.d != bundle.whitening.dim:
-        raise ArtifactError(
-            f"{version.folder} does not fit together: {index.ntotal} vectors, "
-            f"{len(bundle.documents)} documents; {mending(version.folder.parent.parent)}"
-        )
+        raise _unfit(version, f"it has not the {len(bundle.documents)} rows of {DOCUMENTS}")
     if not mapped and (vectors := flat_vectors(inner_of(index))) is not None:
         use_large_pages(vectors)
     return replace(bundle, placed=_placed(bundle, device, mapped=mapped or IVF_DATA in version))
@@ -269,18 +275,20 @@ def read_index(version: Version, *, mapped: bool) -> Any:
     try:
         with reading(path):
             index = faiss.read_index(str(path), flags)
+            if not isinstance(index, faiss.IndexPreTransform):
+                raise _unfit(version, "it is behind no transforms")
             ivf = lists_of(index)
             lists: Any = None if ivf is None else faiss.downcast_InvertedLists(ivf.invlists)
             if on_disk != isinstance(lists, faiss.OnDiskInvertedLists):
-                raise ArtifactError(
-                    f"{path} and {IVF_DATA} do not belong together; "
-                    f"{mending(version.folder.parent.parent)}"
-                )
+                raise _unfit(version, f"it and {IVF_DATA} do not belong together")
             if on_disk:
                 lists.filename = str(version.file(IVF_DATA))
                 lists.do_mmap()
     except RuntimeError as error:
-        raise ArtifactError(
-            f"FAISS cannot read {path}; {mending(version.folder.parent.parent)}"
-        ) from error
+        raise _unfit(version, "FAISS cannot read it") from error
     return index
+
+
+def _unfit(version: Version, why: str) -> ArtifactError:
+    path, root = version.file(INDEX), version.folder.parent.parent
+    return ArtifactError(f"{path} is damaged: {why}; {mending(root)}")
