@@ -30,7 +30,7 @@ PACKABLE = _FROM_PADDING | _FROM_ZERO
 _TOKEN_TYPES = _FROM_PADDING | {"bert"}
 
 # transformers takes names with "sdpa", "flash" or "flex" in them for its own.
-_IMPLEMENTATION = "whiten_index_packed"
+IMPLEMENTATION = "whiten_index_packed"
 _HEAD_DIM_STEP, _LARGEST_HEAD_DIM = 8, 256
 _TRIAL_LENGTH = 300
 _TRIAL_ERROR = 0.02
@@ -137,12 +137,12 @@ class PackedForward:
             raise EncoderError(f"the model cannot run without padding: {obstacle}; pad its batches")
         self._model = model
         self._kernel = kernel or (sdpa_varlen if model.device.type == "cpu" else torch_varlen)
-        transformers.AttentionInterface.register(_IMPLEMENTATION, _attend)
+        transformers.AttentionInterface.register(IMPLEMENTATION, attend)
         # Padded batches go the usual way.
         transformers.AttentionMaskInterface.register(
-            _IMPLEMENTATION, transformers.AttentionMaskInterface()["sdpa"]
+            IMPLEMENTATION, transformers.AttentionMaskInterface()["sdpa"]
         )
-        model.set_attn_implementation(_IMPLEMENTATION)
+        model.set_attn_implementation(IMPLEMENTATION)
 
     def __call__(self, ids: Tensor, lengths: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
         """Return the last hidden states, (T, d); see ``inputs``."""
@@ -238,7 +238,7 @@ def _positions_from_padding(ids: Tensor, lengths: Tensor, starts: Tensor, paddin
     return (count - before) * real + padding
 
 
-def _attend(
+def attend(
     module: Any,
     query: Tensor,
     key: Tensor,
@@ -286,7 +286,7 @@ def _model_obstacle(model: Any) -> str | None:
     kind = config.model_type
     if kind not in PACKABLE or not type(model).__module__.startswith("transformers."):
         return f"a {kind} model ({type(model).__name__}) is not among {', '.join(sorted(PACKABLE))}"
-    if config._attn_implementation not in ("sdpa", _IMPLEMENTATION):
+    if config._attn_implementation not in ("sdpa", IMPLEMENTATION):
         return f"its attention is {config._attn_implementation}, not sdpa"
     bidirectional = kind != "modernbert" and not getattr(config, "is_causal", True)
     if bidirectional and getattr(config, "sliding_window", None) is not None:

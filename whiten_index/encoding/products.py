@@ -1,4 +1,4 @@
-"""Linear layers of a model on a CPU, by the fastest products that torch has for them.
+"""Layers of a model on a CPU, by the fastest products that torch has for them.
 
 torch multiplies float32 by MKL. On AMD's processors with AVX-512, MKL reaches half of what oneDNN
 does, which torch has too. oneDNN also multiplies in bfloat16, where the processor can: then
@@ -11,35 +11,40 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import gelu, linear
 from transformers.activations import GELUActivation
 
+from whiten_index.encoding.packing import IMPLEMENTATION, attend
+
 # Relative errors of the states of a few tokens: of rounding in another order, and of bfloat16.
-_TRIAL_ERRORS = {torch.float32: 1e-4, torch.bfloat16: 0.05}
+_TRIAL_ERRORS = {None: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.05}
 TORCH = "torch"
-_ATTENDED = ("query", "key", "value")  # layers of BERT and its kin that only attention reads
 _ROWS = 1024  # that the layout of weights is made for
+_LAYERS = frozenset({"BertLayer", "RobertaLayer", "XLMRobertaLayer", "CamembertLayer"})
 
 
-def use_fastest_products(model: Any, *, bfloat16: bool) -> str:
-    """Replace a float32 model's linear layers where that is faster here, and return the products.
+def use_fastest_products(model: Any, *, bfloat16: bool, last: bool) -> str:
+    """Replace a float32 model's layers by faster ones, and return the library of the products.
 
-    Inputs, outputs and all else stay float32. The model stays as it was if its states change by
-    more than rounding.
+    Inputs and outputs stay float32. The model stays as it was if its states change by more than
+    rounding.
 
     Args:
         model: Transformer in evaluation mode.
         bfloat16: whether products in bfloat16 may be used, summed in float32.
+        last: whether the states of the last layer are all that is wanted.
     """
     # By the kind of processor: what is timed would change with other work on the machine, and with
     # it the last bits of embeddings.
     kinds = [torch.bfloat16] if bfloat16 and _has_bfloat16() else []
     for dtype in [*kinds, *([torch.float32] if _is_amd_with_avx512() else [])]:
         try:
-            if _replace(model, dtype):
+            if _replace(model, dtype, layers=last):
                 return f"oneDNN {str(dtype).removeprefix('torch.')}"
         except (RuntimeError, AttributeError):
             # This torch has not the operators.
             continue
+    _replace(model, None, layers=last)
     return TORCH
 
 
@@ -54,55 +59,111 @@ def _is_amd_with_avx512() -> bool:
     return "AuthenticAMD" in facts and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
-class _PackedLinear(nn.Module):
-    """A linear layer by oneDNN, with weights laid out for it: (…, n) to (…, m).
+class _Product(nn.Module):
+    """Linear layers of the same rows as one, (…, n) to (…, m), by oneDNN unless ``dtype`` is None.
 
     Args:
-        layer: layer of float32 to compute.
-        dtype: that its products are computed in.
-        gelu: whether GELU comes after it.
+        layers: layers of float32, whose results are joined.
+        dtype: that oneDNN computes in, with weights laid out for it.
+        gelu: whether GELU comes after them.
         narrow: whether the result stays in ``dtype``, for attention or another product; float32
             otherwise.
     """
 
-    def __init__(self, layer: nn.Linear, dtype: torch.dtype, *, gelu: bool, narrow: bool) -> None:
+    def __init__(
+        self,
+        *layers: nn.Linear,
+        dtype: torch.dtype | None,
+        gelu: bool = False,
+        narrow: bool = False,
+    ) -> None:
         super().__init__()
-        self.dtype, self.activation = dtype, "gelu" if gelu else "none"
-        self.made = dtype if narrow else torch.float32
-        weight = layer.weight.detach().to(dtype)
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
-        self.bias = None if layer.bias is None else layer.bias.detach().to(dtype)
+        self.dtype, self.gelu, self.made = dtype, gelu, dtype if narrow else torch.float32
+        weight = torch.cat([layer.weight.detach() for layer in layers])
+        biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+        self.weight = weight.to(dtype)
+        self.bias = torch.cat(biases).to(dtype) if biases else None
+        if dtype is not None:
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, _ROWS)
 
     def forward(self, rows: Tensor) -> Tensor:
+        if self.dtype is None:
+            plain = linear(rows, self.weight, self.bias)
+            return gelu(plain) if self.gelu else plain
+        after = "gelu" if self.gelu else "none"
         product: Tensor = torch.ops.mkldnn._linear_pointwise(
-            rows.to(self.dtype), self.weight, self.bias, self.activation, [], "none"
+            rows.to(self.dtype), self.weight, self.bias, after, [], "none"
         )
         return product.to(self.made)
 
 
+class _Layer(nn.Module):
+    """A layer of BERT or its kin, with one product for query, key and value: (b, t, d) to the same.
+
+    It calls fewer modules than transformers' own layer, and threads wait for each other's Python.
+    """
+
+    is_causal = False  # for ``attend``
+
+    def __init__(self, layer: Any, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        own, out = layer.attention.self, layer.attention.output
+        self.heads, self.scaling = own.num_attention_heads, own.scaling
+        self.joint = _Product(own.query, own.key, own.value, dtype=dtype, narrow=True)
+        self.out, self.norm = _Product(out.dense, dtype=dtype), out.LayerNorm
+        self.wide = _Product(layer.intermediate.dense, dtype=dtype, gelu=True, narrow=True)
+        self.last = _Product(layer.output.dense, dtype=dtype)
+        self.last_norm = layer.output.LayerNorm
+
+    def forward(
+        self, states: Tensor, attention_mask: Tensor | None = None, *_: Any, **options: Any
+    ) -> Tensor:
+        joint = self.joint(states).unflatten(-1, (3, self.heads, -1))
+        query, key, value = joint.permute(2, 0, 3, 1, 4)
+        packing, scaling = options.get("packing"), self.scaling
+        attended, _none = attend(
+            self, query, key, value, attention_mask, packing=packing, scaling=scaling
+        )
+        states = self.norm(self.out(attended.flatten(-2)).add_(states))
+        done: Tensor = self.last_norm(self.last(self.wide(states)).add_(states))
+        return done
+
+
 @torch.inference_mode()
-def _replace(model: Any, dtype: torch.dtype) -> bool:
-    """Replace the linear layers unless that changes the states of a few tokens too much."""
+def _replace(model: Any, dtype: torch.dtype | None, *, layers: bool) -> bool:
+    """Replace layers unless that changes the states of a few tokens too much."""
     ids = torch.arange(8)[None] % model.config.vocab_size
     expected = model(input_ids=ids).last_hidden_state
+    # transformers finds the states of layers by their class.
+    layers = layers and model.config._attn_implementation == IMPLEMENTATION
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
 
     def put(parent: nn.Module, name: str, module: nn.Module) -> None:
         replaced.append((parent, name, getattr(parent, name)))
         setattr(parent, name, module)
 
-    for parent in list(model.modules()):
-        activation = getattr(parent, "intermediate_act_fn", None)
-        fused = isinstance(activation, GELUActivation) and activation.act is nn.functional.gelu
+    def visit(parent: nn.Module) -> None:
+        fused = dtype is not None and _has_gelu(parent)
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
+            layer: Any = child
+            if (
+                layers
+                and type(child).__name__ in _LAYERS
+                and not layer.is_decoder
+                and _has_gelu(layer.intermediate)
+            ):
+                put(parent, name, _Layer(child, dtype))
+            elif type(child) is nn.Linear and dtype is not None:
                 gelu = fused and name == "dense"
-                narrow = gelu or name in _ATTENDED
-                put(parent, name, _PackedLinear(child, dtype, gelu=gelu, narrow=narrow))
+                put(parent, name, _Product(child, dtype=dtype, gelu=gelu, narrow=gelu))
+            else:
+                visit(child)
         if fused:
             put(parent, "intermediate_act_fn", nn.Identity())
+
     agrees = False
     try:
+        visit(model)
         found = model(input_ids=ids).last_hidden_state
         agrees = float((found - expected).norm() / expected.norm()) <= _TRIAL_ERRORS[dtype]
     finally:
@@ -110,3 +171,8 @@ def _replace(model: Any, dtype: torch.dtype) -> bool:
             for parent, name, module in reversed(replaced):
                 setattr(parent, name, module)
     return agrees
+
+
+def _has_gelu(module: Any) -> bool:
+    activation = getattr(module, "intermediate_act_fn", None)
+    return isinstance(activation, GELUActivation) and activation.act is gelu

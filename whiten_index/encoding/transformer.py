@@ -58,8 +58,11 @@ class Transformer:
         on_cpu, bfloat16 = device.type == "cpu", spec.dtype == "bfloat16"
         self.batch_tokens = _BATCH_TOKENS_CPU if on_cpu else _BATCH_TOKENS_GPU
         self.fewest_rows = _FEWEST_ROWS if self.packs and on_cpu else 0
-        self.products = use_fastest_products(model, bfloat16=bfloat16) if on_cpu else TORCH
         self._model, self._layers = model, None if spec.layers == (last,) else spec.layers
+        only_last = self._layers is None
+        self.products = (
+            use_fastest_products(model, bfloat16=bfloat16, last=only_last) if on_cpu else TORCH
+        )
         self._pooling, head = spec.pooling, load_head(folder)
         self._head = None if head is None else head.to(device)
         # A decoder would otherwise keep keys and values for a next token that never comes.
