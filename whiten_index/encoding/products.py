@@ -36,7 +36,7 @@ def use_fastest_products(model: Any, *, bfloat16: bool, last: bool) -> str:
     """
     # By the kind of processor: what is timed would change with other work on the machine, and with
     # it the last bits of embeddings.
-    kinds = [torch.bfloat16] if bfloat16 and _has_bfloat16() else []
+    kinds = [torch.bfloat16] if bfloat16 and has_bfloat16() else []
     for dtype in [*kinds, *([torch.float32] if _is_amd_with_avx512() else [])]:
         try:
             if _replace(model, dtype, layers=last):
@@ -48,7 +48,8 @@ def use_fastest_products(model: Any, *, bfloat16: bool, last: bool) -> str:
     return TORCH
 
 
-def _has_bfloat16() -> bool:
+def has_bfloat16() -> bool:
+    """Return whether this processor multiplies in bfloat16."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 

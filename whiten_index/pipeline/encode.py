@@ -190,6 +190,7 @@ def encode_shards(
         record = _record(work, kept, results, counts)
         report = EncodeReport(work.store, record, counts, stages, work, executor)
         _note_runtimes(report)
+        _note_encoder(report, work)
         if remember:
             index = None if config.out is None else config.out_place
             work.store.save_corpus(record, index=index)
@@ -357,6 +358,25 @@ def _open_store(config: BuildConfig, stages: Stages, executor: Executor) -> Enco
     report = EncodeReport(store, record, counts, stages, executor=executor)
     _note_runtimes(report)
     return report
+
+
+def _note_encoder(report: EncodeReport, work: ShardWork) -> None:
+    """Note a model that was not trained for cosines, and a processor that has bfloat16."""
+    watcher = report.stages.watcher
+    if work.similarity != "cosine":
+        watcher.note(
+            f"note: the model was trained for the similarity {work.similarity}, and the index is "
+            "searched by cosine, which ranks otherwise; compare with judged queries first"
+        )
+    if report.counts.encoded and not report.executor.remote and work.corpus.dim is None:
+        from whiten_index.encoding.products import has_bfloat16
+
+        encoder = work.encoder()
+        if (encoder.device.type, encoder.spec.dtype) == ("cpu", "float32") and has_bfloat16():
+            watcher.note(
+                "note: --dtype bfloat16 encodes 2 to 3 times as fast on this processor, and keeps "
+                "99.4 to 99.9 % of the ten nearest (measured with MiniLM)"
+            )
 
 
 def _note_runtimes(report: EncodeReport) -> None:
