@@ -1,9 +1,15 @@
-"""Arrow types with other leaves, at any depth."""
+"""Documents in Arrow files, and Arrow types with other leaves, at any depth."""
 
 from collections.abc import Callable
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+
+from whiten_index.artifacts.files import reading
+from whiten_index.corpus.batches import ID
+from whiten_index.errors import ArtifactError, first_line
 
 Leaf = Callable[[pa.DataType], pa.DataType]
 
@@ -85,3 +91,26 @@ def replaced_leaves(kind: pa.DataType, leaf: Leaf, *, in_list_views: bool = True
     if in_list_views and pa.types.is_list_view(kind):
         return pa.list_view(field(kind.value_field))
     return leaf(kind)
+
+
+def read_documents(path: Path, reader: Callable[[], Any], *, full: bool = True) -> pa.Table:
+    """Return the ids and kept columns that an Arrow reader has, ``full`` with each value checked.
+
+    Raises:
+        ArtifactError: they cannot be read, or are no such columns.
+    """
+    try:
+        with reading(path):
+            table = reader().read_all()
+            table.validate(full=full)
+    except (OSError, pa.ArrowException) as error:
+        raise ArtifactError(
+            f"{path} cannot be read ({first_line(error)}); restore it or build again"
+        ) from error
+    names, kinds = table.column_names, (pa.int64(), pa.string(), pa.large_string())
+    if len({*names}) < len(names) or ID not in names or table[ID].type not in kinds:
+        raise ArtifactError(
+            f"{path} is damaged: its columns are {table.schema.to_string()[:200]!r}; restore "
+            "it or build again"
+        )
+    return table

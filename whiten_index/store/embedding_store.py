@@ -21,7 +21,7 @@ again under any file name, id or metadata column, and in whichever segment it is
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -48,8 +48,9 @@ from whiten_index.artifacts.limits import canonical_json
 from whiten_index.artifacts.manifest import Digest, Schema, Sealed
 from whiten_index.artifacts.marks import require_marks
 from whiten_index.artifacts.storage import Place, Storage
-from whiten_index.corpus.batches import DIGEST_BYTES, ID
-from whiten_index.errors import ArtifactError, first_line
+from whiten_index.corpus.arrow_types import read_documents
+from whiten_index.corpus.batches import DIGEST_BYTES
+from whiten_index.errors import ArtifactError
 from whiten_index.store.dtypes import keeps_moments
 from whiten_index.store.notes import INDEXES, IndexRegistry, ResultCache, owner_of
 from whiten_index.store.records import CorpusPart, CorpusRecord, EncoderFacts
@@ -430,29 +431,6 @@ class EmbeddingStore(Segments):
 
 def _not_of_part(path: Path, part: CorpusPart) -> ArtifactError:
     return ArtifactError(f"{path} is damaged: its part has {part.rows} rows; {REMEDY}")
-
-
-def read_documents(path: Path, reader: Callable[[], Any], *, full: bool = True) -> pa.Table:
-    """Return the ids and kept columns that an Arrow reader has, ``full`` with each value checked.
-
-    Raises:
-        ArtifactError: they cannot be read, or are no such columns.
-    """
-    try:
-        with reading(path):
-            table = reader().read_all()
-            table.validate(full=full)
-    except (OSError, pa.ArrowException) as error:
-        raise ArtifactError(
-            f"{path} cannot be read ({first_line(error)}); restore it or build again"
-        ) from error
-    names, kinds = table.column_names, (pa.int64(), pa.string(), pa.large_string())
-    if len({*names}) < len(names) or ID not in names or table[ID].type not in kinds:
-        raise ArtifactError(
-            f"{path} is damaged: its columns are {table.schema.to_string()[:200]!r}; restore "
-            "it or build again"
-        )
-    return table
 
 
 def read_encoder(folder: Path, mirror: Storage) -> EncoderFacts:

@@ -17,14 +17,14 @@ from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.files import exists
 from whiten_index.artifacts.prefetch import ahead
 from whiten_index.artifacts.storage import Place, Storage
-from whiten_index.corpus.arrow_types import without_views
+from whiten_index.corpus.arrow_types import read_documents, without_views
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.progress import Progress
 from whiten_index.search.query_encoder import digest_of
 from whiten_index.store.digest_index import HashTable, string_keys
-from whiten_index.store.embedding_store import EmbeddingStore, read_documents
+from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.vectordb.push_config import PushConfig

@@ -11,12 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from whiten_index.corpus.arrow_types import times_as_numbers
+from whiten_index.corpus.arrow_types import read_documents, times_as_numbers
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, first_line
 from whiten_index.index.vector_search import Selection
-from whiten_index.store.embedding_store import read_documents
 from whiten_index.store.segments import REMEDY
 
 # Filters whose rows are remembered, as a caller's queries tend to share one: a bit a row each, and
