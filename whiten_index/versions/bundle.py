@@ -162,7 +162,7 @@ class Bundle:
 
     def _by_vector(self, row_filter: RowFilter | None, *, copy: Any = None) -> Search:
         """Return the search of the index proper, or of its copy on a GPU."""
-        inner, selection, rows = self._inner, self._selection(row_filter), len(self.documents)
+        inner, selection, rows = self._inner, self._selection(row_filter), len(self)
 
         def search(vectors: NDArray[np.float32], most: int) -> tuple[Scores, Rows]:
             if copy is not None:
