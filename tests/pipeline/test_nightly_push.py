@@ -313,7 +313,6 @@ def test_every_line_of_a_push_tells_its_target(world: World) -> None:
 
 @pytest.mark.parametrize("to", ["postgresql://me@h/db", "v.arrow"])
 def test_a_refit_is_noted_once_with_its_target(world: World, to: str) -> None:
-    """Query halves that were exported do not fit any more; nothing else would tell."""
     to = to if "://" in to else str(world.root / to)
     push = DOCS if "://" in to else f"to = {json.dumps(to)}"
     job = world.job(push)
@@ -328,7 +327,7 @@ def test_a_refit_is_noted_once_with_its_target(world: World, to: str) -> None:
     assert second["query_digest"] != first["query_digest"]
     (note,) = [e for e in events if first["query_digest"] in json.dumps(e)]
     assert (note["event"], note["to"]) == ("note", to)
-    assert "export again what was exported" in note["message"]
+    assert "open QueryTransform again, and export again" in note["message"]
     assert "notes" not in second
 
 

@@ -407,11 +407,7 @@ def _summary(said: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[tup
     yield "transform", transform
     yield from (("", reason["why"]) for reason in (choice, said.get("decision")) if reason)
     quality = fields["quality"] or {}
-    score, of_raw, texts = (
-        quality.get("pieces"),
-        quality.get("raw_pieces"),
-        quality.get("documents"),
-    )
+    score, of_raw, texts = map(quality.get, ("pieces", "raw_pieces", "documents"))
     by = "how well pieces of {:,} texts find the rest of theirs, at best 1"
     if score is None and choice and choice["raw_score"] is not None:
         rows = (row for row in choice["candidates"] if choice["chosen"].items() <= row.items())

@@ -332,8 +332,8 @@ def _note_new_queries(
     if before is None or before.query_digest == after.query_digest:
         return ()
     note = (
-        f"queries must be reduced again: the query digest was {before.query_digest}; open query "
-        "halves again, and export again what was exported (folders, models, SQL functions)"
+        f"queries must be reduced again: the query digest was {before.query_digest}; open "
+        "QueryTransform again, and export again what was exported (folders, models, SQL functions)"
     )
     stages.watcher.note(note)
     return (note,)
