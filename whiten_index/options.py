@@ -224,6 +224,8 @@ def _message(made: type, error: ValidationError) -> str:
     flag = option.flag if option else flag_of(name)
     kinds, choices = _kinds(_hints(made).get(name, Any))
     if found["type"] == "unexpected_keyword_argument":
+        if (own := job_keys(made).get(name)) is not None:
+            return f"{name} is unknown; in Python its name is {own}"
         return unknown(name, [each.name for each in fields(made)])
     if found["type"] == "missing":
         lacking = [str(each["loc"][0]) for each in error.errors() if each["type"] == "missing"]

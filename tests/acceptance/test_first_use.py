@@ -273,5 +273,6 @@ def test_one_text_has_its_hits_and_reprs_are_one_line(tmp_path: Path, tiny_model
     assert hits == opened.search(["the cat sat"], top_k=2)[0]
     assert hits.to_arrow().column_names == type(hits)().to_arrow().column_names == ["score", "id"]
     moments = whiten_index.Moments.of(np.eye(3))
-    for each in (report, opened.bundle.whitening, opened.encoder, moments):
+    updated = whiten_index.update_index(whiten_index.UpdateConfig(index=str(tmp_path / "i")))
+    for each in (report, updated, opened.bundle.whitening, opened.encoder, moments):
         assert len(repr(each)) < 150

@@ -93,6 +93,7 @@ def config_of(**more):
         ({"qrels_split": "test"}, r"--qrels-split test needs --qrels"),
         ({"out": ""}, r"say where results and report go: --out DIR"),
         ({"wings": 2}, r"wings is unknown"),
+        ({"k": 2}, r"k is unknown; in Python its name is widths"),
         ({"whiten": "pca"}, r"whiten is unknown"),
     ],
 )  # fmt: skip

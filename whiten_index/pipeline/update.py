@@ -91,6 +91,10 @@ class UpdateReport:
     changes: Changes  # changes of the documents
     encoded: EncodeReport  # the report of its first half
 
+    def __repr__(self) -> str:
+        rows, done = self.encoded.record.rows, "up to date" * self.up_to_date or "published"
+        return f"UpdateReport({str(self.out)!r}, version {self.version}, {rows:,} rows, {done})"
+
     @property
     def up_to_date(self) -> bool:
         """True if nothing was published, since nothing had changed."""
