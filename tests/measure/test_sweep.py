@@ -170,9 +170,8 @@ def test_what_width_or_rank_forbids_is_skipped_with_the_reason():
 
 
 def test_raw_embeddings_are_measured_in_every_codec_and_size_of_ours():
-    found = grid(
-        config_of(widths="32,64", codecs="fp32,sq6,PRQ8x2x4"), dim=384, rank=381, rows=9_000
-    )
+    config = config_of(widths="32,64", codecs="fp32,sq6,PRQ8x2x4")
+    found = grid(config, dim=384, rank=381, rows=9_000)
     raw = {point.codec for point in found.points if point.vectors.family == "raw"}
     # 32 and 64 dims in 1 byte each, and in a quarter of that.
     assert {"fp32", "sq6", "PRQ8x2x4", "pq8", "pq16", "pq32", "pq64"} <= raw
@@ -196,8 +195,7 @@ def test_figures_are_those_of_brute_force(tmp_path, corpus, embeddings):
     assert report.measured == len(points_of(tmp_path))
     assert not (tmp_path / ".sweep-work").exists()
     header = lines_of(tmp_path)[0]
-    assert header["type"] == "sweep"
-    assert header["run"] == report.run
+    assert (header["type"], header["run"]) == ("sweep", report.run)
     facts = header["dataset"]
     assert (facts["rows"], facts["dim"], facts["queries"]) == (ROWS - HELD, DIM, HELD)
     assert facts["raw_bytes_per_row"] == 4 * DIM
@@ -234,13 +232,11 @@ def test_figures_are_those_of_brute_force(tmp_path, corpus, embeddings):
     )
     for point in points.values():
         assert point["quality"] is None
-        assert (
-            point["latency_ms"]["p50"] <= point["latency_ms"]["p95"] <= point["latency_ms"]["p99"]
-        )
+        latency, seconds = point["latency_ms"], point["seconds"]
+        assert latency["p50"] <= latency["p95"] <= latency["p99"]
         assert point["throughput"]["batch"] == HELD
-        seconds = point["seconds"]
-        parts = sum(seconds[part] for part in ("train", "add", "tune"))
-        assert seconds["total"] == pytest.approx(parts)
+        parts = [seconds[part] for part in ("train", "add", "tune")]
+        assert seconds["total"] == pytest.approx(sum(parts))
 
 
 def test_ranked_again_by_exact_vectors_is_as_good_as_the_exact_index(tmp_path, corpus):
@@ -286,8 +282,7 @@ def test_more_points_join_their_run_and_other_settings_start_another(tmp_path, c
     assert (more.run, more.measured, more.found) == (first.run, 2, 1)
     assert {"make indexes 1 to 1 of 2", "measure 2 to 2 of 2"} <= {*notes.stages}
     other = run_sweep(SweepConfig(**{**given, "seed": 1}), progress=notes)
-    assert other.run != first.run
-    assert (other.measured, other.found) == (1, 0)
+    assert (other.run != first.run, other.measured, other.found) == (True, 1, 0)
     assert any("holds 1 other run" in note for note in notes.notes)
     runs = Counter(line["run"] for line in lines_of(tmp_path) if line["type"] == "point")
     assert runs == {first.run: 3, other.run: 1}
