@@ -37,8 +37,7 @@ def rename_keys(
     for key, value in values.items():
         name = names.get(key.replace("-", "_"))
         if name is None:
-            # As the documentation writes them.
-            known = [each.replace("_", "-") for each in names]
+            known = [each.replace("_", "-") for each in names]  # as they are documented
             raise ConfigError(f"{where}: {unknown(key, known)}")
         if name in found:
             raise ConfigError(f"{where} sets {name} twice, once as {key}; leave one out")

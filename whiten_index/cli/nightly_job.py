@@ -49,9 +49,7 @@ class NightlyJob(UpdateConfig):
         values, own, built = read_toml(path), job_keys(cls), job_keys(BuildConfig)
         for key in values:
             if key.replace("-", "_") in built.keys() - own.keys():
-                raise ConfigError(
-                    f"{where}: {key} stays as it was built; leave it out, or build again"
-                )
+                raise ConfigError(f"{where}: {key} stays as built; leave it out, or build again")
         values = rename_keys(values, own, where=where)
         for key in _PATHS & values.keys():
             values[key] = _from(path.parent, values[key])

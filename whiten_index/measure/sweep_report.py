@@ -112,14 +112,10 @@ class _Section:
 
     def to_markdown(self) -> str:
         """Return heading, recommendation and table in GitHub's Markdown."""
-        kinds = zip(self.rows, self.kinds, strict=True)
-        body = [
-            [
-                f"**{plain_markdown(cell)}**" if kind == "recommended" else plain_markdown(cell)
-                for cell in row
-            ]
-            for row, kind in kinds
-        ]
+        body = [list(map(plain_markdown, row)) for row in self.rows]
+        for cells, kind in zip(body, self.kinds, strict=True):
+            if kind == "recommended":
+                cells[:] = [f"**{cell}**" for cell in cells]
         table = [self.columns, [":---", *["---:"] * (len(self.columns) - 1)], *body]
         said = [self.advice.reason, *notes(self.sweep)]
         lines = [f"## {plain_markdown(self.title)}", *map(plain_markdown, said)]
@@ -152,12 +148,9 @@ def _files(sweeps: list[Sweep]) -> dict[str, str]:
         _Section(sweep, sweep.name if names[sweep.name] == 1 else f"{sweep.name}, run {sweep.run}")
         for sweep in sweeps
     ]
-    written = {
-        "report.json": plain_json(
-            json.dumps({"sweeps": [each.to_json() for each in sections]}, indent=1)
-        ),
-        "report.md": "\n\n".join(section.to_markdown() for section in sections) + "\n",
-    }
+    found = json.dumps({"sweeps": [each.to_json() for each in sections]}, indent=1)
+    text = "\n\n".join(each.to_markdown() for each in sections) + "\n"
+    written = {"report.json": plain_json(found), "report.md": text}
     if all(map(find_spec, ("matplotlib", "jinja2"))):
         written[REPORT] = _page(sections)
     return written

@@ -70,15 +70,13 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> dict
     """
     require_device(config.build.index_device)
     read_queries(config)
-    seconds = None
     if config.build.corpus:
         build = plan_build(config.build, progress=progress)
-        dim, to_encode = build["dim"], build["to_encode"]
+        dim, to_encode, seconds = build["dim"], build["to_encode"], build["seconds"]
         rows = build["reused"] + to_encode
-        seconds = build["seconds"]
     else:
         store = EmbeddingStore.open(config.build.store_place)
-        rows, dim, to_encode = store.corpus().rows, int(store.encoder["dim"]), 0
+        rows, dim, to_encode, seconds = store.corpus().rows, int(store.encoder["dim"]), 0, None
     points = grid(config, dim=dim, rank=dim, rows=rows)
     return {
         "rows": rows,
