@@ -156,10 +156,10 @@ def _encoding_time(seconds: float | None, rate: float | None) -> Iterator[tuple[
 def update(dry_run: bool, log: bool, **options: Any) -> None:
     """Bring INDEX up to date with its CORPUS; left out, the one that it was built from.
 
-    Rows are identified by id and text; known texts are not encoded again. The new version is
-    published only where every gate passes, else kept aside (exit status 9). --dry-run ends with 9
-    too where a gate would keep it back for its rows or bytes, or the corpus is that of a version
-    which was rolled back. With --json what is refused says why in "refused".
+    Columns, filter, factory … stay as built; build again to change them. Known texts are not
+    encoded again. The new version is published only where every gate passes, else kept aside (exit
+    status 9). --dry-run ends with 9 too where a gate would refuse its rows or bytes, or the corpus
+    is that of a version which was rolled back. With --json "refused" says why.
     """
     if log and terminal.CHOSEN["as_json"]:
         raise click.UsageError("--log prints the report as its last line; leave --json out")
