@@ -14,8 +14,8 @@ from pathlib import Path
 
 import click
 
-from whiten_index.artifacts.job_file import read_job
 from whiten_index.cli.log_lines import Ending, LogLines, run_job
+from whiten_index.cli.schema_options import read_job
 from whiten_index.cli.signals import stop_on_signals
 from whiten_index.options import job_keys
 from whiten_index.pipeline.build import build_index

@@ -28,8 +28,8 @@ from typing import Any
 
 import click
 
-from whiten_index.artifacts.job_file import read_toml
 from whiten_index.cli.log_lines import Ending, LogLines, failure, log, run_job
+from whiten_index.cli.schema_options import read_toml
 from whiten_index.cli.signals import stop_on_signals
 from whiten_index.errors import ConfigError, WhitenIndexError
 from whiten_index.evaluation.judgements import (

@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.builds import build, random_rows, write_rows
 from whiten_index import open_index
-from whiten_index.artifacts.job_file import read_toml
+from whiten_index.cli.schema_options import read_toml
 from whiten_index.errors import ConfigError, WhitenIndexError
 from whiten_index.pipeline.update import UpdateReport, update_index
 from whiten_index.pipeline.update_config import UpdateConfig

@@ -14,9 +14,9 @@ from urllib.parse import parse_qs
 
 from pydantic import Field
 
-from whiten_index.artifacts.job_file import read_toml, rename_keys
 from whiten_index.cli.log_lines import Ending, LogLines, ending_of, failure, run_job
 from whiten_index.cli.monitoring import check_metrics, write_metrics
+from whiten_index.cli.schema_options import read_toml, rename_keys
 from whiten_index.cli.signals import INTERRUPTED
 from whiten_index.cli.streams import print_exception
 from whiten_index.errors import BusyError, ConfigError, DatabaseError, GateError, WhitenIndexError

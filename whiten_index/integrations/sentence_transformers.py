@@ -30,7 +30,7 @@ from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.errors import ConfigError
 from whiten_index.search.query_transform import QueryTransform
-from whiten_index.whitening.affine import Affine
+from whiten_index.whitening.transform import Affine
 
 KIND, FORMAT_VERSION = "sentence-transformers model", 1
 # Of encoder-decoder models, sentence-transformers takes the encoder of these.
