@@ -88,7 +88,7 @@ def test_a_corpus_that_a_worker_cannot_reach(tmp_path: Path) -> None:
 
 @pytest.mark.service
 def test_a_head_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whiten_index.distributed.cluster._SECONDS_TO_CONNECT", 0.5)
+    monkeypatch.setattr("whiten_index.distributed.ray_executor._SECONDS_TO_CONNECT", 0.5)
     pq.write_table(pa.table({"e": [[0.0, 1.0]]}), tmp_path / "c.parquet")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from tests.distributed.squares import Square, accept, refuse, squares
-from whiten_index.distributed.cluster import cluster
 from whiten_index.distributed.executors import Failure
-from whiten_index.distributed.ray_executor import RayExecutor
+from whiten_index.distributed.ray_executor import RayExecutor, cluster
 from whiten_index.errors import ConfigError, StorageError
 
 pytestmark = pytest.mark.service

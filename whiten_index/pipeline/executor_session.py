@@ -12,8 +12,8 @@ from whiten_index.artifacts.atomic import make_folder
 from whiten_index.artifacts.files import exists, is_folder, reading, writing
 from whiten_index.artifacts.marks import WRITER, marked
 from whiten_index.corpus.sources import require_reachable
-from whiten_index.distributed.cluster import cluster
 from whiten_index.distributed.executors import Executor, SerialExecutor
+from whiten_index.distributed.ray_executor import cluster
 from whiten_index.errors import CorpusError, StorageError
 from whiten_index.paths import is_uri
 from whiten_index.pipeline.build_config import BuildConfig
