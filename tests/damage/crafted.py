@@ -25,6 +25,7 @@ CRAFTS: dict[str, Any] = {
     "fraction": 0.5,
     "negative": -1,
     "huge": 10**30,
+    "wide": 2**53,
     "infinite": math.inf,
     "NaN": math.nan,
     "empty text": "",

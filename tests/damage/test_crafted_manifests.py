@@ -127,6 +127,7 @@ FOUND = [
     ("index/versions/{version}/manifest.json", ("config",), "null", "update"),
     ("index/versions/{version}/manifest.json", ("bytes", "index"), "null", "inspect"),
     ("index/versions/{version}/manifest.json", ("config", "keep"), "null", "update"),
+    ("index/versions/{version}/manifest.json", ("encoder", "dim"), "wide", "search"),
     ("index/CURRENT", ("withdrawn",), "empty list", "search"),
     ("index/CURRENT", ("version",), "traversal", "search"),
 ]

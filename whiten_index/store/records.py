@@ -10,8 +10,11 @@ from typing_extensions import TypedDict
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.limits import VECTOR_NUMBERS
 from whiten_index.artifacts.manifest import Count, Flag, Positive, Schema, Sealed, Sha256
 from whiten_index.errors import ArtifactError
+
+Width = Annotated[Positive, Field(le=VECTOR_NUMBERS)]
 
 
 class CorpusSource(TypedDict):
@@ -124,7 +127,7 @@ class TransformerFacts(TypedDict):
     revision: str | None
     weights_sha256: Sha256
     files_sha256: Sha256
-    dim: Positive
+    dim: Width
     pooling: str
     layers: list[Count]
     max_length: Positive
@@ -145,7 +148,7 @@ class ColumnFacts(TypedDict):
 
     kind: Literal["column"]
     column: str
-    dim: Positive
+    dim: Width
     query_encoder: TransformerFacts | None
     fingerprint: NotRequired[str]
 
