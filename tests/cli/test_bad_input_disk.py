@@ -2,11 +2,9 @@
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +20,7 @@ from tests.helpers.bad_input import (
     Place,
     assert_one_error,
     assert_refused,
+    file_size_limit,
     numbers,
     run,
     table,
@@ -54,16 +53,6 @@ def test_a_store_of_two_corpora_asks_which(place: Place) -> None:
     assert status == 0, stderr
     arguments = ("build", "--store", store, "--k", 2, "--out", place.out)
     assert_refused(place, arguments, ARTIFACT, "2 corpora .*good.*name the corpus")
-
-
-@contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 # Other sizes fail in other places: embeddings, rows, moments, whitening, FAISS's file, manifest.

@@ -10,10 +10,13 @@ the name imported would look redefined; ``published`` is in conftest.py.
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,6 +103,17 @@ def assert_one_error(stderr: str, *, match: str) -> None:
     assert re.search(match, last), last
     assert "Traceback" not in stderr
     assert all(not line or line.startswith(("Usage: ", "Try '")) for line in before), stderr
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """Make the system refuse larger files, as a full disk or a quota does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def numbers(seed: int = 0, rows: int = ROWS) -> np.ndarray[Any, Any]:

@@ -1,14 +1,14 @@
 """The store against what was put in, whatever happens to its files."""
 
-import contextlib
 import hashlib
-import resource
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.helpers.bad_input import file_size_limit
 from tests.helpers.builds import column_facts
 from tests.helpers.moments import make_embeddings
 from whiten_index.artifacts import manifest
@@ -98,12 +98,8 @@ def flip(path, at=-20, bit=1):
 FILES = ["embeddings", "moments", "manifest"]
 
 
-def remove(path):
-    path.unlink()
-
-
 DAMAGES = [
-    *((file, how) for file in FILES for how in (cut_half, empty, flip, remove)),
+    *((file, how) for file in FILES for how in (cut_half, empty, flip, Path.unlink)),
     # The last byte of a manifest is a line's end: one more or less is no damage.
     *((file, how) for file in FILES[:2] for how in (cut, lengthen)),
 ]
@@ -120,9 +116,8 @@ def test_a_damaged_segment_is_not_found_and_writing_it_again_mends_it(store, fil
         store.require_segment(segment.name)
     assert write(store, embeddings) == segment
     assert store.segment(segment.name) == segment
-    np.testing.assert_array_equal(
-        store.tensor(segment.name, "embeddings"), embeddings.astype(np.float16)
-    )
+    kept = store.tensor(segment.name, "embeddings")
+    np.testing.assert_array_equal(kept, embeddings.astype(np.float16))
 
 
 @pytest.mark.parametrize(("file", "step"), [("embeddings", 3), ("moments", 3), ("manifest", 1)])
@@ -139,22 +134,11 @@ def test_no_flipped_bit_goes_unseen(tmp_path, file, step):
     assert store.segment(segment.name) == segment
 
 
-@contextlib.contextmanager
-def files_limited_to(size):
-    """Make the system refuse larger files, as a full disk or a quota does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize(("n", "d"), [(4000, 20), (130, 130)], ids=["embeddings", "moments"])
 def test_a_disk_that_takes_no_more_is_an_output_error_and_leaves_nothing(tmp_path, n, d):
     store = new_store(tmp_path, dim=d)
     embeddings = make_embeddings(n=n, d=d)
-    with files_limited_to(60_000), pytest.raises(StorageError, match=r"cannot write .*limit"):
+    with file_size_limit(60_000), pytest.raises(StorageError, match=r"cannot write .*limit"):
         write(store, embeddings)
     assert not list(store.folder.rglob("*.safetensors"))
     segment = write(store, embeddings)  # nothing is in the way when there is room again
@@ -218,14 +202,9 @@ def test_digests_that_do_not_fit_are_damage(store, size):
 
 
 def make_record(source="a.parquet", parts=3, **skipped):
+    left_out = dict.fromkeys(("embedding_column", "row_filter", "limit"))
     return CorpusRecord(
-        {
-            "sources": [source],
-            "text_columns": ["text"],
-            "embedding_column": None,
-            "row_filter": None,
-            "limit": None,
-        },
+        {"sources": [source], "text_columns": ["text"], **left_out},
         tuple(CorpusPart(f"{i:032x}", f"{i + 7:032x}", 10 * i, 11 * i, i, 0) for i in range(parts)),
         skipped,
     )
@@ -246,12 +225,8 @@ NO_KIND = r"corpora holds a folder of unknown kind, not a corpus; check the path
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", UNREADABLE),
-        ("{", UNREADABLE),
-        ("[]", NO_OBJECT),
-        ("{}", NO_KIND),
-        ('{"parts": [{"rows": 3}]}', NO_KIND),
-        ('{"parts": 1}', NO_KIND),
+        *(("", UNREADABLE), ("{", UNREADABLE), ("[]", NO_OBJECT), ("{}", NO_KIND)),
+        *((text, NO_KIND) for text in ('{"parts": [{"rows": 3}]}', '{"parts": 1}')),
     ],
 )
 def test_a_damaged_record_is_an_error(store, record_file, text, message):

@@ -11,9 +11,8 @@ from safetensors.numpy import load_file
 
 from tests.helpers.builds import build, random_rows, write_rows
 from tests.helpers.corpora import overwrite
-from tests.versions.upkeep import SHARD, World, add_version, new_world, segment_folders
+from tests.versions.upkeep import SHARD, World, add_version, new_world, reseal, segment_folders
 from whiten_index.artifacts import manifest
-from whiten_index.artifacts.files import sha256_file
 from whiten_index.artifacts.tensors import write_tensors
 from whiten_index.errors import ArtifactError
 from whiten_index.store.embedding_store import EmbeddingStore
@@ -153,15 +152,7 @@ def test_files_that_are_sound_and_do_not_belong_together(out):
     record = CorpusRecord.load(last / "corpus.json")
     fewer = replace(record, parts=tuple(replace(p, rows=p.rows - 1) for p in record.parts))
     fewer.save(last / "corpus.json")
-    fields = json.loads((last / "manifest.json").read_text())
-    fields["files"]["corpus.json"] = {
-        "bytes": (last / "corpus.json").stat().st_size,
-        "sha256": sha256_file(last / "corpus.json"),
-    }
-    manifest.write_manifest(last / "manifest.json", fields)
-    current = json.loads((out / "CURRENT").read_text())
-    current["manifest_sha256"] = sha256_file(last / "manifest.json")
-    manifest.write_manifest(out / "CURRENT", current)
+    reseal(last / "corpus.json")
     (damage,) = verify_index(out).damages
     assert "corpus.json of 99 rows, and the index has 100" in damage.why
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.helpers.bad_input import ARTIFACT, run
 from tests.helpers.builds import build, random_rows, write_rows
+from tests.versions.upkeep import reseal
 from whiten_index import open_index
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import list_folder, sha256_file
@@ -165,7 +166,7 @@ def test_lists_in_a_file_that_the_manifest_does_not_name_are_refused(
     folder = tmp_path / "out" / "versions" / only
     place = str(outside) if name == "/absolute" else name
     make_lists_on_disk(folder / "index.faiss", place, tmp_path / "made")
-    reseal(tmp_path / "out", only, "index.faiss")
+    reseal(folder / "index.faiss")
     before = outside.read_bytes()
     for mapped in (None, True):
         with pytest.raises(ArtifactError, match=r"index\.faiss"):
@@ -187,18 +188,6 @@ def make_lists_on_disk(path: Path, place: str, made: Path) -> None:
     lists.filename = place
     ivf.replace_invlists(lists, False)
     faiss.write_index(index, str(path))
-
-
-def reseal(out: Path, name: str, file: str) -> None:
-    """Give a changed file of a version its checksum, as whoever made the index could."""
-    folder = out / "versions" / name
-    fields = manifest.read_json(folder / manifest.MANIFEST, what="it")
-    path = folder / file
-    fields["files"][file] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-    manifest.write_manifest(folder / manifest.MANIFEST, fields)
-    current = manifest.read_json(out / "CURRENT", what="it")
-    current["manifest_sha256"] = sha256_file(folder / manifest.MANIFEST)
-    manifest.write_manifest(out / "CURRENT", current)
 
 
 @pytest.mark.parametrize("reranked", [True, False])
@@ -232,8 +221,9 @@ def test_a_version_with_a_file_of_another_is_no_unforeseen_error(tmp_path: Path,
     for rows in (50, 60):
         build(out, write_rows(corpus, random_rows(rows, rows=rows)))
     fewer, last = names(out)
-    shutil.copy(out / "versions" / fewer / file, out / "versions" / last / file)
-    reseal(out, last, file)
+    path = out / "versions" / last / file
+    shutil.copy(out / "versions" / fewer / file, path)
+    reseal(path)
     query = write_rows(tmp_path / "q.parquet", random_rows(3, rows=2))
     asked = ("--queries", query, "--embedding-column", "embedding", "--rerank", 50)
     status, _, stderr = run("search", out, *asked, "--run", tmp_path / "run.trec")
