@@ -2,12 +2,13 @@
 
 import pytest
 
+# It sets Ray's token, which Ray reads once: before any test connects.
+from benchmarks.local_cluster import Cluster
+
 
 @pytest.fixture(scope="session")
 def three_nodes(tmp_path_factory):
     """A cluster of three machines with a core each, shared by tests that kill none of them."""
-    from benchmarks.local_cluster import Cluster
-
     cluster = Cluster(tmp_path_factory.mktemp("cluster"), nodes=3)
     yield cluster
     cluster.stop()
@@ -16,8 +17,6 @@ def three_nodes(tmp_path_factory):
 @pytest.fixture
 def make_cluster(tmp_path):
     """Makes clusters of a test's own, whose machines it may kill."""
-    from benchmarks.local_cluster import Cluster
-
     made = []
 
     def make(**options):
