@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -93,15 +92,16 @@ def replaced_leaves(kind: pa.DataType, leaf: Leaf, *, in_list_views: bool = True
     return leaf(kind)
 
 
-def read_documents(path: Path, reader: Callable[[], Any], *, full: bool = True) -> pa.Table:
-    """Return the ids and kept columns that an Arrow reader has, ``full`` with each value checked.
+def read_documents(path: Path, data: bytes | None = None, *, full: bool = True) -> pa.Table:
+    """Return ids and kept columns from a file, mapped, or ``data``; ``full`` checks each value.
 
     Raises:
         ArtifactError: they cannot be read, or are no such columns.
     """
     try:
         with reading(path):
-            table = reader().read_all()
+            read = pa.ipc.open_file if data is None else pa.ipc.open_stream
+            table = read(pa.memory_map(str(path)) if data is None else data).read_all()
             table.validate(full=full)
     except (OSError, pa.ArrowException) as error:
         raise ArtifactError(

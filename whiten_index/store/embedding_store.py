@@ -24,7 +24,6 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -268,7 +267,7 @@ class EmbeddingStore(Segments):
             ArtifactError: they are missing or damaged.
         """
         path = self.part_files(part)[1]
-        found = read_documents(path, partial(pa.ipc.open_stream, self._required_bytes(path)))
+        found = read_documents(path, self._required_bytes(path))
         if found.num_rows != part.rows:
             raise _not_of_part(path, part)
         return found
@@ -294,7 +293,7 @@ class EmbeddingStore(Segments):
             raise ArtifactError(f"{path} is missing or damaged; {REMEDY}")
         rows = len(data) / DIGEST_BYTES
         if path.parent.name == _ROWS:
-            rows = read_documents(path, partial(pa.ipc.open_stream, data)).num_rows
+            rows = read_documents(path, data).num_rows
         if part is not None and part.rows != rows:
             raise _not_of_part(path, part)
 

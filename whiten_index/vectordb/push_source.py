@@ -318,7 +318,7 @@ def _changes(folder: Path, mirror: Storage) -> tuple[pa.ChunkedArray | None, str
         if not exists(folder) or CHANGES not in (version := read_version(folder, mirror=mirror)):
             return None, None
         path = version.file(CHANGES)
-        table = read_documents(path, lambda: pa.ipc.open_file(pa.memory_map(str(path))))
+        table = read_documents(path)
         base = (table.schema.metadata or {}).get(b"base", b"").decode(errors="replace")
         return (table[ID], base) if version_number(base) else (None, None)
     except ArtifactError as error:

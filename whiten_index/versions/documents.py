@@ -46,7 +46,7 @@ class Documents:
     """The rows of an index."""
 
     def __init__(self, path: Path, *, full: bool = True) -> None:
-        table = read_documents(path, lambda: pa.ipc.open_file(pa.memory_map(str(path))), full=full)
+        table = read_documents(path, full=full)
         self.schema, self._batches = table.schema, table.to_batches()
         self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
         # Their chunks are found in less time than a batch is searched for here.
