@@ -169,6 +169,26 @@ def test_documents_of_other_columns_are_damage(world: World, change: str) -> Non
     assert (status, told in stderr) == (5, True), stderr
 
 
+@pytest.mark.parametrize("of", ["values", "dictionary"])
+def test_documents_that_unpack_to_more_are_damage(world: World, of: str) -> None:
+    version = json.loads(world.current.read_text())["version"]
+    path = world.index / "versions" / version / "documents.arrow"
+    table = pa.ipc.open_file(path.read_bytes()).read_all()
+    packed = pa.array(["x" * 100_000] * len(table))
+    if of == "dictionary":
+        packed, table = packed.dictionary_encode(), table.select(["id"])
+    table = table.append_column("packed", packed)
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with (
+        pa.OSFile(str(path), "wb") as file,
+        pa.ipc.new_file(file, table.schema, options=options) as out,
+    ):
+        out.write_table(table)
+    world.seal(path)
+    status, _, stderr = run("search", world.index, "--like", "1")
+    assert (status, "its columns are compressed" in stderr) == (5, True), stderr
+
+
 @pytest.mark.parametrize("how", ["behind no transforms", "with labels of no rows"])
 def test_an_index_file_of_another_kind_is_damage(world: World, how: str) -> None:
     version = json.loads(world.current.read_text())["version"]

@@ -194,6 +194,16 @@ def test_what_is_no_table_is_damage(store, data):
         store.documents(as_part(name, 40))
 
 
+def test_a_part_that_unpacks_to_gibibytes_is_damage(store):
+    frame, digest = bytes(1 << 26), hashlib.blake2b(digest_size=16)
+    for _ in range(17):
+        digest.update(frame)
+    packed = 17 * pa.compress(frame, "zstd", asbytes=True)
+    (store.folder / "rows" / f"{digest.hexdigest()}.zst").write_bytes(packed)
+    with pytest.raises(ArtifactError, match="is missing or damaged"):
+        store.documents(as_part(digest.hexdigest(), 40))
+
+
 @pytest.mark.parametrize("size", [0, 15, 39 * 16])
 def test_digests_that_do_not_fit_are_damage(store, size):
     name = store.write_digests(np.zeros(size, dtype=np.uint8))

@@ -58,6 +58,15 @@ def check_expanded(size: int, packed: int) -> None:
         )
 
 
+def read_unpacked(file: IO[bytes], packed: int) -> bytes:
+    """Return the rest of a file of ``packed`` bytes that unpacks it; see ``check_expanded``."""
+    data = bytearray()
+    while block := file.read(_BLOCK):
+        data += block
+        check_expanded(len(data), packed)
+    return bytes(data)
+
+
 def load_toml(data: bytes) -> dict[str, Any]:
     """Return the values of a TOML text in UTF-8; raise ``ValueError`` if it cannot be used."""
     if len(data) > _TOML_BYTES:

@@ -1,14 +1,18 @@
 """Documents in Arrow files, and Arrow types with other leaves, at any depth."""
 
+import struct
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from whiten_index.artifacts.files import reading
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ArtifactError, first_line
+
+_MAGIC_BYTES = 8
 
 Leaf = Callable[[pa.DataType], pa.DataType]
 
@@ -92,7 +96,33 @@ def replaced_leaves(kind: pa.DataType, leaf: Leaf, *, in_list_views: bool = True
     return leaf(kind)
 
 
-def read_documents(path: Path, data: bytes | None = None, *, full: bool = True) -> pa.Table:
+def _is_compressed(message: pa.ipc.Message) -> bool:
+    """Return whether a message has compressed columns, which unpack to any size."""
+    if message.type not in ("record batch", "dictionary"):
+        return False
+    data = message.metadata.to_pybytes()
+
+    def number(kind: str, place: int) -> int:
+        found: int = struct.unpack_from(kind, data, place)[0]
+        return found
+
+    def inside(table: int, field: int) -> int | None:
+        """Return the place of a field of a FlatBuffers table, None if it is not there."""
+        names = table - number("<i", table)
+        there = 4 + 2 * field < number("<H", names)
+        place = number("<H", names + 4 + 2 * field) if there else 0
+        return table + place if place else None
+
+    def follow(place: int | None) -> int:
+        return 0 if place is None else place + number("<I", place)
+
+    # Message.header, then DictionaryBatch.data, then RecordBatch.compression.
+    batch = follow(inside(number("<I", 0), 2))
+    batch = follow(inside(batch, 1)) if message.type == "dictionary" else batch
+    return inside(batch, 3) is not None
+
+
+def read_documents(path: Path, data: Any = None, *, full: bool = True) -> pa.Table:
     """Return ids and kept columns from a file, mapped, or ``data``; ``full`` checks each value.
 
     Raises:
@@ -100,10 +130,14 @@ def read_documents(path: Path, data: bytes | None = None, *, full: bool = True) 
     """
     try:
         with reading(path):
-            read = pa.ipc.open_file if data is None else pa.ipc.open_stream
-            table = read(pa.memory_map(str(path)) if data is None else data).read_all()
+            if data is None:
+                # A file is a stream between a magic number and a table of places.
+                data = pa.memory_map(str(path)).read_buffer()[_MAGIC_BYTES:]
+            if any(map(_is_compressed, pa.ipc.MessageReader.open_stream(data))):
+                raise pa.ArrowInvalid("its columns are compressed, which no index has")
+            table = pa.ipc.open_stream(data).read_all()
             table.validate(full=full)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, struct.error, pa.ArrowException) as error:
         raise ArtifactError(
             f"{path} cannot be read ({first_line(error)}); restore it or build again"
         ) from error

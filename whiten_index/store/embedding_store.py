@@ -21,6 +21,7 @@ again under any file name, id or metadata column, and in whichever segment it is
 """
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -43,7 +44,7 @@ from whiten_index.artifacts.files import (
     reading,
     writing,
 )
-from whiten_index.artifacts.limits import canonical_json
+from whiten_index.artifacts.limits import LimitError, canonical_json, read_unpacked
 from whiten_index.artifacts.manifest import Digest, Schema, Sealed
 from whiten_index.artifacts.marks import require_marks
 from whiten_index.artifacts.storage import Place, Storage
@@ -462,10 +463,9 @@ def _content(path: Path) -> bytes | None:
             open_regular(path) as file,
             pa.input_stream(file, compression="zstd") as stream,
         ):
-            data: bytes = stream.read()
-    except (ArtifactError, OSError, pa.ArrowException):
+            return read_unpacked(stream, os.fstat(file.fileno()).st_size)
+    except (ArtifactError, LimitError, OSError, pa.ArrowException):
         return None
-    return data
 
 
 def _digest(data: bytes) -> str:
