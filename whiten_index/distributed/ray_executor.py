@@ -1,4 +1,4 @@
-"""Work on a Ray cluster: Ray places workers and starts them again, this module hands them items."""
+"""Workers on a Ray cluster: Ray places and starts them, and this module hands them items."""
 
 import contextlib
 import os
@@ -9,8 +9,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sized
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import dataclass, field
 from typing import Any
 
 from whiten_index import __version__
@@ -30,7 +30,7 @@ _FATAL = (ConfigError, StorageError)
 # A worker reads and prepares the next items while it runs one.
 _ITEMS_PER_WORKER = 3
 # Deaths of workers, or failures without any success, that are accepted.
-_DEATHS_PER_ITEM, _FAILURES_AT_FIRST = 3, 16
+_DEATHS_PER_ITEM, _FAILED_STARTS, _FAILURES_AT_FIRST = 3, 8, 16
 _SECONDS_TO_CONNECT, _SECONDS_WITHOUT_WORKER = 10.0, 300.0
 _SOFTWARE = __version__, platform.python_version()
 
@@ -44,40 +44,39 @@ class _Worker:
         self._device, self._threads = device, threads
         self._steps = [threading.Lock() for _ in range(4)]
         self._loading = threading.Lock()
-        self._given: list[Any] = []
+        self._work_id = -1
         self._work: Work | None = None
 
     def check(
         self, sender: tuple[str, str], check: Callable[[], None]
     ) -> tuple[str, BaseException | None]:
         """Return the name of this machine, and the reason why it cannot do the work."""
-        refusal: BaseException | None = None
-        if sender != _SOFTWARE:
-            refusal = ClusterError(
-                f"it has whiten-index {_SOFTWARE[0]} on Python {_SOFTWARE[1]}, and the build was "
-                f"started with {sender[0]} on {sender[1]}; install the same on all machines"
+        here = _SOFTWARE
+        if here != sender:
+            return platform.node(), ClusterError(
+                f"it has whiten-index {here[0]} on Python {here[1]}, and the build was started "
+                f"with {sender[0]} on {sender[1]}; install the same on all machines"
             )
-        else:
-            try:
-                check()
-            except Exception as error:
-                refusal = portable(error)
-        return platform.node(), refusal
+        try:
+            check()
+        except Exception as error:
+            return platform.node(), portable(error)
+        return platform.node(), None
 
-    def run(self, given: list[Any], item: Any) -> tuple[Any, int]:
-        """Return the item's result by the work that is given, or its failure, and the rows done."""
+    def run(self, work_id: int, given: list[Any], item: Any) -> tuple[Any, int]:
+        """Return the item's result, or its failure, and the rows done."""
         import ray
 
         rows: list[int] = []
         result = item
         try:
             with self._loading:
-                if self._work is None or given != self._given:
+                if self._work is None or work_id != self._work_id:
                     # The encoder of the previous work would stay in memory next to the new one.
                     self._work = None
                     # In a list, so that Ray does not unpickle it for every item.
                     self._work = ray.get(given[0]).on_device(self._device, self._threads)
-                    self._given = given
+                    self._work_id = work_id
                 work = self._work
             steps = work.read, work.prepare, lambda made: work.run(made, rows.append), work.finish
             for lock, step in zip(self._steps, steps, strict=True):
@@ -90,10 +89,11 @@ class _Worker:
 
 @dataclass(eq=False)
 class _Handle:
-    """A worker as the driver sees it, until it dies."""
+    """A worker as the driver sees it."""
 
     actor: Any  # Ray's handle
     node: str = ""  # machine, empty until it is ready
+    load: int = 0  # items that it holds
 
 
 @dataclass
@@ -103,6 +103,24 @@ class _Task:
     position: int
     item: Any
     deaths: int = 0
+
+
+@dataclass
+class _Run:
+    """One pass over items."""
+
+    fresh: Iterator[tuple[int, Any]]  # items in order, drawn as they are needed
+    suspects: deque[_Task] = field(default_factory=deque)  # tasks whose worker died
+    # Reference of a result -> worker and task.
+    running: dict[Any, tuple[_Handle, _Task]] = field(default_factory=dict)
+    done: int = 0  # items that succeeded
+    failed: int = 0  # items that failed
+
+    def draw(self, worker: _Handle) -> _Task | None:
+        """Return the next task for a worker; suspects only where it holds nothing."""
+        for position, item in self.fresh:
+            return _Task(position, item)
+        return self.suspects.popleft() if self.suspects and not worker.load else None
 
 
 class RayExecutor(Executor):
@@ -129,18 +147,15 @@ class RayExecutor(Executor):
                 "--num-gpus, give the number of --workers it will have, or use --device cpu"
             )
         self._gpu = bool(gpus) if gpu is None else gpu
+        self.device = "cuda" if self._gpu else "cpu"
         self._cpus = self._cores_per_worker()
-        # Ray starts one again that dies, on any machine with room.
-        self._actor_class = ray.remote(
-            num_cpus=self._cpus, num_gpus=int(self._gpu), max_restarts=-1,
-            max_concurrency=_ITEMS_PER_WORKER + 1, scheduling_strategy="SPREAD",
-        )(_Worker)  # fmt: skip
-        self._actors: list[Any] = []
+        self._actor_class = ray.remote(_Worker)
         self._ready: list[_Handle] = []
-        # Reference of the answer to a check -> worker that it is of.
         self._starting: dict[Any, _Handle] = {}
+        self._refused: list[_Handle] = []
+        self._failed_starts, self._runs = 0, 0
         self._why: BaseException | None = None
-        self._with_worker = 0.0  # last time in a run that there was one
+        self._none_since: float | None = None
         room = self._room(self._cpus)
         if self._workers is not None and room < self._workers:
             self._note(
@@ -160,121 +175,155 @@ class RayExecutor(Executor):
 
     def close(self) -> None:
         """End all workers."""
-        for actor in self._actors:
-            with contextlib.suppress(Exception):
-                self._ray.kill(actor)
+        for worker in (*self._ready, *self._starting.values(), *self._refused):
+            self._kill(worker)
 
     def map_unordered(
         self, work: Work, items: Iterable[Any], advance: Advance = ignore
     ) -> Iterator[tuple[int, Any]]:
         """Yield the position and the result of every item as it is done, or its ``Failure``."""
-        given, most = [self._ray.put(work)], _ITEMS_PER_WORKER
+        self._runs += 1
+        for worker in self._ready:
+            # A run that was ended early may have left items.
+            worker.load = 0
+        run, sent = _Run(enumerate(items)), (self._runs, [self._ray.put(work)])
+        most = _ITEMS_PER_WORKER
         if isinstance(items, Sized):
             # With few items, no worker holds those that others could do.
-            most = max(min(most, -(-len(items) // max(len(self._actors), 1))), 1)
-        fresh = (_Task(position, item) for position, item in enumerate(items))
-        coming, suspects = next(fresh, None), deque[_Task]()
-        running: dict[Any, tuple[_Handle, _Task]] = {}  # by the reference of the result
-        done, failed, self._with_worker = 0, 0, time.monotonic()
-
-        def load(worker: _Handle) -> int:
-            # An item whose worker died takes up the whole worker.
-            return sum(most if t.deaths else 1 for w, t in running.values() if w is worker)
-
-        while coming or suspects or running:
-            while self._ready:
-                worker = min(self._ready, key=load)
-                if coming and load(worker) < most:
-                    task, coming = coming, next(fresh, None)
-                elif suspects and not load(worker):
-                    task = suspects.popleft()
-                else:
-                    break
-                running[worker.actor.run.remote(given, task.item)] = worker, task
-            for ref in self._wait(running):
-                worker, task = running.pop(ref)
-                found = self._result(ref, worker, task)
-                if found is None:
-                    suspects.append(task)
+            workers = max(len(self._ready) + len(self._starting), 1)
+            most = max(min(most, -(-len(items) // workers)), 1)
+        while self._assign(run, sent, most):
+            for ref in self._wait(run):
+                if ref in self._starting:
+                    self._greet(ref)
                     continue
-                result, rows = found
-                if isinstance(result, Failure):
-                    failed += 1
-                    self.failures += 1
-                    # The next items would meet the same error.
-                    hopeless = not done and failed >= _FAILURES_AT_FIRST
-                    if isinstance(result.error, WhitenIndexError if hopeless else _FATAL):
-                        raise result.error
-                else:
-                    done += 1
-                advance(rows)
-                yield task.position, result
+                found = self._collect(run, ref)
+                if found is not None:
+                    task, result, rows = found
+                    advance(rows)
+                    yield task.position, result
 
-    def _wait(self, running: Collection[Any]) -> list[Any]:
-        """Return results that arrived, after a moment at most; greet workers that started."""
+    def _assign(self, run: _Run, sent: tuple[int, list[Any]], most: int) -> bool:
+        """Give items to the workers with the fewest; return whether any item is left."""
+        while self._ready:
+            worker = min(self._ready, key=lambda each: each.load)
+            task = run.draw(worker) if worker.load < most else None
+            if task is None:
+                break
+            # A suspect takes up the whole worker.
+            worker.load += most if task.deaths else 1
+            run.running[worker.actor.run.remote(*sent, task.item)] = worker, task
+        if run.running or run.suspects:
+            return True
+        if self._ready:
+            return False
+        # Without a worker nothing was drawn.
+        task = run.draw(_Handle(None))
+        run.suspects.extend([task] if task else [])
+        return task is not None
+
+    def _wait(self, run: _Run) -> list[Any]:
+        """Return results that arrived and workers that started, after a moment at most."""
         self._require_workers()
-        ready, left = self._ray.wait([*running, *self._starting], num_returns=1, timeout=1.0)
+        waiting = [*run.running, *self._starting]
+        ready, left = self._ray.wait(waiting, num_returns=1, timeout=1.0)
         if not ready:
             self._grow()
         elif left:
-            ready += self._ray.wait(left, num_returns=len(left), timeout=0)[0]
-        for ref in self._starting.keys() & {*ready}:
-            self._greet(ref)
-        return [ref for ref in ready if ref in running]
+            more, _ = self._ray.wait(left, num_returns=len(left), timeout=0)
+            ready += more
+        return list(ready)
 
-    def _result(self, ref: Any, worker: _Handle, task: _Task) -> tuple[Any, int] | None:
-        """Return the result of a task and its rows; None if it is to be retried."""
+    def _collect(self, run: _Run, ref: Any) -> tuple[_Task, Any, int] | None:
+        """Return a task that is done, its result and rows; None if it is retried."""
+        worker, task = run.running.pop(ref)
+        worker.load = 0 if task.deaths else worker.load - 1
         try:
-            found: tuple[Any, int] = self._ray.get(ref)
+            result, rows = self._ray.get(ref)
         except self._ray.exceptions.RayTaskError as error:
             raise ClusterError(
                 f"a worker cannot take the work ({error.cause!r}); install the same packages on "
                 "all machines of the cluster"
             ) from error
         except self._ray.exceptions.RayError as error:
-            if worker in self._ready:
-                self._ready.remove(worker)
-                self._check_on(worker.actor)
-                self.deaths, self._why = self.deaths + 1, error
-                self._note(f"note: a worker on {worker.node} died; others do what it had")
+            self._lose(worker, error)
             task.deaths += 1
+            if task.deaths < _DEATHS_PER_ITEM:
+                run.suspects.append(task)
+                return None
             died = ClusterError("its workers died, perhaps for want of memory")
-            return None if task.deaths < _DEATHS_PER_ITEM else (Failure(task.item, died), 0)
-        return found
-
-    def _check_on(self, actor: Any) -> None:
-        """Have a worker say when it runs, for the first time or again, and can do the work."""
-        checking = actor.check.options(max_task_retries=-1)
-        self._starting[checking.remote(_SOFTWARE, self._check)] = _Handle(actor)
+            result, rows = Failure(task.item, died), 0
+        if not isinstance(result, Failure):
+            run.done += 1
+            return task, result, rows
+        run.failed += 1
+        self.failures += 1
+        # The next items would meet the same error.
+        hopeless = not run.done and run.failed >= _FAILURES_AT_FIRST
+        if isinstance(result.error, WhitenIndexError if hopeless else _FATAL):
+            raise result.error
+        return task, result, rows
 
     def _greet(self, ref: Any) -> None:
         worker = self._starting.pop(ref)
         try:
             worker.node, refusal = self._ray.get(ref)
         except self._ray.exceptions.RayError as error:
-            # Ray does not start it again.
-            refusal = error
+            self._why = error
+            self._failed_starts += 1
+            self._kill(worker)
+            if self._failed_starts < _FAILED_STARTS:
+                self._start()
+            return
         if refusal is None:
+            self._failed_starts = 0
             self._ready.append(worker)
             return
         # It stays, so that no other worker is started there.
         self._why = refusal
-        if worker.node:
-            self._note(f"note: no worker on machine {worker.node}: {refusal}")
+        self._refused.append(worker)
+        self._note(f"note: no worker on machine {worker.node}: {refusal}")
+
+    def _lose(self, worker: _Handle, error: BaseException) -> None:
+        """Replace a worker that died, on any machine."""
+        if worker not in self._ready:
+            return
+        self.deaths += 1
+        self._why = error
+        self._note(f"note: a worker on {worker.node} died; others do what it had")
+        self._ready.remove(worker)
+        # Perhaps only its answer was lost.
+        self._kill(worker)
+        self._start()
+
+    def _start(self) -> None:
+        actor = self._actor_class.options(
+            num_cpus=self._cpus,
+            num_gpus=int(self._gpu),
+            max_restarts=0,
+            max_concurrency=_ITEMS_PER_WORKER + 1,
+            scheduling_strategy="SPREAD",
+        ).remote(self.device, self._cpus)
+        self._starting[actor.check.remote(_SOFTWARE, self._check)] = _Handle(actor)
 
     def _grow(self) -> None:
-        """Start workers, also on machines that joined."""
+        """Start workers for machines that joined."""
         wanted = self._room(self._cpus) if self._workers is None else self._workers
-        for _ in range(wanted - len(self._actors)):
-            actor = self._actor_class.remote("cuda" if self._gpu else "cpu", self._cpus)
-            self._actors.append(actor)
-            self._check_on(actor)
+        there = len(self._ready) + len(self._starting) + len(self._refused)
+        if self._failed_starts < _FAILED_STARTS:
+            for _ in range(wanted - there):
+                self._start()
+
+    def _kill(self, worker: _Handle) -> None:
+        with contextlib.suppress(Exception):
+            self._ray.kill(worker.actor)
 
     def _require_workers(self) -> None:
-        now = time.monotonic()
         if self._ready:
-            self._with_worker = now
-        if self._ready or (self._starting and now - self._with_worker < _SECONDS_WITHOUT_WORKER):
+            self._none_since = None
+            return
+        self._none_since = self._none_since or time.monotonic()
+        if self._starting and time.monotonic() - self._none_since < _SECONDS_WITHOUT_WORKER:
             return
         if isinstance(self._why, WhitenIndexError):
             raise self._why
@@ -301,8 +350,10 @@ class RayExecutor(Executor):
         machines = self._machines()
         per_machine = (gpus if self._gpu else min(cpus, 1) for cpus, gpus in machines)
         wanted = max(self._workers or sum(per_machine), 1)
-        shares = range(sum(cpus for cpus, _ in machines) // wanted, 1, -1)
-        return next((share for share in shares if self._room(share) >= wanted), 1)
+        for share in range(sum(cpus for cpus, _ in machines) // wanted, 1, -1):
+            if self._room(share) >= wanted:
+                return share
+        return 1
 
     def _size_text(self) -> str:
         cpus, gpus = (sum(each) for each in zip(*self._machines(), strict=True))
