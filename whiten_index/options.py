@@ -8,7 +8,7 @@ import contextlib
 import difflib
 import functools
 import types
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
@@ -155,9 +155,10 @@ def job_keys(made: type) -> dict[str, str]:
     return keys | {each.flag[2:].replace("-", "_"): each.name for each in options_of(made)}
 
 
-def unknown(name: str, known: Iterable[str]) -> str:
+def unknown(name: str, known: Collection[str]) -> str:
     """Return a sentence about a name that is not among the known ones; the nearest comes first."""
-    near = difflib.get_close_matches(name, known, n=1)
+    plain = [each.replace("-", "_") for each in known]
+    near = difflib.get_close_matches(name.replace("-", "_"), plain, n=1)
     meant = f"did you mean {near[0]}? K" if near else "k"
     return f"{name} is unknown; {meant}nown are {', '.join(sorted(known))}"
 

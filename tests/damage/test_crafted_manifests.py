@@ -149,6 +149,7 @@ def test_a_wrong_field_is_damage(
 
 DOCUMENTS = {
     "without ids": lambda table: table.drop_columns(["id"]),
+    "with names not in UTF-8": lambda table: table,
     "with ids twice": lambda table: table.append_column("id", table["id"]),
     "with ids of another type": lambda table: table.set_column(0, "id", [[1.5] * len(table)]),
     "not in UTF-8": lambda table: table.set_column(
@@ -163,13 +164,15 @@ def test_documents_of_other_columns_are_damage(world: World, change: str) -> Non
     path = world.index / "versions" / version / "documents.arrow"
     table = pa.ipc.open_file(path.read_bytes()).read_all()
     write_documents(path, [DOCUMENTS[change](table)])
+    if change == "with names not in UTF-8":
+        path.write_bytes(path.read_bytes().replace(b"title", b"ti\xffle"))
     world.seal(path)
     status, _, stderr = run("search", world.index, "--like", "1", "--filter", "title != 'x'")
     told = "cannot be read" if "UTF" in change else "is damaged: its columns are"
     assert (status, told in stderr) == (5, True), stderr
 
 
-@pytest.mark.parametrize("of", ["values", "dictionary"])
+@pytest.mark.parametrize("of", ["values", "dictionary", "values of an older version"])
 def test_documents_that_unpack_to_more_are_damage(world: World, of: str) -> None:
     version = json.loads(world.current.read_text())["version"]
     path = world.index / "versions" / version / "documents.arrow"
@@ -178,7 +181,8 @@ def test_documents_that_unpack_to_more_are_damage(world: World, of: str) -> None
     if of == "dictionary":
         packed, table = packed.dictionary_encode(), table.select(["id"])
     table = table.append_column("packed", packed)
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    version = pa.ipc.MetadataVersion.V4 if "older" in of else pa.ipc.MetadataVersion.V5
+    options = pa.ipc.IpcWriteOptions(compression="zstd", metadata_version=version)
     with (
         pa.OSFile(str(path), "wb") as file,
         pa.ipc.new_file(file, table.schema, options=options) as out,
@@ -189,14 +193,15 @@ def test_documents_that_unpack_to_more_are_damage(world: World, of: str) -> None
     assert (status, "its columns are compressed" in stderr) == (5, True), stderr
 
 
-@pytest.mark.parametrize("how", ["behind no transforms", "with labels of no rows"])
+@pytest.mark.parametrize("how", ["behind no transforms", "with labels of no rows", "below all"])
 def test_an_index_file_of_another_kind_is_damage(world: World, how: str) -> None:
     version = json.loads(world.current.read_text())["version"]
     path = world.index / "versions" / version / "index.faiss"
     index = faiss.read_index(str(path))
     inner = faiss.IndexIDMap(faiss.IndexFlatIP(index.index.d))
     vectors = np.ones((index.ntotal, inner.d), dtype=np.float32)
-    inner.add_with_ids(vectors, np.arange(index.ntotal) + index.ntotal)
+    rows = np.arange(index.ntotal)
+    inner.add_with_ids(vectors, -2 - rows if how == "below all" else rows + index.ntotal)
     index.own_fields, index.index = False, inner
     faiss.write_index(inner if "no transforms" in how else index, str(path))
     world.seal(path)

@@ -33,6 +33,7 @@ def test_onednn_gives_what_torch_gives(family, tmp_path, monkeypatch, eager):
         np.testing.assert_array_equal(found, alone)
     # States that differ by more than rounding leave the model as it was.
     monkeypatch.setitem(products._TRIAL_ERRORS, products.torch.float32, -1.0)
+    monkeypatch.setattr(products, "_LAYERS", frozenset())
     plain = load(folder)
     assert plain.runtime["products"] == "torch"
     np.testing.assert_allclose(found, plain.encode(some), atol=1e-5, rtol=1e-4)
@@ -57,7 +58,7 @@ def test_a_build_notes_another_similarity_and_a_faster_precision(
     model = shutil.copytree(tiny_model, tmp_path / "model")
     settings = {"similarity_fn_name": "dot"}
     (model / "config_sentence_transformers.json").write_text(json.dumps(settings))
-    monkeypatch.setattr(products, "has_bfloat16", lambda: True)
+    monkeypatch.setattr("whiten_index.encoding.encoder.has_amx", lambda: True)
     corpus = write_parquet(tmp_path / "c.parquet", {"text": texts(60)})
     given = ("--text-column", "text", "--model", model, "--device", "cpu", "--out", tmp_path / "i")
     status, _, noted = run("build", corpus, *given, "--k", 4)

@@ -250,7 +250,7 @@ def test_a_path_that_is_refused_for_metrics_stays_as_it_is(news: News, name: str
         ("index = 3", "--index takes text"),
         ("index = [", "is not TOML"),
         ('index = "a"\nkepp-versions = 3',
-            "kepp-versions is unknown; did you mean keep-versions\\?"),
+            "kepp-versions is unknown; did you mean keep_versions\\?"),
         ('index = "a"\nid-column = "b"', "id-column stays as built; leave it out, or build"),
         ('index = "a"\nkeep-versions = 0',
             "--keep-versions takes a value greater than or equal to 1"),

@@ -12,7 +12,7 @@ from tests.helpers.bad_input import file_size_limit
 from tests.helpers.builds import column_facts
 from tests.helpers.moments import make_embeddings
 from whiten_index.artifacts import manifest
-from whiten_index.errors import ArtifactError, ConfigError, FormatError, StorageError
+from whiten_index.errors import ArtifactError, ConfigError, CorpusError, FormatError, StorageError
 from whiten_index.store.dtypes import StoreDtype
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart, CorpusRecord
@@ -184,6 +184,13 @@ UNFIT = {
 def test_documents_that_do_not_fit_are_damage(store, name):
     with pytest.raises(ArtifactError, match=r"is damaged|cannot be read"):
         store.documents(as_part(store.write_documents(UNFIT[name]), 40))
+
+
+def test_a_part_that_nobody_would_read_is_not_written(store):
+    repeated = pa.table({"id": range(17), "body": ["x" * (1 << 26)] * 17})
+    with pytest.raises(CorpusError, match="use a smaller --shard-rows, or --keep fewer columns"):
+        store.write_documents(repeated)
+    assert not [*store.folder.rglob("*.zst")]
 
 
 @pytest.mark.parametrize("data", [b"", b"no table"])

@@ -12,7 +12,7 @@ from whiten_index.artifacts.files import reading
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ArtifactError, first_line
 
-_MAGIC_BYTES = 8
+_MAGIC_BYTES, _VERSION = 8, 4  # of Arrow files, and of metadata (V5, counted from V1 = 0)
 
 Leaf = Callable[[pa.DataType], pa.DataType]
 
@@ -97,7 +97,7 @@ def replaced_leaves(kind: pa.DataType, leaf: Leaf, *, in_list_views: bool = True
 
 
 def _is_compressed(message: pa.ipc.Message) -> bool:
-    """Return whether a message has compressed columns, which unpack to any size."""
+    """Return whether a message has compressed columns, which unpack to any size, or may have."""
     if message.type not in ("record batch", "dictionary"):
         return False
     data = message.metadata.to_pybytes()
@@ -116,6 +116,10 @@ def _is_compressed(message: pa.ipc.Message) -> bool:
     def follow(place: int | None) -> int:
         return 0 if place is None else place + number("<I", place)
 
+    # Older versions name the compression in free metadata.
+    version = inside(number("<I", 0), 0)
+    if version is None or number("<h", version) != _VERSION:
+        return True
     # Message.header, then DictionaryBatch.data, then RecordBatch.compression.
     batch = follow(inside(number("<I", 0), 2))
     batch = follow(inside(batch, 1)) if message.type == "dictionary" else batch
@@ -137,11 +141,12 @@ def read_documents(path: Path, data: Any = None, *, full: bool = True) -> pa.Tab
                 raise pa.ArrowInvalid("its columns are compressed, which no index has")
             table = pa.ipc.open_stream(data).read_all()
             table.validate(full=full)
-    except (OSError, struct.error, pa.ArrowException) as error:
+            names, kinds = table.column_names, (pa.int64(), pa.string(), pa.large_string())
+    except (OSError, ValueError, struct.error, pa.ArrowException) as error:
+        # Names that are not in UTF-8 are a ValueError.
         raise ArtifactError(
             f"{path} cannot be read ({first_line(error)}); restore it or build again"
         ) from error
-    names, kinds = table.column_names, (pa.int64(), pa.string(), pa.large_string())
     if len({*names}) < len(names) or ID not in names or table[ID].type not in kinds:
         raise ArtifactError(
             f"{path} is damaged: its columns are {table.schema.to_string()[:200]!r}; restore "

@@ -36,7 +36,7 @@ def unchanged(file: SourceFile, *, fault: str = "is damaged") -> Iterator[None]:
         file.require_unchanged()
         if isinstance(error, FileNotFoundError):
             raise file.changed() from error
-        if converted := to_parquet(file.path):
+        if converted := to_parquet(file.filesystem, file.path):
             raise CorpusError(f"{file.path} is not a Parquet file{converted}") from error
         raise CorpusError(
             f"{file.path} {fault} ({str(error).splitlines()[0][:160]}); restore the file or take "

@@ -33,7 +33,8 @@ _CSV = f"{_DUCKDB}duckdb.read_csv(f, header=True, skiprows=0, {_WHOLE}, "
 _JSON = (
     f"{_DUCKDB}r = duckdb.read_json(f, {_WHOLE}); r.project("
     r'", ".join(f"to_json(\"{c}\")->>$$$$ AS \"{c}\"" if str(t) in ("JSON", "UUID") else f"\"{c}\""'
-    " for c, t in zip(r.columns, r.types))).write_parquet(to)"
+    " for c, t in ((c.replace(chr(34), 2 * chr(34)), t) for c, t in zip(r.columns, r.types)))"
+    ").write_parquet(to)"
 )
 _PYARROW = (
     f"import glob, pyarrow as pa, pyarrow.parquet; {_FILES}pa.parquet.write_table(pa.concat_tables("
@@ -78,12 +79,13 @@ def find_files(sources: Sequence[str | Path]) -> "list[SourceFile]":
     return [replace(file, name=name) for file, name in zip(files, names, strict=True)]
 
 
-def to_parquet(*paths: str, folder: str = "", pattern: str = "") -> str:
+def to_parquet(filesystem: Any, *paths: str, folder: str = "", pattern: str = "") -> str:
     """Return how the first file that can be converted is, or all of its kind in ``folder``.
 
     Of ``datasets`` it is the folder of the file.
     """
-    for path in map(PurePosixPath, paths):
+    local = isinstance(filesystem, pafs.LocalFileSystem)
+    for path in map(PurePosixPath, paths if local else ()):
         code, source = _CONVERSIONS.get(path.suffix, ""), PurePosixPath(folder or path)
         files = glob.escape(str(source))
         if path.name == _DATASET:
@@ -92,9 +94,10 @@ def to_parquet(*paths: str, folder: str = "", pattern: str = "") -> str:
         elif folder:
             files += "/" + (pattern or f"**/*{path.suffix}")
         if code:
-            code %= json.dumps(files), json.dumps(f"{source.stem}.parquet")
-            made = "this, after pip install duckdb," if "duckdb" in code else "this"
-            return f"; a corpus is Parquet, which {made} makes of it: python -c {shlex.quote(code)}"
+            made = f"{source.stem}.parquet"
+            code %= tuple(json.dumps(each, ensure_ascii=False) for each in (files, made))
+            what = "this, after pip install duckdb," if "duckdb" in code else "this"
+            return f"; a corpus is Parquet, which {what} makes of it: python -c {shlex.quote(code)}"
     return ""
 
 
@@ -214,13 +217,14 @@ def _files_of(source: str) -> "list[SourceFile]":
     if not files and pattern:
         raise CorpusError(f"no file matches {pattern} in {path}; check the pattern")
     if not files:
+        datasets_first = sorted(listed, key=lambda each: not each.endswith(_DATASET))
         raise CorpusError(
             f"{source} holds no Parquet file ({len(listed)} files, none ending with "
             f"{', '.join(SUFFIXES)}); name the files with a glob, or another folder"
-            + to_parquet(*sorted(listed, key=lambda each: not each.endswith(_DATASET)), folder=path)
+            + to_parquet(filesystem, *datasets_first, folder=path)
         )
     if pattern and len({PurePosixPath(file.path).suffix for file in files}) == 1:
-        converted = to_parquet(files[0].path, folder=path, pattern=pattern)
+        converted = to_parquet(filesystem, files[0].path, folder=path, pattern=pattern)
         if converted:
             raise CorpusError(f"{source} names no Parquet files{converted}")
     return files

@@ -112,13 +112,13 @@ class Batches:
                 f"one text of {tokens} tokens does not fit into the memory of {device}; use a "
                 "smaller --max-length, a smaller model or another --device"
             ) from error
-        self.out_of_memory += 1
-        half = max(tokens // 2, 1)
-        self._transformer.batch_tokens = min(self._transformer.batch_tokens, half)
         if device.type == "cuda":
             torch.cuda.empty_cache()
+        half = max(tokens // 2, 1)
         with self._lock:
             self._left.append(rows)
+            self.out_of_memory += 1
+            self._transformer.batch_tokens = min(self._transformer.batch_tokens, half)
 
     def _embed(self, rows: slice) -> Tensor:
         window, transformer = self._window, self._transformer

@@ -16,6 +16,7 @@ from whiten_index.artifacts.prefetch import overlapped
 from whiten_index.encoding.batching import Batches, InferenceThreads, PreparedWindow
 from whiten_index.encoding.encoder_config import EncoderConfig, chosen_devices
 from whiten_index.encoding.models import ModelFolder
+from whiten_index.encoding.products import has_amx
 from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
 from whiten_index.encoding.tokenization import prompt_tokens, require_known_tokens, tokenize
 from whiten_index.encoding.transformer import Transformer
@@ -135,6 +136,11 @@ class Encoder:
         obstacle = self._transformer.obstacle
         inputs = f"padded: {obstacle}" if obstacle else "packed"
         return {**versions, "inputs": inputs, "products": self._transformer.products}
+
+    @property
+    def would_gain_by_bfloat16(self) -> bool:
+        """Whether it computes in float32 on a processor that has units for bfloat16."""
+        return (self.device.type, self.spec.dtype) == ("cpu", "float32") and has_amx()
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the embeddings of documents, (n, d) float32, unnormalised.

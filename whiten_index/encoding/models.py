@@ -274,6 +274,7 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
     if not any(list_folder(root, pattern) for pattern in _TOKENIZER):
         raise EncoderError(f"{root} holds no tokenizer for model {name}; complete the folder")
     refuse_settings(name, settings)
+    normalizes = len(modules) > 1 and modules[-1].kind == "Normalize"
     named_similarity = read_object(path / _SETTINGS).get("similarity_fn_name")
     pooling, pools_prompt = read_pooling(modules)
     found = ModelFolder(
@@ -290,8 +291,9 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
         lower_case=bool(settings.get("do_lower_case", False)),
         prompts=_prompts(path),
         head=read_head(name, modules, width=_number(name, config, *_WIDTHS)),
-        normalizes=len(modules) > 1 and modules[-1].kind == "Normalize",
-        similarity=str(named_similarity or "cosine"),
+        normalizes=normalizes,
+        # Of unit vectors, all of them rank alike.
+        similarity="cosine" if normalizes else str(named_similarity or "cosine"),
         weights_sha256=files_sha256(weights, name=name, folder=root, what="weights"),
     )
     _ = found.classes

@@ -2,7 +2,8 @@
 
 torch multiplies float32 by MKL. On AMD's processors with AVX-512, MKL reaches half of what oneDNN
 does, which torch has too. oneDNN also multiplies in bfloat16, where the processor can: then
-products and attention are in bfloat16, sums of residuals and norms in float32.
+products are in bfloat16, sums of residuals and norms in float32, and attention of BERT and its kin
+in bfloat16 too.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ def use_fastest_products(model: Any, *, bfloat16: bool, last: bool) -> str:
     """
     # By the kind of processor: what is timed would change with other work on the machine, and with
     # it the last bits of embeddings.
-    kinds = [torch.bfloat16] if bfloat16 and has_bfloat16() else []
+    kinds = [torch.bfloat16] if bfloat16 and _has_bfloat16() else []
     for dtype in [*kinds, *([torch.float32] if _is_amd_with_avx512() else [])]:
         try:
             if _replace(model, dtype, layers=last):
@@ -44,13 +45,19 @@ def use_fastest_products(model: Any, *, bfloat16: bool, last: bool) -> str:
         except (RuntimeError, AttributeError):
             # This torch has not the operators.
             continue
-    _replace(model, None, layers=last)
+    if last and model.config._attn_implementation == IMPLEMENTATION:
+        with contextlib.suppress(RuntimeError, AttributeError):
+            _replace(model, None, layers=True)
     return TORCH
 
 
-def has_bfloat16() -> bool:
-    """Return whether this processor multiplies in bfloat16."""
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+def has_amx() -> bool:
+    """Return whether this processor has Intel's units for products in bfloat16."""
+    return bool(torch.cpu._is_amx_tile_supported())
+
+
+def _has_bfloat16() -> bool:
+    return bool(torch.cpu._is_avx512_bf16_supported()) or has_amx()
 
 
 def _is_amd_with_avx512() -> bool:
@@ -79,8 +86,11 @@ class _Product(nn.Module):
         narrow: bool = False,
     ) -> None:
         super().__init__()
-        self.dtype, self.gelu, self.made = dtype, gelu, dtype if narrow else torch.float32
-        weight = torch.cat([layer.weight.detach() for layer in layers])
+        self.dtype, self.gelu = dtype, gelu
+        self.out_dtype = dtype if narrow else torch.float32
+        weight = layers[0].weight.detach()
+        if len(layers) > 1:
+            weight = torch.cat([layer.weight.detach() for layer in layers])
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
         self.weight = weight.to(dtype)
         self.bias = torch.cat(biases).to(dtype) if biases else None
@@ -95,7 +105,7 @@ class _Product(nn.Module):
         product: Tensor = torch.ops.mkldnn._linear_pointwise(
             rows.to(self.dtype), self.weight, self.bias, after, [], "none"
         )
-        return product.to(self.made)
+        return product.to(self.out_dtype)
 
 
 class _Layer(nn.Module):
@@ -122,7 +132,7 @@ class _Layer(nn.Module):
         joint = self.joint(states).unflatten(-1, (3, self.heads, -1))
         query, key, value = joint.permute(2, 0, 3, 1, 4)
         packing, scaling = options.get("packing"), self.scaling
-        attended, _none = attend(
+        attended, _weights = attend(
             self, query, key, value, attention_mask, packing=packing, scaling=scaling
         )
         states = self.norm(self.out(attended.flatten(-2)).add_(states))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.tensors import content_digest
 from whiten_index.distributed.executors import remote_call
-from whiten_index.errors import StorageError, WhiteningError
+from whiten_index.errors import EncoderError, StorageError, WhiteningError, first_line
 from whiten_index.pipeline.early_checks import possible_widths
 from whiten_index.pipeline.labels import Evidence, Labels, labelled_trials, labels_digest
 from whiten_index.pipeline.pseudo_queries import RECIPE, SHARE_OF_CORPUS, Sample, sample_pieces
@@ -76,10 +76,6 @@ def fit_whitening(config: "BuildConfig", encoded: "EncodeReport", labels: Labels
         setting = choice.chosen
         wanted = replace(wanted, k=setting.k, exponent=setting.exponent, center=setting.center)
     whitening = Whitening.fit(moments, wanted)
-    scores = dict[str, float]()
-    if choice is None and config.out and whitening.kind is not Kind.NONE:
-        given = encoded.elsewhere(), config, moments, whitening
-        scores = remote_call(encoded.executor, encoded.stages, _score_named, *given)
     _note_rounding(encoded, whitening)
     usual = default_width(whitening.dim)
     if config.k is None and whitening.k == whitening.rank < usual:
@@ -87,7 +83,7 @@ def fit_whitening(config: "BuildConfig", encoded: "EncodeReport", labels: Labels
             f"note: k is {whitening.k} and not {usual}, as {moments.count:g} rows span no more; "
             "--whiten none keeps the embeddings of so few as they are"
         )
-    return Fitted(moments, whitening, choice, scores)
+    return Fitted(moments, whitening, choice)
 
 
 def fit_moments(config: "BuildConfig", encoded: "EncodeReport") -> Moments:
@@ -245,6 +241,20 @@ def _note_loss(stages: "Stages", score: float, raw: float, advice: str) -> None:
             f"note: the transform scores {score:.3f} and raw embeddings {raw:.3f} without labels; "
             f"{advice} the raw embeddings with --whiten none"
         )
+
+
+def with_scores(config: "BuildConfig", encoded: "EncodeReport", fitted: Fitted) -> Fitted:
+    """Return a named transform with its scores, if the corpus has texts to cut into pieces."""
+    if fitted.choice is not None or fitted.whitening.kind is Kind.NONE:
+        return fitted
+    given = encoded.elsewhere(), config, fitted.moments, fitted.whitening
+    try:
+        scores = remote_call(encoded.executor, encoded.stages, _score_named, *given)
+    except EncoderError as error:
+        # All rows are encoded, so that the index needs no encoder.
+        encoded.stages.watcher.note(f"note: the transform has no score ({first_line(error)})")
+        return fitted
+    return replace(fitted, scores=scores)
 
 
 def _score_named(

@@ -175,7 +175,7 @@ def write_files(
     if fields["quality"] is None and record.rows >= _LEAST_COMPARED:
         with stages.stage("compare with raw", record.rows) as watcher:
             found = _quality(encoded, bundle, config.seed) or {}
-            fields["quality"] = {**found, **spec.fitted.scores} or None
+            fields["quality"] = {**found, **_scores(spec)} or None
             watcher.advance(record.rows)
     share = (fields["quality"] or {}).get("agreement_at_10", 1.0)
     if share < _POOR:
@@ -184,6 +184,13 @@ def write_files(
             "larger --k, an --exponent nearer 0 or a finer --factory finds more"
         )
     return fields
+
+
+def _scores(spec: VersionSpec) -> dict[str, Any]:
+    """Return the scores of a named transform, of the version that it was kept from if it was."""
+    before: Mapping[str, Any] = (spec.kept.fields.get("quality") if spec.kept else None) or {}
+    names = "pieces", "raw_pieces", "documents"
+    return {**{each: before[each] for each in names if each in before}, **spec.fitted.scores}
 
 
 def _carried_quality(spec: VersionSpec) -> dict[str, Any] | None:

@@ -149,11 +149,11 @@ class LazyEncoder:
 
     def __init__(self, config: EncoderConfig, *, expected: str | None = None) -> None:
         self._config, self._expected = config, expected
-        self._encoder: Encoder | None = None
+        self.loaded: Encoder | None = None  # None until it is needed
 
     def __call__(self) -> "Encoder":
         """Return the encoder, the same one every time."""
-        if self._encoder is None:
+        if self.loaded is None:
             from whiten_index.encoding.encoder import Encoder
 
             spec, folder = resolve_encoder(self._config)
@@ -162,8 +162,8 @@ class LazyEncoder:
                     f"the model {spec.model} on {platform.node()} differs from that of the machine "
                     "the build was started on; put the same one on all machines"
                 )
-            self._encoder = Encoder(spec, folder, self._config)
-        return self._encoder
+            self.loaded = Encoder(spec, folder, self._config)
+        return self.loaded
 
     def on_device(self, device: str, threads: int) -> "LazyEncoder":
         """Return the same encoder for a device, with so many threads at most."""

@@ -44,13 +44,13 @@ from whiten_index.artifacts.files import (
     reading,
     writing,
 )
-from whiten_index.artifacts.limits import LimitError, canonical_json, read_unpacked
+from whiten_index.artifacts.limits import LimitError, canonical_json, check_expanded, read_unpacked
 from whiten_index.artifacts.manifest import Digest, Schema, Sealed
 from whiten_index.artifacts.marks import require_marks
 from whiten_index.artifacts.storage import Place, Storage
 from whiten_index.corpus.arrow_types import read_documents
 from whiten_index.corpus.batches import DIGEST_BYTES
-from whiten_index.errors import ArtifactError
+from whiten_index.errors import ArtifactError, CorpusError
 from whiten_index.store.dtypes import keeps_moments
 from whiten_index.store.notes import INDEXES, IndexRegistry, ResultCache, owner_of
 from whiten_index.store.records import CorpusPart, CorpusRecord, EncoderFacts
@@ -305,10 +305,18 @@ class EmbeddingStore(Segments):
         """Keep a file of a part, named by its content: packed, it changes with zstd's release."""
         path = self._part_file(kind, _digest(data))
         if self._checked_bytes(path) is None:
+            packed = pa.compress(data, "zstd", asbytes=True)
+            try:
+                check_expanded(len(data), len(packed))
+            except LimitError as error:
+                raise CorpusError(
+                    f"ids and kept columns of one part have {len(data):,} bytes, and nobody would "
+                    f"read them ({error}); use a smaller --shard-rows, or --keep fewer columns"
+                ) from error
             with writing(path):
                 # On another machine than that which made the store in its bucket, it is missing.
                 make_folder(path.parent)
-                replace_file(path, pa.compress(data, "zstd", asbytes=True))
+                replace_file(path, packed)
             self.mirror.push(path)
         self.mirror.keep(path)
         return path.stem

@@ -170,7 +170,7 @@ class Bundle:
             else:
                 found = nearest(inner, vectors, most, selection)
             # FAISS takes any number as the label of a row.
-            if found[1].max(initial=-1) >= rows:
+            if found[1].max(initial=-1) >= rows or found[1].min(initial=-1) < -1:
                 raise _unfit(self.source, "its labels are no rows")
             return found
 
