@@ -24,8 +24,9 @@ Pool = Callable[[Tensor, Pooling], Tensor]
 # MKL and oneDNN on x86, one thread: from 16 rows on with AVX-512, from 4 with AVX2. ARM and
 # Accelerate are untried.
 _FEWEST_ROWS = 64
-# More than these change the speed by under 1 % (measured: MiniLM, one CPU thread, 512 to 8,192).
-_BATCH_TOKENS_CPU, _BATCH_TOKENS_GPU = 2_048, 131_072
+# From 512 to 4,096 on a CPU the speed differs by 1 % (MiniLM, one thread), and small batches leave
+# more that Ctrl-C can keep.
+_BATCH_TOKENS_CPU, _BATCH_TOKENS_GPU = 512, 131_072
 # Others normalise after their last layer, so the states of a shorter model are not theirs.
 _NORMALISED_LAYERS = (
     "bert", "camembert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta",
