@@ -33,7 +33,7 @@ class Stages:
 
     @contextmanager
     def stage(self, name: str, total: int, *, part: str = "") -> Iterator[Progress]:
-        """Time the block as stage ``name`` over ``total`` rows; ``part`` of it is told as well."""
+        """Time the block as stage ``name`` over ``total`` rows; ``part`` is added to its name."""
         self.watcher.start(f"{name} {part}".rstrip(), total)
         started = time.perf_counter()
         try:

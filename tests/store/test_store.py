@@ -186,7 +186,7 @@ def test_documents_that_do_not_fit_are_damage(store, name):
         store.documents(as_part(store.write_documents(UNFIT[name]), 40))
 
 
-def test_a_part_that_nobody_would_read_is_not_written(store):
+def test_a_part_beyond_the_limit_of_readers_is_not_written(store):
     repeated = pa.table({"id": range(17), "body": ["x" * (1 << 26)] * 17})
     with pytest.raises(CorpusError, match="use a smaller --shard-rows, or --keep fewer columns"):
         store.write_documents(repeated)

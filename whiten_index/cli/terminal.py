@@ -54,7 +54,7 @@ class Bars(Progress):
         """Say how far a stage is, until it ends."""
         while not ended.wait(EVERY_SECONDS):
             spent, done = time.monotonic() - self._started, self._done
-            # The index of a database, for one, tells nothing until it is made.
+            # Some stages, such as the index of a database, report nothing until they end.
             rows = f"{done:,} of {total:,} in " if total and done else ""
             left = f", {duration(spent * (total - done) / done)} left" if 0 < done < total else ""
             click.echo(f"{stage}: {rows}{duration(spent)}{left}", err=True)

@@ -139,7 +139,7 @@ class Encoder:
 
     @property
     def would_gain_by_bfloat16(self) -> bool:
-        """Whether it computes in float32 on a processor that has units for bfloat16."""
+        """True for float32 on a processor that has units for bfloat16."""
         return (self.device.type, self.spec.dtype) == ("cpu", "float32") and has_amx()
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:

@@ -310,8 +310,8 @@ class EmbeddingStore(Segments):
                 check_expanded(len(data), len(packed))
             except LimitError as error:
                 raise CorpusError(
-                    f"ids and kept columns of one part have {len(data):,} bytes, and nobody would "
-                    f"read them ({error}); use a smaller --shard-rows, or --keep fewer columns"
+                    "the ids and kept columns of one part are beyond the limit of such a file "
+                    f"({error}); use a smaller --shard-rows, or --keep fewer columns"
                 ) from error
             with writing(path):
                 # On another machine than that which made the store in its bucket, it is missing.
