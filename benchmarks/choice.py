@@ -37,6 +37,7 @@ from whiten_index.whitening.selection import (
     score_settings,
     settings,
 )
+from whiten_index.whitening.spectrum import spectral_tempering
 from whiten_index.whitening.transform import Whitening
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
@@ -161,6 +162,7 @@ def _row(
 ) -> dict[str, Any]:
     whole, held_out = fits
     true = {setting: case.quality(setting) for setting in settings([k])}
+    tempered = spectral_tempering(whole.eigenvalues, k)
     grid = {s: value for s, value in true.items() if s.exponent in GRID_EXPONENTS}
     started = time.perf_counter()
     config = replace(case.config, k=k)
@@ -180,6 +182,7 @@ def _row(
         "chosen": {"exponent": choice.chosen.exponent, "center": choice.chosen.center},
         "auto": true[choice.chosen],
         "spectrum": true[choose_by_spectrum(whole, k)],
+        "tempering": {"exponent": tempered, "ndcg": case.quality(Setting(k, tempered, True))},
         "constant": {
             f"{exponent}, {'' if center else 'not '}centred": grid[Setting(k, exponent, center)]
             for exponent in (0.25, 0.5, 1.0)

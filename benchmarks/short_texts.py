@@ -18,7 +18,7 @@ from benchmarks.results_file import data_folder, write
 from whiten_index import Encoder, Moments, Whitening
 from whiten_index.evaluation.metrics import spearman
 from whiten_index.whitening.selection import Setting, choose_by_spectrum, settings
-from whiten_index.whitening.spectrum import unit_rows
+from whiten_index.whitening.spectrum import spectral_tempering, unit_rows
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 SETS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STSB", "SICKR")
@@ -55,12 +55,14 @@ def _row(pair: Pair, gold: NDArray[np.float64], moments: Moments, k: int) -> dic
 
     grid = [each for each in settings([k]) if each.exponent in GRID_EXPONENTS]
     figures = {each: quality(each) for each in grid}
-    chosen = choose_by_spectrum(Whitening.fit(moments, WhiteningConfig(kind=Kind.PCA, k="full")), k)
+    whole = Whitening.fit(moments, WhiteningConfig(kind=Kind.PCA, k="full"))
+    chosen, tempered = choose_by_spectrum(whole, k), spectral_tempering(whole.eigenvalues, k)
     return {
         "best": max(figures.values()),
         "pca": figures[Setting(k, 0.0, True)],
         "chosen": {"exponent": chosen.exponent, "center": chosen.center},
         "spectrum": quality(chosen),
+        "tempering": {"exponent": tempered, "spearman": quality(Setting(k, tempered, True))},
         "constant": {
             f"{each.exponent}, {'' if each.center else 'not '}centred": figure
             for each, figure in figures.items()

@@ -197,7 +197,7 @@ def _item_types(hint: Any) -> tuple[Any, ...]:
 
 
 def _plain(value: Any, hint: Any) -> Any:
-    """Return a value as its field keeps it: tuple, text or member of an enumeration."""
+    """Return a value as its field keeps it: tuple, number, text or member of an enumeration."""
     if hint is None:
         return value
     kinds, choices = _kinds(hint)
@@ -208,6 +208,9 @@ def _plain(value: Any, hint: Any) -> Any:
             return tuple(str(each) if isinstance(each, Path) else each for each in value)
         if type(value) in _item_types(hint):
             return (value,)
+    if kinds == (float, str) and isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return float(value)
     for kind in kinds:
         if issubclass(kind, Enum) and isinstance(value, str) and value in choices:
             return kind(value)
@@ -234,14 +237,15 @@ def _message(made: type, error: ValidationError) -> str:
         named = [flags.get(each, flag_of(each)) for each in lacking]
         return f"{' and '.join(named)} {'is' if len(named) == 1 else 'are'} missing"
     given = shown(found["input"])
-    if choices:
-        return f"{flag} {given} is unknown; use {', '.join(choices)}"
     said = str(found["msg"]).removeprefix("Input should be ")
     # A number that is none of several types is refused for each of them.
     if any(each["type"] == "finite_number" for each in error.errors()):
         return f"{flag} takes a finite number; {given} was given"
     if found["type"].startswith(("greater", "less")):
         return f"{flag} takes a value {said}; {given} was given"
+    if choices:
+        number = "a number or " if float in kinds else ""
+        return f"{flag} {given} is unknown; use {number}{', '.join(choices)}"
     if len(found["loc"]) > 1 and tuple in kinds:
         return (
             f"{flag} takes a list, each of them {said.removeprefix('a valid ')}; {given} was given"

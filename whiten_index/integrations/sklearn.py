@@ -36,7 +36,7 @@ class WhitenedTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self,
         k: str | int | float | None = None,
         *,
-        exponent: float | None = None,
+        exponent: str | float | None = None,
         kind: str = "whitening",
         center: bool | None = None,
         normalize_input: bool = False,

@@ -88,7 +88,8 @@ class SweepOptions(JudgementOptions):
         flag="--k",
     )
     transforms: tuple[str, ...] = option(
-        "Also all-but-the-top, random, and whitening with an exponent: whitening:0.25.",
+        "Also all-but-the-top, random, and whitening with an exponent: whitening:0.25, or "
+        "whitening:spectral-tempering.",
         GRID,
         default=("auto", "pca", "whitening", "truncate"),
     )

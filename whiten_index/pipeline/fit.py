@@ -38,7 +38,7 @@ from whiten_index.whitening.selection import (
     settings,
     widths,
 )
-from whiten_index.whitening.spectrum import WidthSpec, default_width, unit_rows
+from whiten_index.whitening.spectrum import WidthSpec, default_width, spectral_tempering, unit_rows
 from whiten_index.whitening.transform import Whitening
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
@@ -191,8 +191,13 @@ def _choose(
     moments: Moments,
     ks: tuple[int, ...] | None,
 ) -> Choice:
-    fit = _pca(moments, config)
-    width = None
+    fit, width = _pca(moments, config), None
+    values, rule = fit.eigenvalues, config.exponent
+    center = True if isinstance(rule, str) and config.center is None else config.center
+
+    def exponent(k: int) -> float | None:
+        return spectral_tempering(values, k) if isinstance(rule, str) else rule
+
     if (wish := WidthSpec.parse(config.k)) != WidthSpec():
         width = wish.resolve(fit.eigenvalues, count=moments.count, floor=config.floor or 0.0)
     if labels is not None:
@@ -201,7 +206,7 @@ def _choose(
         sample = sample_pieces(encoded, config.choose_sample, config.seed)
         if isinstance(sample, str):
             width = width or _default_width(fit, ks)
-            setting = choose_by_spectrum(fit, width, exponent=config.exponent, center=config.center)
+            setting = choose_by_spectrum(fit, width, exponent=exponent(width), center=center)
             why = f"{sample}, so mean and spectrum alone decide"
             return Choice("spectrum", setting, "", 0, (), why)
         evidence = piece_evidence(encoded, sample)
@@ -219,7 +224,8 @@ def _choose(
             else:
                 fit = held_out
         tried = (width,) if width is not None else _widths(ks, fit.k)
-        grid, scores = _scored(fit, evidence.trials, tried, config)
+        open_at = {k: settings([k], exponent=exponent(k), center=center) for k in tried}
+        grid, scores = _scored(fit, evidence.trials, open_at)
         setting, candidates = choose_by_scores(grid, scores, errors=evidence.errors)
         why += "" if width else ", and of the widths the narrowest with 97 % of the best score"
         watcher.advance(evidence.count)
@@ -307,14 +313,13 @@ def piece_evidence(encoded: "EncodeReport", sample: Sample) -> Evidence:
 
 
 def _scored(
-    fit: Whitening, trials: Sequence[Trial], ks: Sequence[int], config: "BuildConfig"
+    fit: Whitening, trials: Sequence[Trial], open_at: Mapping[int, list[Setting]]
 ) -> tuple[list[Setting], NDArray[np.float64]]:
     """Return settings and their scores, from the widest k down to one that loses too much."""
     grid, scores, best = list[Setting](), list[NDArray[np.float64]](), -np.inf
-    for k in sorted(ks, reverse=True):
-        tried = settings([k], exponent=config.exponent, center=config.center)
-        scored = score_settings(fit, trials, tried)
-        grid += tried
+    for k in sorted(open_at, reverse=True):
+        scored = score_settings(fit, trials, open_at[k])
+        grid += open_at[k]
         scores.append(scored)
         here = float(scored.mean(axis=1).max())
         best = max(best, here)

@@ -178,8 +178,7 @@ def choose_by_spectrum(
     γ = √s·ρ, where s = ‖μ‖²/(‖μ‖² + tr Λ) is the share of the mean in the embeddings' mean square
     length, near 1 for raw language models and small for contrastively trained ones, and
     ρ = SNR/(1 + SNR) sets the mean eigenvalue kept against the noise floor, the median one within
-    the rank. The mean is subtracted where s is above 0.4. This is our own rule, in the spirit of
-    Spectral Tempering (arXiv 2603.19339), whose formula was not available.
+    the rank. The mean is subtracted where s is above 0.4. This is our own rule.
     """
     mean = float(fit.mean @ fit.mean)
     share = mean / (mean + float(fit.eigenvalues.sum()))

@@ -30,6 +30,7 @@ from whiten_index.whitening.spectrum import (
     numerical_rank,
     real_rows,
     reciprocal,
+    spectral_tempering,
     unit_rows,
 )
 from whiten_index.whitening.whitening_config import (
@@ -187,13 +188,16 @@ class Whitening:
         else:
             moments = Moments.of(unit_rows(data) if config.normalize_input else data)
         found = find_directions(moments, config)
-        group = config.kind is Kind.GROUP
+        group, gamma = config.kind is Kind.GROUP, config.gamma
+        if isinstance(gamma, str):
+            last = found.remove_top + found.basis.shape[1]
+            gamma = spectral_tempering(found.spectrum.eigenvalues, last)
         fitted = cls(
             kind=config.kind,
             mean=moments.mean,
             basis=found.basis,
             eigenvalues=found.spectrum.eigenvalues,
-            exponent=config.gamma,
+            exponent=float(gamma),
             center=config.centered,
             normalize_input=config.normalize_input,
             count=moments.count,

@@ -9,7 +9,7 @@ from pydantic import Field
 from whiten_index.errors import ConfigError
 from whiten_index.options import schema
 from whiten_index.whitening.spectrum import WidthSpec, default_width
-from whiten_index.whitening.transform_options import TransformShape
+from whiten_index.whitening.transform_options import Exponent, TransformShape
 
 ESTIMATORS = ("empirical", "ledoit-wolf", "oas")
 
@@ -65,11 +65,12 @@ class Kind(Enum):
 _BASELINE = frozenset({"--k", "--no-center", "--normalize-input"})
 _SLICED = _BASELINE | {"--k as a share of variance", "--floor", "--remove-top"}
 _WHITENED = frozenset({"--no-center", "--normalize-input", "--exponent", "--shrinkage", "--floor"})
+_TEMPERING = "--exponent spectral-tempering"
 # The options of each kind, and the reason why others cannot apply.
 _KINDS: dict[Kind, tuple[frozenset[str], str]] = {
     Kind.NONE: (frozenset(), "keeps every embedding as it is"),
     Kind.PCA: (_SLICED, "turns the embeddings and scales nothing"),
-    Kind.WHITENING: (_SLICED | _WHITENED, "takes all coordinates together"),
+    Kind.WHITENING: (_SLICED | _WHITENED | {_TEMPERING}, "takes all coordinates together"),
     Kind.ZCA: (_WHITENED, "keeps all coordinates, taken together"),
     Kind.ZCA_COR: (_WHITENED, "keeps all coordinates, taken together"),
     Kind.GROUP: (_WHITENED | {"--groups", "--group-size", "--shuffle"}, "keeps all coordinates"),
@@ -110,10 +111,10 @@ class WhiteningConfig(TransformShape):
             )
 
     @property
-    def gamma(self) -> float:
-        """The exponent γ, settled."""
+    def gamma(self) -> Exponent:
+        """The exponent γ, settled, or the name of the rule for it."""
         if self.exponent is not None:
-            return float(self.exponent)
+            return self.exponent
         return 1.0 if self.kind.whitens else 0.0
 
     @property
@@ -180,7 +181,8 @@ class WhiteningConfig(TransformShape):
         self.channels(dim)
 
     def _require_applicable(self) -> None:
-        if self.kind is Kind.PCA and self.exponent not in (None, 0):
+        named = isinstance(self.exponent, str)
+        if self.kind is Kind.PCA and self.exponent and not named:
             raise ConfigError(
                 f"PCA has exponent 0; for exponent {self.exponent:g} use --whiten whitening"
             )
@@ -192,7 +194,8 @@ class WhiteningConfig(TransformShape):
         given = {
             "--k": number or (share and "--k" not in takes),
             "--k as a share of variance": share and "--k" in takes,
-            "--exponent": self.exponent is not None and self.kind is not Kind.PCA,
+            "--exponent": not (named or self.exponent is None or self.kind is Kind.PCA),
+            _TEMPERING: named,
             # Only False is a wish, so that one default serves all kinds.
             "--no-center": self.center is False,
             "--normalize-input": self.normalize_input,
