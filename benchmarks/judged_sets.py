@@ -68,13 +68,13 @@ def joined_texts(judged: JudgedSet) -> tuple[list[str], list[str]]:
     return [str(row["id"]) for row in rows], joined
 
 
-def ndcg(
+def ndcg_each(
     judged: JudgedSet,
     ids: Iterable[str],
-    documents: NDArray[np.float64],
-    queries: NDArray[np.float64],
-) -> float:
-    """Return the mean nDCG@10 × 100 of exact search by cosine.
+    documents: NDArray[np.floating],
+    queries: NDArray[np.floating],
+) -> NDArray[np.float64]:
+    """Return the nDCG@10 × 100 of each query (q,), by exact search by cosine.
 
     Args:
         judged: the set.
@@ -90,4 +90,14 @@ def ndcg(
         for at, (query, row) in enumerate(zip(judged.queries, nearest, strict=True))
     }
     each = evaluate_each(judged.qrels, run, METRIC)
-    return 100 * float(np.mean(list(each.values())))
+    return 100 * np.array(list(each.values()))
+
+
+def ndcg(
+    judged: JudgedSet,
+    ids: Iterable[str],
+    documents: NDArray[np.float64],
+    queries: NDArray[np.float64],
+) -> float:
+    """Return the mean of ``ndcg_each``."""
+    return float(ndcg_each(judged, ids, documents, queries).mean())

@@ -94,7 +94,7 @@ def contenders(model: str) -> tuple[dict[str, Encode], dict[str, Encode]]:
         _PEER: lambda texts: np.asarray(peer.encode(texts, show_progress_bar=False))
     }
     answer = dict(encode)
-    for dtype in ("float32", "bfloat16"):
+    for dtype in ("float32", "bfloat16", "int8"):
         ours = load_ours(Setting(model, "cpu", dtype))
         name = f"ours, {dtype}, products of {ours.runtime['products']}"
         encode[name], answer[name] = ours.encode, ours.encode_queries

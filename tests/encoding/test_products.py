@@ -39,17 +39,33 @@ def test_onednn_gives_what_torch_gives(family, tmp_path, monkeypatch, eager):
     np.testing.assert_allclose(found, plain.encode(some), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_on_a_cpu_computes_in_float32_but_for_products(dtype, tmp_path, eager):
-    folder, some = FAMILIES["bert"](tmp_path / "bert"), texts(20)
-    half, whole = load(folder, dtype=dtype), load(folder)
-    assert half.runtime["inputs"] == "packed"
-    # Only some processors have products in bfloat16.
-    names = {"oneDNN bfloat16", "oneDNN float32"} if dtype == "bfloat16" else {"oneDNN float32"}
-    assert half.runtime["products"] in names
-    found, expected = half.encode(some), whole.encode(some)
+@pytest.mark.parametrize(
+    ("dtype", "least"), [("bfloat16", 0.999), ("float16", 1 - 1e-6), ("int8", 0.995)]
+)
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_narrow_types_on_a_cpu_compute_in_float32_but_for_products(
+    family, dtype, least, tmp_path, eager
+):
+    folder, some = FAMILIES[family](tmp_path / family), texts(20)
+    narrow, whole = load(folder, dtype=dtype), load(folder)
+    assert narrow.runtime["inputs"] == "packed"
+    # Only some processors have products in bfloat16 or int8.
+    known = {"oneDNN float32"} if dtype == "float16" else {"oneDNN float32", f"oneDNN {dtype}"}
+    assert narrow.runtime["products"] in known
+    found, expected = narrow.encode(some), whole.encode(some)
     lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
-    assert ((found * expected).sum(axis=1) / lengths).min() >= 0.999
+    assert ((found * expected).sum(axis=1) / lengths).min() >= least
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_int8_gives_a_text_the_same_bits_alone_and_among_others(family, tmp_path):
+    folder, some = FAMILIES[family](tmp_path / family), texts(20)
+    narrow = load(folder, dtype="int8")
+    found = narrow.encode(some)
+    assert np.isfinite(found).all()
+    if narrow.runtime["inputs"] == "packed":
+        alone = np.concatenate([narrow.encode([text]) for text in some])
+        np.testing.assert_array_equal(found, alone)
 
 
 def test_a_build_notes_another_similarity_and_a_faster_precision(

@@ -3,7 +3,7 @@
 torch multiplies float32 by MKL. On AMD's processors with AVX-512, MKL reaches half of what oneDNN
 does, which torch has too. oneDNN also multiplies in bfloat16, where the processor can: then
 products are in bfloat16, sums of residuals and norms in float32, and attention of BERT and its kin
-in bfloat16 too.
+in bfloat16 too. In int8, for processors with VNNI, products alone are of 8 bits.
 """
 
 import contextlib
@@ -17,14 +17,15 @@ from transformers.activations import GELUActivation
 
 from whiten_index.encoding.packing import IMPLEMENTATION, attend
 
-# Relative errors of the states of a few tokens: of rounding in another order, and of bfloat16.
-_TRIAL_ERRORS = {None: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.05}
+# Relative errors of the states of a few tokens: of rounding in another order, or to fewer bits.
+_TRIAL_ERRORS = {None: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.05, torch.int8: 0.15}
 TORCH = "torch"
+_SMALLEST = 1e-12  # range of a row; a scale of 0 has no reciprocal
 _ROWS = 1024  # that the layout of weights is made for
 _LAYERS = frozenset({"BertLayer", "RobertaLayer", "XLMRobertaLayer", "CamembertLayer"})
 
 
-def use_fastest_products(model: Any, *, bfloat16: bool, last: bool) -> str:
+def use_fastest_products(model: Any, dtype: str, *, last: bool) -> str:
     """Replace a float32 model's layers by faster ones, and return the library of the products.
 
     Inputs and outputs stay float32. The model stays as it was if its states change by more than
@@ -32,16 +33,20 @@ def use_fastest_products(model: Any, *, bfloat16: bool, last: bool) -> str:
 
     Args:
         model: Transformer in evaluation mode.
-        bfloat16: whether products in bfloat16 may be used, summed in float32.
+        dtype: that products may be rounded to: bfloat16 or int8; anything else is float32.
         last: whether the states of the last layer are all that is wanted.
     """
     # By the kind of processor: what is timed would change with other work on the machine, and with
     # it the last bits of embeddings.
-    kinds = [torch.bfloat16] if bfloat16 and _has_bfloat16() else []
-    for dtype in [*kinds, *([torch.float32] if _is_amd_with_avx512() else [])]:
+    can = {
+        "int8": torch.cpu._is_vnni_supported(),
+        "bfloat16": torch.cpu._is_avx512_bf16_supported() or has_amx(),
+        "float32": _is_amd_with_avx512(),
+    }
+    for name in dict.fromkeys((dtype, "float32")):
         try:
-            if _replace(model, dtype, layers=last):
-                return f"oneDNN {str(dtype).removeprefix('torch.')}"
+            if can.get(name) and _replace(model, getattr(torch, name), layers=last):
+                return f"oneDNN {name}"
         except (RuntimeError, AttributeError):
             # This torch has not the operators.
             continue
@@ -54,10 +59,6 @@ def use_fastest_products(model: Any, *, bfloat16: bool, last: bool) -> str:
 def has_amx() -> bool:
     """Return whether this processor has Intel's units for products in bfloat16."""
     return bool(torch.cpu._is_amx_tile_supported())
-
-
-def _has_bfloat16() -> bool:
-    return bool(torch.cpu._is_avx512_bf16_supported()) or has_amx()
 
 
 def _is_amd_with_avx512() -> bool:
@@ -92,9 +93,14 @@ class _Product(nn.Module):
         if len(layers) > 1:
             weight = torch.cat([layer.weight.detach() for layer in layers])
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
-        self.weight = weight.to(dtype)
-        self.bias = torch.cat(biases).to(dtype) if biases else None
-        if dtype is not None:
+        self.bias = torch.cat(biases) if biases else None
+        self.lay_out(weight)
+
+    def lay_out(self, weight: Tensor) -> None:
+        """Keep float32 weights (m, n) as the library wants them."""
+        self.weight = weight.to(self.dtype)
+        if self.dtype is not None:
+            self.bias = None if self.bias is None else self.bias.to(self.dtype)
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, _ROWS)
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -106,6 +112,43 @@ class _Product(nn.Module):
             rows.to(self.dtype), self.weight, self.bias, after, [], "none"
         )
         return product.to(self.out_dtype)
+
+
+class _Int8Product(_Product):
+    """The same with 8 bits: a scale for each row of weights, and bounds for each row of inputs.
+
+    Nothing is calibrated, and no row of inputs changes the result of another.
+    """
+
+    def lay_out(self, weight: Tensor) -> None:
+        """Keep whole numbers from -127 to 127 and their scales."""
+        self.scales = weight.abs().amax(1).clamp_(min=_SMALLEST) / 127
+        whole = (weight / self.scales[:, None]).round_()
+        self.sums = self.scales * whole.sum(1)
+        self.zeros = torch.zeros(len(weight), dtype=torch.int32)
+        self.weight = torch.ops.onednn.qlinear_prepack(whole.to(torch.int8), None)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        # Of torch's ways to do this the fastest: aminmax, and casting to uint8 at once, take long.
+        least, greatest = rows.amin(-1, keepdim=True), rows.amax(-1, keepdim=True)
+        step = (greatest - least).clamp_(min=_SMALLEST) / 255
+        per_step = step.reciprocal()
+        whole = (rows * per_step).add_(0.5 - least * per_step).int().to(torch.uint8)
+        product: Tensor = torch.ops.onednn.qlinear_pointwise(
+            *(whole.flatten(0, -2), 1.0, 0),  # scale and zero point
+            *(self.weight, self.scales, self.zeros, None),
+            *(1.0, 0, torch.float32),  # of the result
+            *("none", [], ""),  # what comes after it
+        )
+        product = product.view(*rows.shape[:-1], -1).mul_(step).addcmul_(least, self.sums)
+        if self.bias is not None:
+            product += self.bias
+        return gelu(product) if self.gelu else product
+
+
+def _product(*layers: nn.Linear, dtype: torch.dtype | None, **options: bool) -> _Product:
+    kind = _Int8Product if dtype is torch.int8 else _Product
+    return kind(*layers, dtype=dtype, **options)
 
 
 class _Layer(nn.Module):
@@ -120,10 +163,10 @@ class _Layer(nn.Module):
         super().__init__()
         own, out = layer.attention.self, layer.attention.output
         self.heads, self.scaling = own.num_attention_heads, own.scaling
-        self.joint = _Product(own.query, own.key, own.value, dtype=dtype, narrow=True)
-        self.out, self.norm = _Product(out.dense, dtype=dtype), out.LayerNorm
-        self.wide = _Product(layer.intermediate.dense, dtype=dtype, gelu=True, narrow=True)
-        self.last = _Product(layer.output.dense, dtype=dtype)
+        self.joint = _product(own.query, own.key, own.value, dtype=dtype, narrow=True)
+        self.out, self.norm = _product(out.dense, dtype=dtype), out.LayerNorm
+        self.wide = _product(layer.intermediate.dense, dtype=dtype, gelu=True, narrow=True)
+        self.last = _product(layer.output.dense, dtype=dtype)
         self.last_norm = layer.output.LayerNorm
 
     def forward(
@@ -166,7 +209,7 @@ def _replace(model: Any, dtype: torch.dtype | None, *, layers: bool) -> bool:
                 put(parent, name, _Layer(child, dtype))
             elif type(child) is nn.Linear and dtype is not None:
                 gelu = fused and name == "dense"
-                put(parent, name, _Product(child, dtype=dtype, gelu=gelu, narrow=gelu))
+                put(parent, name, _product(child, dtype=dtype, gelu=gelu, narrow=gelu))
             else:
                 visit(child)
         if fused:

@@ -56,14 +56,12 @@ class Transformer:
         self.packs = self.obstacle is None
         self._packed = PackedForward(model) if self.packs else None
         # With padding, and by a GPU's kernels, a text depends on its batch.
-        on_cpu, bfloat16 = device.type == "cpu", spec.dtype == "bfloat16"
+        on_cpu = device.type == "cpu"
         self.batch_tokens = _BATCH_TOKENS_CPU if on_cpu else _BATCH_TOKENS_GPU
         self.fewest_rows = _FEWEST_ROWS if self.packs and on_cpu else 0
         self._model, self._layers = model, None if spec.layers == (last,) else spec.layers
         only_last = self._layers is None
-        self.products = (
-            use_fastest_products(model, bfloat16=bfloat16, last=only_last) if on_cpu else TORCH
-        )
+        self.products = use_fastest_products(model, spec.dtype, last=only_last) if on_cpu else TORCH
         self._pooling, head = spec.pooling, load_head(folder)
         self._head = None if head is None else head.to(device)
         # A decoder would otherwise keep keys and values for a next token that never comes.
@@ -122,13 +120,14 @@ def load_transformer(
     spec: EncoderSpec, folder: ModelFolder, device: torch.device
 ) -> tuple[Any, Any]:
     """Return a model's tokenizer, and the model without a head, for evaluation."""
-    tokenizer = load_tokenizer(spec, folder)
+    tokenizer, on_cpu = load_tokenizer(spec, folder), device.type == "cpu"
     transformers.utils.logging.disable_progress_bar()
     try:
         model, loading = transformers.AutoModel.from_pretrained(
             folder.path,
-            # A CPU computes in float32 but for products in bfloat16; float16 is slow there.
-            dtype=torch.float32 if device.type == "cpu" else getattr(torch, spec.dtype),
+            # A CPU computes in float32 but for products; float16 is slow there, and only a
+            # CPU has int8.
+            dtype=getattr(torch, "float32" if on_cpu or spec.dtype == "int8" else spec.dtype),
             trust_remote_code=folder.trust_remote_code,
             local_files_only=folder.local_files_only,
             **code_pin(folder),

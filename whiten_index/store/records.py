@@ -131,7 +131,7 @@ class TransformerFacts(TypedDict):
     pooling: str
     layers: list[Count]
     max_length: Positive
-    dtype: Literal["float32", "bfloat16", "float16"]
+    dtype: Literal["float32", "bfloat16", "float16", "int8"]
     lower_case: Flag
     document_prompt: str
     query_prompt: str
