@@ -163,6 +163,20 @@ def _processor(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def precisions() -> str:
+    """Return the table of what fewer bits cost in retrieval."""
+    rows = read("precisions")
+    dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
+    lines = [f"| nDCG@10 | queries | {' | '.join(dtypes)} |", "|---|" + "---:|" * (1 + len(dtypes))]
+    for name in dict.fromkeys(row["set"] for row in rows):
+        exact, *narrow = (row for row in rows if row["set"] == name)
+        cells = [f"{exact['ndcg']:.2f}"] + [
+            f"{row['ndcg']:.2f} ({row['low']:+.2f} to {row['high']:+.2f})" for row in narrow
+        ]
+        lines.append(f"| {name} | {exact['queries']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def moments() -> str:
     """Return the tables of how fast moments are taken and how exact they are."""
     rows = read("moments")
@@ -235,6 +249,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "digest_lookup": digest_lookup,
     "memory": memory,
     "encoding": encoding,
+    "precisions": precisions,
     "processors": processors,
     "moments": moments,
     **cluster_tables.TABLES,

@@ -16,7 +16,7 @@ from whiten_index.artifacts.prefetch import overlapped
 from whiten_index.encoding.batching import Batches, InferenceThreads, PreparedWindow
 from whiten_index.encoding.encoder_config import EncoderConfig, chosen_devices
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.products import has_amx
+from whiten_index.encoding.products import has_bfloat16
 from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
 from whiten_index.encoding.tokenization import prompt_tokens, require_known_tokens, tokenize
 from whiten_index.encoding.transformer import Transformer
@@ -139,8 +139,8 @@ class Encoder:
 
     @property
     def would_gain_by_bfloat16(self) -> bool:
-        """True for float32 on a processor that has units for bfloat16."""
-        return (self.device.type, self.spec.dtype) == ("cpu", "float32") and has_amx()
+        """True for float32 on a processor that multiplies in bfloat16."""
+        return (self.device.type, self.spec.dtype) == ("cpu", "float32") and has_bfloat16()
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the embeddings of documents, (n, d) float32, unnormalised.

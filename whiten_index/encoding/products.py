@@ -40,7 +40,7 @@ def use_fastest_products(model: Any, dtype: str, *, last: bool) -> str:
     # it the last bits of embeddings.
     can = {
         "int8": torch.cpu._is_vnni_supported(),
-        "bfloat16": torch.cpu._is_avx512_bf16_supported() or has_amx(),
+        "bfloat16": has_bfloat16(),
         "float32": _is_amd_with_avx512(),
     }
     for name in dict.fromkeys((dtype, "float32")):
@@ -56,9 +56,9 @@ def use_fastest_products(model: Any, dtype: str, *, last: bool) -> str:
     return TORCH
 
 
-def has_amx() -> bool:
-    """Return whether this processor has Intel's units for products in bfloat16."""
-    return bool(torch.cpu._is_amx_tile_supported())
+def has_bfloat16() -> bool:
+    """Return whether this processor multiplies in bfloat16."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def _is_amd_with_avx512() -> bool:
