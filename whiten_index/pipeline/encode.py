@@ -372,8 +372,8 @@ def _note_encoder(report: EncodeReport, work: ShardWork) -> None:
     encoder = getattr(work.encoder, "loaded", None)
     if report.counts.encoded and encoder and encoder.would_gain_by_bfloat16:
         watcher.note(
-            "note: --dtype bfloat16 encodes 1.5 to 3 times as fast on this processor and keeps 99.4 "
-            "to 99.9 % of the ten nearest (measured with MiniLM); it encodes all rows again"
+            "note: --dtype bfloat16 encodes 1.5 to 3 times as fast on this processor and keeps "
+            "99.4 to 99.9 % of the ten nearest (MiniLM); it encodes all rows again"
         )
 
 
