@@ -1,12 +1,20 @@
 """Bad input of a build: corpora, models and options that cannot be used."""
 
+import base64
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyarrow.parquet.encryption import (
+    CryptoFactory,
+    EncryptionConfiguration,
+    KmsClient,
+    KmsConnectionConfig,
+)
 
 from tests.helpers import bad_input
 from tests.helpers.bad_input import (
@@ -20,6 +28,7 @@ from tests.helpers.bad_input import (
     assert_one_error,
     assert_refused,
     numbers,
+    process,
     run,
     table,
 )
@@ -172,3 +181,32 @@ def test_data_named_by_a_path_that_no_file_can_have(
     assert status == OPTIONS
     assert_one_error(stderr, match="is longer than a path can be")
     place.assert_unharmed()
+
+
+class _NoSecret(KmsClient):
+    def wrap_key(self, key_bytes: bytes, _: str) -> bytes:
+        return base64.b64encode(key_bytes)
+
+
+@pytest.mark.parametrize("role", ["corpus", "queries"])
+def test_encrypted_columns_under_a_plain_footer_do_not_end_the_process(
+    place: Place, role: str
+) -> None:
+    path, plain = place.root / "encrypted.parquet", place.root / "plain.parquet"
+    texts = pa.table({"_id": ["a"], "text": ["a cat"], "secret": ["x"]})
+    pq.write_table(texts, plain)
+    keys = CryptoFactory(lambda _: _NoSecret()).file_encryption_properties(
+        KmsConnectionConfig(),
+        EncryptionConfiguration(
+            footer_key="a", column_keys={"a": ["secret"]}, plaintext_footer=True,
+            double_wrapping=False,
+        ),
+    )  # fmt: skip
+    with pq.ParquetWriter(path, texts.schema, encryption_properties=keys) as writer:
+        writer.write_table(texts)
+    corpus, labels = (path, []) if role == "corpus" else (plain, ["--queries", path])
+    labels += ["--qrels", plain] if labels else []
+    command = process("build", corpus, "--text-column", "text", "--out", place.root / "o", *labels)
+    _, stderr = command.communicate(timeout=100)
+    assert command.returncode == CORPUS, stderr
+    assert_one_error(stderr, match="encrypted.parquet is not a readable Parquet file .*decrypt")

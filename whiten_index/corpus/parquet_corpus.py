@@ -21,6 +21,7 @@ from whiten_index.corpus.corpus_config import CorpusConfig, check_columns, check
 from whiten_index.corpus.corpus_options import OnBadRow
 from whiten_index.corpus.parquet_reader import (
     SpanReader,
+    check_footer,
     footer_digest,
     open_parquet,
     unchanged,
@@ -368,6 +369,7 @@ def _read_footer(
         open_parquet(file, file.open()) as parquet,
     ):
         metadata, schema = parquet.metadata, parquet.schema_arrow
+        check_footer(metadata)
         file = replace(file, footer=footer_digest(metadata))
         # Ids and kept columns do not count: asking for another one must not move the shards.
         wanted = {*config.text_columns, config.embedding_column or ""} - {""}

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -61,6 +62,26 @@ def open_parquet(file: SourceFile, source: pa.NativeFile) -> pq.ParquetFile:
         parquet.close(force=True)
         raise file.changed()
     return parquet
+
+
+class _Unread(io.BytesIO):
+    """A large source that ends where it is read."""
+
+    def tell(self) -> int:
+        return 1 << 62
+
+    def read(self, _: int | None = -1) -> bytes:
+        raise EOFError
+
+
+def check_footer(metadata: pq.FileMetaData) -> None:
+    """Raise ``OSError`` for a footer with a column that is encrypted or contradicts itself.
+
+    To describe such a column ends the process: pyarrow catches errors only where it reads. Here
+    it finds the places of all columns before it reads the first one, which is never read.
+    """
+    with contextlib.suppress(EOFError):
+        next(pq.ParquetFile(_Unread(), metadata=metadata, pre_buffer=True).iter_batches(), None)
 
 
 def footer_digest(metadata: pq.FileMetaData) -> str:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from whiten_index.artifacts.files import NotAFileError, is_folder, list_folder, open_file, reading
 from whiten_index.artifacts.limits import LimitError, check_expanded, iterate_lines, load_json
-from whiten_index.corpus.parquet_reader import unpacked_bytes
+from whiten_index.corpus.parquet_reader import check_footer, unpacked_bytes
 from whiten_index.errors import ConfigError, CorpusError, first_line
 from whiten_index.paths import shown
 
@@ -143,6 +143,7 @@ def _read_parquet(path: Path, known: Collection[str]) -> LabelTable:
         kinds = (pa.string(), pa.large_string(), pa.string_view())
         texts = [field.name for field in schema if field.type in kinds]
         with pq.ParquetFile(path, page_checksum_verification=True, read_dictionary=texts) as file:
+            check_footer(file.metadata)
             groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
             check_expanded(sum(group.total_byte_size for group in groups), packed)
             chunks = (
