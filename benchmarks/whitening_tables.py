@@ -184,6 +184,10 @@ def _variant(name: str) -> Callable[[Row], float]:
     return lambda row: float(row["variants"][name])
 
 
+def _tempering(measure: str) -> Callable[[Row], float]:
+    return lambda row: float(row["tempering"][measure])
+
+
 def _spectrum(row: Row) -> float:
     return float(row["spectrum"])
 
@@ -199,6 +203,7 @@ _CONSTANTS: tuple[tuple[str, Callable[[Row], float]], ...] = (
 _RULES: tuple[tuple[str, Callable[[Row], float]], ...] = (
     ("**auto**", lambda row: float(row["auto"])),
     ("mean and spectrum alone", _spectrum),
+    ("Spectral Tempering", _tempering("ndcg")),
     *_CONSTANTS,
 )
 
