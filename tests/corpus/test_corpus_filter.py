@@ -1,6 +1,8 @@
 """Row filters: they keep what Python would keep, and are never code."""
 
+import ast
 import datetime
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -167,3 +169,14 @@ def test_dates_and_columns_of_any_name(condition: str, kept: list, columns: tupl
     assert dated().filter(parsed.mask(dated()))["my column"].to_pylist() == [
         1 + row for row in kept
     ]
+
+
+def test_a_long_list_is_translated_once_for_all_batches(tmp_path, write_parquet):
+    table = pa.table({"year": list(range(400)), "text": ["x"] * 400})
+    path = write_parquet(tmp_path / "a.parquet", table, row_group_size=10)
+    wanted = list(range(0, 2000, 2))
+    corpus = open_corpus(path, row_filter=f"year in {wanted}", shard_rows=10)
+    with mock.patch("ast.literal_eval", wraps=ast.literal_eval) as read:
+        _, texts, skipped = read_all(corpus)
+    assert (len(texts), skipped["filtered"]) == (200, 200)
+    assert read.call_count <= len(wanted)

@@ -161,3 +161,24 @@ def test_a_damaged_file_of_a_model_is_an_encoder_error(copy_of, file, text):
     (folder / file).write_text(text)
     with pytest.raises(EncoderError):
         load(folder)
+
+
+@pytest.mark.parametrize("damage", ["no unknown token", "a frame of unknown names"])
+def test_a_tokenizer_that_fails_on_a_text_is_an_encoder_error(copy_of, damage):
+    folder = copy_of()
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    if damage == "no unknown token":
+        content["model"]["vocab"] = {"a": 1}
+    else:
+        # The tokenizers library panics.
+        frame = [
+            {"SpecialToken": {"id": "[X]", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+        ]
+        content["post_processor"] = {
+            "type": "TemplateProcessing", "single": frame, "pair": frame, "special_tokens": {},
+        }  # fmt: skip
+    path.write_text(json.dumps(content))
+    with pytest.raises(EncoderError, match="tokenizer cannot take a text"):
+        load(folder).encode(["a cat"])

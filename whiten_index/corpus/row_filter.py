@@ -12,6 +12,7 @@ Dates and times are written ``date('2024-01-31')``, ``time('12:00')`` and
 
 import ast
 import datetime
+import functools
 import math
 import operator
 import re
@@ -97,9 +98,9 @@ class RowFilter:
         number = max((*self.columns, ""), key=len) + "#"
         columns = {name: _plain_integers(rows.column(name)) for name in self.columns}
         table = pa.table({**columns, number: np.arange(rows.num_rows)})
-        types = {each.name: each.type for each in table.schema}
+        types = tuple((each.name, each.type) for each in table.schema)
         try:
-            passing = table.filter(_condition(self._tree, types)).column(number)
+            passing = table.filter(_translated(self, types)).column(number)
         except MemoryError:
             # Arrow's is an ``ArrowException`` too.
             raise
@@ -111,6 +112,12 @@ class RowFilter:
         mask = np.zeros(rows.num_rows, dtype=np.bool_)
         mask[passing.to_numpy()] = True
         return mask
+
+
+@functools.lru_cache(maxsize=8)
+def _translated(chosen: RowFilter, types: tuple[tuple[str, pa.DataType], ...]) -> pc.Expression:
+    """Return a filter for columns of some types; a list of many values takes seconds."""
+    return _condition(chosen._tree, dict(types))
 
 
 def _as_python(text: str) -> str:

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.tokenization import chunks, load_tokenizer
+from whiten_index.encoding.tokenization import chunks, load_tokenizer, tokenizing
 from whiten_index.errors import ConfigError, EncoderError
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ class PassageSplitter:
             )
         return cls(backend, config, prompt=spec.document_prompt, lower_case=spec.lower_case)
 
+    @tokenizing()
     def split(self, texts: Sequence[str]) -> list[list[Span]]:
         """Return the passages of each text as spans of its characters; see ``passage_spans``.
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.prefetch import ahead
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.errors import EncoderError
+from whiten_index.errors import EncoderError, first_line
 
 if TYPE_CHECKING:
     from whiten_index.encoding.spec import EncoderSpec
@@ -61,6 +61,22 @@ def tokenize(tokenizer: Any, texts: Sequence[str], *, max_length: int) -> TokenW
     return TokenWindow(ids[source], offsets, places[rows], cut[rows])
 
 
+@contextmanager
+def tokenizing() -> Iterator[None]:
+    """Turn the errors of a tokenizer that cannot take a text into an ``EncoderError``."""
+    try:
+        yield
+    except BaseException as error:
+        # They are plain exceptions, and panics of Rust, which derive from ``BaseException``.
+        if type(error).__name__ not in ("Exception", "PanicException"):
+            raise
+        raise EncoderError(
+            f"the tokenizer cannot take a text ({first_line(error)}); use the tokenizer that the "
+            "model was trained with"
+        ) from error
+
+
+@tokenizing()
 def _tokens(
     tokenizer: Any, texts: list[str], max_length: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.bool_]]:
