@@ -415,12 +415,8 @@ def _fingerprint(file: SourceFile, config: CorpusConfig, *, now: int) -> str:
 def _describe_group(group: Any, wanted: set[str]) -> RowGroup:
     # A leaf of the schema may be inside a nested column.
     inside = tuple(f"{name}." for name in wanted)
-    chunks = (group.column(i) for i in range(group.num_columns))
-    sizes = (
-        chunk.total_uncompressed_size
-        for chunk in chunks
-        if f"{chunk.path_in_schema}.".startswith(inside)
-    )
+    chunks = map(group.column, range(group.num_columns))
+    sizes = (c.total_uncompressed_size for c in chunks if f"{c.path_in_schema}.".startswith(inside))
     return RowGroup(int(group.num_rows), int(sum(sizes)))
 
 

@@ -77,8 +77,7 @@ class _Unread(io.BytesIO):
 def check_footer(metadata: pq.FileMetaData) -> None:
     """Raise ``OSError`` for a footer with a column that is encrypted or contradicts itself.
 
-    To describe such a column ends the process: pyarrow catches errors only where it reads. Here
-    it finds the places of all columns before it reads the first one, which is never read.
+    To describe such a column ends the process. To plan its reading, which is done here, does not.
     """
     with contextlib.suppress(EOFError):
         next(pq.ParquetFile(_Unread(), metadata=metadata, pre_buffer=True).iter_batches(), None)

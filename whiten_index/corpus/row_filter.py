@@ -98,9 +98,8 @@ class RowFilter:
         number = max((*self.columns, ""), key=len) + "#"
         columns = {name: _plain_integers(rows.column(name)) for name in self.columns}
         table = pa.table({**columns, number: np.arange(rows.num_rows)})
-        types = tuple((each.name, each.type) for each in table.schema)
         try:
-            passing = table.filter(_translated(self, types)).column(number)
+            passing = table.filter(_translated(self, table.schema)).column(number)
         except MemoryError:
             # Arrow's is an ``ArrowException`` too.
             raise
@@ -115,9 +114,9 @@ class RowFilter:
 
 
 @functools.lru_cache(maxsize=8)
-def _translated(chosen: RowFilter, types: tuple[tuple[str, pa.DataType], ...]) -> pc.Expression:
-    """Return a filter for columns of some types; a list of many values takes seconds."""
-    return _condition(chosen._tree, dict(types))
+def _translated(chosen: RowFilter, columns: pa.Schema) -> pc.Expression:
+    """Return a filter for some columns; a list of many values takes seconds."""
+    return _condition(chosen._tree, dict(zip(columns.names, columns.types, strict=True)))
 
 
 def _as_python(text: str) -> str:

@@ -67,8 +67,8 @@ def tokenizing() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # They are plain exceptions, and panics of Rust, which derive from ``BaseException``.
-        if type(error).__name__ not in ("Exception", "PanicException"):
+        # A panic of Rust derives from ``BaseException``; a token beyond 2³¹ overflows.
+        if type(error).__name__ not in ("Exception", "PanicException", "OverflowError"):
             raise
         raise EncoderError(
             f"the tokenizer cannot take a text ({first_line(error)}); use the tokenizer that the "
@@ -82,8 +82,7 @@ def _tokens(
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.bool_]]:
     """Return token ids end to end, tokens of each text, and which were cut."""
     ids: list[NDArray[np.int32]] = [np.empty(0, dtype=np.int32)]
-    lengths: list[int] = []
-    cut: list[bool] = []
+    lengths, cut = list[int](), list[bool]()
     # A text without tokens, such as one of unknown characters, gets a token of padding.
     empty = [int(tokenizer.pad_token_id or 0)]
     # Unpacking a chunk holds Python's lock, which tokenising the next one does not need.
@@ -92,21 +91,14 @@ def _tokens(
             rows = [text.ids or empty for text in chunk]
             counts = [len(row) for row in rows]
             lengths += counts
-            try:
-                ids.append(np.fromiter(chain.from_iterable(rows), np.int32, sum(counts)))
-            except OverflowError as error:
-                raise EncoderError(
-                    "the tokenizer gives tokens beyond 2³¹, which no model knows; use the "
-                    "tokenizer that the model was trained with"
-                ) from error
+            ids.append(np.fromiter(chain.from_iterable(rows), np.int32, sum(counts)))
             cut += [bool(text.overflowing) for text in chunk]
     return np.concatenate(ids), np.array(lengths, np.int64), np.array(cut, np.bool_)
 
 
 def chunks(texts: Sequence[str]) -> Iterator[list[str]]:
     """Yield texts in lists of bounded size; a text beyond the bound is a list alone."""
-    chunk: list[str] = []
-    characters = 0
+    chunk, characters = list[str](), 0
     for text in texts:
         full = len(chunk) == _CHUNK_TEXTS or characters + len(text) > _CHUNK_CHARACTERS
         if chunk and full:
@@ -126,10 +118,8 @@ def _tokenizing(tokenizer: Any, max_length: int) -> Callable[[list[str]], Sequen
         def slowly(texts: list[str]) -> list[Any]:
             whole = tokenizer(texts, truncation=False, verbose=False)["input_ids"]
             kept = tokenizer(texts, truncation=True, max_length=max_length)["input_ids"]
-            return [
-                SimpleNamespace(ids=k, overflowing=len(w) > max_length)
-                for k, w in zip(kept, whole, strict=True)
-            ]
+            both = zip(kept, whole, strict=True)
+            return [SimpleNamespace(ids=k, overflowing=len(w) > max_length) for k, w in both]
 
         return slowly
     backend.no_padding()

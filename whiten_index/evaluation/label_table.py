@@ -146,9 +146,7 @@ def _read_parquet(path: Path, known: Collection[str]) -> LabelTable:
             check_footer(file.metadata)
             groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
             check_expanded(sum(group.total_byte_size for group in groups), packed)
-            chunks = (
-                group.column(number) for group in groups for number in range(group.num_columns)
-            )
+            chunks = (group.column(n) for group in groups for n in range(group.num_columns))
             read = (chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in wanted)
             check_expanded(sum(chunk.num_values for chunk in read) * _VALUE_BYTES, packed)
             table = file.read(wanted)
