@@ -136,7 +136,8 @@ def short_texts() -> str:
     """Return what is lost on single sentences by mean and spectrum, and by constants."""
     rows = read("short_texts")
     lines = ["| Spearman × 100 lost, mean (worst) | last layer | layer 1 |", _rule(3)]
-    rules = (("**mean and spectrum**", _spectrum), *_CONSTANTS)
+    tempering = ("Spectral Tempering", _tempering("spearman"))
+    rules = (("**mean and spectrum**", _spectrum), tempering, *_CONSTANTS)
     for name, figure in rules:
         cells = [
             _lost([row for row in rows if row["layer"] == layer], figure) for layer, _ in _LAYERS
