@@ -135,12 +135,14 @@ class _Int8Product(_Product):
         per_step = step.reciprocal()
         whole = (rows * per_step).add_(0.5 - least * per_step).int().to(torch.uint8)
         product: Tensor = torch.ops.onednn.qlinear_pointwise(
-            *(whole.flatten(0, -2), 1.0, 0),  # scale and zero point
+            *(whole.reshape(-1, whole.shape[-1]), 1.0, 0),  # scale and zero point
             *(self.weight, self.scales, self.zeros, None),
             *(1.0, 0, torch.float32),  # of the result
             *("none", [], ""),  # what comes after it
         )
-        product = product.view(*rows.shape[:-1], -1).mul_(step).addcmul_(least, self.sums)
+        product = (
+            product.view(*rows.shape[:-1], len(self.sums)).mul_(step).addcmul_(least, self.sums)
+        )
         if self.bias is not None:
             product += self.bias
         return gelu(product) if self.gelu else product
