@@ -117,7 +117,7 @@ def test_a_prompt_of_bytes_that_are_no_text_is_refused():
 def test_a_model_that_gives_nan_is_an_error(copy_of):
     folder = copy_of()
     edit_weights(folder, lambda w: w["embeddings.LayerNorm.bias"].fill_(torch.nan))
-    with pytest.raises(EncoderError, match=r"gives NaN or infinity for 'the cat'; use --dtype"):
+    with pytest.raises(EncoderError, match=r"gives NaN or infinity for 'the cat'; use another"):
         load(folder).encode(["the cat"])
 
 

@@ -68,6 +68,15 @@ def test_int8_gives_a_text_the_same_bits_alone_and_among_others(family, tmp_path
         np.testing.assert_array_equal(found, alone)
 
 
+def test_a_build_notes_a_type_that_is_not_used(tiny_model, write_parquet, tmp_path, monkeypatch):
+    monkeypatch.setattr(products.torch.cpu, "_is_vnni_supported", lambda: False)
+    corpus = write_parquet(tmp_path / "c.parquet", {"text": texts(60)})
+    given = ("--text-column", "text", "--model", tiny_model, "--device", "cpu", "--dtype", "int8")
+    status, _, noted = run("build", corpus, *given, "--out", tmp_path / "i", "--k", 4)
+    assert status == 0, noted
+    assert "encoded in float32 on this machine, not in int8" in noted
+
+
 def test_a_build_notes_another_similarity_and_a_faster_precision(
     tiny_model, write_parquet, tmp_path, monkeypatch
 ):

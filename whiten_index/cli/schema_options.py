@@ -247,10 +247,12 @@ def _option(each: Option) -> Callable[[Command], Command]:
         settings["metavar"] = "N,N,…"
     elif each.kind is tuple:
         settings["multiple"] = True
-    elif each.choices and each.kind is not float:
+    elif each.choices and each.kind is float:
+        settings["metavar"] = f"FLOAT|{'|'.join(each.choices)}"
+    elif each.choices:
         settings["type"] = click.Choice(each.choices, case_sensitive=False)
     else:
-        settings["type"] = click.STRING if each.choices else _TYPES.get(each.kind, click.STRING)
+        settings["type"] = _TYPES.get(each.kind, click.STRING)
     return click.option(flag, each.name, **settings)
 
 

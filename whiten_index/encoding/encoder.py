@@ -138,9 +138,18 @@ class Encoder:
         return {**versions, "inputs": inputs, "products": self._transformer.products}
 
     @property
-    def would_gain_by_bfloat16(self) -> bool:
-        """True for float32 on a processor that multiplies in bfloat16."""
-        return (self.device.type, self.spec.dtype) == ("cpu", "float32") and has_bfloat16()
+    def note(self) -> str | None:
+        """Note on a faster type, or on one that is not used here; None without any."""
+        dtype, on_cpu = self.spec.dtype, self.device.type == "cpu"
+        if dtype == "float32" and on_cpu and has_bfloat16():
+            return (
+                "note: --dtype bfloat16 encodes 1.5 to 3 times as fast on this processor and keeps "
+                "99.4 to 99.9 % of the ten nearest (MiniLM); it encodes all rows again"
+            )
+        narrow = dtype == "int8" or (dtype == "bfloat16" and on_cpu)
+        if narrow and not self._transformer.products.endswith(dtype):
+            return f"note: this model is encoded in float32 on this machine, not in {dtype}"
+        return None
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the embeddings of documents, (n, d) float32, unnormalised.
@@ -260,7 +269,8 @@ class Encoder:
             broken = int(np.argmin(finite[tokens.places]))
             raise EncoderError(
                 f"model {self.spec.model} in {self.spec.dtype} gives NaN or infinity for "
-                f"{ran.prepared.texts[broken][:60]!r}; use --dtype float32 or bfloat16"
+                f"{ran.prepared.texts[broken][:60]!r}; use "
+                f"{'another model' if self.spec.dtype == 'float32' else '--dtype float32'}"
             )
         return Encoded(
             embeddings=distinct[tokens.places],

@@ -3,7 +3,7 @@
 torch multiplies float32 by MKL. On AMD's processors with AVX-512, MKL reaches half of what oneDNN
 does, which torch has too. oneDNN also multiplies in bfloat16, where the processor can: then
 products are in bfloat16, sums of residuals and norms in float32, and attention of BERT and its kin
-in bfloat16 too. In int8, for processors with VNNI, products alone are of 8 bits.
+in bfloat16 too. In int8, for processors with AVX-512 VNNI, products alone are of 8 bits.
 """
 
 import contextlib

@@ -361,7 +361,7 @@ def _open_store(config: BuildConfig, stages: Stages, executor: Executor) -> Enco
 
 
 def _note_encoder(report: EncodeReport, work: ShardWork) -> None:
-    """Note a model that was not trained for cosines, and a processor that has bfloat16."""
+    """Note a model that was not trained for cosines, and a type for this machine."""
     watcher = report.stages.watcher
     if work.similarity != "cosine":
         watcher.note(
@@ -370,11 +370,8 @@ def _note_encoder(report: EncodeReport, work: ShardWork) -> None:
         )
     # Of an encoder that other processes loaded, nothing is known here.
     encoder = getattr(work.encoder, "loaded", None)
-    if report.counts.encoded and encoder and encoder.would_gain_by_bfloat16:
-        watcher.note(
-            "note: --dtype bfloat16 encodes 1.5 to 3 times as fast on this processor and keeps "
-            "99.4 to 99.9 % of the ten nearest (MiniLM); it encodes all rows again"
-        )
+    if report.counts.encoded and encoder and encoder.note:
+        watcher.note(encoder.note)
 
 
 def _note_runtimes(report: EncodeReport) -> None:

@@ -192,7 +192,7 @@ def _choose(
     ks: tuple[int, ...] | None,
 ) -> Choice:
     fit, width = _pca(moments, config), None
-    values, rule = fit.eigenvalues, config.exponent
+    values, rank, rule = fit.eigenvalues, fit.k, config.exponent
     center = True if isinstance(rule, str) and config.center is None else config.center
 
     def exponent(k: int) -> float | None:
@@ -223,7 +223,7 @@ def _choose(
                 why += " (which are part of the fit, since the corpus has too few others)"
             else:
                 fit = held_out
-        tried = (width,) if width is not None else _widths(ks, fit.k)
+        tried = (width,) if width is not None else _widths(ks, min(fit.k, rank))
         open_at = {k: settings([k], exponent=exponent(k), center=center) for k in tried}
         grid, scores = _scored(fit, evidence.trials, open_at)
         setting, candidates = choose_by_scores(grid, scores, errors=evidence.errors)
