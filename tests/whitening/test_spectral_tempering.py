@@ -103,12 +103,12 @@ def test_the_command_line_and_job_files_take_it(tmp_path, corpus):
         k, exponent = found["whitening"]["k"], found["whitening"]["exponent"]
         expected = by_formula(SPECTRA["power law"][0], k, 7)
         assert exponent == pytest.approx(expected, abs=0.01)
-    for wrong, told in (
+    for wrong, message in (
         ("soft", "--exponent 'soft' is unknown; use a number or spectral-tempering"),
         ("nan", "--exponent takes a finite number"),
     ):
         status, _, stderr = run(*command, "--exponent", wrong)
-        assert (status, told in stderr) == (2, True), stderr
+        assert (status, message in stderr) == (2, True), stderr
 
 
 def test_a_sweep_measures_it_at_every_width(tmp_path, corpus):
