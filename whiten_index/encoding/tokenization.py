@@ -85,8 +85,10 @@ def _tokens(
     lengths, cut = list[int](), list[bool]()
     # A text without tokens, such as one of unknown characters, gets a token of padding.
     empty = [int(tokenizer.pad_token_id or 0)]
-    # Unpacking a chunk holds Python's lock, which tokenising the next one does not need.
-    with closing(ahead(chunks(texts), _tokenizing(tokenizer, max_length))) as tokenized:
+    parts, read = list(chunks(texts)), _tokenizing(tokenizer, max_length)
+    # Unpacking a chunk holds Python's lock, which tokenising the next one does not need. To start a
+    # thread takes longer than to tokenise a query.
+    with closing(ahead(parts, read) if len(parts) > 1 else (read(p) for p in parts)) as tokenized:
         for chunk in tokenized:
             rows = [text.ids or empty for text in chunk]
             counts = [len(row) for row in rows]
