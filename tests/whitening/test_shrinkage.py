@@ -40,16 +40,6 @@ def test_covariance_and_coefficient_are_those_of_scikit_learn(name, seed, n, d, 
     np.testing.assert_allclose(fitted.eigenvalues, spectrum, rtol=0, atol=1e-6 * spectrum.sum())
 
 
-def test_ledoit_wolf_is_that_of_the_definition():
-    """b² is the mean squared distance of the rows' own outer products from S, over n."""
-    rows = make_rows(0, 50, 6, ratio=2)
-    x = rows - rows.mean(axis=0)
-    s = x.T @ x / len(x)
-    spread = np.mean([np.square(np.outer(row, row) - s).sum() for row in x]) / len(x)
-    distance = np.square(s - np.trace(s) / 6 * np.eye(6)).sum()
-    assert coefficient(rows, "ledoit-wolf") == pytest.approx(spread / distance)
-
-
 @pytest.mark.parametrize("kind", [Kind.WHITENING, Kind.ZCA, Kind.ZCA_COR, Kind.GROUP])
 @pytest.mark.parametrize("name", [*NAMED, 0.1])
 def test_fewer_rows_than_dims_get_every_direction(kind, name):

@@ -5,7 +5,6 @@ import pytest
 
 from tests.helpers.transforms import covariance_of, fit, make_rows
 from whiten_index.errors import ConfigError, WhiteningError
-from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import WidthSpec
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
@@ -78,15 +77,6 @@ def test_rank_is_right_and_every_number_finite(name, dtype):
             fit(rows, k=k)
 
 
-# k
-
-
-def by_variance(*variances, count=11.0):
-    """Moments whose covariance is diagonal with these variances."""
-    dim = len(variances)
-    return Moments(count, np.zeros(dim), np.diag(np.array(variances, float)) * (count - 1))
-
-
 @pytest.mark.parametrize(
     ("texts", "wish"),
     [
@@ -110,16 +100,6 @@ def test_what_is_no_width_is_refused_with_what_would_be(text):
     said = r"--k (takes a finite number|.*not understood; give a whole number.*'full')"
     with pytest.raises(ConfigError, match=said):
         WhiteningConfig(k=text)
-
-
-def test_unit_input_is_whitened_whatever_the_length():
-    rows = make_rows(ratio=3)
-    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    whitening = fit(unit, k=8, normalize_input=True)
-    lengths = np.random.default_rng(0).uniform(0.01, 100, size=(len(rows), 1))
-    vectors = whitening.apply(rows * lengths)
-    np.testing.assert_allclose(vectors, fit(unit, k=8).apply(unit), atol=1e-8)
-    assert np.abs(covariance_of(vectors) - np.eye(8)).max() < 1e-3
 
 
 @pytest.mark.parametrize("kind", Kind)
