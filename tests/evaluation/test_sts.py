@@ -2,9 +2,6 @@
 
 import numpy as np
 import pytest
-import scipy.stats
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.metrics import correlate, pair_cosines
@@ -20,25 +17,6 @@ def columns(n: int = 6, **more: list) -> Columns:
         "score": [float(i) for i in range(n)],
         **more,
     }
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(0, 9), st.integers(-5, 5), st.sampled_from("xyz")), min_size=12)
-)
-def test_three_aggregations_equal_scipy(rows):
-    gold, found, subsets = (np.array(column) for column in zip(*rows, strict=True))
-    groups = [subsets == name for name in dict.fromkeys(subsets.tolist())]
-    if any(len(np.unique(each[inside])) < 2 for each in (gold, found) for inside in groups):
-        return
-    for measure, truth in (("spearman", scipy.stats.spearmanr), ("pearson", scipy.stats.pearsonr)):
-        ours, parts = correlate(gold, found.astype(float), subsets, measure=measure)
-        each = [100 * truth(gold[inside], found[inside]).statistic for inside in groups]
-        sizes = [int(inside.sum()) for inside in groups]
-        assert ours["all"] == pytest.approx(100 * truth(gold, found).statistic, abs=1e-10)
-        assert ours["mean"] == pytest.approx(np.mean(each), abs=1e-10)
-        assert ours["wmean"] == pytest.approx(np.average(each, weights=sizes), abs=1e-10)
-        assert list(parts.values()) == pytest.approx(each, abs=1e-10)
 
 
 @pytest.mark.parametrize("measure", ["spearman", "pearson"])
