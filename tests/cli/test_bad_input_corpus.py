@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,7 +22,6 @@ from tests.helpers.bad_input import (
     EMBEDDED,
     OPTIONS,
     ROWS,
-    WHITENING,
     Place,
     assert_one_error,
     assert_refused,
@@ -43,11 +41,6 @@ def with_value(position: int, value: Any, rows: int = ROWS) -> list[Any]:
     return [value if i == position else list(row) for i, row in enumerate(numbers(rows=rows))]
 
 
-def rank_two() -> list[Any]:
-    basis = np.random.default_rng(1).standard_normal((2, DIM))
-    return list(np.random.default_rng(2).standard_normal((ROWS, 2)) @ basis)
-
-
 TABLES: dict[str, tuple[Callable[[], pa.Table], tuple[Any, ...], int, str]] = {
     "filter that nothing passes": (table, (*EMBEDDED, "--filter", "year > 999"), CORPUS,
         "none of the 60 rows .*60 filtered"),
@@ -62,21 +55,9 @@ TABLES: dict[str, tuple[Callable[[], pa.Table], tuple[Any, ...], int, str]] = {
         (*EMBEDDED, "--whiten", "none"), OPTIONS, "beyond float32"),
     "beyond the square root of float64": (lambda: table(e=with_value(4, [1e200] * DIM)), EMBEDDED,
         OPTIONS, "beyond|large|scale"),
-    "fewer rows than k": (lambda: table(rows=4), (*EMBEDDED, "--k", 5), WHITENING,
-        "k = 5 is above the rank 3 .*4 rows"),
-    "k above the rank": (lambda: table(e=rank_two()), (*EMBEDDED, "--k", 3), WHITENING,
-        "above the rank 2 .*--k 2 or less, or --k full"),
-    "factory with its own PCA": (table, (*EMBEDDED, "--factory", "PCA4,Flat"), OPTIONS,
-        "transform of its own .*--k"),
-    "factory that does not divide": (table, (*EMBEDDED, "--k", 5, "--factory", "PQ2"), OPTIONS,
-        "FAISS cannot make 'PQ2' over 5 dims"),
-    "factory with too many lists": (table, (*EMBEDDED, "--factory", "IVF500,Flat"), OPTIONS,
-        "cannot train 'IVF500,Flat' on 60 rows"),
     "kept column named twice": (table,
         ("--embedding-column", "e", "--keep", "year", "--keep", "year"), OPTIONS,
         "--keep names year more than once"),
-    "kept column called id": (table, ("--embedding-column", "e", "--keep", "id"), OPTIONS,
-        "cannot be called 'id'"),
 }  # fmt: skip
 
 
@@ -140,14 +121,6 @@ def test_a_corrupt_file_among_good_ones_is_named(place: Place, damage: str) -> N
     # Taken out of the corpus, as the message says, the rest goes through.
     (corpus / "c.parquet").unlink()
     assert run(*arguments)[0] == 0
-
-
-@pytest.mark.parametrize("corpus", ["gone.parquet", "gone/", "gone/*.parquet", "empty"])
-def test_a_corpus_that_is_not_there(place: Place, corpus: str) -> None:
-    (place.root / "empty").mkdir()
-    (place.root / "empty" / "notes.txt").write_text("no rows")
-    arguments = ("build", place.root / corpus, *EMBEDDED, "--out", place.out)
-    assert_refused(place, arguments, CORPUS, "does not exist|holds no Parquet|no file matches")
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])

@@ -99,18 +99,6 @@ def test_a_job_file_that_cannot_be_used(
     assert not (tmp_path / "out" / "CURRENT").exists()
 
 
-@pytest.mark.parametrize("k", ["4", "[4, 8]", "4.5"])
-def test_one_width_or_several_in_the_job_file_of_a_sweep(
-    tmp_path: Path, corpus: Path, k: str
-) -> None:
-    job = tmp_path / "job.toml"
-    known = json.dumps(str(corpus)), json.dumps(str(tmp_path / "out"))
-    job.write_text(f"corpus = {known[0]}\nout = {known[1]}\nembedding_column = 'e'\nk = {k}\n")
-    status, _, stderr = run("sweep", "--config", job, "--plan", "--json")
-    assert status == (2 if k == "4.5" else 0), stderr
-    assert k != "4.5" or "--k" in stderr
-
-
 def test_an_evaluation_takes_one_width_and_refuses_a_transform_of_builds(tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
     pairs = tmp_path / "pairs.tsv"

@@ -12,7 +12,6 @@ import pytest
 
 from tests.acceptance.commands import run
 from tests.helpers.builds import build, random_rows, write_rows
-from whiten_index import open_index
 from whiten_index.cli import cli
 
 # Runs each command in a fork, which ends as an interpreter does.
@@ -117,15 +116,6 @@ def test_output_that_cannot_be_written_ends_every_command_with_a_status_and_one_
         ), (command, said)
         assert "Traceback" not in said
         assert "Exception ignored" not in said
-
-
-def test_work_whose_output_is_lost_is_done(place: Path, tmp_path: Path) -> None:
-    corpus = write_rows(tmp_path / "c.parquet", random_rows(rows=40))
-    options = ["--embedding-column", "embedding", "--id-column", "id", "--k", "4"]
-    build_it = ["build", corpus, *options, "--out", str(tmp_path / "i")]
-    update = ["update", str(tmp_path / "i"), "--log"]
-    assert [status for status, _ in run_in_forks([build_it, update], "full")] == [7, 7]
-    assert len(open_index(tmp_path / "i")) == 40
 
 
 def test_an_error_keeps_its_status_where_nothing_can_be_written(place: Path) -> None:

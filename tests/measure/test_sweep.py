@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.helpers.builds import cosines
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.cli import cli
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, CorpusError, StorageError
@@ -137,7 +138,10 @@ def test_a_job_file_gives_defaults_that_flags_override(corpus, tmp_path):
     assert planned() == 2
     assert planned("--k", "4,8,16", "--codecs", "fp32,sq8") == 6
     assert planned("--k", "4", "--k", "8", "--k", "16", "--codecs", "fp32") == 3
+    job.write_text(job.read_text().replace("k = [4, 8]", "k = 4"))
+    assert planned() == 1
     for text, message in (
+        (job.read_text().replace("k = 4", "k = 4.5"), "--k"),
         (job.read_text() + "wings = 2\n", "wings is unknown; known are address, base"),
         (
             "corpus = 'c'\nout = 'o'\nembedding_column = 'v'\ntransforms = 3\n",
@@ -177,12 +181,8 @@ def test_raw_embeddings_are_measured_in_every_codec_and_size_of_ours():
     assert {"fp32", "sq6", "PRQ8x2x4", "pq8", "pq16", "pq32", "pq64"} <= raw
 
 
-def unit(rows: np.ndarray) -> np.ndarray:
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-
 def nearest(rows: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    return np.argsort(-(unit(queries) @ unit(rows).T), axis=1, kind="stable")[:, :10]
+    return np.argsort(-cosines(queries, rows), axis=1, kind="stable")[:, :10]
 
 
 def shared_of(ours: np.ndarray, theirs: np.ndarray) -> float:

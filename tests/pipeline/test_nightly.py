@@ -1,13 +1,8 @@
 """The nightly job: its steps, its last line, its exit status and its metrics, whatever fails."""
 
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.helpers.bad_input import night, numbers, table
+from tests.helpers.bad_input import night, numbers, run, table
 from whiten_index import open_index
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.cli import cli
@@ -150,15 +145,21 @@ def test_a_failed_gate(news: News) -> None:
 
 @pytest.mark.parametrize(
     ("error", "expected"),
-    [(CorpusError("half a file"), 3), (MemoryError("m"), 7), (KeyboardInterrupt(), 130)],
-)
+    [
+        (CorpusError("half a file"), 3), (MemoryError("m"), 7), (KeyboardInterrupt(), 130),
+        (OSError(28, "No space left on device"), 7), (ValueError("odd"), 1),
+    ],
+)  # fmt: skip
 def test_whatever_the_update_fails_of_the_last_line_and_the_metrics_say_so(
     news: News, monkeypatch: pytest.MonkeyPatch, error: BaseException, expected: int
 ) -> None:
     monkeypatch.setattr("whiten_index.pipeline.update.update_index", raising(error))
-    status, events = night(news.job(keep_versions=2, compact=True, metrics=str(news.metrics)))
+    job = news.job(keep_versions=2, compact=True, metrics=str(news.metrics))
+    status, out, err = run("nightly", job)
+    events = [json.loads(line) for line in out.splitlines()]
     event = "interrupted" if expected == 130 else "failed"
     assert (status, events[-1]["event"]) == (expected, event)
+    assert ("Traceback" in err) == (expected == 1)
     assert [each for each in events if each["event"] in CLOSING] == events[-1:]
     assert not names_of(events, "prune_finished", "compact_finished", "gc_finished")
     found = news.measured()
@@ -269,39 +270,3 @@ def test_job_files_that_cannot_be_used(tmp_path: Path, text: str | None, match: 
     status, events = night(job)
     assert (status, events[-1]["event"], events[-1]["error"]) == (2, "failed", "ConfigError")
     assert re.search(match, events[-1]["message"])
-
-
-_ENDLESS = """
-import sys, time
-import whiten_index.pipeline.update
-from whiten_index.cli import main
-from whiten_index.progress import Stages
-
-def endless(config, *, progress):
-    with Stages(progress).stage("encode", 10**9) as watcher:
-        while True:
-            time.sleep(0.02)
-            watcher.advance(1)
-
-whiten_index.pipeline.update.update_index = endless
-sys.argv = ["whiten-index", "nightly", sys.argv[1]]
-main()
-"""
-
-
-def test_a_scheduler_stops_it_between_two_batches(news: News) -> None:
-    """SIGTERM in a stage ends the process with the job's last line and its metrics."""
-    job = news.job(metrics=str(news.metrics))
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    with subprocess.Popen(
-        [sys.executable, "-c", _ENDLESS, str(job)],
-        stdout=subprocess.PIPE, text=True, env=environment,
-    ) as child:  # fmt: skip
-        assert child.stdout is not None
-        first = child.stdout.readline()
-        assert json.loads(first)["event"] == "stage_started"
-        time.sleep(0.1)
-        child.send_signal(signal.SIGTERM)
-        *_, last = child.stdout.read().splitlines()
-    assert (child.returncode, json.loads(last)["event"]) == (130, "interrupted")
-    assert news.measured()["last_run_outcome", "interrupted"] == 1
