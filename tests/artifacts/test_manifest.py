@@ -6,7 +6,6 @@ import contextlib
 import errno
 import hashlib
 import json
-import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 from pydantic import with_config
 
 from whiten_index.artifacts import manifest
-from whiten_index.artifacts.atomic import remove_leftovers, replace_file, replacing
+from whiten_index.artifacts.atomic import replacing
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import Files, Schema, Sealed
 from whiten_index.errors import ArtifactError, FormatError, StorageError
@@ -146,28 +145,6 @@ def test_of_many_writers_one_publishes_and_all_are_content(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["thing"]
 
 
-def test_a_reader_never_sees_half_a_file(tmp_path):
-    path, done, seen = tmp_path / "file", threading.Event(), set()
-    versions = [bytes([65 + i]) * (200_000 + 1000 * i) for i in range(26)]
-    replace_file(path, versions[0])
-
-    def read():
-        while not done.is_set():
-            seen.add(path.read_bytes())
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        for version in versions:
-            replace_file(path, version)
-    finally:
-        done.set()
-        reader.join()
-    assert seen <= set(versions)
-    assert path.read_bytes() == versions[-1]
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
-
-
 @pytest.mark.parametrize("old", [None, b"old"])
 def test_a_write_that_fails_leaves_what_was_there(tmp_path, old):
     path = tmp_path / "file"
@@ -182,35 +159,6 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, old):
     with pytest.raises(RuntimeError, match="pulled the plug"):
         half()
     assert [p.read_bytes() for p in tmp_path.iterdir()] == ([] if old is None else [old])
-
-
-HALF_WAY = """
-import socket, sys
-if len(sys.argv) > 2:
-    socket.gethostname = lambda: sys.argv[2]
-from pathlib import Path
-from whiten_index.artifacts import manifest
-from whiten_index.artifacts.atomic import replacing
-
-root = Path(sys.argv[1])
-with manifest.new_artifact(root / "thing") as (folder, _), replacing(root / "file") as temporary:
-    (folder / "a.bin").write_bytes(b"half")
-    temporary.write_bytes(b"half")
-    print("ready", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "notes.txt").write_text("mine")
-    with child(HALF_WAY, tmp_path) as process:
-        assert len(list(tmp_path.iterdir())) == 4
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert len(list(tmp_path.iterdir())) == 4
-        assert remove_leftovers(tmp_path) == 2
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "notes.txt"]
 
 
 @with_config({"extra": "allow"})
