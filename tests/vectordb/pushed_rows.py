@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
@@ -136,20 +137,21 @@ def end(writer: DatabaseWriter, batches: Iterable[pa.RecordBatch] = ()) -> None:
     writer.swap()
 
 
-def kill(has_come: Callable[[], bool], *arguments: str) -> None:
-    """Kill a Python process when it has come to where it is to end."""
-    child = subprocess.Popen(
-        [sys.executable, *arguments], env={**os.environ, "PYTHONPATH": str(HERE.parents[1])}
-    )
-    try:
-        deadline = time.monotonic() + 120
-        while not has_come():
-            assert child.poll() is None, "it ended by itself"
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-    finally:
-        child.kill()
-        child.wait()
+@contextmanager
+def child_at(has_come: Callable[[], bool], *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Yield a Python process when it has come to some point, and kill it afterwards."""
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+    command = [sys.executable, *arguments]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            deadline = time.monotonic() + 120
+            while not has_come():
+                assert child.poll() is None, child.communicate()
+                assert time.monotonic() < deadline
+                time.sleep(0.002)
+            yield child
+        finally:
+            child.kill()
 
 
 def some_changes() -> tuple[Rows, Rows, pa.RecordBatch]:

@@ -154,30 +154,6 @@ def test_a_push_that_is_cut_off(call: int, done: bool) -> None:
     assert len(engine.metadata) == 1
 
 
-@pytest.mark.parametrize("does", ["append", "finish", "swap"])
-@pytest.mark.parametrize("other", ["begin", "resume", "resume and swap", "discard"])
-def test_the_first_of_two_pushes_is_refused(other: str, does: str) -> None:
-    engine = Engine()
-    fill(Writer(engine), V1)
-    first, second = begun(engine, V2), Writer(engine)
-    if other == "begin":
-        second.begin(V3.pushed, V3.layout)
-    elif other == "discard":
-        second.discard()
-    else:
-        second.resume(V2.layout)
-    if other == "resume and swap":
-        second.swap()
-    before = engine.state()
-    with pytest.raises(DatabaseError, match=TAKEN):
-        {
-            "append": lambda: first.append(V2.batches(5)[0]),
-            "finish": first.finish,
-            "swap": first.swap,
-        }[does]()
-    assert engine.state() == before
-
-
 @pytest.mark.parametrize("call", ["upsert", "build"])
 @pytest.mark.parametrize("other", ["begin", "resume and swap"])
 def test_a_push_is_taken_over_while_it_writes(other: str, call: str) -> None:
@@ -196,21 +172,6 @@ def test_a_push_is_taken_over_while_it_writes(other: str, call: str) -> None:
     writes = {"upsert": first.append, "build": first.finish}[call]
     with pytest.raises(DatabaseError, match=TAKEN):
         writes(*V1.batches(10) if call == "upsert" else ())
-
-
-def test_changes_that_are_cut_off() -> None:
-    """Metadata say every version that rows may be of, until changes are whole."""
-    engine = Engine()
-    fill(Writer(engine), V1)
-    for after, expected in ((V2, {V2.version}), (V1, {V1.version, V2.version})):
-        engine.cut = 2, False
-        with pytest.raises(DatabaseError, match="cut off"):
-            change(engine, after)
-        engine.cut = None
-        version, done, changing = published(engine)
-        assert (version, done, set(changing.split())) == (V1.version, 10, expected)
-    change(engine, V3)
-    assert published(engine) == (V3.version, 10, "")
 
 
 def test_what_is_swapped_in_while_another_push_drops_it_stays() -> None:

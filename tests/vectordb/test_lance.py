@@ -15,9 +15,9 @@ from tests.vectordb.pushed_rows import (
     assert_clean,
     assert_finds,
     assert_holds,
+    child_at,
     end,
     fill,
-    kill,
     told_of,
 )
 from whiten_index.errors import DatabaseError
@@ -68,7 +68,8 @@ def address(folder: Path) -> str:
 
 def kill_at(address: str, where: str, marker: Path) -> None:
     """Kill a push when it has come to where it stops."""
-    kill(marker.exists, "-c", CHILD, address, str(marker), where)
+    with child_at(marker.exists, "-c", CHILD, address, str(marker), where):
+        pass
 
 
 def before(

@@ -30,6 +30,7 @@ from tests.vectordb.pushed_rows import (
     assert_finds,
     assert_holds,
     assert_no_secret,
+    child_at,
     fill,
     pushed_by_child,
     some_changes,
@@ -396,24 +397,12 @@ def test_the_server_is_killed_in_mid_push(
 def _push_and_kill(server: Server, address: str, marker: Path) -> None:
     """Kill the server while another process pushes, which is told and ends."""
     marker.write_text("0")
-    child = subprocess.Popen(
-        [sys.executable, str(HERE / "writer_child.py"), "push", address, "docs", str(marker)],
-        env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
-        stderr=subprocess.PIPE,
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while int(marker.read_text() or 0) < 5:
-            assert child.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
+    script = (str(HERE / "writer_child.py"), "push", address, "docs", str(marker))
+    with child_at(lambda: int(marker.read_text() or 0) >= 5, *script) as child:
         server.kill()
         _, told = child.communicate(timeout=60)
-    finally:
-        child.kill()
-        child.wait()
     assert child.returncode == 1
-    assert b"check that the server runs" in told.splitlines()[-1]
+    assert "check that the server runs" in told.splitlines()[-1]
 
 
 def test_the_server_is_killed_while_rows_are_changed(

@@ -1,19 +1,17 @@
 """``whiten-index push``: what it takes, prints and ends with."""
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.helpers.bad_input import run, succeed
+from tests.helpers.bad_input import run
 from tests.helpers.builds import build, random_rows, write_rows
 from tests.vectordb.memory_writer import MemoryWriter, Server
 
 SECRET = "hunter2"
-DATABASE, GATE = 10, 9
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +44,6 @@ def test_json(index: Path, server: Server) -> None:
     assert told["check"]["compared"] == 5
 
 
-def test_a_file(index: Path, tmp_path: Path) -> None:
-    out = succeed("push", index, "--to", tmp_path / "v.PARQUET")
-    assert re.search(r"rows +120\n", out)
-    assert re.search(r"dtype +float32\n", out)
-    status, _, told = run("push", index, "--to", tmp_path / "v.parquet", "--check", "99")
-    assert status == 2
-    assert "takes no --check" in told
-
-
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -71,16 +60,3 @@ def test_options_that_cannot_be_read(
     assert told in error
     assert SECRET not in out + error
     assert server.published is server.pending is None
-
-
-def test_how_it_ends(index: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.fails_after = 0
-    status, _, error = push(index)
-    assert (status, "the connection broke" in error) == (DATABASE, True)
-    server.fails_after = None
-
-    with monkeypatch.context() as patched:
-        patched.setattr(MemoryWriter, "finish", MemoryWriter.finish_short)
-        status, _, error = push(index)
-    assert (status, "push again" in error) == (GATE, True)
-    assert push(index)[0] == 0

@@ -217,11 +217,3 @@ def test_documents_that_no_push_wrote_are_not_lost_to_those_of_vectors(
     with pytest.raises(ConfigError, match=r"documents\.parquet holds something else than rows"):
         push_index(PushConfig(index=str(index), to=str(tmp_path / "v.npy")))
     assert pq.read_table(mine)["a"].to_pylist() == [1]
-
-
-def test_an_index_is_not_written_over(index: Path) -> None:
-    (documents,) = index.glob("versions/*/documents.arrow")
-    before = documents.read_bytes()
-    with pytest.raises(ConfigError, match="holds something else than rows that a push wrote"):
-        push_index(PushConfig(index=str(index), to=str(documents)))
-    assert documents.read_bytes() == before

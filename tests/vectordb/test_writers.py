@@ -28,10 +28,10 @@ from tests.vectordb.pushed_rows import (
     assert_finds,
     assert_holds,
     changed_by_child,
+    child_at,
     contents,
     end,
     fill,
-    kill,
     pushed_by_child,
     some_changes,
     told_of,
@@ -504,7 +504,9 @@ def test_what_another_push_replaced_is_not_changed(shared: Backend) -> None:
 def kill_after(event: int, does: str, backend: Backend, marker: Path) -> None:
     marker.write_text("0")
     arguments = (does, backend.address, "docs", str(marker))
-    kill(lambda: int(marker.read_text() or 0) >= event, str(HERE / "writer_child.py"), *arguments)
+    script = (str(HERE / "writer_child.py"), *arguments)
+    with child_at(lambda: int(marker.read_text() or 0) >= event, *script):
+        pass
 
 
 @pytest.mark.parametrize("wanted", [1, 9, FINISHING, SWAPPING, SWAPPED])

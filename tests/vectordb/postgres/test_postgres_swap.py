@@ -119,13 +119,6 @@ def test_readers_finish_and_a_swap_waits_for_them(address: str) -> None:
         assert reader.execute("SELECT count(*) FROM docs").fetchone() == (200,)
 
 
-def test_old_names_of_indexes_do_not_stay(address: str, run: Run) -> None:
-    for seed in range(3):
-        push_all(address, Rows.make(20, seed=seed))
-    names = "SELECT relname FROM pg_class WHERE relname LIKE 'docs%' ORDER BY 1"
-    assert run(names) == [("docs",), ("docs_pkey",), ("docs_vector_idx",)]
-
-
 def test_new_readers_do_not_wait_behind_a_swap_that_waits(address: str) -> None:
     old, new = Rows.make(), Rows.make(200, seed=1)
     push_all(address, old)

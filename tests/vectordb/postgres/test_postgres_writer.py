@@ -3,7 +3,6 @@
 import itertools
 import subprocess
 import threading
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -18,23 +17,6 @@ from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.registry import open_writer
 
 pytestmark = pytest.mark.service
-
-
-def test_discard_leaves_what_another_push_is_filling(address: str) -> None:
-    rows = Rows.make()
-    with open_writer(address, "docs") as one, open_writer(address, "docs") as two:
-        one.begin(rows.pushed, rows.layout)
-        one.append(rows.batches()[0])
-        begun = time.monotonic()
-        two.discard()
-        assert time.monotonic() - begun < 5
-        end(one, rows.batches()[1:])
-        assert_holds(two, rows)
-        # What nobody is filling goes.
-        one.begin(rows.pushed, rows.layout)
-        one.__exit__(None, None, None)
-        two.discard()
-        assert two.pending() is None
 
 
 def test_two_pushes_at_once(address: str) -> None:
