@@ -1,10 +1,8 @@
 """A build on a cluster whose machines share nothing but a bucket."""
 
-from typing import Any
-
 import pytest
 
-from tests.objects.helpers import ROWS, SHARDS, build, hits, keys, put_corpus
+from tests.objects.helpers import ROWS, SHARDS, build, hits, put_corpus
 
 pytestmark = pytest.mark.service
 
@@ -28,14 +26,3 @@ def test_corpus_and_store_in_a_bucket(cluster, s3, bucket, machine, tmp_path):
     machine("another")
     again = build(corpus, store=f"s3://{bucket}/store", out=str(tmp_path / "again"))
     assert again.encoded.counts.reused == SHARDS * ROWS
-
-
-def test_an_index_in_a_bucket_too(cluster: Any, s3: Any, bucket: str, machine: Any) -> None:
-    corpus = put_corpus(s3, bucket, "corpus.parquet")
-    report = build(
-        corpus, out=f"s3://{bucket}/index", factory="Flat", runner="ray", address=cluster.address
-    )
-    assert report.encoded.counts.encoded == SHARDS * ROWS
-    assert "index/CURRENT" in keys(s3, bucket)
-    machine("reader")
-    assert hits(f"s3://{bucket}/index")

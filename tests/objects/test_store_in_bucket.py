@@ -1,17 +1,12 @@
 """Stores of raw embeddings in a bucket: resumed anywhere, mended where they are damaged."""
 
-import os
-import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.helpers.bad_input import succeed
+from tests.helpers.bad_input import process, succeed
 from tests.helpers.builds import random_rows
 from tests.objects.helpers import OPTIONS, ROWS, SHARDS, build, corpus_file, hits, keys
 from whiten_index import BuildConfig
@@ -50,19 +45,35 @@ def test_rows_that_others_hold_are_picked_from_the_bucket(store, machine, tmp_pa
     np.testing.assert_array_equal(rows_of(store, report), random_rows(0, rows=SHARDS * ROWS)[3:])
 
 
+# A build that waits after some of its shards to be killed.
+CHILD = """
+import sys, time
+from pathlib import Path
+from tests.objects.helpers import build
+from whiten_index.artifacts.cached_storage import BucketStorage
+corpus, out, shards, told = sys.argv[1:]
+real, pushed = BucketStorage.push, []
+def push(self, path):
+    if path.parent.name == "segments":
+        if len(pushed) == int(shards):
+            Path(told).touch()
+            time.sleep(600)
+        pushed.append(path)
+    real(self, path)
+BucketStorage.push = push
+build(corpus, out=out)
+"""
+
+
 @pytest.mark.parametrize("finished", [0, 2])
 def test_killed_and_resumed_elsewhere(s3, bucket, machine, tmp_path, finished):
     corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
     told = tmp_path / "told"
-    child = subprocess.Popen(
-        [sys.executable, "-m", "tests.objects.build_child", corpus, out, str(finished), str(told)],
-        cwd=Path(__file__).parents[2],
-    )
-    while not told.exists():
-        assert child.poll() is None
-        time.sleep(0.05)
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait()
+    with process(corpus, out, finished, told, code=CHILD) as child:
+        while not told.exists():
+            assert child.poll() is None, child.communicate()
+            time.sleep(0.05)
+        child.kill()
     done = [
         key for key in keys(s3, bucket) if "/segments/" in key and key.endswith("manifest.json")
     ]
@@ -86,12 +97,18 @@ def segment_keys(s3: Any, bucket: str, name: str) -> list[str]:
     return [key for key in keys(s3, bucket) if "/segments/" in key and key.endswith(f"/{name}")]
 
 
-def test_a_damaged_object_is_encoded_again_and_mended(s3, bucket, store, machine, tmp_path):
+@pytest.mark.parametrize("name", ["manifest.json", "embeddings.safetensors", "moments.safetensors"])
+@pytest.mark.parametrize("how", ["cut", "gone", "flipped"])
+def test_what_is_damaged_or_gone_is_encoded_again(s3, bucket, store, machine, tmp_path, name, how):
     corpus = corpus_file(tmp_path / "c.parquet")
     report = encode(corpus, store)
-    key = segment_keys(s3, bucket, "embeddings.safetensors")[0]
+    key = segment_keys(s3, bucket, name)[1]
     body = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
-    s3.put_object(Bucket=bucket, Key=key, Body=body[:-1] + bytes([body[-1] ^ 1]))
+    flipped = body[:-30] + bytes([body[-30] ^ 4]) + body[-29:]
+    if how == "gone":
+        s3.delete_object(Bucket=bucket, Key=key)
+    else:
+        s3.put_object(Bucket=bucket, Key=key, Body=b"{" if how == "cut" else flipped)
     machine("second")
     with pytest.raises(ArtifactError, match="is missing or damaged") as raised:
         require_all(EmbeddingStore.open(store), report)
@@ -101,22 +118,6 @@ def test_a_damaged_object_is_encoded_again_and_mended(s3, bucket, store, machine
     machine("third")
     assert encode(corpus, store).counts.encoded == 0
     np.testing.assert_array_equal(rows_of(store, report), random_rows(0, rows=SHARDS * ROWS))
-
-
-@pytest.mark.parametrize("name", ["manifest.json", "embeddings.safetensors", "moments.safetensors"])
-@pytest.mark.parametrize("how", ["cut", "gone"])
-def test_objects_that_are_cut_or_gone(s3, bucket, store, machine, tmp_path, name, how):
-    corpus = corpus_file(tmp_path / "c.parquet")
-    encode(corpus, store)
-    key = segment_keys(s3, bucket, name)[1]
-    if how == "gone":
-        s3.delete_object(Bucket=bucket, Key=key)
-    else:
-        s3.put_object(Bucket=bucket, Key=key, Body=b"{")
-    machine("second")
-    assert encode(corpus, store).counts.encoded == ROWS
-    machine("third")
-    assert encode(corpus, store).counts.encoded == 0
 
 
 def test_a_sweep_goes_on_on_another_machine(bucket, s3, machine, tmp_path):
