@@ -1,7 +1,7 @@
 """Compaction: fewer segments, and nothing that is read has changed, to the bit."""
 
-import contextlib
 import errno
+import functools
 import shutil
 
 import numpy as np
@@ -10,10 +10,9 @@ from click.testing import CliRunner
 
 from tests.versions.upkeep import (
     SHARD,
-    Crash,
     World,
     add_version,
-    dying_at,
+    killed_anywhere,
     new_world,
     segment_folders,
 )
@@ -121,23 +120,14 @@ def test_it_may_die_anywhere(tmp_path, monkeypatch):
         world.change(rng, share=0.4)
         world.encode()
     before = reads(world)
-    step, done = 0, False
-    while not done:
-        other = World(tmp_path / str(step), dict(world.corpora), list(world.records))
-        shutil.copytree(world.root, other.root)
-        with monkeypatch.context() as patch:
-            dying_at(patch, step)
-            with contextlib.suppress(Crash):
-                done = compact_store(other.place, segment_rows=SHARD).written > 0
+    job = functools.partial(compact_store, segment_rows=SHARD)
+    for other in killed_anywhere(world, tmp_path, monkeypatch, job):
         assert_reads_the_same(before, reads(other))
         compact(other)
         assert not list(other.place.rglob(".tmp-*"))
         assert_reads_the_same(before, reads(other))
         gc_store(other.place, keep_days=0)
         assert_reads_the_same(before, reads(other))
-        shutil.rmtree(other.root)
-        step += 1
-    assert step > 20
 
 
 def test_a_full_disk_leaves_everything_as_it_was(tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 """gc: what nothing needs goes, what anything needs stays, and dying on the way does no harm."""
 
-import shutil
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +8,10 @@ import pytest
 
 from tests.helpers.builds import build, random_rows, write_rows
 from tests.versions.upkeep import (
-    Crash,
     World,
     add_version,
     assert_reads,
-    dying_at,
+    killed_anywhere,
     new_world,
     segment_folders,
 )
@@ -105,17 +104,8 @@ def test_it_may_die_anywhere(tmp_path, monkeypatch):
     wanted = gc_store(world.place, keep_days=0, dry_run=True)
     assert wanted.segments
     assert wanted.parts > 3
-    step, done, ends = 0, False, set()
-    while not done:
-        other = World(tmp_path / str(step), dict(world.corpora), list(world.records))
-        shutil.copytree(world.root, other.root)
-        with monkeypatch.context() as patch:
-            dying_at(patch, step)
-            try:
-                gc_store(other.place, keep_days=0)
-                done = True
-            except Crash:
-                pass
+    ends, job = set(), functools.partial(gc_store, keep_days=0)
+    for other in killed_anywhere(world, tmp_path, monkeypatch, job):
         other.assert_intact()
         # Whatever is left reads, or is not found at all.
         store = other.store
@@ -126,9 +116,6 @@ def test_it_may_die_anywhere(tmp_path, monkeypatch):
         assert not list(other.place.rglob(".tmp-*"))
         ends.add(frozenset(segment_folders(other)))
         other.assert_intact()
-        shutil.rmtree(other.root)
-        step += 1
-    assert step > 20
     assert len(ends) == 1, "wherever it died, the next one comes to the same"
 
 

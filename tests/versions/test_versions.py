@@ -179,12 +179,7 @@ def make_lists_on_disk(path: Path, place: str, made: Path) -> None:
     index = faiss.read_index(str(path))
     ivf = faiss.extract_index_ivf(index)
     lists = faiss.OnDiskInvertedLists(ivf.nlist, ivf.code_size, str(made))
-    for number in range(ivf.nlist):
-        rows = ivf.invlists.list_size(number)
-        if rows:
-            ids = faiss.rev_swig_ptr(ivf.invlists.get_ids(number), rows).copy()
-            codes = faiss.rev_swig_ptr(ivf.invlists.get_codes(number), rows * ivf.code_size).copy()
-            lists.add_entries(number, rows, faiss.swig_ptr(ids), faiss.swig_ptr(codes))
+    lists.merge_from_1(ivf.invlists)
     lists.filename = place
     ivf.replace_invlists(lists, False)
     faiss.write_index(index, str(path))

@@ -6,12 +6,14 @@ that what any part must hold is known without the store.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -221,3 +223,25 @@ def dying_at(
     for name in names:
         monkeypatch.setattr(of, name, dying(name, getattr(of, name)))
     return taken
+
+
+def killed_anywhere(
+    world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, job: Callable[[Path], object]
+) -> Iterator[World]:
+    """Yield copies of a world in which a job on its store died before each change, and then none.
+
+    What the copy is used for after the yield does not die.
+    """
+    for step in itertools.count():
+        other = World(folder / str(step), dict(world.corpora), list(world.records))
+        shutil.copytree(world.root, other.root)
+        done = False
+        with monkeypatch.context() as patch, contextlib.suppress(Crash):
+            dying_at(patch, step)
+            job(other.place)
+            done = True
+        yield other
+        shutil.rmtree(other.root)
+        if done:
+            assert step > 20
+            return
