@@ -1,7 +1,5 @@
 """Tokens, windows, budgets and threads: every text once, in its place, whatever the batches."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -9,6 +7,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.tiny_models import load
 from whiten_index.encoding import tokenization, transformer
 from whiten_index.encoding.batching import InferenceThreads
 from whiten_index.encoding.encoder import Encoder
@@ -27,10 +26,6 @@ def texts(tiny_words) -> list[str]:
     return [some[i] for i in rng.permutation(np.r_[np.arange(240), rng.integers(0, 240, 60)])]
 
 
-def load(model: Path, **options) -> Encoder:
-    return Encoder.load(str(model), device="cpu", **options)
-
-
 def row(window, i: int) -> list[int]:
     place = window.places[i]
     return window.ids[window.offsets[place] : window.offsets[place + 1]].tolist()
@@ -38,7 +33,7 @@ def row(window, i: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def one_by_one(tiny_model, texts) -> np.ndarray:
-    plain = load(tiny_model, threads=1)
+    plain = load(tiny_model)
     return np.concatenate([plain.encode([text]) for text in texts])
 
 

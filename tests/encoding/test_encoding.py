@@ -1,13 +1,13 @@
 """The encoder: its embeddings against naive loops, transformers and sentence-transformers."""
 
 import importlib
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
 
+from tests.helpers.tiny_models import load
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import find_model
@@ -28,11 +28,6 @@ def naive_pool(tokens: torch.Tensor, pooling: Pooling) -> torch.Tensor:
     if pooling is Pooling.MEAN_SQRT_LENGTH:
         return sum(tokens) / len(tokens) ** 0.5
     return tokens[0 if pooling is Pooling.CLS else -1]
-
-
-def load(model: Path | str, **options) -> Encoder:
-    # A tiny model is quickest on one thread, and does not disturb what runs beside the tests.
-    return Encoder.load(str(model), **{"device": "cpu", "threads": 1, **options})
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max", "last", "first-last-avg"])

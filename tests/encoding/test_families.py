@@ -1,13 +1,11 @@
 """Models of the families people use, against sentence-transformers on the same folders."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 import transformers
 
+from tests.helpers.code_models import edit_json
 from tests.helpers.tiny_models import (
     DIM,
     FAMILIES,
@@ -17,27 +15,14 @@ from tests.helpers.tiny_models import (
     copied,
     dense,
     layer_norm,
+    load,
+    resolve,
     texts,
     truth,
     write_json,
 )
-from whiten_index.encoding.encoder import Encoder
-from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import find_model
-from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
 from whiten_index.errors import ConfigError, EncoderError
-
-
-def load(model: Path, **options) -> Encoder:
-    return Encoder.load(str(model), **{"device": "cpu", "threads": 1, **options})
-
-
-def resolve(model: Path, **options) -> EncoderSpec:
-    return resolve_encoder(EncoderConfig(model=str(model), **options))[0]
-
-
-def edit_json(path: Path, **changes: object) -> None:
-    write_json(path, {**json.loads(path.read_text()), **changes})
 
 
 def assert_alike(found: np.ndarray, expected: np.ndarray, *, scale: bool = False) -> None:

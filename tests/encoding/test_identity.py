@@ -19,7 +19,6 @@ from tests.helpers import tiny_models
 from tests.helpers.bad_input import run
 from tests.helpers.code_models import code_model, edit_json, write_texts
 from whiten_index import BuildConfig, QueryTransform, build_index, open_index
-from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.errors import EncoderError
@@ -32,7 +31,7 @@ Halves = dict[str, tuple[str, np.ndarray]]
 
 def halves(folder: Path, **options: Any) -> Halves:
     """Return fingerprint and embeddings of documents and of queries."""
-    encoder = Encoder.load(str(folder), **{"device": "cpu", "threads": 1, **options})
+    encoder = tiny_models.load(folder, **options)
     return {
         "documents": (encoder.spec.fingerprint, encoder.encode(TEXTS)),
         "queries": (encoder.spec.query_fingerprint, encoder.encode_queries(TEXTS)),
@@ -222,8 +221,8 @@ def test_choices_without_effect_leave_the_identity_as_it_is(tmp_path, monkeypatc
     edit_json(moved / "1_Pooling" / "config.json", include_prompt=False)
     consented = EncoderConfig(model=str(model), trust_remote_code=True)
     assert resolve_encoder(consented)[0].fingerprint == plain["documents"][0]
-    digest = resolve_encoder(EncoderConfig(model=str(moved)))[0].files_sha256
-    spec = replace(resolve_encoder(EncoderConfig(model=str(model)))[0], files_sha256=digest)
+    digest = tiny_models.resolve(moved).files_sha256
+    spec = replace(tiny_models.resolve(model), files_sha256=digest)
     assert spec.fingerprint == halves(moved)["documents"][0]
     elsewhere = {"model": "m", "revision": "r", "code_revision": "c", "normalizes": True}
     assert replace(spec, **elsewhere).fingerprint == spec.fingerprint
@@ -330,26 +329,23 @@ def test_code_of_another_repository_is_pinned(hub, tmp_path):
     assert len(found) == 2
 
 
-def test_an_adapter_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("file", "settings", "told"),
+    [
+        ("adapter_config.json", {"peft_type": "LORA"},
+            r"adapters \(PEFT\) are not applied here; merge"),
+        ("config.json", {"attn_implementation": "acme/fast"}, "without a commit.*NAME@COMMIT"),
+        ("config.json",
+            {"auto_map": {"AutoConfig": "acme/a--odd.Config", "AutoModel": "acme/b--odd.Model"}},
+            r"code from 2 places \(acme/a, acme/b\)"),
+    ],
+)  # fmt: skip
+def test_code_that_cannot_be_pinned_and_adapters_are_refused(file, settings, told, tmp_path):
     folder = tiny_models.bert(tmp_path / "model")
-    tiny_models.write_json(folder / "adapter_config.json", {"peft_type": "LORA"})
-    with pytest.raises(EncoderError, match=r"adapters \(PEFT\) are not applied here; merge"):
-        resolve_encoder(EncoderConfig(model=str(folder)))
-
-
-def test_code_of_two_repositories_is_refused(tmp_path):
-    folder = code_model(tmp_path / "model", tmp_path / "mark")
-    classes = {"AutoConfig": "acme/a--odd.OddConfig", "AutoModel": "acme/b--odd.OddModel"}
-    edit_json(folder / "config.json", auto_map=classes)
-    with pytest.raises(EncoderError, match=r"code from 2 places \(acme/a, acme/b\)"):
-        resolve_encoder(EncoderConfig(model=str(folder), trust_remote_code=True))
-
-
-def test_attention_code_without_a_commit_is_refused(tmp_path):
-    folder = tiny_models.bert(tmp_path / "model")
-    edit_json(folder / "config.json", attn_implementation="acme/fast")
-    with pytest.raises(EncoderError, match=r"without a commit.*NAME@COMMIT"):
-        resolve_encoder(EncoderConfig(model=str(folder), trust_remote_code=True))
+    known = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
+    tiny_models.write_json(folder / file, {**known, **settings})
+    with pytest.raises(EncoderError, match=told):
+        tiny_models.resolve(folder, trust_remote_code=True)
 
 
 @pytest.mark.parametrize(
@@ -371,7 +367,7 @@ def test_a_module_that_is_not_run_is_refused(kinds, told, tmp_path):
     modules = [{"type": kind, "path": path} for kind, path in zip(types, paths, strict=True)]
     tiny_models.write_json(folder / "modules.json", modules)
     with pytest.raises(EncoderError, match=f"{told}.*take out modules.json"):
-        resolve_encoder(EncoderConfig(model=str(folder)))
+        tiny_models.resolve(folder)
 
 
 @pytest.mark.parametrize(
@@ -389,7 +385,7 @@ def test_a_setting_that_is_not_applied_is_refused(setting, value, tmp_path):
     folder = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"))
     edit_json(folder / "sentence_bert_config.json", **{setting: value})
     with pytest.raises(EncoderError, match=f"sets {setting}, which is not applied.*; take it out"):
-        resolve_encoder(EncoderConfig(model=str(folder)))
+        tiny_models.resolve(folder)
 
 
 def test_settings_that_change_nothing_are_taken(tmp_path):

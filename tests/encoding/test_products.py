@@ -7,13 +7,8 @@ import numpy as np
 import pytest
 
 from tests.helpers.bad_input import run
-from tests.helpers.tiny_models import FAMILIES, texts
+from tests.helpers.tiny_models import FAMILIES, load, texts
 from whiten_index.encoding import products
-from whiten_index.encoding.encoder import Encoder
-
-
-def load(folder, **options) -> Encoder:
-    return Encoder.load(str(folder), device="cpu", threads=1, **options)
 
 
 @pytest.fixture

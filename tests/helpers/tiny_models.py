@@ -17,6 +17,10 @@ import transformers
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from whiten_index.encoding.encoder import Encoder
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
+
 DIM = 32
 POSITIONS = 48
 _WORDS = (
@@ -253,6 +257,15 @@ def layer_norm(width: int = DIM) -> tuple[str, dict[str, Any], dict[str, torch.T
 
 
 NORMALIZE: tuple[str, dict[str, Any], dict[str, torch.Tensor]] = ("Normalize", {}, {})
+
+
+def load(model: Path | str, **options: Any) -> Encoder:
+    """Return an encoder on one thread, which is quickest and disturbs no other test."""
+    return Encoder.load(str(model), **{"device": "cpu", "threads": 1, **options})
+
+
+def resolve(model: Path | str, **options: Any) -> EncoderSpec:
+    return resolve_encoder(EncoderConfig(model=str(model), **options))[0]
 
 
 def copied(source: Path, folder: Path) -> Path:
