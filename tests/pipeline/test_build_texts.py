@@ -11,8 +11,8 @@ import pytest
 
 from tests.helpers.bad_input import run_python
 from tests.helpers.builds import build
-from whiten_index import BuildConfig, encode_corpus, open_index
-from whiten_index.errors import ConfigError
+from whiten_index import BuildConfig, build_index, encode_corpus, open_index
+from whiten_index.pipeline.build import BuildReport
 from whiten_index.progress import Progress
 
 
@@ -102,12 +102,37 @@ def test_other_ids_or_kept_columns_encode_nothing_again(
 ) -> None:
     out = tmp_path / "out"
     build(out, texts, **text_options(tiny_model))
-    for change in ({"keep": ("year",)}, {"id_column": None}, {"id_column": None, "keep": ("id",)}):
-        if "id" in change.get("keep", ()):
-            with pytest.raises(ConfigError, match="cannot be called 'id'"):
-                build(out, texts, **text_options(tiny_model, **change))
-            continue
+    for change in ({"keep": ("year",)}, {"id_column": None}):
         report = build(out, texts, **text_options(tiny_model, **change))
         assert (report.encoded.counts.encoded, report.encoded.counts.reused) == (0, 80)
     hit = open_index(out, device="cpu").search(["the cat"], top_k=1)[0][0]
     assert str(hit.id).endswith(f"#0:{str(hit.id).rpartition(':')[2]}")
+
+
+def test_a_second_build_reuses_every_passage_and_other_lengths_do_not_mix(
+    tmp_path: Path, texts: str, tiny_model: Path
+) -> None:
+    def passages(**more: Any) -> BuildReport:
+        given = {"store": str(tmp_path / "store"), "whiten": "none", "k": None, **more}
+        return build(tmp_path / "out", texts, **text_options(tiny_model, **given))
+
+    first, again = passages(passage_tokens=8), passages(passage_tokens=8)
+    counts = again.encoded.counts
+    assert (counts.encoded, counts.reused) == (0, 80)
+    assert counts.passages == first.encoded.counts.passages > 80
+    assert again.up_to_date
+    alone = build_index(
+        BuildConfig(
+            store=str(tmp_path / "store"), out=str(tmp_path / "alone"), whiten="none",
+            model=str(tiny_model),
+        )
+    )  # fmt: skip
+    assert (alone.encoded.counts.reused, alone.encoded.counts.passages) == (80, counts.passages)
+    found = [
+        open_index(folder, device="cpu").search(["the cat sat", "a king"], top_k=7)
+        for folder in (tmp_path / "out", tmp_path / "alone")
+    ]
+    assert found[0] == found[1]
+    other = passages(passage_tokens=6)
+    assert other.encoded.counts.encoded > 0
+    assert other.version != first.version

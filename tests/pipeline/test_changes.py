@@ -2,11 +2,11 @@
 
 import datetime
 import hashlib
+import itertools
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whiten_index.pipeline import changes as changes_of_documents
-from whiten_index.pipeline.changes import ChangeKind, Changes, Documents, document_rows
-from whiten_index.store.records import CorpusPart
+from whiten_index.pipeline.changes import Changes, Documents, document_rows
 
 quick = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 Document = tuple[str, Any]
@@ -91,54 +90,23 @@ words = st.sampled_from(["ant", "bee", "cat"])
 documents = st.dictionaries(ids, st.tuples(words, st.integers(0, 2)), max_size=12)
 
 
-def pieces(documents: dict[Any, Document], at: int) -> list[Documents]:
-    """The same documents as parts of a corpus, none of which need have any."""
-    items = list(documents.items())
-    return [table(dict(part)) for part in (items[:at], items[at:]) if part]
+def pieces(documents: dict[Any, Document], cuts: list[int]) -> list[Documents]:
+    """The same documents as parts of a corpus."""
+    items, places = list(documents.items()), [0, *sorted(cuts), None]
+    parts = [items[start:end] for start, end in itertools.pairwise(places)]
+    return [table(dict(part)) for part in parts if part]
+
+
+cuts = st.lists(st.integers(0, 12), max_size=3)
 
 
 @quick
-@given(before=documents, now=documents, at=st.integers(0, 12))
+@given(before=documents, now=documents, cuts_before=cuts, cuts_now=cuts)
 def test_documents_are_told_apart_by_id(
-    before: dict[int, Document], now: dict[int, Document], at: int
+    before: dict[int, Document], now: dict[int, Document], cuts_before: list[int], cuts_now: Any
 ) -> None:
-    changes = compare(pieces(before, at), pieces(now, at // 2), same=0)
+    changes = compare(pieces(before, cuts_before), pieces(now, cuts_now), same=0)
     assert_found(changes, before, now)
-
-
-files = st.dictionaries(
-    st.sampled_from(["a.parquet", "b#1.parquet", "c/d.parquet"]),
-    st.lists(st.tuples(words, st.integers(0, 1)), max_size=6),
-)
-
-
-@quick
-@given(before=st.lists(files, max_size=3), now=st.lists(files, max_size=3))
-def test_documents_in_many_parts_are_those_of_one(
-    before: list[dict[str, list[Document]]], now: list[dict[str, list[Document]]]
-) -> None:
-    """Of each row group a part: counts, kinds and ids are those of dictionaries."""
-    then, today = (
-        [
-            {
-                f"{name}#{group}:{i}": row
-                for name, rows in each.items()
-                for i, row in enumerate(rows)
-            }
-            for group, each in enumerate(groups)
-        ]
-        for groups in (before, now)
-    )
-    changes = compare(list(map(table, then)), list(map(table, today)), same=0)
-    all_then, all_today = (
-        dict(item for part in parts for item in part.items()) for parts in (then, today)
-    )
-    kinds = truth(all_then, all_today)
-    assert found_kinds(changes) == kinds
-    expected = {kind: len(ids) for kind, ids in kinds.items()}
-    found = changes.to_json()
-    assert {kind: found[kind] for kind in KINDS} == expected
-    assert found["total"] == len(all_today)
 
 
 class Synthetic:
@@ -283,20 +251,3 @@ def test_a_kept_column_may_be_of_any_type(name: str) -> None:
     swapped = rows(one, other, one, *missing, *[one for _ in missing])
     changes = compare([before], [swapped], same=0)
     assert found_kinds(changes)["document"] == {1, 2, 4} - (set() if missing else {4})
-
-
-def part(name: str, rows: int = 1, documents: str | None = None) -> CorpusPart:
-    return CorpusPart(name, documents or f"d{name}", rows, rows, 0, 0)
-
-
-def test_changes_are_an_arrow_file(tmp_path: Path) -> None:
-    changes = compare(
-        [table({1: ("ant", 0), 2: ("bee", 0)})], [table({2: ("bee", 1), 3: ("cat", 0)})],
-        same=0,
-    )  # fmt: skip
-    changes.save(tmp_path / "changes.arrow", base="000001-0", whitening="refit")
-    with pa.ipc.open_file(tmp_path / "changes.arrow") as file:
-        assert file.read_all().to_pylist() == [
-            {"id": 1, "kind": "deleted"}, {"id": 2, "kind": "document"}, {"id": 3, "kind": "new"},
-        ]  # fmt: skip
-    assert {kind.value for kind in ChangeKind} == set(KINDS)

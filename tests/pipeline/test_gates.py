@@ -214,7 +214,7 @@ class TestCodes:
 
     def test_a_row_lost_and_another_there_twice(self, version):
         made = version("IVF16,SQ8")
-        made.change_index(lambda inner: put_in_list(inner, row="another"))
+        made.change_index(put_a_row_twice)
         why = made.failing()["codes"]
         assert f"1 of {ROWS} rows are in none of the index's lists" in why
         assert "1 entries of the index's lists are no row, or one twice" in why
@@ -237,18 +237,12 @@ class TestCodes:
             assert gates["codes"].found["decoded"]
 
 
-def put_in_list(inner: Any, *, row: Any = None, code: np.float32 | None = None) -> None:
-    """Change the first entry of a list: to another's row, or to a code of this number."""
-    faiss = load_faiss()
+def put_a_row_twice(inner: Any) -> None:
+    """Let the first entry of a list be the row of the second."""
     kept = inner.invlists
     place = next(i for i in range(inner.nlist) if kept.list_size(i) > 1)
-    size = kept.list_size(place)
-    if row is not None:
-        ids = faiss.rev_swig_ptr(kept.get_ids(place), size)
-        ids[0] = ids[1]
-    if code is not None:
-        codes = faiss.rev_swig_ptr(kept.get_codes(place), size * inner.code_size)
-        codes[:4] = np.frombuffer(code.tobytes(), dtype=np.uint8)
+    ids = load_faiss().rev_swig_ptr(kept.get_ids(place), kept.list_size(place))
+    ids[0] = ids[1]
 
 
 class TestCanaries:
