@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tests.helpers import tiny_models
+from tests.helpers.builds import cosines
 from tests.helpers.code_models import edit_json
-from tests.helpers.corpora import write_set
+from tests.helpers.corpora import write_judged, write_set
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.metrics import evaluate
@@ -18,45 +19,15 @@ from whiten_index.measure.eval_config import RetrievalConfig
 from whiten_index.measure.evaluate_retrieval import evaluate_retrieval
 from whiten_index.measure.measure_options import METRICS
 
-DOCUMENTS, QUERIES = 160, 30
-
 
 @pytest.fixture(scope="module")
-def documents(tiny_words) -> dict[str, str]:
-    rng = np.random.default_rng(5)
-    return {f"d{i}": " ".join(rng.choice(tiny_words, size=12)) for i in range(DOCUMENTS)}
-
-
-@pytest.fixture(scope="module")
-def queries(documents) -> dict[str, str]:
-    """The first words of some documents, and one query that nobody judged."""
-    asked = {f"q{i}": " ".join(documents[f"d{3 * i}"].split()[:7]) for i in range(QUERIES)}
-    return {**asked, "unjudged": "cat"}
-
-
-@pytest.fixture(scope="module")
-def qrels() -> dict[str, dict[str, int]]:
-    return {f"q{i}": {f"d{3 * i}": 2, f"d{3 * i + 1}": 1, "d159": 0} for i in range(QUERIES)}
-
-
-@pytest.fixture(scope="module")
-def beir(tmp_path_factory, documents, queries, qrels) -> Path:
-    return write_set(tmp_path_factory.mktemp("sets") / "one", documents, queries, qrels)
+def beir(tmp_path_factory, tiny_words) -> Path:
+    return write_judged(tmp_path_factory.mktemp("sets") / "one", tiny_words, grades=(2, 1))
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory) -> str:
     return str(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture(scope="module")
-def embedded(tiny_model, documents, queries) -> tuple[np.ndarray, np.ndarray]:
-    """Raw embeddings of documents and of the judged queries, in float64."""
-    encoder = Encoder.load(str(tiny_model))
-    judged = [text for query, text in queries.items() if query != "unjudged"]
-    rows = encoder.encode(list(documents.values()))
-    # As the store keeps them.
-    return rows.astype(np.float16).astype(float), encoder.encode_queries(judged).astype(float)
 
 
 def judged(tiny_model: Path, **options: Any) -> dict[str, Any]:
@@ -71,10 +42,8 @@ def figures(found: dict[str, Any]) -> dict[str, float]:
 
 def by_brute_force(rows, asked, *, names, own=None) -> dict[str, dict[str, float]]:
     """Return the 100 documents nearest to each query by cosine, its own left out."""
-    unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (asked, rows)]
-    scores = unit[0] @ unit[1].T
     run = {}
-    for number, each in enumerate(scores):
+    for number, each in enumerate(cosines(asked, rows)):
         if own is not None:
             each[own[number]] = -np.inf
         best = np.argsort(-each)[:100]
@@ -119,12 +88,16 @@ def test_queries_of_a_changed_model_are_encoded_again(beir, tmp_path):
     assert one != two == three
 
 
-def test_a_query_that_is_a_document_does_not_find_itself(tiny_model, tmp_path, documents, embedded):
+def test_a_query_that_is_a_document_does_not_find_itself(tiny_model, tiny_words, tmp_path):
     """As in ArguAna: queries are documents, and what answers them is another one."""
+    rng = np.random.default_rng(5)
+    documents = {f"d{i}": " ".join(rng.choice(tiny_words, size=12)) for i in range(160)}
     asked = {f"d{i}": documents[f"d{i}"] for i in range(20)}
     answers = {f"d{i}": {f"d{i + 40}": 1} for i in range(20)}
     folder = write_set(tmp_path / "self", documents, asked, answers)
-    rows, _ = embedded
+    # As the store keeps them.
+    rows = Encoder.load(str(tiny_model)).encode(list(documents.values()))
+    rows = rows.astype(np.float16).astype(float)
     left_out = by_brute_force(rows, rows[:20], names=list(documents), own=range(20))
     kept = by_brute_force(rows, rows[:20], names=list(documents))
     renamed = {f"q{i}": grades for i, grades in enumerate(answers.values())}

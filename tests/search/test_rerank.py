@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.helpers.builds import build_of
+from tests.helpers.builds import build_of, closed_form, cosines
 from whiten_index import open_index
 from whiten_index.errors import ArtifactError
 from whiten_index.search import rerank as reranking
@@ -42,21 +42,10 @@ def index(tmp_path_factory: pytest.TempPathFactory, rows: np.ndarray) -> Path:
     return build(tmp_path_factory.mktemp("rerank"), rows)
 
 
-def unit(rows: np.ndarray) -> np.ndarray:
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-
-def whitened(rows: np.ndarray, fitted_on: np.ndarray) -> np.ndarray:
-    sample = fitted_on.astype(np.float64)
-    values, vectors = np.linalg.eigh(np.cov(sample.T))
-    matrix = vectors[:, ::-1][:, :K] / np.sqrt(values[::-1][:K])
-    return unit((rows - sample.mean(axis=0)) @ matrix)
-
-
 def truth(rows: np.ndarray, asked: np.ndarray, by: str) -> np.ndarray:
     if by == "embeddings":
-        return unit(asked.astype(float)) @ unit(rows.astype(float)).T
-    return whitened(asked, rows) @ whitened(rows, rows).T
+        return cosines(asked.astype(float), rows.astype(float))
+    return cosines(closed_form(asked, k=K, fitted_on=rows), closed_form(rows, k=K))
 
 
 @pytest.mark.parametrize("by", ["vectors", "embeddings"])
@@ -71,8 +60,8 @@ def test_all_rows_as_candidates_give_exact_search(
 ) -> None:
     monkeypatch.setattr(reranking, "_HELD_ROWS", held)
     opened = open_index(index, rerank=10 * ROWS, rerank_by=by)
-    cosines = truth(rows, queries, by)
-    for hits, row in zip(opened.search_embeddings(queries, top_k=15), cosines, strict=True):
+    expected = truth(rows, queries, by)
+    for hits, row in zip(opened.search_embeddings(queries, top_k=15), expected, strict=True):
         best = np.argsort(-row)[:15]
         assert [hit.row for hit in hits] == best.tolist()
         np.testing.assert_allclose([hit.score for hit in hits], row[best], atol=1e-6)
@@ -81,9 +70,9 @@ def test_all_rows_as_candidates_give_exact_search(
 @pytest.mark.parametrize("by", ["vectors", "embeddings"])
 def test_a_filter_and_a_document_go_with_it(index: Path, rows: np.ndarray, by: str) -> None:
     opened = open_index(index, rerank=ROWS, rerank_by=by)
-    cosines = truth(rows, rows, by)
+    expected = truth(rows, rows, by)
     for row in (0, 89, 90, ROWS - 1):
-        order = [i for i in np.argsort(-cosines[row]) if i != row]
+        order = [i for i in np.argsort(-expected[row]) if i != row]
         assert [hit.row for hit in opened.search_like(row)] == order[:10]
         even = [i for i in order if i % 2 == 0][:10]
         assert [hit.row for hit in opened.search_like(row, row_filter="even")] == even

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from tests.helpers.builds import corpus_source
+from tests.helpers.builds import corpus_source, cosines
 from whiten_index import BuildConfig, build_index, open_index
 from whiten_index.corpus.batches import row_digests
 from whiten_index.store.dtypes import StoreDtype
@@ -85,18 +85,13 @@ def queries() -> Array:
     return np.concatenate([near_the_long_one, others])
 
 
-def unit(rows: NDArray[Any]) -> NDArray[np.float64]:
-    wide = rows.astype(np.float64)
-    return np.asarray(wide / np.linalg.norm(wide, axis=1, keepdims=True))
-
-
-def best_passages(cosines: NDArray[np.float64]) -> list[tuple[int, int, float]]:
+def best_passages(by_row: NDArray[np.float64]) -> list[tuple[int, int, float]]:
     """Return (document, row, cosine) of each document's best passage, best first."""
     stops = np.cumsum(passage_counts())
     pairs = []
     for document, (start, stop) in enumerate(zip([0, *stops[:-1]], stops, strict=True)):
-        row = start + int(np.argmax(cosines[start:stop]))
-        pairs.append((document, row, float(cosines[row])))
+        row = start + int(np.argmax(by_row[start:stop]))
+        pairs.append((document, row, float(by_row[row])))
     return sorted(pairs, key=lambda pair: -pair[2])
 
 
@@ -107,8 +102,8 @@ def test_search_gives_each_document_once_with_its_best_passage(
     opened = open_index(index)
     assert opened.grouped
     assert len(opened) == passage_counts().sum()
-    cosines = unit(queries) @ unit(embeddings(passage_counts())).T
-    for hits, row in zip(opened.search_embeddings(queries, top_k=top_k), cosines, strict=True):
+    truth = cosines(queries.astype(float), embeddings(passage_counts()).astype(float))
+    for hits, row in zip(opened.search_embeddings(queries, top_k=top_k), truth, strict=True):
         expected = best_passages(row)[:top_k]
         assert [(hit.id, hit.row) for hit in hits] == [(10 * d, r) for d, r, _ in expected]
         np.testing.assert_allclose([hit.score for hit in hits], [e[2] for e in expected], atol=1e-5)
@@ -127,7 +122,7 @@ def test_a_filter_leaves_documents_once_by_their_best_passage_that_passes(
     counts = passage_counts()
     document = np.repeat(np.arange(DOCUMENTS), counts)
     number = np.concatenate([np.arange(count) for count in counts])
-    cosines = unit(queries) @ unit(embeddings(counts)).T
+    truth = cosines(queries.astype(float), embeddings(counts).astype(float))
     for text, passes in (
         ("passage == 0", number == 0),
         ("id in [70, 200, 30]", np.isin(document, [7, 20, 3])),
@@ -136,7 +131,7 @@ def test_a_filter_leaves_documents_once_by_their_best_passage_that_passes(
     ):
         expected = min(len(np.unique(document[passes])), top_k)
         for hits, row in zip(
-            opened.search_embeddings(queries, top_k=top_k, row_filter=text), cosines, strict=True
+            opened.search_embeddings(queries, top_k=top_k, row_filter=text), truth, strict=True
         ):
             assert len({hit.id for hit in hits}) == len(hits) == expected
             assert all(passes[hit.row] for hit in hits)
@@ -151,8 +146,8 @@ def test_passages_ranked_again_give_each_document_once_with_its_best(
     tmp_path: Path, queries: Array, top_k: int
 ) -> None:
     opened = open_index(build(tmp_path, factory="SQ4"), rerank=300, store=tmp_path / "store")
-    cosines = unit(queries) @ unit(embeddings(passage_counts())).T
-    for hits, row in zip(opened.search_embeddings(queries, top_k=top_k), cosines, strict=True):
+    truth = cosines(queries.astype(float), embeddings(passage_counts()).astype(float))
+    for hits, row in zip(opened.search_embeddings(queries, top_k=top_k), truth, strict=True):
         expected = best_passages(row)[:top_k]
         assert [hit.row for hit in hits] == [row for _, row, _ in expected]
         np.testing.assert_allclose([h.score for h in hits], [c for *_, c in expected], atol=1e-6)
