@@ -5,7 +5,6 @@ import json
 import os
 import random
 import re
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -309,11 +308,6 @@ def test_the_markdown_is_one_table_a_sweep_in_which_names_are_no_markup(report):
     for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         cells = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
         assert len(cells) == 1
-
-
-def test_the_same_results_give_the_same_files(report, tmp_path):
-    shutil.copy(report.parent / "results.jsonl", tmp_path)
-    assert write_report(tmp_path).read_bytes() == report.read_bytes()
 
 
 def test_a_folder_that_cannot_be_written_is_an_output_error(tmp_path):

@@ -4,11 +4,9 @@ import mpmath
 import numpy as np
 import pytest
 
-from tests.helpers.transforms import fit, make_rows
+from tests.helpers.transforms import WHITENS, fit, make_rows
 from whiten_index.errors import WhiteningError
 from whiten_index.whitening.whitening_config import Kind
-
-WHITENS = [Kind.WHITENING, Kind.ZCA, Kind.ZCA_COR, Kind.GROUP]
 
 
 @pytest.fixture(autouse=True)
