@@ -162,10 +162,9 @@ def workers_of(node):
     return found
 
 
-def test_a_worker_and_then_a_machine_die_and_nothing_shows(make_cluster, column, tmp_path):
-    """Nothing finished is made again."""
-    here = build(column, tmp_path / "here", factory="IVF16,SQ8", k=12)
-    made, out = make_cluster(nodes=3), tmp_path / "there"
+def survives(made, corpus, tmp_path, here):
+    """Build while a worker and then a machine are killed; nothing finished is made again."""
+    out = tmp_path / "there"
 
     def kill_worker():
         node = next(each for each in made.nodes.values() if workers_of(each))
@@ -176,7 +175,7 @@ def test_a_worker_and_then_a_machine_die_and_nothing_shows(make_cluster, column,
 
     killer = Killer(out / "store", [(6, kill_worker), (12, kill_machine)])
     killer.start()
-    there = build(column, out, made.address, factory="IVF16,SQ8", k=12)
+    there = build(corpus, out, made.address, factory="IVF16,SQ8", k=12)
     killer.join(30)
     require_same(here, there)
     assert len(killer.seen) == 2
@@ -186,6 +185,12 @@ def test_a_worker_and_then_a_machine_die_and_nothing_shows(make_cluster, column,
     counts = there.encoded.counts
     assert (counts.read, counts.encoded + counts.reused) == (ROWS, ROWS)
     assert there.to_json()["runner"]["deaths"] >= 1
+    return there
+
+
+def test_a_worker_and_then_a_machine_die_and_nothing_shows(make_cluster, column, tmp_path):
+    here = build(column, tmp_path / "here", factory="IVF16,SQ8", k=12)
+    survives(make_cluster(nodes=3), column, tmp_path, here)
 
 
 def test_the_driver_dies_and_the_build_goes_on_with_fewer_machines_or_none(
