@@ -98,15 +98,6 @@ def absolute(place: Path | str) -> Path | str:
     return found.absolute() if isinstance(found, Path) else found
 
 
-def require_folder(place: Path | str, *, what: str) -> None:
-    """Refuse a URI for ``what`` works in folders only."""
-    require_no_secret(place, what="the path")
-    if is_uri(place):
-        raise ConfigError(
-            f"{what} works in folders, not at {place}; copy what is there to a folder"
-        )
-
-
 def without_controls(text: str) -> str:
     r"""Return text with its control characters, but for newlines, as escapes such as ``\x1b``.
 

@@ -34,7 +34,7 @@ from whiten_index.artifacts.files import (
     writing,
 )
 from whiten_index.errors import ConfigError, StorageError
-from whiten_index.paths import require_folder
+from whiten_index.paths import is_uri, require_no_secret
 
 _TEMPORARY = ".tmp-"
 _FORM = re.compile(re.escape(_TEMPORARY) + r"(.*)~([0-9a-f]{8})-[0-9a-f]{12}", re.DOTALL)
@@ -46,7 +46,9 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 def require_path(path: Path | str) -> Path:
     """Return a valid path, whether or not it exists."""
-    require_folder(path, what="this")
+    require_no_secret(path, what="the path")
+    if is_uri(path):
+        raise ConfigError(f"this works in folders, not at {path}; copy what is there to a folder")
     mode_of(path)
     return Path(path)
 

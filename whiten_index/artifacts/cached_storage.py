@@ -70,6 +70,7 @@ from whiten_index.artifacts.object_store import (
     endpoint,
     plain_uri,
 )
+from whiten_index.artifacts.prefetch import blocks
 from whiten_index.artifacts.storage import LOCAL, Names, Place, Storage
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
 from whiten_index.options import parse_bytes
@@ -262,10 +263,10 @@ class BucketStorage(Storage):
         keys = self._objects(paths)
         for first in (True, False):
             some = [key for key in keys if key.endswith(f"/{MANIFEST}") == first]
-            for start in range(0, len(some), _AT_ONCE):
+            for together in blocks(some, _AT_ONCE):
                 if not own:
                     require_marks()
-                at_once(self._delete, some[start : start + _AT_ONCE])
+                at_once(self._delete, together)
         for path in paths:
             self._remove_copy(path)
 

@@ -1,16 +1,23 @@
-"""Stages side by side, so that reading and finishing never hold up the work."""
+"""Items in blocks, and stages side by side, so that no stage holds up the work."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 Read = TypeVar("Read")
 Prepared = TypeVar("Prepared")
 Worked = TypeVar("Worked")
 Done = TypeVar("Done")
+
+
+def blocks(items: Item, size: int) -> Iterator[Item]:
+    """Yield the items of a list or an array in order, ``size`` at a time."""
+    sliced: Any = items
+    for first in range(0, len(sliced), size):
+        yield sliced[first : first + size]
 
 
 def overlapped(

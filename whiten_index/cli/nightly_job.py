@@ -205,7 +205,6 @@ class _Night:
         return ending
 
     def _push(self) -> None:
-        """Bring databases and files to the published version."""
         # Before versions are removed: changes are found by the versions in between.
         from whiten_index.vectordb.push import push_index
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.files import reading
 from whiten_index.artifacts.limits import LINE_BYTES, VECTOR_NUMBERS, LimitError, check_expanded
 from whiten_index.artifacts.manifest import fingerprint
+from whiten_index.artifacts.prefetch import blocks
 from whiten_index.corpus.arrow_types import without_views
 from whiten_index.corpus.batches import ID, EmbeddingBatch, TextBatch, row_digests
 from whiten_index.corpus.corpus_config import CorpusConfig, check_columns, check_same_types
@@ -362,7 +363,6 @@ class ParquetCorpus:
 def _read_footer(
     file: SourceFile, config: CorpusConfig, columns: Sequence[str]
 ) -> tuple[SourceFile, tuple[RowGroup, ...], pa.Schema]:
-    """Return the file with its identity, its row groups and its schema."""
     file = file.identified()
     with (
         unchanged(file, fault="is not a readable Parquet file"),
@@ -474,8 +474,5 @@ def embedding_matrix(array: pa.Array, dim: int) -> NDArray[np.floating]:
 
 def rows_not_finite(matrix: NDArray[np.floating]) -> NDArray[np.bool_]:
     """Return which rows (n,) of a matrix (n, d) hold NaN or infinity."""
-    found = np.empty(len(matrix), dtype=bool)
-    for start in range(0, len(matrix), _BLOCK_ROWS):
-        part = slice(start, start + _BLOCK_ROWS)
-        found[part] = ~np.isfinite(matrix[part]).all(axis=1)
-    return found
+    found = (~np.isfinite(block).all(axis=1) for block in blocks(matrix, _BLOCK_ROWS))
+    return np.concatenate([np.empty(0, dtype=np.bool_), *found])

@@ -99,7 +99,6 @@ def _write_modules(path: Path, modules: Sequence[Module]) -> None:
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write JSON in the style of such folders."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

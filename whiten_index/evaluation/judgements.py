@@ -151,7 +151,6 @@ def read_pairs(path: str | Path) -> Pairs:
 
 
 def _rows_of(table: LabelTable, split: str | None) -> Sequence[int]:
-    """Return the rows of a split, all rows without a split."""
     if split is None:
         return range(len(table))
     splits = table.columns.get(_SPLIT)

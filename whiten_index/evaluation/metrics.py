@@ -78,18 +78,12 @@ def spearman(gold: ArrayLike, predicted: ArrayLike) -> float:
 
     It is Pearson's correlation of the ranks (Spearman 1904).
     """
-    return _correlation(_centred_ranks("gold", gold), _centred_ranks("predicted", predicted))
+    return float(np.corrcoef(_ranks("gold", gold), _ranks("predicted", predicted))[0, 1])
 
 
 def pearson(gold: ArrayLike, predicted: ArrayLike) -> float:
     """Return the linear correlation of two (n,) score lists, in −1 … 1 (Pearson 1895)."""
-    a, b = _checked("gold", gold), _checked("predicted", predicted)
-    return _correlation(a - a.mean(), b - b.mean())
-
-
-def _correlation(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    """Return the cosine of two centred lists (n,)."""
-    return float(np.clip(a @ b / np.sqrt((a @ a) * (b @ b)), -1.0, 1.0))
+    return float(np.corrcoef(_checked("gold", gold), _checked("predicted", predicted))[0, 1])
 
 
 def _checked(name: str, given: ArrayLike) -> NDArray[np.float64]:
@@ -105,12 +99,10 @@ def _checked(name: str, given: ArrayLike) -> NDArray[np.float64]:
     return scores
 
 
-def _centred_ranks(name: str, given: ArrayLike) -> NDArray[np.float64]:
-    """Return the ranks of (n,) scores, their mean taken off."""
+def _ranks(name: str, given: ArrayLike) -> NDArray[np.float64]:
     _, groups, counts = np.unique(_checked(name, given), return_inverse=True, return_counts=True)
-    mean_ranks = np.cumsum(counts) - (counts - 1) / 2
-    centred: NDArray[np.float64] = mean_ranks[groups] - (len(groups) + 1) / 2
-    return centred
+    mean_ranks: NDArray[np.float64] = np.cumsum(counts) - (counts - 1) / 2
+    return mean_ranks[groups]
 
 
 def parse_metric(metric: str) -> tuple[str, int]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.prefetch import blocks
 from whiten_index.errors import ArtifactError
 from whiten_index.index.exact import Rows, Vectors
 from whiten_index.index.factory import inner_of
@@ -167,8 +168,8 @@ def _complete(new: Any, rows: int) -> None:
         storage = faiss.downcast_index(new.storage)
         codes = _flat(storage).copy()
         storage.reset()
-        for start in range(0, rows, _ROWS):
-            new.add(storage.sa_decode(codes[start : start + _ROWS]))
+        for some in blocks(codes, _ROWS):
+            new.add(storage.sa_decode(some))
         # Decoded and coded again, they need not be the same.
         if rows:
             _flat(storage)[:] = codes

@@ -40,10 +40,6 @@ class OperatingPoint:
     reached: bool = False  # whether it is met
     queries: int = 0  # held-out vectors it was measured with
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the point as JSON values."""
-        return dict(vars(self))
-
 
 @dataclass(frozen=True, eq=False)
 class GroundTruth:
@@ -146,7 +142,7 @@ def tune_candidates(inner: Any, truth: GroundTruth, *, target: float) -> tuple[O
     """
     point = tune(inner, truth, target=(1 + target) / 2, candidates=CANDIDATES[-1])
     found = _found(inner, truth, CANDIDATES[-1])
-    shares = {most: _share_found(found[:, :most], truth.neighbours) for most in CANDIDATES}
+    shares = {most: share_found(found[:, :most], truth.neighbours) for most in CANDIDATES}
     needed = next((most for most in CANDIDATES if shares[most] >= target), CANDIDATES[-1])
     reached = shares[needed] >= target
     recall, queries = shares[needed], len(truth.queries)
@@ -156,7 +152,7 @@ def tune_candidates(inner: Any, truth: GroundTruth, *, target: float) -> tuple[O
 def recall_of(inner: Any, truth: GroundTruth, *, candidates: int = 0) -> float:
     """Return the share of the exact neighbours that an index finds; see ``tune``."""
     most = max(truth.neighbours.shape[1], candidates)
-    return _share_found(_found(inner, truth, most), truth.neighbours)
+    return share_found(_found(inner, truth, most), truth.neighbours)
 
 
 def _found(inner: Any, truth: GroundTruth, most: int) -> Rows:
@@ -167,7 +163,7 @@ def _found(inner: Any, truth: GroundTruth, most: int) -> Rows:
     return found if own is None else without_own(found, own)
 
 
-def _share_found(found: Rows, right: Rows) -> float:
+def share_found(found: Rows, right: Rows) -> float:
     """Return the share of the right rows (q, n) that are among those found (q, m)."""
     wanted = right >= 0
     # A query at a time: all at once would be q · n · m comparisons held in memory.

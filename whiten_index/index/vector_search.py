@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.prefetch import blocks
 from whiten_index.errors import ConfigError
 from whiten_index.index.exact import (
     FEW_QUERIES,
@@ -206,8 +207,7 @@ def over_fetch(
     while len(pending):
         short = []
         step = max(_MOST_HITS // fetch, 1)
-        for start in range(0, len(pending), step):
-            some = pending[start : start + step]
+        for some in blocks(pending, step):
             for query, scores, hits in zip(some, *search(queries[some], fetch), strict=True):
                 counting = counted(hits)[:wanted]
                 if len(counting) < wanted and fetch < rows:
@@ -340,8 +340,7 @@ def _decoded(
     best = np.empty((len(queries), 0), dtype=np.float32)
     found = np.empty((len(queries), 0), dtype=np.int64)
     step = max(_HELD // max(int(inner.d), len(queries)), 1)
-    for start in range(0, selection.count, step):
-        rows = selection.rows[start : start + step]
+    for rows in blocks(selection.rows, step):
         scores = queries @ inner.reconstruct_batch(rows).T
         first = np.stack([largest(each, wanted) for each in scores])
         some = np.take_along_axis(scores, first, axis=1)

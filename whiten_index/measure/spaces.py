@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.atomic import scratch_folder
 from whiten_index.artifacts.files import reading
 from whiten_index.artifacts.manifest import fingerprint
+from whiten_index.artifacts.prefetch import blocks
 from whiten_index.corpus.sources import find_files
 from whiten_index.encoding.spec import EncoderSpec, recorded_spec, resolve_encoder
 from whiten_index.errors import ConfigError, CorpusError
@@ -267,8 +268,8 @@ class EncodedTexts:
         if not self._rows.keys() >= set(texts):
             distinct = list(dict.fromkeys(texts))
             with self._stages.stage("encode", len(distinct)) as watcher:
-                for start in range(0, len(distinct), _WINDOW):
-                    self._read_or_encode(distinct[start : start + _WINDOW], watcher.advance)
+                for some in blocks(distinct, _WINDOW):
+                    self._read_or_encode(some, watcher.advance)
         rows = [self._rows[text] for text in texts]
         return np.array(rows, np.float32).reshape(len(texts), self._spec.dim)
 

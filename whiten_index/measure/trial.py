@@ -25,6 +25,7 @@ from whiten_index.index.library import INDEX, load_faiss, write_index
 from whiten_index.index.sizes import IndexBytes, expected_bytes, measured_bytes
 from whiten_index.index.training import train
 from whiten_index.index.transforms import Transforms
+from whiten_index.index.tuning import share_found
 from whiten_index.index.vector_search import Search, search_documents
 from whiten_index.measure.results import INTERVAL
 from whiten_index.measure.sweep_config import (
@@ -318,8 +319,8 @@ class Trial:
         search = self.search_of(found := Made(point, space, folder, record))
         # A deeper search also improves its first ten hits, so each depth is searched apart.
         _, near = search(dataset.queries, TOP_K)
-        record["index_recall@10"] = overlap(self._truth(found), near)
-        record["agreement@10"] = overlap(self.raw_truth, near)
+        record["index_recall@10"] = share_found(near, self._truth(found))
+        record["agreement@10"] = share_found(near, self.raw_truth)
         each = self._scores(search)
         record["quality"] = {name: float(scores.mean()) for name, scores in each.items()} or None
         ndcg = each.get("ndcg@10")
@@ -404,13 +405,6 @@ class Trial:
             for metric in metrics:
                 values[metric] = np.array(list(evaluate_each(judged.qrels, run, metric).values()))
         return values
-
-
-def overlap(truth: NDArray[np.int64], found: NDArray[np.int64]) -> float:
-    """Return the share of the true rows (q, m) that are among those found (q, m)."""
-    there = truth >= 0
-    hits = (truth[:, :, None] == found[:, None, :]) & there[:, :, None]
-    return float(hits.any(axis=2).sum() / max(int(there.sum()), 1))
 
 
 def available_memory() -> int | None:

@@ -87,7 +87,6 @@ def _embedding(value: Any, *, dim: int) -> NDArray[np.float64]:
 
 
 def _ids(value: Any) -> tuple[str, ...]:
-    """Return the ids that a row names, numbers as texts."""
     values = value if isinstance(value, list) else [] if value is None else [value]
     if any(isinstance(each, bool) or not isinstance(each, str | int) for each in values):
         raise ValueError("ids that are strings or integers")

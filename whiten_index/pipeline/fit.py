@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.prefetch import blocks
 from whiten_index.artifacts.tensors import content_digest
 from whiten_index.distributed.executors import remote_call
 from whiten_index.errors import EncoderError, StorageError, WhiteningError, first_line
@@ -94,7 +95,7 @@ def fit_moments(config: "BuildConfig", encoded: "EncodeReport") -> Moments:
     wanted, store, rows = config.whitening_config(), encoded.store, encoded.record.rows
     parts = [part for part in encoded.record.parts if part.rows]
     size = max(_LEAST_GROUP, math.isqrt(len(parts)))
-    groups = [tuple(parts[start : start + size]) for start in range(0, len(parts), size)]
+    groups = list(map(tuple, blocks(parts, size)))
     of_units = functools.partial(_moments_of_units, store)
     sums = of_units if wanted.normalize_input else store.total_moments
     with encoded.stages.stage("fit", rows) as watcher:
@@ -107,10 +108,8 @@ def fit_moments(config: "BuildConfig", encoded: "EncodeReport") -> Moments:
 def _moments_of_units(store: EmbeddingStore, group: Group) -> Moments:
     moments = Moments.empty(store.dim)
     for part in group:
-        shard = store.embeddings(part)
-        for start in range(0, len(shard), _BLOCK_ROWS):
-            block = shard[start : start + _BLOCK_ROWS].astype(np.float64)
-            moments = moments.update(unit_rows(block))
+        for block in blocks(store.embeddings(part), _BLOCK_ROWS):
+            moments = moments.update(unit_rows(block.astype(np.float64)))
     return moments
 
 

@@ -356,7 +356,6 @@ def _below(share: float | None, least: float | None, what: str) -> dict[str, boo
 
 
 def _least_self(inner: Any, least: float | None) -> float:
-    """Return the share of the sampled rows that must find themselves."""
     if is_exact(inner):
         return 1.0
     if least is None:

@@ -270,7 +270,7 @@ def _facts(
             "built": index.built,
             "why": index.why,
             "expected_bytes": index.expected.to_json(),
-            "tuned": made.tuned.to_json(),
+            "tuned": asdict(made.tuned),
             "rerank": made.rerank,
             "memory_budget": index.budget,
             "device": made.device,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,10 +29,11 @@ from whiten_index.artifacts.manifest import (
     new_artifact,
     read_manifest,
 )
+from whiten_index.artifacts.prefetch import blocks
 from whiten_index.encoding.models import ModelFolder, fetch
 from whiten_index.encoding.spec import EncoderOpening, EncoderSpec, recorded_spec
 from whiten_index.errors import ConfigError, require_installed
-from whiten_index.search.query_encoder import QueryEncoder, digest_of, require_same, require_texts
+from whiten_index.search.query_encoder import QueryEncoder, digest_of, require_texts
 from whiten_index.store.records import EncoderFacts
 from whiten_index.versions.published import WHITENING, Version, with_published
 from whiten_index.whitening.spectrum import real_rows, unit_rows
@@ -40,6 +41,7 @@ from whiten_index.whitening.transform import Whitening
 
 if TYPE_CHECKING:
     from whiten_index.encoding.encoder import Encoder
+    from whiten_index.vectordb.pushed_table import PushedTable
 
 KIND, FORMAT_VERSION = "query transform", 1
 _ROWS = 8192
@@ -57,16 +59,6 @@ class _Saved(Described):
 
 _SCHEMA = Schema(KIND, FORMAT_VERSION, _Saved)
 _files = partial(listed_files, schema=_SCHEMA)
-
-
-class _Pushed(Protocol):
-    """State of a table that an index was pushed to."""
-
-    @property
-    def version(self) -> str: ...
-
-    @property
-    def query_digest(self) -> str: ...
 
 
 class QueryTransform:
@@ -272,20 +264,7 @@ class QueryTransform:
         spec, folder, _ = self._queries.resolve()
         return spec, folder
 
-    def check(self, fingerprint: str, *, model: str = "the encoder given") -> None:
-        """Refuse an encoder whose embeddings this transform was not fitted on.
-
-        Args:
-            fingerprint: ``query_fingerprint`` of the encoder.
-            model: name of the encoder in the error.
-
-        Raises:
-            EncoderError: it is another one.
-            ConfigError: the index knows no encoder of texts.
-        """
-        require_same(self._queries.recorded, fingerprint, model)
-
-    def require(self, pushed: _Pushed | None) -> None:
+    def require(self, pushed: "PushedTable | None") -> None:
         """Refuse a table whose vectors are of another encoder or transform.
 
         Args:
@@ -326,9 +305,9 @@ class QueryTransform:
         """
         rows = real_rows(embeddings, self.dim, taker="this transform")
         # At least one block, as nothing concatenates none.
-        starts = range(0, max(len(rows), 1), _ROWS)
-        blocks = (self.whitening.apply(rows[start : start + _ROWS]) for start in starts)
-        return np.concatenate([unit_rows(block).astype(np.float32) for block in blocks])
+        parts = [*blocks(rows, _ROWS)] or [rows]
+        units = [unit_rows(self.whitening.apply(part)).astype(np.float32) for part in parts]
+        return np.concatenate(units)
 
     def encode_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the vectors (n, k), float32 of unit length, of queries.

@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.cached_storage import place_of
+from whiten_index.artifacts.prefetch import blocks
 from whiten_index.artifacts.storage import Place, Storage
 from whiten_index.corpus.batches import TextBatch
 from whiten_index.corpus.corpus_config import CorpusConfig
@@ -360,9 +361,8 @@ class SearchIndex:
             raise ConfigError(f"{len(ids)} ids were given for {len(embeddings)} embeddings")
         opened = self._opened
         chosen = opened.filter(row_filter)
-        for start in range(0, len(ids), _QUERY_ROWS):
-            part = slice(start, start + _QUERY_ROWS)
-            yield from opened.rankings(ids[part], embeddings[part], top_k, chosen)
+        for pair in zip(blocks(ids, _QUERY_ROWS), blocks(embeddings, _QUERY_ROWS), strict=True):
+            yield from opened.rankings(*pair, top_k, chosen)
 
 
 def _reranker(

@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.prefetch import blocks
 from whiten_index.errors import ConfigError
 
 # A relative error r of each coordinate costs r²/2 of cosine: 1/256 keeps it above 0.99999.
@@ -57,8 +58,7 @@ def fits_float16(
         return False
     mean = embeddings.mean(axis=0, dtype=np.float64)
     noise, spread = np.zeros_like(mean), np.zeros_like(mean)
-    for start in range(0, len(embeddings), _LOOKED_AT_ROWS):
-        block = embeddings[start : start + _LOOKED_AT_ROWS]
+    for block in blocks(embeddings, _LOOKED_AT_ROWS):
         with np.errstate(over="ignore"):
             half = block.astype(np.float16)
         if not np.isfinite(half).all():

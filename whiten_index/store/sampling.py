@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.prefetch import blocks
 from whiten_index.corpus.batches import ID
 from whiten_index.store.records import CorpusPart, CorpusRecord
 
@@ -62,14 +63,11 @@ class CorpusEmbeddings:
     def blocks(self, rows: int = _BLOCK_ROWS) -> Iterator[NDArray[np.floating]]:
         """Yield all embeddings in order, at most so many rows at a time, and hold no more."""
         if self._subset is not None:
-            for start in range(0, self.rows, rows):
-                yield self.at(np.arange(start, min(start + rows, self.rows)))
+            yield from map(self.at, blocks(np.arange(self.rows), rows))
             return
         for part in self._record.parts:
             if part.rows:
-                shard = self._store.embeddings(part)
-                for start in range(0, len(shard), rows):
-                    yield np.array(shard[start : start + rows])
+                yield from map(np.array, blocks(self._store.embeddings(part), rows))
 
     def split(self, rows: int) -> "Iterator[tuple[int, CorpusEmbeddings]]":
         """Yield the embeddings of about so many rows of whole parts, and their first row number."""

@@ -16,6 +16,7 @@ from whiten_index.artifacts import manifest
 from whiten_index.artifacts.cached_storage import BucketStorage, at_once, stamp
 from whiten_index.artifacts.files import exists
 from whiten_index.artifacts.manifest import Count, Described, Digest, Positive, Schema
+from whiten_index.artifacts.prefetch import blocks
 from whiten_index.artifacts.storage import Place, Storage
 from whiten_index.artifacts.tensors import map_tensor, write_tensors
 from whiten_index.corpus.batches import DIGEST_BYTES
@@ -420,9 +421,8 @@ def finite(rows: NDArray[np.floating], folder: Path) -> NDArray[np.floating]:
     """Return the rows, or raise ``ArtifactError`` where one is not finite."""
     # By their bits: numpy looks at halves one by one.
     exponent = np.array(np.inf, rows.dtype).view(f"u{rows.itemsize}")
-    for start in range(0, len(rows), _ROWS_AT_ONCE):
-        bits = rows[start : start + _ROWS_AT_ONCE].view(exponent.dtype)
-        if ((bits & exponent) == exponent).any():
+    for block in blocks(rows, _ROWS_AT_ONCE):
+        if ((block.view(exponent.dtype) & exponent) == exponent).any():
             raise ArtifactError(f"{folder} is damaged: it holds NaN or infinity; {REMEDY}")
     return rows
 

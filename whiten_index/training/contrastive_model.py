@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from whiten_index.artifacts.files import walk_files
+from whiten_index.artifacts.prefetch import blocks
 from whiten_index.encoding.export_st import Module, flush, pooling_module, write_folder
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.pooling import Pooling, pool
@@ -271,8 +272,8 @@ def embed(
     model.eval()
     order = sorted(range(len(texts)), key=lambda number: -len(texts[number]))
     found = []
-    for start in range(0, len(order), _EMBEDDED_AT_ONCE):
-        batch = collator([texts[number] for number in order[start : start + _EMBEDDED_AT_ONCE]])
+    for some in blocks(order, _EMBEDDED_AT_ONCE):
+        batch = collator([texts[number] for number in some])
         features = model.features(**{name: tensor.to(device) for name, tensor in batch.items()})
         embeddings = model.head(features) if with_head else features
         found.append(embeddings.float().cpu().numpy())

@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.prefetch import blocks
 from whiten_index.errors import DatabaseError, WhitenIndexError
-from whiten_index.vectordb.pushed_table import Ids, Layout, PushedTable, blocks
+from whiten_index.vectordb.pushed_table import Ids, Layout, PushedTable
 
 
 @dataclass(frozen=True)

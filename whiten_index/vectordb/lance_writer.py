@@ -230,7 +230,6 @@ class LanceWriter(DatabaseWriter):
         return found is not None and found.table.lease == stored.table.lease
 
     def _index(self, handle: Any, pushed: PushedTable) -> None:
-        """Build the index of a table that has none."""
         rows = int(handle.count_rows())
         kind = self._options.index_kind(rows)
         if kind == "none" or any(VECTOR in each.columns for each in handle.list_indices()):

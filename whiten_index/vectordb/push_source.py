@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.files import exists
-from whiten_index.artifacts.prefetch import ahead
+from whiten_index.artifacts.prefetch import ahead, blocks
 from whiten_index.artifacts.storage import Place, Storage
 from whiten_index.corpus.arrow_types import read_documents, without_views
 from whiten_index.corpus.batches import ID, PASSAGE
@@ -23,12 +23,12 @@ from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.progress import Progress
 from whiten_index.search.query_encoder import digest_of
-from whiten_index.store.digest_index import HashTable, string_keys
+from whiten_index.store.digest_index import HashTable, id_keys
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.vectordb.push_config import PushConfig
-from whiten_index.vectordb.pushed_table import VECTOR, Layout, PushedTable, blocks, with_vectors
+from whiten_index.vectordb.pushed_table import VECTOR, Layout, PushedTable, with_vectors
 from whiten_index.versions.documents import Documents
 from whiten_index.versions.published import (
     CHANGES,
@@ -182,12 +182,12 @@ class PushSource:
 
     def rows_of(self, ids: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the rows of documents, in order, and a mask of the ids that have any."""
-        table = HashTable([string_keys(ids)])
+        table = HashTable([id_keys(ids)])
         there = np.zeros(len(ids), dtype=np.bool_)
         found = list[NDArray[np.int64]]()
         for first in range(0, len(self), _IDS_AT_ONCE):
             some = self.documents.id_column(first, min(first + _IDS_AT_ONCE, len(self)))
-            at = table.find(string_keys(some.combine_chunks()))
+            at = table.find(id_keys(some))
             found.append(first + np.flatnonzero(at >= 0))
             there[at[at >= 0]] = True
         return np.concatenate([np.empty(0, dtype=np.int64), *found]), there
@@ -197,7 +197,6 @@ class PushSource:
         return CorpusEmbeddings(self.store, self.record)
 
     def _vectors(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the vectors (n, k) of rows."""
         vectors = np.empty((len(rows), self.whitening.k), dtype=np.float32)
         for first in range(0, len(rows), _ROWS_AT_ONCE):
             some = slice(first, first + _ROWS_AT_ONCE)

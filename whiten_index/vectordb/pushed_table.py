@@ -1,9 +1,9 @@
 """Rows that are pushed: their layout, the description of a table of them, and their checks."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,6 @@ Ids: TypeAlias = Sequence[str | int]
 
 # A description may be anybody's.
 _Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-_Items = TypeVar("_Items", bound=Sequence[Any] | NDArray[Any])
 
 
 class RowsError(DatabaseError):
@@ -121,9 +120,3 @@ def with_vectors(
         column if each.name == VECTOR else rows[each.name].cast(each.type) for each in schema
     ]
     return pa.table(columns, schema=schema)
-
-
-def blocks(items: _Items, size: int) -> Iterator[_Items]:
-    """Yield items in order, ``size`` at a time."""
-    for first in range(0, len(items), size):
-        yield cast("_Items", items[first : first + size])

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,22 +33,11 @@ from whiten_index.versions.version_manifest import VersionManifest
 from whiten_index.whitening.spectrum import real_rows
 from whiten_index.whitening.transform import Whitening
 
+if TYPE_CHECKING:
+    from whiten_index.search.rerank import Reranker
+
 # Sums of squares of larger numbers are beyond float32, whatever the width.
 _LARGEST = 1e15
-
-
-class Rescorer(Protocol):
-    """Scores of candidates by more than the index keeps of them."""
-
-    @property
-    def candidates(self) -> int:
-        """Rows a query to score at least, before the best are taken."""
-
-    def embeddings(self, rows: Rows) -> NDArray[np.floating]:
-        """Return the raw embeddings (n, d) of rows (n,)."""
-
-    def __call__(self, queries: NDArray[np.float32], rows: Rows) -> Scores:
-        """Return scores (n, m) of rows (n, m) for raw queries (n, d), −inf where a row is −1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +87,7 @@ class Bundle:
         top_k: int,
         *,
         row_filter: RowFilter | None = None,
-        rescorer: Rescorer | None = None,
+        rescorer: "Reranker | None" = None,
         by_row: bool = False,
     ) -> tuple[Scores, Rows]:
         """Return scores and row numbers of the nearest rows, best first, −1 where none.
@@ -119,7 +108,7 @@ class Bundle:
         top_k: int,
         *,
         row_filter: RowFilter | None = None,
-        rescorer: Rescorer | None = None,
+        rescorer: "Reranker | None" = None,
     ) -> tuple[Scores, Rows]:
         """Return scores and row numbers nearest to the document at ``row``, itself left out.
 
@@ -177,7 +166,7 @@ class Bundle:
         return search
 
     def _by_embedding(
-        self, row_filter: RowFilter | None, rescorer: Rescorer | None, *, copy: Any = None
+        self, row_filter: RowFilter | None, rescorer: "Reranker | None", *, copy: Any = None
     ) -> Search:
         by_vector = self._by_vector(row_filter, copy=copy)
         if rescorer is None:
