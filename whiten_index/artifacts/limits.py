@@ -59,12 +59,8 @@ def check_expanded(size: int, packed: int) -> None:
 
 
 def read_unpacked(file: IO[bytes], packed: int) -> bytes:
-    """Return the rest of a file of ``packed`` bytes that unpacks it; see ``check_expanded``."""
-    data = bytearray()
-    while block := file.read(_BLOCK):
-        data += block
-        check_expanded(len(data), packed)
-    return bytes(data)
+    """Return the rest of a file of ``packed`` bytes that unpacks it; raise as ``read_up_to``."""
+    return read_up_to(file, max(_EXPANDED_BYTES, _EXPANSION * packed))
 
 
 def load_toml(data: bytes) -> dict[str, Any]:

@@ -472,7 +472,7 @@ def _content(path: Path) -> bytes | None:
             pa.input_stream(file, compression="zstd") as stream,
         ):
             return read_unpacked(stream, os.fstat(file.fileno()).st_size)
-    except (ArtifactError, LimitError, OSError, pa.ArrowException):
+    except (ArtifactError, OSError, ValueError, pa.ArrowException):
         return None
 
 
