@@ -13,11 +13,10 @@ Worked = TypeVar("Worked")
 Done = TypeVar("Done")
 
 
-def blocks(items: Item, size: int) -> Iterator[Item]:
+def blocks(items: Any, size: int) -> Iterator[Any]:
     """Yield the items of a list or an array in order, ``size`` at a time."""
-    sliced: Any = items
-    for first in range(0, len(sliced), size):
-        yield sliced[first : first + size]
+    for first in range(0, len(items), size):
+        yield items[first : first + size]
 
 
 def overlapped(
