@@ -33,7 +33,8 @@ def test_more_budget_is_spent_on_precision_and_never_exceeded(rows: int, target:
         code = "Flat" if code == "HNSW32" else code
         order = [codec.factory.format(halves=128) for codec in CODECS]
         precisions.append((-graph if target >= 0.99 else 0, order.index(code)))
-        alone = order[:4] if target <= 0.97 else order[:3]
+        # Of 6 bits, lists leave too little.
+        alone = order[: 4 if rows == 50_000 else 3 if target < 0.99 else 2]
         assert (choice.rerank is None) == (code in alone)
     assert precisions == sorted(precisions, reverse=True)
     assert len(set(precisions)) >= 5

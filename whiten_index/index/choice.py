@@ -114,7 +114,9 @@ def choose_factory(
             if budget is None or _held(built, k, expected) <= budget:
                 if budget is None:
                     _require_memory(built, expected)
-                good = codec.recall is not None and codec.recall >= target_recall
+                # Half of what may be lost is for lists that are not looked at.
+                wanted = target_recall if each == "flat" else (1 + target_recall) / 2
+                good = codec.recall is not None and codec.recall >= wanted
                 rerank = None if good else codec.rerank
                 why = _why(each, codec, rows=rows, budget=budget, rerank=rerank)
                 return IndexPlan(factory, built, rerank, why, expected, *resources)
