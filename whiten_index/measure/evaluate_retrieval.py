@@ -225,6 +225,12 @@ def _judge_file(config: RetrievalConfig, source: str, stages: Stages) -> dict[st
     path, split = _judgements(config, 0)
     qrels = read_qrels(path, split=split)
     run, relevant = read_run(source), with_answers(qrels)
+    deepest = max(map(len, run.values()), default=0)
+    if deepest < config.depth:
+        stages.watcher.note(
+            f"note: {source} holds {deepest} hits a query at most, and {config.depth} are asked "
+            "for; deeper metrics count what is there"
+        )
     _require_match(run, relevant, source, str(path))
     drop, dropped = drops_self(config.drop_self, qrels), 0
     if drop:
