@@ -225,6 +225,7 @@ def test_choices_without_effect_leave_the_identity_as_it_is(tmp_path, monkeypatc
     spec = replace(tiny_models.resolve(model), files_sha256=digest)
     assert spec.fingerprint == halves(moved)["documents"][0]
     elsewhere = {"model": "m", "revision": "r", "code_revision": "c", "normalizes": True}
+    elsewhere["similarity"] = "dot"
     assert replace(spec, **elsewhere).fingerprint == spec.fingerprint
     assert replace(spec, document_prompt="a ").query_fingerprint == spec.query_fingerprint
     asked = replace(spec, query_prompt="a ")

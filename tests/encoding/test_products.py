@@ -76,12 +76,12 @@ def test_a_build_notes_another_similarity_and_a_faster_precision(
     tiny_model, write_parquet, tmp_path, monkeypatch
 ):
     model = shutil.copytree(tiny_model, tmp_path / "model")
-    settings = {"similarity_fn_name": "dot"}
+    settings = {"similarity_fn_name": "euclidean"}
     (model / "config_sentence_transformers.json").write_text(json.dumps(settings))
     monkeypatch.setattr("whiten_index.encoding.encoder.has_bfloat16", lambda: True)
     corpus = write_parquet(tmp_path / "c.parquet", {"text": texts(60)})
     given = ("--text-column", "text", "--model", model, "--device", "cpu", "--out", tmp_path / "i")
     status, _, noted = run("build", corpus, *given, "--k", 4)
     assert status == 0, noted
-    assert "trained for the similarity dot, and the index is searched by cosine" in noted
+    assert "trained for the similarity euclidean, and an index is searched by cosine" in noted
     assert "--dtype bfloat16 encodes 1.5 to 3 times as fast" in noted

@@ -70,7 +70,13 @@ KINDS = [
 
 
 def fitted(
-    texts: Sequence[str], k: int, *, unit: bool = False, kind: Kind = Kind.WHITENING, **options: Any
+    texts: Sequence[str],
+    k: int,
+    *,
+    unit: bool = False,
+    kind: Kind = Kind.WHITENING,
+    similarity: str = "cosine",
+    **options: Any,
 ) -> QueryTransform:
     """Return a transform fitted on the embeddings of texts, with their encoder."""
     encoder = Encoder.load(**options)
@@ -78,7 +84,8 @@ def fitted(
     moments = Moments.of(unit_rows(embeddings) if unit else embeddings)
     # A direction with next to no variance would be scaled up to what float32 rounded away.
     floor = 1e-3 if kind.rotates_back else None
-    config = WhiteningConfig(kind=kind, normalize_input=unit, floor=floor, **asked(kind, k))
+    shape = {"normalize_input": unit, "similarity": similarity, **asked(kind, k)}
+    config = WhiteningConfig(kind=kind, floor=floor, **shape)
     return QueryTransform(Whitening.fit(moments, config), encoder.spec.to_json())
 
 
@@ -143,6 +150,22 @@ def test_every_kind_of_transform_is_a_model(tmp_path: Path, kind: Kind, unit: bo
     transform = fitted(texts, TINY_K, kind=kind, unit=unit, model=str(folder))
     assert export_model(transform, tmp_path / "m")["error"] < 1e-5
     assert_same(opened(tmp_path / "m").encode(texts), transform.encode_documents(texts))
+
+
+def test_vectors_compared_by_dot_product_keep_their_length(
+    tmp_path: Path, database: psycopg.Connection[Any]
+) -> None:
+    folder = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"), "mean")
+    texts = tiny_models.texts(60)
+    transform = fitted(texts, TINY_K, kind=Kind.PCA, similarity="dot", model=str(folder))
+    export_model(transform, tmp_path / "m")
+    model, vectors = opened(tmp_path / "m"), transform.encode_documents(texts)
+    assert np.ptp(np.linalg.norm(vectors, axis=1)) > 0.1
+    assert_same(model.encode(texts), vectors)
+    products = model.similarity(vectors[:3], vectors).numpy()
+    np.testing.assert_allclose(products, vectors[:3] @ vectors.T, rtol=1e-5)
+    database.execute(script(transform, tmp_path))
+    assert_same(called(database, "whiten", transform.encoder.encode(texts)), vectors)
 
 
 @pytest.fixture(scope="module")

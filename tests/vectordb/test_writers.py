@@ -650,10 +650,10 @@ def test_queries_of_a_newer_transform_do_not_fit_an_older_table(
     assert fits()
     write(0.5)
     update_index(UpdateConfig(index=str(index), refit="always"))
-    with pytest.raises(ConfigError, match="their cosines mean nothing"):
+    with pytest.raises(ConfigError, match="their scores mean nothing"):
         QueryTransform.of(index).require(pushed_version(engine.address, "docs"))
     assert not fits()
     push_index(config)
     assert fits()
-    with pytest.raises(ConfigError, match="their cosines mean nothing"):
+    with pytest.raises(ConfigError, match="their scores mean nothing"):
         before.require(pushed_version(engine.address, "docs"))

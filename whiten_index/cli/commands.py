@@ -404,6 +404,7 @@ def _summary(said: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[tup
         transform += f" with exponent {made['exponent']:g}" if made.get("exponent") else ""
         transform += "" if made["center"] else ", not centred"
         transform += f"; {made['variance_kept']:.0%} of the variance kept"
+    transform += "; compared by dot product" if made["similarity"] == "dot" else ""
     yield "transform", transform
     yield from (("", reason["why"]) for reason in (choice, said.get("decision")) if reason)
     quality = fields["quality"] or {}

@@ -56,7 +56,8 @@ def export(
     """Write the transform of INDEX to TARGET, in a form that needs no index.
 
     matrix: a file .safetensors of one matrix and bias in float32; a vector is embedding·matrix +
-    bias, scaled to unit length; embeddings are raw, as the encoder gives them.
+    bias, scaled to unit length unless the similarity is dot; embeddings are raw, as the encoder
+    gives them.
 
     query: a small folder for QueryTransform.load: the transform and the identity of its encoder.
 
@@ -86,7 +87,8 @@ def export(
     if form == MATRIX:
         affine = transform.whitening.export()
         affine.save(target, facts={"query_digest": transform.query_digest})
-        facts: dict[str, Any] = {"normalize_input": affine.normalize_input, "error": affine.error}
+        names = ("normalize_input", "similarity", "error")
+        facts: dict[str, Any] = {name: getattr(affine, name) for name in names}
     elif form == QUERY:
         transform.save(target)
         spec, column = transform.spec, transform.encoder_facts.get("column")

@@ -50,6 +50,7 @@ def write_folder(
     modules: Sequence[Module],
     *,
     weights: bool = True,
+    similarity: str = "cosine",
 ) -> None:
     """Make a folder of a model's own files, with its weights or without, and of more modules."""
     path.mkdir()
@@ -72,7 +73,7 @@ def write_folder(
         "prompts": {"query": spec.query_prompt, "document": spec.document_prompt},
         # A text is a document unless it is called a query, as it is here.
         "default_prompt_name": "document" if spec.document_prompt else None,
-        "similarity_fn_name": "cosine",
+        "similarity_fn_name": similarity,
     }
     _write_json(path / "config_sentence_transformers.json", settings)
     _write_modules(path, modules)

@@ -42,6 +42,7 @@ class EncoderSpec:
     pools_prompt: bool
     head_sha256: str | None
     code_revision: str | None
+    similarity: str = "cosine"  # that the model was trained for, by its configuration
 
     @property
     def name(self) -> str:
@@ -59,8 +60,8 @@ class EncoderSpec:
         return self._fingerprint(self.query_prompt)
 
     def _fingerprint(self, prompt: str) -> str:
-        # The digests cover what these name, and the normalisation is never applied.
-        left_out = {"model", "revision", "code_revision", "normalizes"}
+        # The digests cover what these name, and embeddings are neither normalised nor compared.
+        left_out = {"model", "revision", "code_revision", "normalizes", "similarity"}
         left_out |= {"document_prompt", "query_prompt"}
         if not prompt:
             left_out.add("pools_prompt")
@@ -125,6 +126,7 @@ def resolve_encoder(config: EncoderConfig) -> tuple[EncoderSpec, ModelFolder]:
         pools_prompt=folder.pools_prompt or not (document_prompt or query_prompt),
         head_sha256=head_sha256(folder.head),
         code_revision=folder.code_revision,
+        similarity=folder.similarity,
     )
     return spec, folder
 

@@ -23,7 +23,6 @@ FEW_QUERIES = 3
 # Numbers held at once: 64 MB of scores, or of rows copied together.
 _HELD = 1 << 24
 _GROUPS = 1024
-# Cosines nearer than this are equal: float32 adds up k products.
 _TIED = 1e-5
 _TRUTH_BLOCK_QUERIES = 1_024
 # Smaller arrays fit the caches, or are read quickly anyway.
@@ -163,10 +162,18 @@ def exact_neighbours(
     return scores, rows
 
 
-def recall(best: Scores, cosines: Scores) -> float | None:
+def rounding(scores: Scores, share: float = _TIED) -> float:
+    """Return by how much equal scores may differ: float32 adds up k products.
+
+    It is a share of the greatest, which is 1 for cosines of rows that find themselves.
+    """
+    return share * float(np.abs(scores[np.isfinite(scores)]).max(initial=0))
+
+
+def recall(best: Scores, found: Scores) -> float | None:
     """Return the share of the nearest rows that are found, None if there are none.
 
-    ``best`` (q, n) are the cosines of the nearest, and ``cosines`` (q, m) those of the rows found;
+    ``best`` (q, n) are the scores of the nearest, and ``found`` (q, m) those of the rows found;
     either is −∞ where there is no row.
     """
     there = np.isfinite(best)
@@ -174,5 +181,5 @@ def recall(best: Scores, cosines: Scores) -> float | None:
     if not wanted.any():
         return None
     least = np.where(there, best, np.inf).min(axis=1, initial=np.inf)
-    right = np.isfinite(cosines) & (cosines >= least[:, None] - _TIED)
+    right = np.isfinite(found) & (found >= least[:, None] - rounding(best))
     return float(np.minimum(right.sum(axis=1), wanted).sum() / wanted.sum())

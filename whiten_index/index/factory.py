@@ -39,8 +39,8 @@ def inner_index(factory: str, k: int) -> Any:
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:
         # FAISS makes a graph over product codes by distance, whatever metric is given.
         raise ConfigError(
-            f"FAISS makes {factory!r} by Euclidean distance only, and scores here are cosines; use "
-            "HNSW32, HNSW32_SQ8, or IVF with product codes"
+            f"FAISS makes {factory!r} by Euclidean distance only, and scores are inner products; "
+            "use HNSW32, HNSW32_SQ8, or IVF with product codes"
         )
     if isinstance(index, faiss.IndexIDMap):
         raise ConfigError(

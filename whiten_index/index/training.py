@@ -85,7 +85,7 @@ def _switch_off_warnings(inner: Any) -> None:
 
 
 def train(inner: Any, sample: NDArray[np.float32], factory: str) -> None:
-    """Train an index on unit vectors (m, k)."""
+    """Train an index on vectors (m, k)."""
     try:
         inner.train(sample)
     except RuntimeError as error:

@@ -1,9 +1,9 @@
-"""The transforms in front of an index: from raw embeddings of d dims to unit vectors of k dims.
+"""The transforms in front of an index: from raw embeddings of d dims to vectors of k dims.
 
 A random rotation follows the whitening if the codes of the index are lossy. Kept directions differ
 in variance, and codes of a fixed number of bits for each coordinate, or each group of them, waste
 bits on narrow ones. An orthogonal matrix spreads the variance evenly, as RaBitQ assumes (Gao and
-Long 2024) and OPQ starts from (Ge et al. 2013). Cosines stay as they are. The rotation is
+Long 2024) and OPQ starts from (Ge et al. 2013). Inner products stay as they are. The rotation is
 multiplied into the matrix of the transform, so that it costs neither bytes nor time.
 """
 
@@ -19,7 +19,6 @@ from whiten_index.index.exact import FEW_QUERIES, Rows, Vectors
 from whiten_index.index.library import load_faiss
 from whiten_index.progress import Stages
 from whiten_index.store.sampling import CorpusEmbeddings
-from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
 from whiten_index.whitening.whitening_config import Kind
 
@@ -29,7 +28,7 @@ _BLOCK_ROWS, _LEAST_ROWS, _CHECKED_ROWS = 8192, 256, 256
 
 
 def wrap(inner: Any, whitening: Whitening, *, rotation: NDArray[np.floating] | None = None) -> Any:
-    """Return ``inner`` behind the transforms: raw d-dim rows in, unit k-dim vectors inside.
+    """Return ``inner`` behind the transforms: raw d-dim rows in, k-dim vectors inside.
 
     The mean is subtracted by a separate transform. Folded into the bias of the matrix it would
     cost float32 digits if the mean is large against the spread. A rotation (k, k) of the vectors is
@@ -51,7 +50,8 @@ def wrap(inner: Any, whitening: Whitening, *, rotation: NDArray[np.floating] | N
         faiss.copy_array_to_vector(matrix.ravel(), linear.A)
         linear.is_trained = True
         chain.append(linear)
-    chain.append(faiss.NormalizationTransform(whitening.k, 2.0))
+    if whitening.similarity == "cosine":
+        chain.append(faiss.NormalizationTransform(whitening.k, 2.0))
     index = faiss.IndexPreTransform(inner)
     for transform in reversed(chain):
         index.prepend_transform(transform)
@@ -59,7 +59,7 @@ def wrap(inner: Any, whitening: Whitening, *, rotation: NDArray[np.floating] | N
 
 
 class Transforms:
-    """Unit vectors of raw embeddings, computed as the index does; a few rows without FAISS.
+    """Vectors of raw embeddings, computed as the index does; a few rows without FAISS.
 
     FAISS takes some 100 µs for a single row, of which numpy's own products need 5.
     """
@@ -71,7 +71,7 @@ class Transforms:
         self._steps = None if None in steps else [step for step in steps if step is not None]
 
     def __call__(self, embeddings: Vectors) -> Vectors:
-        """Return the unit vectors (n, k) of raw embeddings (n, d)."""
+        """Return the vectors (n, k) of raw embeddings (n, d)."""
         if self._steps is not None and 0 < len(embeddings) <= FEW_QUERIES:
             rows = list(embeddings)
             for step in self._steps:
@@ -141,7 +141,7 @@ def is_lossy(inner: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class VectorSource:
-    """The unit vectors that an index keeps of a corpus."""
+    """The vectors that an index keeps of a corpus."""
 
     embeddings: CorpusEmbeddings  # the raw embeddings
     whitening: Whitening  # the transform
@@ -177,7 +177,7 @@ class VectorSource:
         found = np.empty((len(rows), self.k), dtype=np.float32)
         for start in range(0, len(rows), _LEAST_ROWS * 4):
             part = slice(start, start + _LEAST_ROWS * 4)
-            vectors = unit_rows(self.whitening.apply(self.embeddings.at(rows[part])))
+            vectors = self.whitening.vectors(self.embeddings.at(rows[part]))
             found[part] = vectors if self.rotation is None else vectors @ self.rotation
         return found
 

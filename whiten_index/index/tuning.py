@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.index.choice import AUTO, IndexPlan
-from whiten_index.index.exact import Rows, Scores, Vectors
+from whiten_index.index.exact import Rows, Scores, Vectors, rounding
 from whiten_index.index.factory import inner_index, is_exact, lists_of
 from whiten_index.index.gpu import MOST_ON_GPU
 from whiten_index.index.library import load_faiss
@@ -45,7 +45,7 @@ class OperatingPoint:
 class GroundTruth:
     """Queries held out of the training, and their exact neighbours."""
 
-    queries: Vectors  # (q, k) unit vectors
+    queries: Vectors  # (q, k)
     neighbours: Rows  # (q, n) row numbers, without the query itself; −1 is not counted
     # (q,) row numbers of the queries themselves, None if the index lacks them.
     rows: Rows | None = None
@@ -68,7 +68,7 @@ class GroundTruth:
             order = np.argsort(np.isnan(others), axis=1, kind="stable")
             near, scores = without_own(near, held_out), np.take_along_axis(others, order, axis=1)
         # With fewer rows than neighbours both may be −∞: no tie, and no difference either.
-        clear = ~(scores[:, TOP_K - 1] < scores[:, TOP_K] + _TIED)
+        clear = ~(scores[:, TOP_K - 1] < scores[:, TOP_K] + rounding(scores, _TIED))
         counted = np.flatnonzero(clear)
         if len(counted) * 2 < len(queries):
             counted = np.arange(len(queries))
@@ -176,10 +176,15 @@ def share_found(found: Rows, right: Rows) -> float:
 
 def without_own(found: Rows, own: NDArray[np.int64]) -> Rows:
     """Return (q, m - 1) rows found, each query's own left out, or else the last one."""
+    others: Rows = found[others_of(found, own)].reshape(len(found), -1)
+    return others
+
+
+def others_of(found: Rows, own: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return a mask (q, m) of the rows found, without each query's own, or else the last one."""
     is_own = found == own[:, None]
     is_own[~is_own.any(axis=1), -1] = True
-    others: Rows = found[~is_own].reshape(len(found), -1)
-    return others
+    return ~is_own
 
 
 @dataclass(frozen=True)

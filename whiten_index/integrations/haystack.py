@@ -49,7 +49,7 @@ class _Embedder:
 
 @component
 class WhitenedTextEmbedder(_Embedder):
-    """A query to the vector that the index searches for: transformed, of unit length.
+    """A query to the vector that the index searches for, transformed.
 
     It keeps its transform, also after a refit of the index; see ``WhitenedDocumentEmbedder``.
     """
@@ -62,7 +62,9 @@ class WhitenedTextEmbedder(_Embedder):
 
 @component
 class WhitenedDocumentEmbedder(_Embedder):
-    """Documents to copies with the vectors that the index holds: transformed, of unit length.
+    """Documents to copies with the vectors that the index holds, transformed.
+
+    They have unit length, unless the index ranks by dot product: then the document store must, too.
 
     It keeps its transform: after a refit of the index make a new one, and embed with it all that a
     store holds. A pipeline that was written down takes the transform that it finds.

@@ -113,6 +113,7 @@ def _card(name: str, transform: QueryTransform, fields: VersionManifest) -> str:
         "model": f"{spec.name}, pooling {spec.pooling}" if spec else "of an embedding column",
         "corpus": f"{sources}: {fields['rows']:,} rows",
         "transform": f"{facts['kind']}, exponent {facts['exponent']:g}, k = {transform.k}",
+        "similarity": whitening.similarity,
         "variance kept": f"{facts['variance_kept']:.1%}",
         "query digest": transform.query_digest,
     }
@@ -128,5 +129,6 @@ def _card(name: str, transform: QueryTransform, fields: VersionManifest) -> str:
         k=transform.k,
         rows="\n".join(f"| {key} | {plain_markdown(value)} |" for key, value in rows.items()),
         model=f', model="{fetched}"' if fetched else "",
-        unit=", of embeddings of unit length" if whitening.normalize_input else "",
+        unit=", scaled to unit length" * (whitening.similarity == "cosine")
+        + ", of embeddings of unit length" * whitening.normalize_input,
     )

@@ -18,7 +18,9 @@ with importing("langchain-core", of="LangChain", extra="langchain"):
 
 
 class WhitenedEmbeddings(Embeddings):
-    """Texts to the vectors that an index holds: transformed, of unit length, k numbers each.
+    """Texts to the vectors that an index holds: transformed, k numbers each.
+
+    They have unit length, unless the index ranks by dot product: then the store must, too.
 
     Queries and documents get the prompts that the index knows for them. Threads may share it.
 

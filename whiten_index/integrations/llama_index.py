@@ -28,7 +28,9 @@ _BATCH = 1024
 
 
 class WhitenedEmbedding(BaseEmbedding):
-    """Texts to the vectors that an index holds: transformed, of unit length, k numbers each.
+    """Texts to the vectors that an index holds: transformed, k numbers each.
+
+    They have unit length, unless the index ranks by dot product: then the store must, too.
 
     Queries and texts of nodes get the prompts that the index knows for queries and documents.
     Threads may share it.

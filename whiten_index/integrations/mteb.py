@@ -28,7 +28,8 @@ _SIDES = ("document", "query")
 class WhitenedEncoder(AbsEncoder):
     """An encoder and a transform fitted beforehand, as ``mteb.EncoderProtocol``.
 
-    Its vectors are those that an index holds: transformed, then of unit length. MTEB files results
+    Its vectors are those that an index holds: transformed, then of unit length unless the
+    similarity is the dot product; without a transform, that of the model. MTEB files results
     by name and revision. The revision stands for the encoder, its prompts and the numbers of the
     transform, so results of another fit are never taken for these. MTEB gives texts piece by piece,
     so a transform cannot be fitted on a task while it runs; fit it on the task's texts before.
@@ -52,6 +53,8 @@ class WhitenedEncoder(AbsEncoder):
             raise ConfigError(f"symmetric {symmetric!r} is unknown; use {' or '.join(_SIDES)}")
         self.encoder, self.whitening, self.symmetric = encoder, whitening, symmetric
         k = encoder.dim if whitening is None else whitening.k
+        similarity = (whitening or encoder.spec).similarity
+        self._cosine = similarity != "dot"
         kind = "none" if whitening is None else whitening.kind.value
         spec = encoder.spec
         identity = {
@@ -66,6 +69,7 @@ class WhitenedEncoder(AbsEncoder):
             "revision": fingerprint(identity),
             "max_tokens": spec.max_length,
             "embed_dim": k,
+            "similarity_fn_name": "cosine" if self._cosine else "dot",
             "use_instructions": bool(spec.query_prompt or spec.document_prompt),
         }
         # Name and revision under which MTEB files results.
@@ -95,8 +99,9 @@ class WhitenedEncoder(AbsEncoder):
         encode = self.encoder.encode_queries if side == "query" else self.encoder.encode
         vectors = encode(texts)
         if self.whitening is None:
-            return unit_rows(vectors.astype(np.float64)).astype(np.float32)
+            rows = vectors.astype(np.float64)
+            return (unit_rows(rows) if self._cosine else rows).astype(np.float32)
         # In float64, a block at a time.
         blocks = np.array_split(vectors, len(vectors) // _ROWS + 1)
-        white = [unit_rows(self.whitening.apply(each)).astype(np.float32) for each in blocks]
+        white = [self.whitening.vectors(each).astype(np.float32) for each in blocks]
         return np.concatenate(white)

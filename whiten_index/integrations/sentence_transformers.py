@@ -6,7 +6,7 @@ Transformer, WeightedLayerPooling where other layers than the last are averaged,
 encoder's own steps after that, a Normalize where the transform was fitted on unit vectors, then::
 
     Dense       d -> k, weight Wᵀ and bias −μW in float32, no activation
-    Normalize   to unit length
+    Normalize   to unit length, unless the index ranks by dot product
 """
 
 from functools import partial
@@ -69,7 +69,7 @@ def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any
     }
 
     def make(path: Path) -> None:
-        write_folder(path, spec, model, modules)
+        write_folder(path, spec, model, modules, similarity=affine.similarity)
         identity = {
             "kind": KIND, "format_version": FORMAT_VERSION, "files": describe_files(path),
             "facts": facts, "dim": transform.dim, "k": transform.k,
@@ -112,7 +112,8 @@ def _modules(spec: EncoderSpec, model: ModelFolder, affine: Affine) -> list[Modu
         "activation_function": "torch.nn.modules.linear.Identity",
     }
     weights = {"linear.weight": affine.matrix.T, "linear.bias": affine.bias}
-    return [*modules, Module("Dense", config, weights), Module("Normalize")]
+    modules.append(Module("Dense", config, weights))
+    return [*modules, Module("Normalize")] if affine.similarity == "cosine" else modules
 
 
 class _Exported(Described):

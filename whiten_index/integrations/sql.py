@@ -41,11 +41,11 @@ def export_sql(
 ) -> dict[str, Any]:
     """Write a script that makes a function of the transform, in one transaction.
 
-    The function takes a raw embedding, a ``vector`` of d numbers, and returns its whitened unit
-    vector of k; NULL for NULL. It refuses another width. Run again, the script replaces the
-    function; earlier results in generated columns and indexes stay. It replaces no function that
-    whiten-index did not make. The schema must be there. Of dtype float32 it returns a ``vector``,
-    of float16 a ``halfvec``.
+    The function takes a raw embedding, a ``vector`` of d numbers, and returns its whitened vector
+    of k, of unit length unless the index ranks by dot product; NULL for NULL. It refuses another
+    width. Run again, the script replaces the function; earlier results in generated columns and
+    indexes stay. It replaces no function that whiten-index did not make. The schema must be there.
+    Of dtype float32 it returns a ``vector``, of float16 a ``halfvec``.
 
     Return ``bytes``, and the ``dtype`` and ``error`` of its vectors: the root mean square of the
     errors over that of the vectors, estimated on the safe side as ``Affine.error``.
@@ -73,6 +73,7 @@ def export_sql(
         cost=transform.k,
         dim=transform.dim,
         steps="\n".join(f"  embedding := {step};" for step in _steps(whitening)),
+        scaled="l2_normalize" if whitening.similarity == "cosine" else "",
         terms=terms,
         comment=_literal(_OURS + facts),
     ).encode()
@@ -117,7 +118,8 @@ def _facts(transform: QueryTransform) -> str:
     encoder = spec.name if spec else f"column {transform.encoder_facts.get('column', '')}"
     facts = (
         f"query digest {transform.query_digest}",
-        f"{transform.whitening.kind.value} {transform.dim} -> {transform.k}",
+        f"{transform.whitening.kind.value} {transform.dim} -> {transform.k}, "
+        f"by {transform.whitening.similarity}",
         f"encoder {encoder} {transform.fingerprint}",
         f"index version {transform.version}",
     )

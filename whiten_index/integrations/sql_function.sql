@@ -28,7 +28,7 @@ BEGIN
       vector_dims(embedding) USING ERRCODE = 'data_exception';
   END IF;
 {steps}
-  RETURN l2_normalize(ARRAY[
+  RETURN {scaled}(ARRAY[
     {terms}
   ]::vector)::{type};
 END

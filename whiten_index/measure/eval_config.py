@@ -28,6 +28,7 @@ from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 # Fits on the sentences of the task itself.
 OF_TASKS = (TARGET, DISTINCT, SCORED)
 # Options of an encoder that say how that of an index is opened.
+_OF_BUILDS = ("store", "seed", "factory", "similarity", "runner", "address", "workers")
 OF_OPENING = ("model", "trust_remote_code", "device", "threads")
 VARIABLE = "WHITEN_INDEX_DATA"
 
@@ -112,7 +113,7 @@ def _transforms(options: Mapping[str, Any]) -> tuple[WhiteningConfig, ...]:
     defaults = vars(WhiteningConfig())
     given = {
         name: options[name]
-        for name in defaults.keys() - {"kind", "k"}
+        for name in defaults.keys() - {"kind", "k", "similarity"}
         if options.get(name) is not None
     }
     shaped = any(value != defaults[name] for name, value in given.items() if name != "seed")
@@ -210,7 +211,7 @@ class RetrievalConfig(RetrievalOptions, EvalConfig):
         if self.builds:
             return
         unused = ["--whiten or --k"] if self.transforms else []
-        unused += changed(self, only=("store", "seed", "factory", "runner", "address", "workers"))
+        unused += changed(self, only=_OF_BUILDS)
         if self.run is not None:
             unused += changed(self, only=("queries", "run_out")) + changed(self.encoder)
         if unused:

@@ -60,6 +60,7 @@ class _Set:
         if transform is not None:
             shape = asdict(transform)
             shape["whiten"] = shape.pop("kind").value
+        shape["similarity"] = self.config.similarity
         return BuildConfig(
             corpus=(str(self.corpus),),
             text_columns=tuple(text_columns(self.corpus)) or ("text",),
@@ -213,6 +214,7 @@ def _space(opened: SearchIndex, each: _Set, transform: WhiteningConfig | None) -
     raw = whitening.kind is Kind.NONE
     setting = {
         "transform": {"kind": "none"} if raw else whitening.choices(),
+        "similarity": whitening.similarity,
         "factory": manifest["factory"]["built"],
         "top_k": each.config.depth,
         "drop_self": each.drops_self,

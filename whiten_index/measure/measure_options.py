@@ -4,6 +4,7 @@ from typing import Literal
 
 from whiten_index.options import INDEX, MODEL, OUTPUT, RESOURCES, TRANSFORM, option, schema
 from whiten_index.pipeline.build_options import JUDGEMENTS, JudgementOptions, RunnerOptions
+from whiten_index.whitening.transform_options import SimilarityOption
 
 GRID = "Grid"
 METRICS = ("ndcg@10", "recall@100", "mrr@10", "map@100")
@@ -40,7 +41,7 @@ class EvalOptions:
 
 
 @schema
-class RetrievalOptions(RunnerOptions, JudgementOptions):
+class RetrievalOptions(RunnerOptions, JudgementOptions, SimilarityOption):
     """Options of an evaluation of retrieval."""
 
     factory: str = option("FAISS factory string.", INDEX, default="Flat")
@@ -68,7 +69,7 @@ class RetrievalOptions(RunnerOptions, JudgementOptions):
 
 
 @schema
-class SweepOptions(JudgementOptions):
+class SweepOptions(JudgementOptions, SimilarityOption):
     """Options that a sweep has and a build has not, or has with another default."""
 
     out: str | None = option(

@@ -204,6 +204,7 @@ def prepare_dataset(
         "encoder": store.encoder.get("model") or store.encoder.get("column"),
         "queries": len(queries),
         "judged": judged is not None,
+        "similarity": config.build.settled(store.encoder).similarity,
         "raw_bytes_per_row": 4 * dim,
         "stored_bytes_per_row": max(-(-part.bytes // part.rows) for part in parts),
         "held_out": 0 if subset is None else record.rows - len(subset),
@@ -263,6 +264,7 @@ def _header(config: SweepConfig, dataset: Dataset) -> dict[str, Any]:
         "sample": config.sample if config.qrels is None else None,
         "choose_sample": config.build.choose_sample,
         **({"index_device": "gpu"} if "gpu" in machine else {}),
+        **({"similarity": "dot"} if dataset.similarity == "dot" else {}),
     }
     store, judged = dataset.encoded.store, dataset.judged
     queries = None
@@ -291,7 +293,7 @@ def _header(config: SweepConfig, dataset: Dataset) -> dict[str, Any]:
             "rerank": config.rerank,
         },
         "dataset": dataset.facts,
-        "build": config.build.command(),
+        "build": config.build.command() + (" --similarity dot" * (config.similarity == "dot")),
         "spectrum": {
             "eigenvalues": dataset.spectrum.eigenvalues.tolist(),
             "rank": dataset.spectrum.rank,

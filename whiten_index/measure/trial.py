@@ -48,8 +48,9 @@ from whiten_index.search.rerank import Reranker
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.versions.bundle import Bundle
 from whiten_index.whitening.moments import Moments
-from whiten_index.whitening.spectrum import Spectrum, unit_rows
+from whiten_index.whitening.spectrum import Spectrum
 from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.transform_options import Similarity
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 TOP_K = 10
@@ -90,6 +91,11 @@ class Dataset:
         """Width d of the raw embeddings."""
         return int(self.facts["dim"])
 
+    @property
+    def similarity(self) -> Similarity:
+        """Similarity that ranks rows."""
+        return cast(Similarity, self.facts["similarity"])
+
     @cached_property
     def document_numbers(self) -> NDArray[np.int64]:
         """Number of the document of each row, the same for its passages."""
@@ -100,7 +106,7 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """Unit vectors of the corpus under one transform."""
+    """Vectors of the corpus under one transform."""
 
     whitening: Whitening
     truth: NDArray[np.int64]
@@ -109,14 +115,15 @@ class Space:
 
 def open_space(config: SweepConfig, dataset: Dataset, where: Vectors, stages: Stages) -> Space:
     """Fit a transform and find the exact neighbours among its vectors, by numpy."""
-    whitening = Whitening.fit(dataset.moments, _transform(config, dataset, where, stages))
+    wanted = replace(_transform(config, dataset, where, stages), similarity=dataset.similarity)
+    whitening = Whitening.fit(dataset.moments, wanted)
     with stages.stage("exact neighbours", dataset.rows) as watcher:
 
         def vectors(raw: NDArray[np.floating]) -> NDArray[np.float32]:
             watcher.advance(len(raw))
-            return unit_rows(whitening.apply(raw)).astype(np.float32)
+            return whitening.vectors(raw).astype(np.float32)
 
-        queries = unit_rows(whitening.apply(dataset.queries)).astype(np.float32)
+        queries = whitening.vectors(dataset.queries).astype(np.float32)
         blocks = map(vectors, dataset.embeddings.blocks())
         truth = exact_neighbours(blocks, queries, TOP_K)[1]
     if dataset.judged is not None or AUTO not in config.transforms:
@@ -137,7 +144,7 @@ def _transform(
     if name != AUTO:
         seed = config.build.seed
         return WhiteningConfig(kind=Kind(name), k=where.k, exponent=exponent, seed=seed)
-    build = replace(config.build, k=where.k)
+    build = replace(config.build, k=where.k, similarity=dataset.similarity)
     chosen = fit_whitening(build, replace(dataset.encoded, stages=stages), None).whitening
     # The choice may see the rows held out; the basis must not, so it is fitted again.
     return WhiteningConfig(
@@ -273,6 +280,8 @@ class Trial:
         """Make an index as a build does, and measure it, its nDCG@10 also against a reference."""
         dataset, build = self.dataset, self.config.build
         factory, k = point.factory(dataset.rows), space.whitening.k
+        if dataset.similarity == "dot":
+            factory = factory.replace(",L2norm", "")
         folder = self.folder / point.key.replace("/", "-")
         discard(folder)
         with writing(folder):

@@ -99,6 +99,7 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
         tidy(out)
         with executor_session(config, stages) as executor:
             encoded = encode_or_open(config, stages, executor)
+            config = config.settled(encoded.store.encoder)
             rows = encoded.record.rows
             register(encoded.store, config.out_place, stages)
             # A damaged ``CURRENT`` counts as none and is replaced.

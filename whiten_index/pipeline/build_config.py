@@ -1,7 +1,8 @@
 """Options of a build and of an encode."""
 
 import shlex
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -104,9 +105,19 @@ class BuildConfig(BuildOptions):
 
     def whitening_config(self) -> WhiteningConfig:
         """Return the part that fits the transform, with what ``auto`` leaves settled."""
-        return self._part(
-            WhiteningConfig, kind=Kind.WHITENING if self.chooses else Kind(self.whiten)
-        )
+        kind = Kind.WHITENING if self.chooses else Kind(self.whiten)
+        similarity = "dot" if self.similarity == "dot" else "cosine"
+        return self._part(WhiteningConfig, kind=kind, similarity=similarity)
+
+    def settled(self, encoder: Mapping[str, Any]) -> "BuildConfig":
+        """Return the options with the similarity that ``auto`` means for the encoder of a store.
+
+        It is that of the model's configuration; cosine for another or an unknown one, and for an
+        embedding column, whose vectors may have been scaled since.
+        """
+        if self.similarity != "auto":
+            return self
+        return replace(self, similarity="dot" if encoder.get("similarity") == "dot" else "cosine")
 
     def _part(self, made: type[_Part], **given: Any) -> _Part:
         """Return a part of the options, whose fields have the same names."""

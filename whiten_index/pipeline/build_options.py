@@ -6,7 +6,7 @@ from whiten_index.corpus.corpus_options import CorpusColumns
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
 from whiten_index.options import CORPUS, INDEX, OUTPUT, RESOURCES, TRANSFORM, option, schema
-from whiten_index.whitening.transform_options import TransformShape
+from whiten_index.whitening.transform_options import SimilarityOption, TransformShape
 
 JUDGEMENTS = "Judgements"
 _STORE = "Folder or URI of the raw embeddings; several corpora may share it."
@@ -109,7 +109,7 @@ class EncodeOptions(RunnerOptions, CorpusColumns, EncoderConfig):
 
 
 @schema
-class BuildOptions(TransformShape, _Transform, JudgementOptions, EncodeOptions):
+class BuildOptions(TransformShape, SimilarityOption, _Transform, JudgementOptions, EncodeOptions):
     """Options of a build; with ``whiten="auto"``, those given of the transform are not chosen."""
 
     pairs: str | None = option(

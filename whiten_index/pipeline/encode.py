@@ -15,7 +15,7 @@ from whiten_index.distributed.executors import Executor, Failure, SerialExecutor
 from whiten_index.distributed.process_executor import ProcessExecutor
 from whiten_index.distributed.ray_executor import RayExecutor
 from whiten_index.encoding.encoder_config import chosen_devices
-from whiten_index.encoding.spec import resolve_encoder
+from whiten_index.encoding.spec import recorded_spec, resolve_encoder
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, PartialFailureError
 from whiten_index.options import options_of
 from whiten_index.pipeline.build_config import BuildConfig
@@ -191,7 +191,7 @@ def encode_shards(
         report = EncodeReport(work.store, record, counts, stages, work, executor)
         _note_runtimes(report)
         if remember:
-            _note_encoder(report, work)
+            _note_encoder(config, report, work)
             index = None if config.out is None else config.out_place
             work.store.save_corpus(record, index=index)
         return report
@@ -360,13 +360,15 @@ def _open_store(config: BuildConfig, stages: Stages, executor: Executor) -> Enco
     return report
 
 
-def _note_encoder(report: EncodeReport, work: ShardWork) -> None:
-    """Note a model that was not trained for cosines, and a type for this machine."""
-    watcher = report.stages.watcher
-    if work.similarity != "cosine":
+def _note_encoder(config: BuildConfig, report: EncodeReport, work: ShardWork) -> None:
+    """Note a model that was trained for another similarity, and a type for this machine."""
+    watcher, spec = report.stages.watcher, recorded_spec(report.store.encoder)
+    taken = config.settled(report.store.encoder).similarity
+    if config.similarity == "auto" and spec is not None and spec.similarity != taken:
         watcher.note(
-            f"note: the model was trained for the similarity {work.similarity}, and the index is "
-            "searched by cosine, which ranks otherwise; compare with judged queries first"
+            f"note: the model was trained for the similarity {spec.similarity}, and an index is "
+            f"searched by {taken} here, which ranks otherwise; compare it with --similarity dot by "
+            "judged queries first"
         )
     # Of an encoder that other processes loaded, nothing is known here.
     encoder = getattr(work.encoder, "loaded", None)

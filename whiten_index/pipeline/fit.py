@@ -134,7 +134,9 @@ _SENTENCE_WEIGHT = 2.0
 _ENOUGH_DOCUMENTS = 300
 # Changes whenever the same sample would give another choice.
 _RULES = 3
-_OPTIONS = ("k", "exponent", "center", "normalize_input", "floor", "choose_sample", "seed")
+_OPTIONS = (
+    "k", "exponent", "center", "normalize_input", "similarity", "floor", "choose_sample", "seed",
+)  # fmt: skip
 
 
 def choose_setting(
@@ -228,7 +230,7 @@ def _choose(
         setting, candidates = choose_by_scores(grid, scores, errors=evidence.errors)
         why += "" if width else ", and of the widths the narrowest with 97 % of the best score"
         watcher.advance(evidence.count)
-        # A rotation changes no cosine.
+        # A rotation changes no inner product.
         whole = Setting(fit.k, 0.0, center=False)
         raw = float(score_settings(fit, evidence.trials, [whole]).mean())
     found = Choice(evidence.rule, setting, evidence.measure, evidence.count, candidates, why, raw)
@@ -276,7 +278,8 @@ def _score_named(
     if isinstance(sample, str):
         return {}
     trials = piece_evidence(encoded, sample).trials
-    raw = Whitening.fit(moments, WhiteningConfig(kind=Kind.NONE))
+    none = WhiteningConfig(kind=Kind.NONE, similarity=whitening.similarity)
+    raw = Whitening.fit(moments, none)
     score, of_raw = (piece_score(trials, each) for each in (whitening, raw))
     _note_loss(stages, score, of_raw, "leave --whiten out to have one chosen, or keep")
     return {"pieces": score, "raw_pieces": of_raw, "documents": len(sample)}
@@ -286,8 +289,8 @@ def piece_score(trials: Sequence[Trial], whitening: Whitening) -> float:
     """Return the score of any transform by the trials of pieces, which may be part of its fit."""
     total = 0.0
     for trial in trials:
-        rows = (whitening.apply(each) for each in (trial.queries, trial.candidates))
-        queries, candidates = (unit_rows(each).astype(np.float32) for each in rows)
+        pair = (whitening.vectors(each) for each in (trial.queries, trial.candidates))
+        queries, candidates = (each.astype(np.float32) for each in pair)
         total += trial.weight * float(trial.score(queries, candidates).mean())
     return total / sum(trial.weight for trial in trials)
 
@@ -348,6 +351,12 @@ def _default_width(fit: Whitening, ks: tuple[int, ...] | None) -> int:
 
 
 def _pca(moments: Moments, config: "BuildConfig") -> Whitening:
-    normalize, floor = config.normalize_input, config.floor
-    pca = WhiteningConfig(kind=Kind.PCA, k="full", normalize_input=normalize, floor=floor)
+    wanted = config.whitening_config()
+    pca = WhiteningConfig(
+        kind=Kind.PCA,
+        k="full",
+        normalize_input=wanted.normalize_input,
+        floor=wanted.floor,
+        similarity=wanted.similarity,
+    )
     return Whitening.fit(moments, pca)

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.files import walk_files
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import CorpusError, GateError, StorageError, WhitenIndexError
-from whiten_index.index.exact import exact_neighbours, recall
+from whiten_index.index.exact import exact_neighbours, recall, rounding
 from whiten_index.index.examine import examine
 from whiten_index.index.factory import inner_of, is_exact, is_graph
 from whiten_index.index.transforms import is_lossy
+from whiten_index.index.tuning import others_of
 from whiten_index.pipeline.canary_file import CanaryFile
 from whiten_index.pipeline.update_config import GateConfig
 from whiten_index.progress import Stages
@@ -26,7 +27,6 @@ from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.versions.bundle import Bundle
-from whiten_index.whitening.spectrum import unit_rows
 
 Vectors = NDArray[np.float32]
 Rows = NDArray[np.int64]
@@ -38,8 +38,6 @@ _RECALL_MARGIN, _ENOUGH = 0.05, 200
 # Share of the sampled rows that must find themselves if codes lose little, as a recall above the
 # first bound shows. Graphs do not reach every row if many are copies of one.
 _FINE_RECALL, _LEAST_SELF, _LEAST_SELF_OF_GRAPH = 0.85, 0.99, 0.95
-# Cosines nearer than this are equal: float32 adds up k products.
-_TIED = 1e-5
 
 
 @dataclass(frozen=True)
@@ -250,12 +248,14 @@ class _Trial:
         most = int(self.candidate.manifest["factory"]["rerank"] or 0)
         reranker = Reranker(self.store, self.record, self.candidate.whitening, candidates=most)
         with self.stages.stage("check canaries", self.record.rows):
-            best = self._exact(queries)
-            near, cosines = self._found(queries, reranker)
+            best, nearest = self._exact(queries)
+            near, scores = self._found(queries, reranker)
         if count:
-            self._check_sampled(gate, rows, best[:count], near[:count], cosines[:count])
+            own = reranker(queries[:count].astype(np.float32), rows[:, None])
+            others = best[:count][others_of(nearest[:count], rows)].reshape(count, -1)
+            self._check_sampled(gate, rows, own, others, near[:count], scores[:count])
         if canaries is not None:
-            share = recall(best[count:, :_TOP_K], cosines[count:, :_TOP_K])
+            share = recall(best[count:, :_TOP_K], scores[count:, :_TOP_K])
             gate.found.update(queries=len(canaries), query_recall=share)
             gate.blame(_below(share, gate.bound["query_recall"], "canary queries"))
             rescorer = reranker if most else None
@@ -263,32 +263,32 @@ class _Trial:
         gate.found["hits_missing"] = lacking = int(np.count_nonzero(near < 0))
         gate.blame({f"{lacking} of the {near.size} hits asked for are no row": lacking})
 
-    def _exact(self, queries: NDArray[np.float64]) -> Vectors:
-        """Return the best cosines (q, 11) of raw queries with all rows, projected afresh."""
+    def _exact(self, queries: NDArray[np.float64]) -> tuple[Vectors, Rows]:
+        """Return scores and numbers (q, 11) of the rows nearest to queries, projected afresh."""
         whitening = self.candidate.whitening
 
         def projected() -> Iterator[Vectors]:
             for block in CorpusEmbeddings(self.store, self.record).blocks():
-                yield unit_rows(whitening.apply(block)).astype(np.float32)
+                yield whitening.vectors(block).astype(np.float32)
                 self.stages.watcher.advance(len(block))
 
-        vectors = unit_rows(whitening.apply(queries)).astype(np.float32)
-        return exact_neighbours(projected(), vectors, _TOP_K + 1)[0]
+        vectors = whitening.vectors(queries).astype(np.float32)
+        return exact_neighbours(projected(), vectors, _TOP_K + 1)
 
     def _found(self, queries: NDArray[np.float64], reranker: Reranker) -> tuple[Rows, Vectors]:
-        """Return the rows (q, <= 11) that the version finds, and their exact cosines."""
+        """Return the rows (q, <= 11) that the version finds, and their exact scores."""
         narrow = np.ascontiguousarray(queries, dtype=np.float32)
         rescorer = reranker if reranker.candidates else None
         _, rows = self.candidate.search(narrow, _TOP_K + 1, rescorer=rescorer, by_row=True)
         return rows, reranker(narrow, rows)
 
     def _check_sampled(
-        self, gate: Gate, rows: Rows, best: Vectors, near: Rows, cosines: Vectors
+        self, gate: Gate, rows: Rows, own: Vectors, best: Vectors, near: Rows, scores: Vectors
     ) -> None:
         """Check that rows find themselves, and their neighbours, themselves left out."""
-        own = near == rows[:, None]
-        # None is nearer than the row itself, and one that is as near is equal to it.
-        itself = (own | (cosines >= best[:, :1] - _TIED)).any(axis=1)
+        # A row that is as near is equal to it; by dot product, longer ones may be nearer.
+        found_own = (near == rows[:, None]) | (scores >= own - rounding(own))
+        itself = found_own.any(axis=1)
         gate.found["self_found"] = share = float(itself.mean())
         if share < gate.bound["self_found"]:
             lost = rows[~itself]
@@ -297,8 +297,8 @@ class _Trial:
                 f"{len(lost)} of {len(rows)} sampled rows do not find themselves, the first being "
                 f"that of id {first!r}"
             )
-        own[~own.any(axis=1), -1] = True
-        gate.found["recall"] = found = recall(best[:, 1:], cosines[~own].reshape(len(rows), -1))
+        others = scores[others_of(near, rows)].reshape(len(rows), -1)
+        gate.found["recall"] = found = recall(best, others)
         gate.blame(_below(found, gate.bound["recall"], "sampled rows"))
 
     def _check_answers(

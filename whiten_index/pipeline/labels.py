@@ -156,7 +156,7 @@ def _spearman_by_fold(gold: NDArray[np.float64]) -> Callable[[Vectors, Vectors],
 
     def score(first: Vectors, second: Vectors) -> Scores:
         cosines = np.einsum("nk,nk->n", first, second).astype(np.float64)
-        # A transform that makes all cosines equal says nothing of the scores.
+        # A transform that makes all of them equal says nothing of the scores.
         return np.array(
             [
                 0.0 if np.ptp(cosines[rows]) == 0 else spearman(gold[rows], cosines[rows])

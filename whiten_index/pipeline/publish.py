@@ -22,9 +22,9 @@ from whiten_index.index.choice import IndexPlan
 from whiten_index.index.exact import exact_neighbours, recall
 from whiten_index.index.factory import inner_index
 from whiten_index.index.faiss_build import CodeReuse, IndexBuildResult, build_faiss_index
-from whiten_index.index.library import describe_faiss, load_faiss
+from whiten_index.index.library import describe_faiss
 from whiten_index.index.transforms import is_lossy
-from whiten_index.index.tuning import has_parameters, without_own
+from whiten_index.index.tuning import has_parameters, others_of, without_own
 from whiten_index.paths import is_uri
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import EncodeReport
@@ -210,28 +210,31 @@ def _quality(encoded: EncodeReport, bundle: Bundle, seed: int) -> dict[str, floa
     store, record = encoded.store, encoded.record
     rows = np.sort(drawn_rows(record, _COMPARED, np.random.default_rng(seed)))
     queries = CorpusEmbeddings(store, record).at(rows).astype(np.float32)
-    best = remote_call(encoded.executor, encoded.stages, _raw_cosines, store, record, queries)
+    given = store, record, bundle.whitening, queries
+    best, near = remote_call(encoded.executor, encoded.stages, _raw_neighbours, *given)
+    best = best[others_of(near, rows)].reshape(len(rows), -1)
     most = int(bundle.manifest["factory"]["rerank"] or 0)
     again = Reranker(store, record, bundle.whitening, candidates=most) if most else None
     _, found = bundle.search(queries, _TOP_K + 1, rescorer=again, by_row=True)
     raw = Reranker(store, record, bundle.whitening, candidates=0, by=EMBEDDINGS)
-    share = recall(best[:, 1:], raw(queries, without_own(found, rows)))
+    share = recall(best, raw(queries, without_own(found, rows)))
     return None if share is None else {"agreement_at_10": share, "queries": len(rows)}
 
 
-def _raw_cosines(
-    _: Stages, store: EmbeddingStore, record: CorpusRecord, queries: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    """Return the best cosines (q, 11) of raw queries with all rows."""
-    normalize = load_faiss().normalize_L2
+def _raw_neighbours(
+    _: Stages,
+    store: EmbeddingStore,
+    record: CorpusRecord,
+    whitening: Whitening,
+    queries: NDArray[np.float32],
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return scores and numbers (q, 11) of the rows nearest to raw queries, untransformed."""
 
-    def units(block: NDArray[np.floating]) -> NDArray[np.float32]:
-        block = np.ascontiguousarray(block, dtype=np.float32)
-        normalize(block)
-        return block
+    def compared(block: NDArray[np.floating]) -> NDArray[np.float32]:
+        return whitening.compared(np.ascontiguousarray(block, dtype=np.float32))
 
-    blocks = map(units, CorpusEmbeddings(store, record).blocks())
-    return exact_neighbours(blocks, units(queries.copy()), _TOP_K + 1)[0]
+    blocks = map(compared, CorpusEmbeddings(store, record).blocks())
+    return exact_neighbours(blocks, compared(queries), _TOP_K + 1)
 
 
 def _require_searchable(folder: Path, fields: Mapping[str, Any]) -> Bundle:

@@ -187,7 +187,6 @@ class ShardWork(Work):
     encoder: "Callable[[], Encoder]"
     dtype: StoreDtype
     splitter: PassageSplitter | None = None
-    similarity: str = "cosine"  # that the model was trained for
     _under_way: set[str] | None = field(default_factory=set, repr=False, compare=False)
 
     def on_device(self, device: str, threads: int) -> "ShardWork":
@@ -408,8 +407,7 @@ def shard_work(config: "BuildConfig", corpus: ParquetCorpus, *, write: bool = Tr
     splitter = None if passages is None else PassageSplitter.load(spec, folder, passages)
     store = make(config.store_place, spec.to_json(), spec.fingerprint)
     source = LazyEncoder(_at_commit(encoder_config, store.encoder), expected=spec.fingerprint)
-    dtype = config.dtype_kept()
-    return ShardWork(corpus, store, source, dtype, splitter, folder.similarity)
+    return ShardWork(corpus, store, source, config.dtype_kept(), splitter)
 
 
 def _column_encoder(config: "BuildConfig", corpus: ParquetCorpus) -> dict[str, Any]:

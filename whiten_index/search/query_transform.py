@@ -36,7 +36,7 @@ from whiten_index.errors import ConfigError, require_installed
 from whiten_index.search.query_encoder import QueryEncoder, digest_of, require_texts
 from whiten_index.store.records import EncoderFacts
 from whiten_index.versions.published import WHITENING, Version, with_published
-from whiten_index.whitening.spectrum import real_rows, unit_rows
+from whiten_index.whitening.spectrum import real_rows
 from whiten_index.whitening.transform import Whitening
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ _files = partial(listed_files, schema=_SCHEMA)
 class QueryTransform:
     """A whitening and the encoder it was fitted on; threads may share it, and it can be pickled.
 
-    Its vectors are those that an index holds and that a push sends: transformed, of unit length.
+    Its vectors are those that an index holds and that a push sends: transformed, and of unit length
+    unless ``whitening.similarity`` is ``dot``.
     An index that is built again with another transform has another ``query_digest``, and must be
     read again. A pickle holds no encoder, which is loaded where it is needed.
 
@@ -282,12 +283,12 @@ class QueryTransform:
             raise ConfigError(
                 f"the table has vectors of version {pushed.version} with the query digest "
                 f"{pushed.query_digest}, and this query transform is of version {self.version} "
-                f"with {self.query_digest}: their cosines mean nothing; export the query transform "
+                f"with {self.query_digest}: their scores mean nothing; export the query transform "
                 "of that version, or push the index again"
             )
 
     def truncate(self, k: int) -> "QueryTransform":
-        """Return a transform of the same encoder to the first ``k`` numbers, made unit again.
+        """Return a transform of the same encoder to the first ``k`` numbers of each vector.
 
         Raises:
             ConfigError: there are fewer, or they are not sorted by what they hold.
@@ -298,7 +299,7 @@ class QueryTransform:
         return made
 
     def reduce(self, embeddings: ArrayLike) -> NDArray[np.float32]:
-        """Return the vectors (n, k), float32 of unit length, of raw embeddings (n, d).
+        """Return the vectors (n, k), float32, of raw embeddings (n, d).
 
         Raises:
             ConfigError: embeddings of another width, or with NaN, infinity or what is no number.
@@ -306,11 +307,10 @@ class QueryTransform:
         rows = real_rows(embeddings, self.dim, taker="this transform")
         # At least one block, as nothing concatenates none.
         parts = [*blocks(rows, _ROWS)] or [rows]
-        units = [unit_rows(self.whitening.apply(part)).astype(np.float32) for part in parts]
-        return np.concatenate(units)
+        return np.concatenate([self.whitening.vectors(part).astype(np.float32) for part in parts])
 
     def encode_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return the vectors (n, k), float32 of unit length, of queries.
+        """Return the vectors (n, k), float32, of queries.
 
         Raises:
             ConfigError: a query is blank, or the index knows no encoder of texts.
@@ -324,7 +324,7 @@ class QueryTransform:
     def encode_documents(
         self, texts: Sequence[str], *, advance: Callable[[int], None] | None = None
     ) -> NDArray[np.float32]:
-        """Return the vectors (n, k), float32 of unit length, of documents.
+        """Return the vectors (n, k), float32, of documents.
 
         Each text is one document: those longer than the encoder's limit are cut to it, and a
         warning in the log has the count. An index of passages holds the vectors of passages, so

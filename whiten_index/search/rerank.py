@@ -11,7 +11,6 @@ from whiten_index.errors import ArtifactError
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings
-from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
 
 Rows = NDArray[np.int64]
@@ -37,9 +36,9 @@ class Reranker:
     ) -> None:
         """Take the store and the corpus whose rows, in order, are those of the index.
 
-        Scores are cosines of exact vectors, or of raw ``EMBEDDINGS``. ``version`` is the folder of
-        the index's version, None where that is never removed; ``subset`` the rows of the corpus
-        that the index has, None for all.
+        Scores are of exact vectors, or of raw ``EMBEDDINGS``, by the similarity of the transform.
+        ``version`` is the folder of the index's version, None where that is never removed;
+        ``subset`` the rows of the corpus that the index has, None for all.
         """
         self.candidates = candidates
         self._by, self._version = by, version
@@ -65,22 +64,22 @@ class Reranker:
         return found
 
     def __call__(self, queries: NDArray[np.float32], rows: Rows) -> NDArray[np.float32]:
-        """Return the cosines (n, m) of raw queries (n, d) and rows (n, m), −inf for a row of −1."""
+        """Return the scores (n, m) of raw queries (n, d) and rows (n, m), −inf for a row of −1."""
         scores = np.full(rows.shape, -np.inf, dtype=np.float32)
-        unit = self._unit(queries)
+        asked = self._compared(queries)
         for block in _blocks(rows.shape):
             wanted, places = np.unique(rows[block], return_inverse=True)
-            vectors = self._unit(self.embeddings(np.maximum(wanted, 0)))
+            vectors = self._compared(self.embeddings(np.maximum(wanted, 0)))
             some = vectors[places.reshape(rows[block].shape)]
-            scores[block] = np.einsum("nmk,nk->nm", some, unit[block[0]])
+            scores[block] = np.einsum("nmk,nk->nm", some, asked[block[0]])
         scores[rows < 0] = -np.inf
         return scores
 
-    def _unit(self, embeddings: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Return what is compared: vectors of the transform or embeddings, of unit length."""
+    def _compared(self, embeddings: NDArray[np.floating]) -> NDArray[np.float64]:
+        """Return what is compared: vectors of the transform, or embeddings."""
         if self._by == EMBEDDINGS:
-            return unit_rows(embeddings.astype(np.float64))
-        return unit_rows(self._whitening.apply(embeddings))
+            return self._whitening.compared(embeddings.astype(np.float64))
+        return self._whitening.vectors(embeddings)
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:

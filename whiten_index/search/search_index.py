@@ -42,7 +42,8 @@ class Hit:
 
     Attributes:
         id: the document's id.
-        score: cosine after the transform, or of raw embeddings that re-rank; of the best passage.
+        score: cosine, or dot product where the index has that similarity, after the transform, or
+            of raw embeddings that re-rank; of the best passage.
         row: row number in the index.
         columns: the kept metadata, and where the index holds passages ``PASSAGE_COLUMNS`` too.
     """

@@ -140,6 +140,7 @@ class TransformerFacts(TypedDict):
     pools_prompt: Flag
     head_sha256: Sha256 | None
     code_revision: str | None
+    similarity: NotRequired[str]
     fingerprint: NotRequired[str]
 
 

@@ -195,7 +195,7 @@ class DatabaseWriter(ABC):
         exact: bool = False,
         pending: bool = False,
     ) -> NDArray[np.float32]:
-        """Return the cosines (q, top_k) of the rows nearest to queries (q, k), NaN for no row."""
+        """Return the scores (q, top_k) of the rows nearest to queries (q, k), NaN for no row."""
         scores = np.full((len(vectors), top_k), np.nan, dtype=np.float32)
         with self._reporting("it could not be searched"):
             stored = self._require(pending=pending)

@@ -13,7 +13,7 @@ from whiten_index.artifacts.cached_storage import naming
 from whiten_index.corpus.arrow_types import times_as_numbers
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import DatabaseError, GateError
-from whiten_index.index.exact import exact_neighbours
+from whiten_index.index.exact import exact_neighbours, rounding
 from whiten_index.paths import cut
 from whiten_index.progress import Progress, Stages
 from whiten_index.vectordb.database_writer import DatabaseWriter
@@ -32,9 +32,9 @@ from whiten_index.vectordb.vector_files import (
 
 _IF_SO = "is it the right index, and the right table? If so, push with"
 TOP_K, QUERIES = 10, 20
-# Rounding of a coordinate of a unit vector.
+# Rounding of a coordinate, as a share of the greatest; of a unit vector, at most.
 _LOST = {"float32": 1e-6, "float16": 5e-4}
-# Rounding of a score, a sum of k products.
+# Rounding of a score, a sum of k products, as a share of the greatest.
 _TIED = {"float32": 1e-5, "float16": 2e-3}
 # Characters of a value in a fault.
 _SHOWN = 120
@@ -401,7 +401,8 @@ def differences(sent: pa.Table, there: pa.Table, layout: Layout) -> list[str]:
             )
     one, two = (np.asarray(each[VECTOR].combine_chunks().flatten()) for each in (sent, there))
     lost = np.abs(one.astype(np.float64) - two).reshape(len(sent), -1).max(axis=1, initial=0)
-    if off := np.count_nonzero(~(lost <= _LOST[layout.dtype])):
+    greatest = max(1.0, float(np.abs(one).max(initial=0)))
+    if off := np.count_nonzero(~(lost <= _LOST[layout.dtype] * greatest)):
         faults.append(
             f"the vectors of {off:,} rows came back changed, by up to {np.nanmax(lost):.1e}"
         )
@@ -446,7 +447,7 @@ def _searched(
     if not len(queries):
         return found
     top_k = min(TOP_K, len(source) - zeros)
-    least, tied = best[:, top_k - 1 : top_k], _TIED[source.layout.dtype]
+    least, tied = best[:, top_k - 1 : top_k], rounding(best, _TIED[source.layout.dtype])
 
     def recall(*, exact: bool) -> float:
         scores = -np.sort(-writer.search(queries, top_k, exact=exact, pending=True))

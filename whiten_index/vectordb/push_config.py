@@ -49,7 +49,12 @@ class PushConfig:
     dtype: Literal["float32", "float16"] = option(
         "Precision of the vectors there.", _ROWS, default="float32"
     )
-    metric: Literal["cosine", "ip"] = option("Similarity that ranks rows.", _ROWS, default="cosine")
+    metric: Literal["cosine", "ip"] | None = option(
+        "Similarity that ranks rows.",
+        _ROWS,
+        default=None,
+        shown="cosine; ip for an index by dot product",
+    )
     full: bool = option("Push all rows where the changed ones would do.", _ROWS, default=False)
     check: int = option("Rows compared before the swap; 0: counted.", _ROWS, default=100, ge=0)
     max_shrink: Share = option(
@@ -92,7 +97,7 @@ class PushConfig:
             "--option": bool(self.options),
             "--full": self.full,
             "--check": self.check != 100,
-            "--metric": self.metric != "cosine",
+            "--metric": self.metric is not None,
         }
         if useless := [name for name, value in given.items() if value]:
             raise ConfigError(f"{self.to} is a file, which takes no {' and no '.join(useless)}")

@@ -28,7 +28,7 @@ from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.vectordb.push_config import PushConfig
-from whiten_index.vectordb.pushed_table import VECTOR, Layout, PushedTable, with_vectors
+from whiten_index.vectordb.pushed_table import VECTOR, Layout, Metric, PushedTable, with_vectors
 from whiten_index.versions.documents import Documents
 from whiten_index.versions.published import (
     CHANGES,
@@ -43,7 +43,6 @@ from whiten_index.versions.published import (
     with_published,
 )
 from whiten_index.versions.references import corpus_record, open_store
-from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
 
 # Vectors sent at once: a commit costs about as much as some thousand rows.
@@ -92,6 +91,11 @@ class PushSource:
                 "build the index with a larger --k"
             )
         documents = Documents(version.file(DOCUMENTS))
+        if whitening.similarity == "dot" and config.metric == "cosine":
+            raise ConfigError(
+                f"{root} ranks by dot product, and --metric cosine asks a database for another "
+                "ranking; leave --metric out, or build the index with --similarity cosine"
+            )
         if VECTOR in documents.schema.names:
             raise ConfigError(
                 f"the kept column {VECTOR!r} has the name that the vectors take; rename it in the "
@@ -107,7 +111,8 @@ class PushSource:
             )
         if config.k is not None:
             whitening = whitening.truncate(config.k)
-        layout = _layout(documents.schema, whitening.k, config)
+        metric: Metric = config.metric or ("ip" if whitening.similarity == "dot" else "cosine")
+        layout = Layout(_schema(documents.schema, whitening.k), config.dtype, metric)
         by_bytes = min(_MOST_ROWS, _BATCH_BYTES // (4 * whitening.k))
         at_once = config.batch_rows or max(1, by_bytes)
         made = (documents, whitening, store, record, layout, at_once)
@@ -211,12 +216,12 @@ class PushSource:
                     f"embeddings of it are gone from {self.store.place}; push again, a newer "
                     "version is published"
                 ) from error
-            vectors[some] = unit_rows(self.whitening.apply(raw))
+            vectors[some] = self.whitening.vectors(raw)
         return vectors
 
 
-def _layout(schema: pa.Schema, k: int, config: PushConfig) -> Layout:
-    """Return the layout of rows, in plain types that every client of Arrow knows."""
+def _schema(schema: pa.Schema, k: int) -> pa.Schema:
+    """Return the schema of rows, in plain types that every client of Arrow knows."""
     kinds = {}
     for field in schema:
         kind = (
@@ -226,7 +231,7 @@ def _layout(schema: pa.Schema, k: int, config: PushConfig) -> Layout:
         kinds[field.name] = plain.value_type if pa.types.is_dictionary(plain) else plain
     ids = pa.int64() if pa.types.is_integer(kinds.pop(ID)) else pa.large_string()
     kinds = {ID: ids, VECTOR: pa.list_(pa.float32(), k), **kinds}
-    return Layout(pa.schema(kinds.items()), config.dtype, config.metric)
+    return pa.schema(kinds.items())
 
 
 # From this share of the rows on, filling a new table is faster than changing the old one, whose

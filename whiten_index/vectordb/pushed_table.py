@@ -16,7 +16,7 @@ from whiten_index.errors import DatabaseError
 VECTOR = "vector"
 METADATA = "whiten_index"  # key of the description of a table
 VectorDtype: TypeAlias = Literal["float32", "float16"]
-# Both rank vectors of unit length alike.
+# Both rank vectors of unit length alike; others keep their length for ip.
 Metric: TypeAlias = Literal["cosine", "ip"]
 Ids: TypeAlias = Sequence[str | int]
 

@@ -94,8 +94,7 @@ class Bundle:
 
         Both are (n, m); m is top_k, or less where fewer rows are there or pass the filter. Where
         rows are passages, these are the best row of each of the nearest documents, or ``by_row``
-        all rows. ``embeddings`` (n, d) are raw. Without a rescorer, the scores are the index's
-        cosines.
+        all rows. ``embeddings`` (n, d) are raw. Without a rescorer, the scores are the index's.
         """
         queries = self._checked(embeddings)
         copy = None if self.placed is None or row_filter is not None else self.placed.index

@@ -71,6 +71,7 @@ class _Whitening(TypedDict):
     k: Positive
     exponent: Number
     center: Flag
+    similarity: Literal["cosine", "dot"]
     remove_top: NotRequired[Count]
     rank: Count
     condition_number: Number | None

@@ -71,7 +71,7 @@ class Trial:
 
     queries: NDArray[np.floating]  # (q, d) raw embeddings
     candidates: NDArray[np.floating]  # (n, d) raw embeddings, among which they search
-    # Gives (q,) scores from unit vectors (q, k) and (n, k).
+    # Gives (q,) scores from vectors (q, k) and (n, k), whose inner products rank.
     score: Callable[[Vectors, Vectors], Scores]
     weight: float = 1.0  # relative to other trials
 
@@ -124,7 +124,7 @@ def score_settings(
                 if setting.center is center:
                     scale = fit.eigenvalues[: setting.k] ** (-setting.exponent / 2)
                     scaled = (rows[:, : setting.k] * scale for rows in (queries, candidates))
-                    pair = (unit_rows(rows).astype(np.float32) for rows in scaled)
+                    pair = (fit.compared(rows).astype(np.float32) for rows in scaled)
                     total[row] = total[row] + trial.weight * trial.score(*pair)
     return np.array(total) / sum(trial.weight for trial in trials)
 
@@ -178,8 +178,11 @@ def choose_by_spectrum(
     γ = √s·ρ, where s = ‖μ‖²/(‖μ‖² + tr Λ) is the share of the mean in the embeddings' mean square
     length, near 1 for raw language models and small for contrastively trained ones, and
     ρ = SNR/(1 + SNR) sets the mean eigenvalue kept against the noise floor, the median one within
-    the rank. The mean is subtracted where s is above 0.4. This is our own rule.
+    the rank. The mean is subtracted where s is above 0.4. This is our own rule. Inner products
+    are kept best by γ = 0 without centring.
     """
+    if fit.similarity == "dot":
+        return Setting(k, exponent or 0.0, bool(center))
     mean = float(fit.mean @ fit.mean)
     share = mean / (mean + float(fit.eigenvalues.sum()))
     if exponent is None:

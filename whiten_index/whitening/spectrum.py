@@ -12,7 +12,7 @@ from whiten_index.errors import ConfigError, WhiteningError
 _LEAST_RELATIVE = 1e-10
 _WIDEST_DEFAULT = 256
 _TIE = 1e-6
-_Float = TypeVar("_Float", np.float32, np.float64)
+Real = TypeVar("Real", np.float32, np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,10 +216,10 @@ def real_rows(
     return rows if rows.dtype.kind == "f" else rows.astype(np.float64)
 
 
-def unit_rows(rows: NDArray[_Float]) -> NDArray[_Float]:
+def unit_rows(rows: NDArray[Real]) -> NDArray[Real]:
     """Scale rows (n, d) to unit length, in their own precision; rows of zeros stay as they are."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    scaled: NDArray[_Float] = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
+    scaled: NDArray[Real] = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
     return scaled
 
 

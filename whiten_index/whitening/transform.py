@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,6 +25,7 @@ from whiten_index.paths import shown
 from whiten_index.whitening.directions import find_directions
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import (
+    Real,
     condition_number,
     least_share,
     numerical_rank,
@@ -33,6 +34,7 @@ from whiten_index.whitening.spectrum import (
     spectral_tempering,
     unit_rows,
 )
+from whiten_index.whitening.transform_options import Similarity
 from whiten_index.whitening.whitening_config import (
     ESTIMATORS,
     Kind,
@@ -73,6 +75,7 @@ class Affine:
     matrix: NDArray[np.float32]  # (d, k)
     bias: NDArray[np.float32]  # (k,), −μW
     normalize_input: bool  # whether rows are scaled to unit length first
+    similarity: Similarity  # of the vectors; for cosines they are scaled to unit length last
     # Estimated on the safe side (2 to 20 times what is measured): the root mean square of the
     # errors of vectors over that of the vectors, with products summed in float32, not in TF32. It
     # grows with ‖μW‖ against the spread; where it is too much, subtract the mean from the
@@ -89,6 +92,7 @@ class Affine:
                 exported matrix is there.
             StorageError: the file cannot be written.
         """
+        named = {"similarity": self.similarity, **(facts or {})}
         path = require_path(file)
         if path.suffix != ".safetensors":
             raise ConfigError(f"a matrix is exported to a .safetensors file; {path.name} is none")
@@ -99,7 +103,7 @@ class Affine:
                 {"matrix": self.matrix, "bias": self.bias, "error": np.array([self.error])},
                 kind=_MATRIX_KIND,
                 version=_MATRIX_VERSION,
-                facts={**(facts or {}), "normalize_input": str(self.normalize_input).lower()},
+                facts={**named, "normalize_input": str(self.normalize_input).lower()},
                 seal=True,
             )
         return path
@@ -136,6 +140,7 @@ class Whitening:
         groups: number of groups of channels, or None if the kind has none.
         shuffle: whether the channels were permuted before they were cut into groups.
         seed: of the shuffle or of the random directions, or None if nothing was drawn.
+        similarity: by which vectors are compared, ``cosine`` or ``dot``.
     """
 
     kind: Kind
@@ -155,6 +160,7 @@ class Whitening:
     groups: int | None = None
     shuffle: bool = False
     seed: int | None = None
+    similarity: Similarity = "cosine"
 
     def __repr__(self) -> str:
         return (
@@ -210,6 +216,7 @@ class Whitening:
             groups=moments.dim // config.channels(moments.dim) if group else None,
             shuffle=config.shuffle,
             seed=config.seed if config.shuffle or config.kind is Kind.RANDOM else None,
+            similarity=config.similarity,
         )
         if not np.isfinite(fitted.scales()).all():
             raise WhiteningError("the embeddings are too near to 0 for float64; scale them up")
@@ -284,6 +291,14 @@ class Whitening:
             x -= self.mean
         return x @ self._matrix
 
+    def vectors(self, embeddings: ArrayLike) -> NDArray[np.float64]:
+        """Return the vectors (n, k) that are compared: ``apply``, for cosines at unit length."""
+        return self.compared(self.apply(embeddings))
+
+    def compared(self, rows: NDArray[Real]) -> NDArray[Real]:
+        """Return rows (n, m), at unit length if the similarity is the cosine."""
+        return unit_rows(rows) if self.similarity == "cosine" else rows
+
     def inverse(self, vectors: ArrayLike) -> NDArray[np.float64]:
         """Return the embeddings (n, d) within the kept directions that give ``vectors`` (n, k).
 
@@ -357,6 +372,7 @@ class Whitening:
             matrix=single,
             bias=bias.astype(np.float32),
             normalize_input=self.normalize_input,
+            similarity=self.similarity,
             error=rounding / math.sqrt(signal) if signal > 0 else 0.0,
         )
 
@@ -394,6 +410,7 @@ class Whitening:
             "exponent": self.exponent,
             "center": self.center,
             "normalize_input": self.normalize_input,
+            "similarity": self.similarity,
             **{name: value for name, value in optional.items() if value is not None},
         }
 
@@ -434,6 +451,7 @@ class Whitening:
         given = {name: getattr(self, name) for name in (*_SHAPES, *_OPTIONAL)}
         tensors = {name: np.atleast_1d(x) for name, x in given.items() if x is not None}
         facts = {"transform": self.kind.value, "estimator": self.estimator}
+        facts["similarity"] = self.similarity
         facts |= {name: str(getattr(self, name)).lower() for name in _FLAGS}
         write_tensors(path, tensors, kind=_FILE_KIND, version=_FORMAT_VERSION, facts=facts)
 
@@ -450,7 +468,7 @@ class Whitening:
         fields: dict[str, Any] = {name: x.astype(np.float64) for name, x in tensors.items()}
         try:
             fields["kind"] = Kind(facts["transform"])
-            fields["estimator"] = facts["estimator"]
+            fields |= {name: facts[name] for name in ("estimator", "similarity")}
             fields |= {name: {"true": True, "false": False}[facts[name]] for name in _FLAGS}
             fields |= {name: float(tensors[name][0]) for name in _NUMBERS}
             fields |= {name: int(tensors[name][0]) for name in _INTEGERS if name in tensors}
@@ -478,6 +496,8 @@ class Whitening:
                 return f"{name} that are no variances"
         if self.estimator not in (*ESTIMATORS, "fixed"):
             return f"estimator {self.estimator}"
+        if self.similarity not in get_args(Similarity):
+            return f"similarity {self.similarity}"
         dim, kept = self.basis.shape
         if not (kept and 0 <= self.remove_top <= dim - kept):
             return f"remove_top {self.remove_top} and {kept} directions, of {dim}"

@@ -6,8 +6,21 @@ from pydantic import Field
 
 from whiten_index.options import TRANSFORM, option, schema
 
+# Score of a document: the cosine or the inner product of its vector and the query's.
+Similarity = Literal["cosine", "dot"]
 # γ, or the name of the rule that takes it from the spectrum; see ``spectral_tempering``.
 Exponent = Annotated[float, Field(ge=0, le=2)] | Literal["spectral-tempering"]
+
+
+@schema
+class SimilarityOption:
+    """The option of what ranks documents; ``auto`` is settled by ``BuildConfig.settled``."""
+
+    similarity: Literal["auto", "cosine", "dot"] = option(
+        "Rank by cosine, or by dot product; auto: as the model's configuration says, else cosine.",
+        TRANSFORM,
+        default="auto",
+    )
 
 
 @schema
@@ -24,7 +37,7 @@ class TransformShape:
         "Subtract the mean.",
         TRANSFORM,
         default=None,
-        shown="auto chooses it; else yes, but not for none, random and truncate",
+        shown="auto chooses it; else yes, but not for none, random, truncate and the dot product",
     )
     normalize_input: bool = option("Fit on embeddings of unit length.", TRANSFORM, default=False)
     groups: int | None = option(

@@ -9,7 +9,7 @@ from pydantic import Field
 from whiten_index.errors import ConfigError
 from whiten_index.options import schema
 from whiten_index.whitening.spectrum import WidthSpec, default_width
-from whiten_index.whitening.transform_options import Exponent, TransformShape
+from whiten_index.whitening.transform_options import Exponent, Similarity, TransformShape
 
 ESTIMATORS = ("empirical", "ledoit-wolf", "oas")
 
@@ -89,6 +89,7 @@ class WhiteningConfig(TransformShape):
         k: kept width: a number, ``full``, a share of variance, or None for the default. The share
             is of the variance left after ``remove_top``. Kinds that rotate back keep all d.
         seed: of the shuffle, and of the directions of ``random``.
+        similarity: of the vectors; the length of those compared by ``dot`` is kept.
 
     Raises:
         ConfigError: an option that cannot apply to the kind, or a value outside its bounds.
@@ -101,6 +102,7 @@ class WhiteningConfig(TransformShape):
     kind: Kind = Kind.WHITENING
     k: str | int | float | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    similarity: Similarity = "cosine"
 
     def __post_init__(self) -> None:
         self._require_applicable()
@@ -122,7 +124,9 @@ class WhiteningConfig(TransformShape):
         """True if the mean is subtracted, settled."""
         if self.kind is Kind.NONE:
             return False
-        return self.kind.reads_data if self.center is None else self.center
+        # Without the mean, an inner product gains or loses by how near a document is to it.
+        by_default = self.kind.reads_data and self.similarity == "cosine"
+        return by_default if self.center is None else self.center
 
     def removed(self, dim: int) -> int:
         """Return how many of the widest of ``dim`` directions are dropped.
