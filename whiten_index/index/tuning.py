@@ -182,9 +182,9 @@ def without_own(found: Rows, own: NDArray[np.int64]) -> Rows:
 
 def others_of(found: Rows, own: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return a mask (q, m) of the rows found, without each query's own, or else the last one."""
-    is_own = found == own[:, None]
-    is_own[~is_own.any(axis=1), -1] = True
-    return ~is_own
+    other: NDArray[np.bool_] = found != own[:, None]
+    other[other.all(axis=1), -1] = False
+    return other
 
 
 @dataclass(frozen=True)

@@ -287,8 +287,7 @@ class _Trial:
     ) -> None:
         """Check that rows find themselves, and their neighbours, themselves left out."""
         # A row that is as near is equal to it; by dot product, longer ones may be nearer.
-        found_own = (near == rows[:, None]) | (scores >= own - rounding(own))
-        itself = found_own.any(axis=1)
+        itself = ((near == rows[:, None]) | (scores >= own - rounding(own))).any(axis=1)
         gate.found["self_found"] = share = float(itself.mean())
         if share < gate.bound["self_found"]:
             lost = rows[~itself]
