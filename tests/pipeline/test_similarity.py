@@ -17,10 +17,12 @@ from whiten_index import QueryTransform, open_index
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.trec_run import read_run
+from whiten_index.index.exact import recall
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
-from whiten_index.vectordb.push import push_index
+from whiten_index.vectordb.push import differences, push_index
 from whiten_index.vectordb.push_config import PushConfig
+from whiten_index.vectordb.pushed_table import Layout
 from whiten_index.vectordb.registry import open_writer
 from whiten_index.whitening.transform import Whitening
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
@@ -181,6 +183,42 @@ def test_a_sweep_compares_by_dot_product(tmp_path: Path, corpus: str) -> None:
     assert points[f"faiss/faiss-pca/k{K}/fp32/flat"]["factory"] == f"PCA{K},Flat"
     (swept,) = json.loads((tmp_path / "s/report.json").read_text())["sweeps"]
     assert "--similarity dot --out INDEX --whiten" in swept["command"]
+
+
+def test_a_rule_of_the_spectrum_subtracts_no_mean(tmp_path: Path, corpus: str) -> None:
+    options = {"whiten": "auto", "k": K, "exponent": "spectral-tempering", "factory": "Flat"}
+    made = build(tmp_path / "i", corpus, **options, **DOT).manifest["whitening"]
+    assert (made["similarity"], made["center"]) == ("dot", False)
+
+
+def test_vectors_of_unit_length_have_the_cosine(tmp_path: Path, corpus: str) -> None:
+    options = ("--embedding-column", "embedding", "--normalize-input", "--similarity", "dot")
+    status, _, noted = run("build", corpus, *options, "--k", K, "--out", tmp_path / "i")
+    assert status == 0, noted
+    assert "note: the dot product of vectors of unit length is the cosine" in noted
+    assert open_index(tmp_path / "i").bundle.whitening.similarity == "cosine"
+
+
+def test_one_long_row_hides_no_lost_neighbours() -> None:
+    best = np.sort(RAW, axis=1)[:, ::-1][:, :10].astype(np.float32)
+    best[0] *= 1e6
+    assert recall(best, best) == 1.0
+    lost = best.copy()
+    lost[1:] = RAW.min()
+    assert recall(best, lost) == pytest.approx(1 / len(best))
+
+
+def test_short_vectors_that_change_are_seen() -> None:
+    ids, vectors = pa.array([1, 2]), np.array([[1e-4, 0], [0, 1e-4]], np.float32)
+
+    def table(rows: np.ndarray) -> pa.Table:
+        flat = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), 2)
+        return pa.table({"id": ids, "vector": flat})
+
+    sent = table(vectors)
+    layout = Layout(sent.schema, "float16", "ip")
+    assert differences(sent, sent, layout) == []
+    assert "2 rows came back changed" in str(differences(sent, table(-vectors), layout))
 
 
 @pytest.mark.service

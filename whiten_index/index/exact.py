@@ -162,12 +162,14 @@ def exact_neighbours(
     return scores, rows
 
 
-def rounding(scores: Scores, share: float = _TIED) -> float:
-    """Return by how much equal scores may differ: float32 adds up k products.
+def rounding(scores: Scores, share: float = _TIED) -> Scores:
+    """Return by how much equal scores (q, n) of each query may differ, (q, 1).
 
-    It is a share of the greatest, which is 1 for cosines of rows that find themselves.
+    float32 adds up k products, so it is a share of the greatest of the query, or of most queries.
     """
-    return share * float(np.abs(scores[np.isfinite(scores)]).max(initial=0))
+    tops = np.abs(np.where(np.isfinite(scores), scores, 0)).max(axis=1, initial=0, keepdims=True)
+    tolerances: Scores = share * np.maximum(tops, np.median(tops) if len(tops) else 0)
+    return tolerances
 
 
 def recall(best: Scores, found: Scores) -> float | None:

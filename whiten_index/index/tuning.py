@@ -68,7 +68,7 @@ class GroundTruth:
             order = np.argsort(np.isnan(others), axis=1, kind="stable")
             near, scores = without_own(near, held_out), np.take_along_axis(others, order, axis=1)
         # With fewer rows than neighbours both may be −∞: no tie, and no difference either.
-        clear = ~(scores[:, TOP_K - 1] < scores[:, TOP_K] + rounding(scores, _TIED))
+        clear = ~(scores[:, TOP_K - 1] < scores[:, TOP_K] + rounding(scores, _TIED)[:, 0])
         counted = np.flatnonzero(clear)
         if len(counted) * 2 < len(queries):
             counted = np.arange(len(queries))

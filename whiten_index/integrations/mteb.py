@@ -62,6 +62,7 @@ class WhitenedEncoder(AbsEncoder):
             "query_encoder": spec.query_fingerprint,
             "whitening": None if whitening is None else whitening.digest,
             "symmetric": symmetric,
+            "similarity": similarity,
         }
         name = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"{Path(spec.model).name}-{kind}-k{k}")
         known = {

@@ -293,7 +293,8 @@ def _header(config: SweepConfig, dataset: Dataset) -> dict[str, Any]:
             "rerank": config.rerank,
         },
         "dataset": dataset.facts,
-        "build": config.build.command() + (" --similarity dot" * (config.similarity == "dot")),
+        "build": config.build.command()
+        + (f" --similarity {config.similarity}" if config.similarity != "auto" else ""),
         "spectrum": {
             "eigenvalues": dataset.spectrum.eigenvalues.tolist(),
             "rank": dataset.spectrum.rank,

@@ -113,11 +113,12 @@ class BuildConfig(BuildOptions):
         """Return the options with the similarity that ``auto`` means for the encoder of a store.
 
         It is that of the model's configuration; cosine for another or an unknown one, and for an
-        embedding column, whose vectors may have been scaled since.
+        embedding column, whose vectors may have been scaled since. The dot product of vectors of
+        unit length, as of a model that ends in a normalisation, is the cosine.
         """
-        if self.similarity != "auto":
-            return self
-        return replace(self, similarity="dot" if encoder.get("similarity") == "dot" else "cosine")
+        unit = bool(encoder.get("normalizes")) or self.normalize_input
+        wanted = encoder.get("similarity") if self.similarity == "auto" else self.similarity
+        return replace(self, similarity="dot" if wanted == "dot" and not unit else "cosine")
 
     def _part(self, made: type[_Part], **given: Any) -> _Part:
         """Return a part of the options, whose fields have the same names."""

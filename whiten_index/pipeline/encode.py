@@ -370,6 +370,8 @@ def _note_encoder(config: BuildConfig, report: EncodeReport, work: ShardWork) ->
             f"searched by {taken} here, which ranks otherwise; compare it with --similarity dot by "
             "judged queries first"
         )
+    if config.similarity == "dot" != taken:
+        watcher.note("note: the dot product of vectors of unit length is the cosine, used here")
     # Of an encoder that other processes loaded, nothing is known here.
     encoder = getattr(work.encoder, "loaded", None)
     if report.counts.encoded and encoder and encoder.note:

@@ -194,7 +194,9 @@ def _choose(
 ) -> Choice:
     fit, width = _pca(moments, config), None
     values, rank, rule = fit.eigenvalues, fit.k, config.exponent
-    center = True if isinstance(rule, str) and config.center is None else config.center
+    center = config.center
+    if isinstance(rule, str) and center is None:
+        center = config.similarity != "dot"
 
     def exponent(k: int) -> float | None:
         return spectral_tempering(values, k) if isinstance(rule, str) else rule

@@ -286,8 +286,10 @@ class _Trial:
         self, gate: Gate, rows: Rows, own: Vectors, best: Vectors, near: Rows, scores: Vectors
     ) -> None:
         """Check that rows find themselves, and their neighbours, themselves left out."""
-        # A row that is as near is equal to it; by dot product, longer ones may be nearer.
-        itself = ((near == rows[:, None]) | (scores >= own - rounding(own))).any(axis=1)
+        # A row that is as near is equal to it. By dot product, longer ones may be nearer, and the
+        # row need not be found.
+        equal = (near == rows[:, None]) | (np.abs(scores - own) <= rounding(own))
+        itself = equal.any(axis=1) | (own < best[:, -1:] - rounding(own))[:, 0]
         gate.found["self_found"] = share = float(itself.mean())
         if share < gate.bound["self_found"]:
             lost = rows[~itself]

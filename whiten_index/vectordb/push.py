@@ -401,7 +401,8 @@ def differences(sent: pa.Table, there: pa.Table, layout: Layout) -> list[str]:
             )
     one, two = (np.asarray(each[VECTOR].combine_chunks().flatten()) for each in (sent, there))
     lost = np.abs(one.astype(np.float64) - two).reshape(len(sent), -1).max(axis=1, initial=0)
-    greatest = max(1.0, float(np.abs(one).max(initial=0)))
+    # Databases may make vectors of unit length again, for cosines.
+    greatest = max(float(layout.metric != "ip"), float(np.abs(one).max(initial=0)))
     if off := np.count_nonzero(~(lost <= _LOST[layout.dtype] * greatest)):
         faults.append(
             f"the vectors of {off:,} rows came back changed, by up to {np.nanmax(lost):.1e}"
