@@ -146,6 +146,12 @@ def test_sts_has_the_rank_correlation_of_the_cosines(
     expected = spearman(gold, (a * b).sum(axis=1))
     assert scores["cosine_spearman"] == pytest.approx(expected, abs=ROUNDED)
     assert scores["spearman"] == scores["main_score"] == scores["cosine_spearman"]
+    by_dot = Whitening.fit(encoder.encode(on), WhiteningConfig(k=K, similarity="dot"))
+    scores = run(
+        ours.WhitenedEncoder(encoder, by_dot, symmetric=symmetric), tasks.sts(first, second, gold)
+    )
+    a, b = (by_dot.apply(embed(texts, symmetric)) for texts in (first, second))
+    assert scores["spearman"] == pytest.approx(spearman(gold, (a * b).sum(axis=1)), abs=ROUNDED)
 
 
 @pytest.fixture(scope="module")

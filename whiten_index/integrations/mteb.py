@@ -19,6 +19,7 @@ from whiten_index.whitening.transform import Whitening
 with importing("mteb", of="MTEB", extra="mteb"):
     from mteb.models import ModelMeta
     from mteb.models.abs_encoder import AbsEncoder
+    from mteb.models.model_meta import ScoringFunction
     from mteb.types import PromptType
 
 _ROWS = 8192
@@ -70,7 +71,7 @@ class WhitenedEncoder(AbsEncoder):
             "revision": fingerprint(identity),
             "max_tokens": spec.max_length,
             "embed_dim": k,
-            "similarity_fn_name": "cosine" if self._cosine else "dot",
+            "similarity_fn_name": ScoringFunction("cosine" if self._cosine else "dot"),
             "use_instructions": bool(spec.query_prompt or spec.document_prompt),
         }
         # Name and revision under which MTEB files results.
