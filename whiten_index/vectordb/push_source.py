@@ -23,7 +23,7 @@ from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.progress import Progress
 from whiten_index.search.query_encoder import digest_of
-from whiten_index.store.digest_index import HashTable, id_keys
+from whiten_index.store.digest_index import HashTable, string_keys
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings
@@ -187,12 +187,12 @@ class PushSource:
 
     def rows_of(self, ids: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the rows of documents, in order, and a mask of the ids that have any."""
-        table = HashTable([id_keys(ids)])
+        table = HashTable([string_keys(ids)])
         there = np.zeros(len(ids), dtype=np.bool_)
         found = list[NDArray[np.int64]]()
         for first in range(0, len(self), _IDS_AT_ONCE):
             some = self.documents.id_column(first, min(first + _IDS_AT_ONCE, len(self)))
-            at = table.find(id_keys(some))
+            at = table.find(string_keys(some.combine_chunks()))
             found.append(first + np.flatnonzero(at >= 0))
             there[at[at >= 0]] = True
         return np.concatenate([np.empty(0, dtype=np.int64), *found]), there
