@@ -331,7 +331,7 @@ def test_code_of_another_repository_is_pinned(hub, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "settings", "told"),
+    ("file", "settings", "message"),
     [
         ("adapter_config.json", {"peft_type": "LORA"},
             r"adapters \(PEFT\) are not applied here; merge"),
@@ -341,16 +341,16 @@ def test_code_of_another_repository_is_pinned(hub, tmp_path):
             r"code from 2 places \(acme/a, acme/b\)"),
     ],
 )  # fmt: skip
-def test_code_that_cannot_be_pinned_and_adapters_are_refused(file, settings, told, tmp_path):
+def test_code_that_cannot_be_pinned_and_adapters_are_refused(file, settings, message, tmp_path):
     folder = tiny_models.bert(tmp_path / "model")
     known = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
     tiny_models.write_json(folder / file, {**known, **settings})
-    with pytest.raises(EncoderError, match=told):
+    with pytest.raises(EncoderError, match=message):
         tiny_models.resolve(folder, trust_remote_code=True)
 
 
 @pytest.mark.parametrize(
-    ("kinds", "told"),
+    ("kinds", "message"),
     [
         (("custom_st.Transformer", "Pooling"), "starts with custom_st.Transformer,"),
         (("Router", "Pooling"), "starts with Router,"),
@@ -360,14 +360,14 @@ def test_code_that_cannot_be_pinned_and_adapters_are_refused(file, settings, tol
         (("Transformer", "Dense"), "ends with Dense,"),
     ],
 )
-def test_a_module_that_is_not_run_is_refused(kinds, told, tmp_path):
+def test_a_module_that_is_not_run_is_refused(kinds, message, tmp_path):
     folder = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"))
     home = "sentence_transformers.models."
     types = [each if "." in each else home + each for each in kinds]
     paths = ["1_Pooling" if each == "Pooling" else "" for each in kinds]
     modules = [{"type": kind, "path": path} for kind, path in zip(types, paths, strict=True)]
     tiny_models.write_json(folder / "modules.json", modules)
-    with pytest.raises(EncoderError, match=f"{told}.*take out modules.json"):
+    with pytest.raises(EncoderError, match=f"{message}.*take out modules.json"):
         tiny_models.resolve(folder)
 
 

@@ -193,7 +193,7 @@ def child(config_json: str) -> None:
 def peak_of(config: dict[str, Any]) -> int:
     from tests.helpers.bad_input import run_python
 
-    # With a threshold of its own, glibc gives large blocks back as soon as they are freed.
+    # A fixed threshold makes glibc return large blocks to the system when they are freed.
     allocator = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
     return int(run_python(__file__, json.dumps(config), **allocator).splitlines()[-1])
 

@@ -51,12 +51,12 @@ import sys, time
 from pathlib import Path
 from tests.objects.helpers import build
 from whiten_index.artifacts.cached_storage import BucketStorage
-corpus, out, shards, told = sys.argv[1:]
+corpus, out, shards, mark = sys.argv[1:]
 real, pushed = BucketStorage.push, []
 def push(self, path):
     if path.parent.name == "segments":
         if len(pushed) == int(shards):
-            Path(told).touch()
+            Path(mark).touch()
             time.sleep(600)
         pushed.append(path)
     real(self, path)
@@ -68,9 +68,9 @@ build(corpus, out=out)
 @pytest.mark.parametrize("finished", [0, 2])
 def test_killed_and_resumed_elsewhere(s3, bucket, machine, tmp_path, finished):
     corpus, out = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index"
-    told = tmp_path / "told"
-    with process(corpus, out, finished, told, code=CHILD) as child:
-        while not told.exists():
+    mark = tmp_path / "mark"
+    with process(corpus, out, finished, mark, code=CHILD) as child:
+        while not mark.exists():
             assert child.poll() is None, child.communicate()
             time.sleep(0.05)
         child.kill()

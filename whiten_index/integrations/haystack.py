@@ -64,7 +64,8 @@ class WhitenedTextEmbedder(_Embedder):
 class WhitenedDocumentEmbedder(_Embedder):
     """Documents to copies with the vectors that the index holds, transformed.
 
-    They have unit length, unless the index ranks by dot product: then the document store must, too.
+    They have unit length. If the index ranks by dot product they keep their own, and the
+    document store must rank by it as well.
 
     It keeps its transform: after a refit of the index make a new one, and embed with it all that a
     store holds. A pipeline that was written down takes the transform that it finds.

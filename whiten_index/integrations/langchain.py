@@ -20,7 +20,8 @@ with importing("langchain-core", of="LangChain", extra="langchain"):
 class WhitenedEmbeddings(Embeddings):
     """Texts to the vectors that an index holds: transformed, k numbers each.
 
-    They have unit length, unless the index ranks by dot product: then the store must, too.
+    They have unit length. If the index ranks by dot product they keep their own, and the
+    store must rank by it as well.
 
     Queries and documents get the prompts that the index knows for them. Threads may share it.
 

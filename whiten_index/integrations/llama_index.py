@@ -30,7 +30,8 @@ _BATCH = 1024
 class WhitenedEmbedding(BaseEmbedding):
     """Texts to the vectors that an index holds: transformed, k numbers each.
 
-    They have unit length, unless the index ranks by dot product: then the store must, too.
+    They have unit length. If the index ranks by dot product they keep their own, and the
+    store must rank by it as well.
 
     Queries and texts of nodes get the prompts that the index knows for queries and documents.
     Threads may share it.
