@@ -258,6 +258,19 @@ class TestCanaries:
         made.change_index(shuffled)
         assert set(made.failing()) == {"canaries"}
 
+    def test_a_row_behind_longer_ones_is_missed_if_lost(self, version):
+        made = version(similarity="dot", whiten="pca")
+        assert made.failing() == {}
+
+        def lose(inner: Any) -> None:
+            vectors = codes_of(inner).view(np.float32)
+            scores = vectors @ vectors.T
+            nearer = (scores > np.diag(scores)[:, None]).sum(axis=1)
+            vectors[(nearer > 0) & (nearer < 5)] = 0
+
+        made.change_index(lose)
+        assert "sampled rows do not find themselves" in made.failing()["canaries"]
+
     def test_a_store_that_lost_a_shard_fails_the_gate_and_raises_nothing(self, version):
         made = version()
         for shard in made.store.folder.glob("segments/*"):
