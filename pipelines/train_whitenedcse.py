@@ -56,7 +56,7 @@ from whiten_index.training.train import (
 from whiten_index.training.training_config import TrainingConfig
 
 RESULTS, TABLES, FIGURES = "results.jsonl", "results.md", "figures"
-_OWN, _GROUPS = ("table", "name", "grid"), ("groups", "group_size")
+_OWN = ("table", "name", "grid")
 _FIELDS: Mapping[str, Any] = {
     "key": str, "rows": list, "options": dict, "pooling": str, "encoder": str, "steps": int,
     "sentences": int, "stsb_dev": float | None, "stsb_dev_before": float | None,
@@ -126,9 +126,6 @@ def _seeded(
         raise ConfigError(f"{path}: seeds is {seeds!r}; give a list of whole numbers")
     if "seed" in {*shared, *own, *grid}:
         raise ConfigError(f"{path}: seeds are of the whole sweep; give them as seeds = […]")
-    if not own.get("whiten", True):
-        # Of the rows that whiten.
-        shared = {key: value for key, value in shared.items() if key not in _GROUPS}
     for values in itertools.product(*grid.values()):
         chosen = dict(zip(grid, values, strict=True))
         try:

@@ -57,7 +57,7 @@ def test_whitening_and_its_gradient_are_those_of_a_cpu(kind: GroupMap) -> None:
 def test_a_training_in_any_precision_ends_with_an_encoder_for_any_device(
     config: Any, precision: Precision, whiten: bool
 ) -> None:
-    options: dict[str, Any] = {} if whiten else {"whiten": False, "groups": None}
+    options: dict[str, Any] = {} if whiten else {"whiten": False}
     report = train_encoder(config(precision=precision, **options))
     assert report.facts["steps"] == 6
     on_cpu = Encoder.load(str(report.out), device="cpu").encode(["a cat", "a dog"])

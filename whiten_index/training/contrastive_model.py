@@ -23,6 +23,7 @@ from whiten_index.encoding.transformer import load_transformer
 from whiten_index.errors import ConfigError, EncoderError
 from whiten_index.training.group_whitening import ShuffledGroupWhitening
 from whiten_index.training.training_config import PositiveSum, Precision, TrainingConfig
+from whiten_index.whitening.whitening_config import divisors
 
 _EMBEDDED_AT_ONCE = 128
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -182,14 +183,17 @@ def head_whitening(config: TrainingConfig, dim: int) -> ShuffledGroupWhitening |
     """Return the whitening of features of ``dim`` channels, None for SimCSE."""
     whitening = None
     if config.whiten:
+        if dim % config.groups:
+            raise ConfigError(
+                f"{config.groups} groups do not divide {dim} channels; give one of "
+                f"{', '.join(map(str, divisors(dim)))}"
+            )
         whitening = ShuffledGroupWhitening(
             dim,
-            groups=config.number_of_groups(dim),
+            groups=config.groups,
             group_map=config.group_map,
             shuffle=config.shuffle,
-            epsilon=config.epsilon,
             shrinkage=config.shrinkage,
-            momentum=config.momentum,
         )
         whitening.require_enough(config.batch_size)
     shared = config.passes is not None and config.passes < config.views

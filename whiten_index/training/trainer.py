@@ -230,7 +230,6 @@ def _arguments(
         max_steps=total,
         learning_rate=config.learning_rate,
         warmup_steps=round(config.warmup * total),
-        weight_decay=config.weight_decay,
         bf16=config.precision is Precision.BF16,
         fp16=config.precision is Precision.FP16,
         use_cpu=config.device == "cpu" or not torch.cuda.is_available(),
@@ -241,7 +240,6 @@ def _arguments(
         report_to=[],
         # The log must show a loss that is NaN.
         logging_nan_inf_filter=False,
-        max_grad_norm=config.max_grad_norm,
         logging_first_step=True,
         logging_steps=min(_LOG_STEPS, every),
         save_steps=config.save_steps,

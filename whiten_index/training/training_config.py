@@ -12,15 +12,13 @@ HEAD, LOSS, TRAINING = "Head", "Loss", "Training"
 BEST = "stsb_dev"
 # Columns of the learning curves.
 CURVES = ("step", "epoch", "loss", "learning_rate", BEST, "alignment", "uniformity")
-# Of the published code.
-GROUPS = 128
 POOLINGS = ("cls", "mean")
 # Not part of the identity of trained weights, or identified by fingerprints.
 _NO_PART = ("corpus", "out", "text_columns", "model", "revision", "trust_remote_code", "device",
             "limit", "save_steps")  # fmt: skip
 
 _LAST_SEED, _MOST_EPOCHS = 2**32 - 1, 1e6
-_OF_WHITENING = ("group_map", "shuffle", "epsilon", "shrinkage", "momentum")
+_OF_WHITENING = ("groups", "group_map", "shuffle", "shrinkage")
 
 
 class GroupMap(Enum):
@@ -77,18 +75,11 @@ class TrainingConfig(ModelOptions):
     whiten: bool = option(
         "Whiten in the head; without it, --positives 1 is SimCSE.", HEAD, default=True
     )
-    groups: Positive | None = option("Groups of channels.", HEAD, default=None, shown=str(GROUPS))
-    group_size: Positive | None = option(
-        "Channels of a group, instead of --groups.", HEAD, default=None
-    )
+    groups: Positive = option("Groups of channels.", HEAD, default=128)
     group_map: GroupMap = option("Map that whitens a group.", HEAD, default=GroupMap.ZCA)
     shuffle: bool = option("Permute the channels at each call.", HEAD, default=True)
-    epsilon: float = option("Added to the diagonal of each covariance.", HEAD, default=1e-5, ge=0)
     shrinkage: Share = option(
         "Towards a multiple of I; needed by batches not larger than a group.", HEAD, default=0.0
-    )
-    momentum: Share = option(
-        "Weight of a batch in the running moments of --keep-head.", HEAD, default=0.1
     )
     positives: Positive = option("Positives of each sentence.", LOSS, default=3)
     passes: Positive | None = option(
@@ -111,8 +102,6 @@ class TrainingConfig(ModelOptions):
     warmup: Share = option(
         "Share of the steps in which the learning rate rises.", TRAINING, default=0.0
     )
-    weight_decay: float = option("Of AdamW.", TRAINING, default=0.0, ge=0)
-    max_grad_norm: float = option("Gradients are cut to this norm.", TRAINING, default=1.0, gt=0)
     precision: Precision = option(
         "Of the encoder; head and loss are in float32.", TRAINING, default=Precision.FLOAT32
     )
@@ -131,13 +120,6 @@ class TrainingConfig(ModelOptions):
     def __post_init__(self) -> None:
         if not self.corpus:
             raise ConfigError("no sentences are named; name Parquet files or folders")
-        if self.groups is not None and self.group_size is not None:
-            raise ConfigError("give either --groups or --group-size, not both")
-        if not self.whiten and (self.groups or self.group_size):
-            raise ConfigError(
-                "--groups and --group-size belong to a head that whitens; leave them out, or let "
-                "it whiten"
-            )
         if self.passes is not None and self.passes > self.views:
             raise ConfigError(
                 f"--passes {self.passes} is more than the {self.views} views of a sentence; give "
@@ -149,23 +131,6 @@ class TrainingConfig(ModelOptions):
         """An anchor and its positives."""
         return self.positives + 1
 
-    def number_of_groups(self, dim: int) -> int:
-        """Return the number of groups of ``dim`` channels, by either reading of the parameter.
-
-        The published code gives the number of groups (128), the paper's text their size.
-        """
-        from whiten_index.whitening.whitening_config import divisors
-
-        given, what = self.groups or GROUPS, "groups"
-        if self.group_size is not None:
-            given, what = self.group_size, "channels a group"
-        if dim % given:
-            raise ConfigError(
-                f"{given} {what} do not divide {dim} channels; give one of "
-                f"{', '.join(map(str, divisors(dim)))}"
-            )
-        return given if self.group_size is None else dim // given
-
     def identity(self) -> dict[str, Any]:
         """Return what the trained weights depend on, as JSON values, but the model and corpus."""
         values = {key: value for key, value in vars(self).items() if key not in _NO_PART}
@@ -173,8 +138,6 @@ class TrainingConfig(ModelOptions):
         values |= {"passes": self.passes or self.views}
         if not self.whiten:
             values |= dict.fromkeys(_OF_WHITENING)
-        elif self.group_size is None:
-            values |= {"groups": self.groups or GROUPS}
         values |= {"epochs": None} if self.max_steps else {}
         return {
             key: value.value if isinstance(value, Enum) else value for key, value in values.items()
