@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
@@ -147,8 +147,6 @@ def _svg(figure: Any) -> str:
 
 
 _ENDINGS = (".png", ".svg", ".pdf")
-_TITLE = 14  # points
-_ROOM = 1.6  # factor between the eigenvalues drawn and the edge of the axis
 
 
 def check_plot_path(path: Path) -> None:
@@ -164,103 +162,54 @@ def check_plot_path(path: Path) -> None:
 def draw_spectrum(path: Path | str, description: Mapping[str, Any], eigenvalues: ArrayLike) -> None:
     """Draw what ``describe_index`` returns of an index into a picture, atomically.
 
-    ``eigenvalues`` (d,) are those of the covariance, falling; zeros are named, not drawn.
+    ``eigenvalues`` (d,) are those of the covariance, falling; zeros are not drawn.
     """
     path = Path(path)
     check_plot_path(path)
     values = np.maximum(np.asarray(eigenvalues, dtype=np.float64), 0.0)
-    whitening, choice = description["whitening"], description.get("choice") or {}
-    panels: list[Callable[[Any], None]] = [
-        lambda axes: _draw_eigenvalues(axes, values, whitening),
-        lambda axes: _draw_variance(axes, values, whitening),
-    ]
-    if choice.get("candidates"):
-        panels.append(lambda axes: _draw_choice(axes, choice))
-    above, below = _title(description)
-    figure = empty_figure(5.9 * len(panels), 5.2)
-    figure.suptitle(above, size=_TITLE, color=INK)
-    figure.supxlabel(below, size=TEXT, color=GREY)
-    for axes, draw in zip(figure.subplots(1, len(panels)), panels, strict=True):
-        draw(axes)
+    whitening, encoder = description["whitening"], description.get("encoder", {})
+    choice = description.get("choice") or {}
+    panels = 3 if choice.get("candidates") else 2
+    figure = empty_figure(5.9 * panels, 5.2)
+    # A dollar begins a formula.
+    model = without_controls(encoder.get("model") or encoder.get("column") or "")
+    facts = (
+        f"{whitening['kind']}, k = {whitening['k']} of {whitening['dim']}",
+        f"γ = {whitening['exponent']:g}",
+        f"{description['rows']:,} rows",
+        f"encoder {model}".replace("$", r"\$"),
+    )
+    figure.suptitle(" · ".join(facts), size=HEAD, color=INK)
+    axes = figure.subplots(1, panels)
+    _draw_directions(axes[0], axes[1], values, whitening)
+    if panels == 3:
+        _draw_choice(axes[2], choice)
     with writing(path), replacing(path) as temporary:
         figure.savefig(temporary, format=path.suffix.lower()[1:], dpi=DOTS_PER_INCH)
 
 
-def _title(description: Mapping[str, Any]) -> tuple[str, str]:
-    whitening, encoder = description["whitening"], description.get("encoder", {})
-    kind = {"none": "no transform", "pca": "PCA"}.get(whitening["kind"], whitening["kind"])
-    dim, k = whitening["dim"], whitening["k"]
-    facts = [f"{kind}, k = {k} of {dim}", f"γ = {whitening['exponent']:g}"]
-    if whitening["kind"] != "none":
-        facts.append("centred" if whitening["center"] else "not centred")
-    facts.append(f"{description['rows']:,} rows")
-    version = description.get("version")
-    # A dollar begins a formula.
-    model = encoder.get("model") or encoder.get("column") or ""
-    model = without_controls(model).replace("$", r"\$")
-    condition = whitening.get("condition_number")
-    below = [
-        f"version {version}" if version else "",
-        f"encoder {model}" if model else "",
-        f"condition number {condition:,.4g}" if condition else "",
-    ]
-    return " · ".join(facts), " · ".join(filter(None, below))
-
-
-def _draw_eigenvalues(axes: Any, values: NDArray[np.float64], whitening: Mapping[str, Any]) -> None:
-    rank, k = _rank(values, whitening), whitening["k"]
-    dress(axes, "Spectrum of the covariance", "direction", "eigenvalue (log)")
-    if rank == 0:
-        axes.text(0.5, 0.5, "no variance: all embeddings are equal", ha="center", va="center",
-                  transform=axes.transAxes, size=TEXT, color=GREY)  # fmt: skip
-        return
-    shown, top = values[:rank], whitening.get("remove_top", 0)
-    axes.set_yscale("log")
-    axes.plot(np.arange(1, rank + 1), shown, color=BLUE, lw=2, marker=".", ms=4)
-    # The labels of k and the rank stand in the upper fifth, clear of the line.
-    least, most = np.log10(shown.min() / _ROOM), np.log10(shown.max() * _ROOM)
-    axes.set_ylim(10**least, 10 ** (least + (most - least) / 0.82))
-    text = f"k = {k}, the first {top} left out" if top else f"k = {k}"
-    _mark(axes, top + k, rank, len(values), text=text, heights=(0.98, 0.90))
-
-
-def _rank(values: NDArray[np.float64], whitening: Mapping[str, Any]) -> int:
-    return min(int(whitening["rank"]), int((values > 0).sum()))
-
-
-def _draw_variance(axes: Any, values: NDArray[np.float64], whitening: Mapping[str, Any]) -> None:
-    rank, k, total = _rank(values, whitening), whitening["k"], float(values.sum())
-    dress(axes, "Variance kept by k", "k", "share of the variance")
-    if total == 0:
-        return
-    most = np.concatenate([[0.0], np.cumsum(values) / total])
-    axes.plot(np.arange(len(most)), most, color=BLUE, lw=2, marker=".", ms=4)
-    axes.set_ylim(0, 1.04)
-    axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+def _draw_directions(
+    left: Any, right: Any, values: NDArray[np.float64], whitening: Mapping[str, Any]
+) -> None:
+    """Draw the eigenvalues above 0, and the share of the variance that the first of them keep."""
+    rank = min(int(whitening["rank"]), int(np.count_nonzero(values)))
+    k, top, dim = whitening["k"], whitening.get("remove_top", 0), len(values)
+    dress(left, "Spectrum of the covariance", "direction", "eigenvalue, log")
+    dress(right, "Variance kept by k", "k", "share of the variance")
+    if rank:
+        left.set_yscale("log")
+        left.plot(range(1, rank + 1), values[:rank], color=BLUE, lw=2)
+        right.plot(range(dim + 1), [0.0, *np.cumsum(values) / values.sum()], color=BLUE, lw=2)
     # Directions that are not the leading ones are below the curve.
     kept = whitening["variance_kept"]
-    axes.plot([k], [kept], "o", color=RED, ms=7, zorder=4)
-    # The curve is concave, so that the lower right is free of it.
-    text = f"k = {k} keeps {kept:.1%}"
-    _mark(axes, k, rank, len(values), text=text, heights=(0.17, 0.09))
-
-
-def _mark(
-    axes: Any, cut: int, rank: int, dim: int, *, text: str, heights: tuple[float, float]
-) -> None:
-    """Draw the cut and the rank as upright lines, and shade the directions without variance."""
-    axes.set_xlim(0, dim * 1.02)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    if rank < dim:
-        axes.axvspan(rank, dim * 1.02, color=PALE, lw=0, zorder=0)
-    lines = ((cut, text, RED, "bold"), (rank, f"rank {rank} of {dim}", GREY, "normal"))
-    for height, (place, label, colour, weight) in zip(heights, lines, strict=True):
-        left = place > 0.5 * dim
-        axes.axvline(place, color=colour, lw=1.2, ls=(0, (1, 1.5)), zorder=2 if place == cut else 1)
-        axes.annotate(label, (min(place, rank), height),
-                      (-6 if left else 6, 0), va="top", xycoords=axes.get_xaxis_transform(),
-                      textcoords="offset points", ha="right" if left else "left",
-                      size=TEXT, color=colour, weight=weight)  # fmt: skip
+    right.plot([k], [kept], "o", color=RED, ms=7, label=f"k = {k} keeps {kept:.1%}")
+    right.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    cut = f"k = {k}, the first {top} left out" if top else f"k = {k}"
+    left.axvline(top + k, color=RED, lw=1.2, ls=":", label=cut)
+    for axes in (left, right):
+        axes.set_xlim(0, dim * 1.02)
+        axes.axvline(rank, color=GREY, lw=1.2, ls=":", label=f"rank {rank} of {dim}")
+        axes.legend(fontsize=SMALL, edgecolor="none", labelcolor=INK)
 
 
 def _draw_choice(axes: Any, choice: Mapping[str, Any]) -> None:
@@ -275,16 +224,11 @@ def _draw_choice(axes: Any, choice: Mapping[str, Any]) -> None:
     ):  # fmt: skip
         side = [candidate for candidate in at_k if bool(candidate["center"]) is center]
         if side:
-            axes.errorbar(
-                [candidate["exponent"] for candidate in side],
-                [candidate["score"] for candidate in side],
-                yerr=[candidate.get("error") or 0.0 for candidate in side],
-                color=colour, marker=marker, ms=5, lw=1.8, elinewidth=1, capsize=3, label=label,
-            )  # fmt: skip
+            x, y = ([candidate[name] for candidate in side] for name in ("exponent", "score"))
+            error = [candidate.get("error") or 0.0 for candidate in side]
+            axes.errorbar(x, y, error, color=colour, marker=marker, capsize=3, label=label)
     for candidate in at_k:
         if all(candidate[name] == chosen.get(name) for name in ("exponent", "center", "k")):
             axes.plot(candidate["exponent"], candidate["score"], "o", ms=14, mfc="none", mec=RED,
-                      mew=2, zorder=4, ls="none",
-                      label=f"chosen: γ = {candidate['exponent']:g}")  # fmt: skip
-    axes.margins(x=0.06, y=0.12)
-    axes.legend(fontsize=SMALL, framealpha=0.9, edgecolor="none", labelcolor=INK)
+                      mew=2, ls="none", label=f"chosen: γ = {candidate['exponent']:g}")  # fmt: skip
+    axes.legend(fontsize=SMALL, edgecolor="none", labelcolor=INK)
