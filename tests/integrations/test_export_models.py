@@ -116,13 +116,11 @@ def test_the_model_gives_the_vectors_of_the_transform(
     sentences: list[str], tmp_path: Path, options: dict[str, Any]
 ) -> None:
     transform = fitted(sentences[:200], 32, model="all-MiniLM-L6-v2", **options)
-    error = export_model(transform, tmp_path / "m")["error"]
+    export_model(transform, tmp_path / "m")
     model, texts = opened(tmp_path / "m"), sentences[-23:]
     documents, queries = transform.encode_documents(texts), transform.encode_queries(texts)
-    # [CLS] of a middle layer hardly differs from text to text: as told, float32 costs more there.
-    odd = options.get("layers") == (3,)
-    assert (error > 1e-5) == odd
-    atol = error if odd else 1e-5
+    # [CLS] of a middle layer hardly differs from text to text, so that float32 costs more there.
+    atol = 1e-4 if options.get("layers") == (3,) else 1e-5
     for batch_size in (7, 32):
         assert_same(model.encode(texts, batch_size=batch_size), documents, atol=atol)
     assert_same(model.encode_document(texts), documents, atol=atol)
@@ -148,7 +146,7 @@ def test_every_kind_of_transform_is_a_model(tmp_path: Path, kind: Kind, unit: bo
     folder = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"), "mean")
     texts = tiny_models.texts(60)
     transform = fitted(texts, TINY_K, kind=kind, unit=unit, model=str(folder))
-    assert export_model(transform, tmp_path / "m")["error"] < 1e-5
+    export_model(transform, tmp_path / "m")
     assert_same(opened(tmp_path / "m").encode(texts), transform.encode_documents(texts))
 
 
@@ -228,7 +226,7 @@ def test_a_function_that_nobody_exported_is_not_lost(
 
 @pytest.mark.parametrize(("kind", "unit"), KINDS)
 @pytest.mark.parametrize("mean", [0.0, 100.0, 3000.0])
-def test_every_kind_of_transform_is_a_function_as_exact_as_it_says(
+def test_every_kind_of_transform_is_a_function(
     tmp_path: Path, database: psycopg.Connection[Any], kind: Kind, unit: bool, mean: float
 ) -> None:
     """Far from the origin too, where a mean or a bias rounded to float32 costs 1e-5 to 1e-3."""
@@ -239,17 +237,13 @@ def test_every_kind_of_transform_is_a_function_as_exact_as_it_says(
     transform = QueryTransform.of(tmp_path / "out")
     expected = transform.reduce(rows[:100])
     for dtype in ("float32", "float16"):
-        facts = export_sql(transform, tmp_path / "f.sql", name=dtype, dtype=dtype)
+        export_sql(transform, tmp_path / "f.sql", name=dtype, dtype=dtype)
         database.execute((tmp_path / "f.sql").read_text())
         found = called(database, dtype, rows[:100])
         assert found.shape == expected.shape
-        missed = np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2))
-        assert missed <= facts["error"]
-        if dtype == "float16":
-            np.testing.assert_allclose(found, expected, atol=max(5e-4, 4 * facts["error"]))
-        elif not unit or not mean:
-            assert facts["error"] < 1e-6
-            np.testing.assert_allclose(found, expected, atol=1e-6)
+        # Rows scaled to unit length far from the origin differ in their last digits only.
+        atol = max({"float32": 1e-6, "float16": 5e-4}[dtype], 3e-5 * mean * unit)
+        np.testing.assert_allclose(found, expected, atol=atol)
 
 
 @pytest.mark.parametrize("name", ['a "b"; DROP TABLE docs', "Whiten'$whiten$", "naïve %s {x}"])

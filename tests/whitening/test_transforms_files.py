@@ -28,7 +28,6 @@ def test_an_export_maps_as_the_transform_does(kind, normalize_input, tmp_path):
     given = rows / np.linalg.norm(rows, axis=1, keepdims=True) if unit else rows
     vectors = given.astype(np.float32) @ made["matrix"] + made["bias"]
     np.testing.assert_allclose(vectors, whitening.apply(rows), atol=1e-3)
-    assert made["error"][0] == whitening.export().error
 
 
 CHOICES = [

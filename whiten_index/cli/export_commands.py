@@ -87,7 +87,7 @@ def export(
     if form == MATRIX:
         affine = transform.whitening.export()
         affine.save(target, facts={"query_digest": transform.query_digest})
-        names = ("normalize_input", "similarity", "error")
+        names = ("normalize_input", "similarity")
         facts: dict[str, Any] = {name: getattr(affine, name) for name in names}
     elif form == QUERY:
         transform.save(target)

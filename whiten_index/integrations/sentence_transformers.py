@@ -43,9 +43,8 @@ def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any
     ``encode`` and ``encode_document`` take the encoder's document prompt, ``encode_query`` its
     query prompt. The folder is new, empty, or written by this function before.
 
-    Return the ``modules``, ``computes_in`` (always float32), ``encoder_dtype`` (what the index's
-    encoder computes in), and the ``error`` that float32 and the mean folded into a bias cost (see
-    ``Affine``).
+    Return the ``modules``, ``computes_in`` (always float32) and ``encoder_dtype`` (what the index's
+    encoder computes in).
     """
     spec, model = transform.model_folder()
     if spec.pooling not in POOLING_FLAGS:
@@ -65,7 +64,6 @@ def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any
         "modules": ["Transformer", *(module.kind for module in modules)],
         "computes_in": "float32",
         "encoder_dtype": spec.dtype,
-        "error": affine.error,
     }
 
     def make(path: Path) -> None:

@@ -6,7 +6,6 @@ index, and computed once if its argument is a constant. Behind a parameter,
 ``(SELECT whiten($1::vector))`` makes sure of that. Each term is one inner product of pgvector.
 """
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,6 @@ _MARK, _HEAD_BYTES = "-- Made by whiten-index.", 2000
 # First words of the comment of a function.
 _OURS = "whiten-index: "
 _TYPES = {"float32": "vector", "float16": "halfvec"}
-# Half a unit in the last place of 1: what rounding a number costs at most, relative to it.
-_ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11}
 
 _SCRIPT = Path(__file__).with_name("sql_function.sql").read_text("utf-8")
 
@@ -47,8 +44,7 @@ def export_sql(
     indexes stay. It replaces no function that whiten-index did not make. The schema must be there.
     Of dtype float32 it returns a ``vector``, of float16 a ``halfvec``.
 
-    Return ``bytes``, and the ``dtype`` and ``error`` of its vectors: the root mean square of the
-    errors over that of the vectors, estimated on the safe side as ``Affine.error``.
+    Return ``bytes`` and the ``dtype`` of its vectors.
     """
     if dtype not in _TYPES:
         raise ConfigError(f"dtype {dtype!r} is unknown; use {' or '.join(_TYPES)}")
@@ -81,12 +77,7 @@ def export_sql(
     require_replaceable(path, _is_function, "an exported function")
     with writing(path, kept=""), replacing(path) as temporary:
         temporary.write_bytes(data)
-    # From all roundings of the function together.
-    error = math.hypot(affine.error, _ROUNDING[dtype])
-    if whitening.normalize_input:
-        # Embeddings of unit length are rounded before the mean is subtracted; raw ones come so.
-        error = math.hypot(error, whitening.rounding_error(relative_error=_ROUNDING["float32"]))
-    return {"bytes": len(data), "dtype": dtype, "error": error}
+    return {"bytes": len(data), "dtype": dtype}
 
 
 def _is_function(path: Path) -> bool:

@@ -49,9 +49,6 @@ if TYPE_CHECKING:
     from whiten_index.progress import Stages
 
 _LEAST_GROUP, _BLOCK_ROWS = 64, 8_192
-# Rounding to 11 significant bits, averaged over the mantissa.
-_FLOAT16_RMS_ERROR = 2.0e-4
-_EQUAL_COSINE = 0.99999
 
 Group = tuple[CorpusPart, ...]
 
@@ -77,7 +74,6 @@ def fit_whitening(config: "BuildConfig", encoded: "EncodeReport", labels: Labels
         setting = choice.chosen
         wanted = replace(wanted, k=setting.k, exponent=setting.exponent, center=setting.center)
     whitening = Whitening.fit(moments, wanted)
-    _note_rounding(encoded, whitening)
     usual = default_width(whitening.dim)
     if config.k is None and whitening.k == whitening.rank < usual:
         encoded.stages.watcher.note(
@@ -111,21 +107,6 @@ def _moments_of_units(store: EmbeddingStore, group: Group) -> Moments:
         for block in blocks(store.embeddings(part), _BLOCK_ROWS):
             moments = moments.update(unit_rows(block.astype(np.float64)))
     return moments
-
-
-def _note_rounding(encoded: "EncodeReport", whitening: Whitening) -> None:
-    """Note directions so narrow that float16 shows in them."""
-    parts, in_float16 = encoded.record.distinct_parts, 2 * encoded.store.dim
-    if all(part.bytes > part.rows * in_float16 for part in parts):
-        return
-    cosine = (1 + whitening.rounding_error(relative_error=_FLOAT16_RMS_ERROR) ** 2) ** -0.5
-    if cosine < _EQUAL_COSINE:
-        less = "--floor 1e-5" if whitening.kind.rotates_back else "a smaller k"
-        encoded.stages.watcher.note(
-            f"note: k = {whitening.k} keeps directions so narrow that float16 embeddings show in "
-            f"them (cosine with float32 about {cosine:.6f}, rank {whitening.rank} of "
-            f"{encoded.store.encoder['dim']}); for more, use --store-dtype float32 or {less}"
-        )
 
 
 # Whole documents hold the words looked for, and so overrate strong whitening.

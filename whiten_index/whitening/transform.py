@@ -6,7 +6,6 @@ smaller k is a slice of one fit. Kinds that rotate back by Bᵀ keep d coordinat
 """
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -44,7 +43,6 @@ from whiten_index.whitening.whitening_config import (
 
 _FILE_KIND, _FORMAT_VERSION = "whitening", 1
 _MATRIX_KIND, _MATRIX_VERSION = "affine", 1
-_FLOAT32_UNIT = float(np.finfo(np.float32).eps) / 2
 # Lengths take squares, which float64 holds up to here.
 _LARGEST = 1e150
 # Of the variances, whose sum float64 holds too.
@@ -76,16 +74,11 @@ class Affine:
     bias: NDArray[np.float32]  # (k,), −μW
     normalize_input: bool  # whether rows are scaled to unit length first
     similarity: Similarity  # of the vectors; for cosines they are scaled to unit length last
-    # Estimated on the safe side (2 to 20 times what is measured): the root mean square of the
-    # errors of vectors over that of the vectors, with products summed in float32, not in TF32. It
-    # grows with ‖μW‖ against the spread; where it is too much, subtract the mean from the
-    # embeddings before the product.
-    error: float
 
     def save(self, file: Path | str, *, facts: Mapping[str, str] | None = None) -> Path:
         """Write a safetensors file atomically and return its path.
 
-        It has the tensors ``matrix``, ``bias`` and ``error``; the rest and ``facts`` are metadata.
+        It has the tensors ``matrix`` and ``bias``; the rest and ``facts`` are metadata.
 
         Raises:
             ConfigError: the file's ending is not ``.safetensors``, or something else than an
@@ -100,7 +93,7 @@ class Affine:
         with writing(path, kept=""), replacing(path) as temporary:
             write_tensors(
                 temporary,
-                {"matrix": self.matrix, "bias": self.bias, "error": np.array([self.error])},
+                {"matrix": self.matrix, "bias": self.bias},
                 kind=_MATRIX_KIND,
                 version=_MATRIX_VERSION,
                 facts={**named, "normalize_input": str(self.normalize_input).lower()},
@@ -339,12 +332,10 @@ class Whitening:
         )
 
     def export(self, *, centered: bool = False) -> Affine:
-        """Return one float32 matrix and bias, x̃ ≈ x·matrix + bias, and what that costs.
+        """Return one float32 matrix and bias, x̃ ≈ x·matrix + bias.
 
-        Each of n additions in float32 rounds a partial sum by up to u = 2⁻²⁴ of it, and such errors
-        add up as independent ones do, to √n·u times a partial sum (Higham and Mary 2019, "A new
-        approach to probabilistic rounding error analysis"). That sum is taken to be as large as
-        the root of its squared terms, xᵢWᵢⱼ and the bias, of an average row.
+        Where the mean is long against the spread of the embeddings, float32 loses digits in that
+        sum; then subtract μ first, and take ``centered``.
 
         Args:
             centered: μ is subtracted from the rows before, in full precision: there is no bias.
@@ -352,9 +343,8 @@ class Whitening:
         Raises:
             WhiteningError: W does not fit into float32.
         """
-        matrix = self._matrix
         with np.errstate(over="ignore"):
-            single = matrix.astype(np.float32)
+            single = self._matrix.astype(np.float32)
         if not np.isfinite(single).all():
             raise WhiteningError(
                 "the matrix is too large for float32, since the embeddings are nearly 0; scale "
@@ -363,32 +353,12 @@ class Whitening:
         mean = self.mean if self.center and not centered else np.zeros(self.dim)
         # By the rounded matrix: then the rounding of W acts on x − μ only, not on μ.
         bias = -(mean @ single.astype(np.float64))
-        variances = self._coordinate_variances() + (0 if self.center else self.mean**2)
-        squares = (variances + mean**2) @ np.square(matrix) + np.square(bias)
-        additions = np.count_nonzero(matrix, axis=0) + 1
-        rounding = _FLOAT32_UNIT * math.sqrt(float(additions @ squares))
-        signal = self._signal()
         return Affine(
             matrix=single,
             bias=bias.astype(np.float32),
             normalize_input=self.normalize_input,
             similarity=self.similarity,
-            error=rounding / math.sqrt(signal) if signal > 0 else 0.0,
         )
-
-    def rounding_error(self, *, relative_error: float) -> float:
-        """Return the relative error of vectors where each coordinate was kept with one.
-
-        The error of a coordinate spreads over the directions by their loadings and is scaled as
-        they are, so narrow directions suffer most. ``relative_error`` is a root mean square, such
-        as 2e-4 for float16. The cosine to expect is 1/√(1 + e²) of the result e.
-        """
-        noise = relative_error**2 * (self._coordinate_variances() + self.mean**2)
-        if self.coordinate_scale is not None:
-            noise = noise * self.coordinate_scale**2
-        signal = self._signal()
-        spread = float(self.scales() ** 2 @ (np.square(self.basis).T @ noise))
-        return math.sqrt(spread / signal) if signal > 0 else 0.0
 
     def choices(self) -> dict[str, Any]:
         """Return the options of the fit, which identify it, without results from the data."""
@@ -504,21 +474,3 @@ class Whitening:
         if self.groups is not None and not (0 < self.groups <= dim and dim % self.groups == 0):
             return f"{self.groups} groups of {dim} channels"
         return ""
-
-    def _coordinate_variances(self) -> NDArray[np.float64]:
-        """Return the variances (d,) of the embeddings, as far as the fit has them."""
-        if self.coordinate_scale is not None:
-            return reciprocal(self.coordinate_scale) ** 2
-        kept = np.square(self.basis) @ self.variances
-        if self.kind is Kind.TRUNCATE:
-            return kept  # what was dropped is other coordinates, which no longer matter
-        # What the dropped directions add to each coordinate is known on average only.
-        dropped = max(float(self.eigenvalues.sum() - self.variances.sum()), 0.0) / self.dim
-        return kept + dropped
-
-    def _signal(self) -> float:
-        """Return the mean square length of the vectors."""
-        signal = float(self.scales() ** 2 @ self.variances)
-        if not self.center:
-            signal += float(np.square(self.mean @ self._matrix).sum())
-        return signal
