@@ -78,35 +78,6 @@ def test_gradients_are_those_of_finite_differences(shape: tuple[int, ...]) -> No
     assert torch.autograd.gradcheck(module, (rows,))
 
 
-def test_evaluation_is_the_affine_map_of_the_running_moments() -> None:
-    module = whitening(momentum=0.25)
-    batches = [features(seed=seed) for seed in range(5)]
-    mean = covariance = None
-    for batch in batches:
-        module(batch)
-        now = batch.numpy().mean(0), np.cov(batch.numpy(), rowvar=False)
-        if mean is None:
-            mean, covariance = now
-        else:
-            mean, covariance = (
-                0.75 * old + 0.25 * new for old, new in zip((mean, covariance), now, strict=True)
-            )
-    np.testing.assert_allclose(module.mean, mean, atol=1e-6)
-    np.testing.assert_allclose(module.covariance, covariance, atol=1e-6)
-    module.eval()
-    rows = features(seed=9).float()
-    out = module(rows)
-    # Equal rows give equal features whatever they are evaluated with, and nothing is drawn.
-    torch.testing.assert_close(out[:1], module(rows[:1]))
-    weight, bias = module.folded()
-    torch.testing.assert_close(out, (rows.double() @ weight.mT + bias).float())
-    for group in np.arange(DIM).reshape(6, -1):
-        values, vectors = np.linalg.eigh(module.covariance.numpy()[np.ix_(group, group)])
-        block = (vectors / np.sqrt(values)) @ vectors.T
-        np.testing.assert_allclose(weight[np.ix_(group, group)], block, atol=1e-4)
-    assert weight.count_nonzero() <= DIM * 4
-
-
 def test_a_gradient_of_pca_is_that_of_its_zca_turned() -> None:
     torch.manual_seed(0)
     rows = torch.randn(20, 4, dtype=torch.float64, requires_grad=True)

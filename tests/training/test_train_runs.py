@@ -47,15 +47,14 @@ def test_variants_train_other_weights(
     assert any(not each.equal(plain[name]) for name, each in found.items())
 
 
-@pytest.mark.parametrize("keep_head", [False, True])
 def test_the_folder_is_read_by_sentence_transformers_and_here_alike(
-    config: Any, pairs: Path, keep_head: bool
+    config: Any, pairs: Path
 ) -> None:
     from sentence_transformers import SentenceTransformer
 
     from whiten_index.encoding.encoder import Encoder
 
-    report = train_encoder(config(keep_head=keep_head), pairs=pairs)
+    report = train_encoder(config(), pairs=pairs)
     texts = sentences(20, seed=7)
     theirs = SentenceTransformer(str(report.out), device="cpu").encode(texts)
     ours = Encoder.load(str(report.out), device="cpu").encode(texts)

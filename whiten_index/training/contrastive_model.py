@@ -67,15 +67,6 @@ class Head(nn.Module):
             out: Tensor = torch.tanh(self.dense(white))
         return out
 
-    def folded(self) -> tuple[Tensor, Tensor]:
-        """Return weight (d, d) and bias (d,) of the affine map before tanh in evaluation."""
-        weight, bias = self.dense.weight.double(), self.dense.bias.double()
-        if self.whitening is not None:
-            map_, shift = self.whitening.folded()
-            bias = bias + weight @ shift
-            weight = weight @ map_
-        return weight, bias
-
 
 class ContrastiveModel(nn.Module):
     """Several views of each sentence: an anchor, which is pulled to the others, its positives.
@@ -230,26 +221,10 @@ def _drops(encoder: Any) -> bool:
 
 
 def write_model(
-    path: Path, model: ContrastiveModel, spec: EncoderSpec, folder: ModelFolder, *, keep_head: bool
+    path: Path, model: ContrastiveModel, spec: EncoderSpec, folder: ModelFolder
 ) -> None:
-    """Write the encoder, its pooling and, with ``keep_head``, its head as one ``Dense``.
-
-    The head's whitening by its running moments is affine, so it is one linear map with the next.
-    """
+    """Write the encoder and its pooling; the head has served."""
     modules = [pooling_module(spec, folder.hidden_size)]
-    if keep_head:
-        weight, bias = model.head.folded()
-        config = {
-            "in_features": weight.shape[1],
-            "out_features": weight.shape[0],
-            "bias": True,
-            "activation_function": "torch.nn.modules.activation.Tanh",
-        }
-        arrays = {
-            "linear.weight": weight.detach().float().cpu().numpy(),
-            "linear.bias": bias.detach().float().cpu().numpy(),
-        }
-        modules.append(Module("Dense", config, arrays))
     if spec.normalizes:
         modules.append(Module("Normalize"))
     write_folder(path, spec, folder, modules, weights=False)
@@ -267,9 +242,7 @@ def write_model(
 
 
 @torch.no_grad()
-def embed(
-    model: ContrastiveModel, texts: Sequence[str], collator: Collator, *, with_head: bool
-) -> NDArray[np.float32]:
+def embed(model: ContrastiveModel, texts: Sequence[str], collator: Collator) -> NDArray[np.float32]:
     """Return embeddings (n, d) as the written model gives them; nothing random is drawn."""
     device = next(model.parameters()).device
     training = model.training
@@ -279,8 +252,7 @@ def embed(
     for some in blocks(order, _EMBEDDED_AT_ONCE):
         batch = collator([texts[number] for number in some])
         features = model.features(**{name: tensor.to(device) for name, tensor in batch.items()})
-        embeddings = model.head(features) if with_head else features
-        found.append(embeddings.float().cpu().numpy())
+        found.append(features.float().cpu().numpy())
     model.train(training)
     out: NDArray[np.float32] = np.concatenate(found)[np.argsort(order)]
     return out

@@ -31,17 +31,11 @@ def group_map(kind: GroupMap, covariances: Tensor) -> Tensor:
 
 
 class ShuffledGroupWhitening(nn.Module):
-    """Whitening by groups of channels, with the batch's moments in training.
+    """Whitening by groups of channels, with the moments of each batch.
 
-    For evaluation it keeps running moments of all channels, moved towards each batch's by
-    ``momentum`` (equation 13), and takes the groups of neighbouring channels: one affine map, see
-    ``folded``. ``shrinkage`` is α of Σ' = (1 - α)Σ + α·tr(Σ)/c·I; ``epsilon`` is added to the
-    diagonal of each covariance.
+    ``shrinkage`` is α of Σ' = (1 - α)Σ + α·tr(Σ)/c·I; ``epsilon`` is added to the diagonal of each
+    covariance.
     """
-
-    mean: Tensor
-    covariance: Tensor
-    batches: Tensor
 
     def __init__(
         self,
@@ -52,16 +46,11 @@ class ShuffledGroupWhitening(nn.Module):
         shuffle: bool = True,
         epsilon: float = 1e-5,
         shrinkage: float = 0.0,
-        momentum: float = 0.1,
     ) -> None:
-        """Start with running moments of mean 0 and covariance I."""
         super().__init__()
         self.dim, self.groups = dim, groups
         self.group_map, self.shuffle = group_map, shuffle
-        self.epsilon, self.shrinkage, self.momentum = epsilon, shrinkage, momentum
-        self.register_buffer("mean", torch.zeros(dim))
-        self.register_buffer("covariance", torch.eye(dim))
-        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+        self.epsilon, self.shrinkage = epsilon, shrinkage
 
     @property
     def group_size(self) -> int:
@@ -74,33 +63,17 @@ class ShuffledGroupWhitening(nn.Module):
         return self.shuffle and 1 not in (self.groups, self.group_size)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Whiten features (n, d) or (views, n, d); in training each view by its own batch.
+        """Whiten features (n, d) or (views, n, d), each view by its own batch.
 
         The result has the same shape, in float32, or float64 if that is given.
         """
         with torch.autocast(features.device.type, enabled=False):
             wide = features.double() if features.dtype == torch.float64 else features.float()
-            views = wide if wide.dim() == 3 else wide.unsqueeze(0)
-            if self.training:
-                out = self._trained(views)
-            else:
-                weight, bias = (each.to(views.dtype) for each in self.folded())
-                out = views @ weight.mT + bias
-        return out if wide.dim() == 3 else out.squeeze(0)
+            return self._whiten(wide.reshape(-1, *wide.shape[-2:])).view(wide.shape)
 
-    def folded(self) -> tuple[Tensor, Tensor]:
-        """Return weight (d, d) and bias (d,) of the map in evaluation: x ↦ x Wᵀ + b."""
-        c = self.group_size
-        cut = self.covariance.double().view(self.groups, c, self.groups, c)
-        blocks = self._map(cut.diagonal(dim1=0, dim2=2).permute(2, 0, 1))
-        weight: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
-        return weight, -(weight @ self.mean.double())
-
-    def _trained(self, views: Tensor) -> Tensor:
+    def _whiten(self, views: Tensor) -> Tensor:
         self.require_enough(views.shape[1])
-        mean = views.mean(1, keepdim=True)
-        centred = views - mean
-        self._remember(mean, centred)
+        centred = views - views.mean(1, keepdim=True)
         order = self._orders(views)
         grouped = torch.gather(centred, 2, order.unsqueeze(1).expand_as(centred))
         # (views, G, n, c): groups are of neighbouring channels.
@@ -126,19 +99,6 @@ class ShuffledGroupWhitening(nn.Module):
         if not self.shuffle:
             return torch.arange(self.dim, device=views.device).expand(shape)
         return torch.rand(shape, device=views.device).argsort(1)
-
-    @torch.no_grad()
-    def _remember(self, mean: Tensor, centred: Tensor) -> None:
-        """Move the running moments towards those of the batch, over its views."""
-        rows = centred.shape[1]
-        covariance = (centred.mT @ centred).mean(0) / (rows - 1)
-        # The first batch is taken as it is: nothing was known before.
-        weight = torch.where(self.batches == 0, 1.0, self.momentum).to(mean.device)
-        self.mean.lerp_(mean.mean(0)[0].to(self.mean.dtype), weight.to(self.mean.dtype))
-        self.covariance.lerp_(
-            covariance.to(self.covariance.dtype), weight.to(self.covariance.dtype)
-        )
-        self.batches += 1
 
     def require_enough(self, rows: int) -> None:
         """Refuse a batch of too few rows for the covariance of a group."""

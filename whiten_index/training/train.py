@@ -265,7 +265,7 @@ class _Training:
             model, collator = contrastive_model(self.config, self.spec, self.folder)
         # Scored as the written model will be used.
         whole = replace(collator, max_length=self.spec.max_length)
-        score = None if self.dev is None else _scorer(self.config, whole, self.dev)
+        score = None if self.dev is None else _scorer(whole, self.dev)
         facts, curves = run(
             self.config, model, self.sentences, collator,
             score=score, folder=self.work / _CHECKPOINTS,
@@ -275,7 +275,7 @@ class _Training:
 
         def make(path: Path) -> None:
             with written(path):
-                write_model(path, model, self.spec, self.folder, keep_head=self.config.keep_head)
+                write_model(path, model, self.spec, self.folder)
             with (path / CURVES_FILE).open("w", newline="") as file:
                 writer = csv.DictWriter(file, CURVES, lineterminator="\n")
                 writer.writeheader()
@@ -311,7 +311,7 @@ class _Training:
             )
 
 
-def _scorer(config: TrainingConfig, collator: Any, dev: StsSet) -> "Score":
+def _scorer(collator: Any, dev: StsSet) -> "Score":
     """Return a function that scores a model on STS-B dev, with alignment and uniformity."""
     from whiten_index.evaluation.geometry_scores import POSITIVE_ABOVE, alignment, uniformity
     from whiten_index.evaluation.metrics import correlate, pair_cosines
@@ -326,7 +326,7 @@ def _scorer(config: TrainingConfig, collator: Any, dev: StsSet) -> "Score":
     close = gold > POSITIVE_ABOVE
 
     def score(model: ContrastiveModel) -> dict[str, float]:
-        found = embed(model, texts, collator, with_head=config.keep_head)
+        found = embed(model, texts, collator)
         a, b = found[rows], found[others]
         spearman, _ = correlate(
             gold, pair_cosines(a, b), ["dev"] * len(gold), averaged=False, name=_STSB

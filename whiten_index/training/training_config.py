@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from whiten_index.encoding.encoder_config import ModelOptions
 from whiten_index.errors import ConfigError
-from whiten_index.options import CORPUS, MODEL, OUTPUT, RESOURCES, Positive, Share, option, schema
+from whiten_index.options import CORPUS, MODEL, RESOURCES, Positive, Share, option, schema
 
 HEAD, LOSS, TRAINING = "Head", "Loss", "Training"
 # Score that checkpoints are compared by: Spearman's correlation × 100.
@@ -112,7 +112,6 @@ class TrainingConfig(ModelOptions):
         default=500,
     )
     seed: int = option("Of every random draw.", TRAINING, default=0, ge=0, le=_LAST_SEED)
-    keep_head: bool = option("Write the head too, with its running moments.", OUTPUT, default=False)
     device: Literal["auto", "cpu", "cuda"] = option(
         "Device of the training.", RESOURCES, default="auto"
     )
