@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.helpers.corpora import IN_TMP_PATH
 from whiten_index.errors import CorpusError
-from whiten_index.evaluation.judgements import read_pairs, read_qrels, read_queries
+from whiten_index.evaluation.judgements import read_qrels, read_queries
+from whiten_index.evaluation.sts_sets import read_sts
 
 WORDS = st.text("abcXYZ019-_.:#é中", min_size=1, max_size=8)
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).filter(str.strip)
@@ -86,28 +86,6 @@ def test_queries_read_as_written(tmp_path: Path, queries: dict[str, str]) -> Non
     assert read_queries(jsonl(tmp_path / "a.jsonl", *records)) == queries
 
 
-@IN_TMP_PATH
-@given(st.lists(st.tuples(FIELDS, FIELDS, st.floats(-5, 5) | st.none()), min_size=4))
-def test_pairs_read_as_written(tmp_path: Path, rows: list[tuple[str, str, float | None]]) -> None:
-    rows += [("a", "b", 1.0), ("c", "d", 2.0)]
-    first, second, scores = (list(column) for column in zip(*rows, strict=True))
-    columns = {"sentence1": first, "sentence2": second, "score": scores}
-    lines = [f"{a}\t{b}\t{'' if s is None else s}\n" for a, b, s in rows]
-    paths = [
-        parquet(tmp_path / "p.parquet", **columns),
-        jsonl(tmp_path / "p.jsonl", *(dict(zip(columns, row, strict=True)) for row in rows)),
-        text(tmp_path / "p.tsv", "sentence1\tsentence2\tscore\n" + "".join(lines)),
-    ]
-    scored = [row for row in rows if row[2] is not None]
-    for path in paths:
-        pairs = read_pairs(path)
-        assert pairs.scores is not None
-        assert pairs.scores.dtype == np.float64
-        found = zip(pairs.first, pairs.second, pairs.scores.tolist(), strict=True)
-        assert list(found) == scored
-        assert len(pairs) == len(scored) == len(rows) - pairs.dropped
-
-
 def test_a_pair_judged_twice_must_have_one_grade(tmp_path: Path) -> None:
     path = text(tmp_path / "q.qrels", "a 0 x 1\nb 0 x 2\na 0 x 1\n")
     assert read_qrels(path) == {"a": {"x": 1}, "b": {"x": 2}}
@@ -126,9 +104,9 @@ def test_a_grade_that_is_no_whole_number_names_its_line(tmp_path: Path, grade: s
 
 @pytest.mark.parametrize("score", ["high", "inf", "-inf", "1,5", "1_0", "٣", "1.1e100", "-1e308"])
 def test_a_score_that_is_no_number_names_its_line(tmp_path: Path, score: str) -> None:
-    path = text(tmp_path / "p.tsv", f"text1\ttext2\tscore\na\tb\t1\nc\td\t{score}\n")
+    path = text(tmp_path / "p.tsv", f"sentence1\tsentence2\tscore\na\tb\t1\nc\td\t{score}\n")
     with pytest.raises(CorpusError, match=r"p\.tsv, line 3, has .* as score, expected a finite"):
-        read_pairs(path)
+        read_sts([path])
 
 
 @pytest.mark.parametrize(
@@ -161,15 +139,3 @@ def test_public_collections(data: Path, name: str, queries: int, judgements: int
     assert len(texts) == queries
     assert sum(map(len, qrels.values())) == judgements
     assert qrels.keys() <= texts.keys()
-
-
-@pytest.mark.data
-@pytest.mark.parametrize("name", ["sts_raw", "sts_senteval"])
-def test_public_pairs(data: Path, name: str) -> None:
-    pairs = read_pairs(data / f"sts/{name}.parquet")
-    assert len(pairs) == 31_099
-    assert pairs.dropped == 0
-    assert pairs.scores is not None
-    assert pairs.scores.min() >= 0
-    assert pairs.scores.max() <= 5
-    assert read_pairs(data / "senteval/rte.parquet").scores is None

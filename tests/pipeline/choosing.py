@@ -227,11 +227,3 @@ def judged(folder: Path, texts: list[str], *, count: int = 40, prefix: str = "d"
         queries,
         grades,
     )
-
-
-def pairs(path: Path, count: int = 60, scores: Any = None, seed: int = 3) -> str:
-    rng = np.random.default_rng(seed)
-    topics = [rng.choice(tiny_models._WORDS, 6, replace=False) for _ in range(count)]
-    first, second = ([sentence(rng, topic) for topic in topics] for _ in range(2))
-    columns = {} if scores is None else {"score": scores}
-    return parquet(path, sentence1=first, sentence2=second, **columns)

@@ -1,25 +1,19 @@
-"""A transform chosen by labels: judged queries by nDCG, pairs by ranks and by correlation."""
+"""A transform chosen by judged queries, by nDCG."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
-from scipy.stats import spearmanr
 
 from tests.pipeline import choosing
 from tests.pipeline.choosing import (
-    Array,
     Judged,
     Place,
     assert_applied,
     choice,
     judged,
     names_of,
-    pairs,
     raw_embeddings,
-    setting_of,
     stages,
     vectors_of,
 )
@@ -74,42 +68,3 @@ def test_judged_queries_choose_the_best_by_ndcg(place: Place) -> None:
     top = max(row["score"] for row in leaders)
     near = min(row["k"] for row in leaders if row["score"] >= 0.97 * top)
     assert found["chosen"]["k"] == near
-
-
-def embedded_pairs(path: str, model: Path) -> tuple[Array, Array]:
-    table, encoder = pq.read_table(path), Encoder.load(str(model))
-    first, second = (table[name].to_pylist() for name in ("sentence1", "sentence2"))
-    return (
-        encoder.encode_queries(first).astype(np.float64),
-        encoder.encode(second).astype(np.float64),
-    )
-
-
-def cosines_under(fitted_on: Moments, embedded: tuple[Array, Array], row: dict[str, Any]) -> Array:
-    """Return the cosine of each pair after one of the transforms."""
-    first, second = vectors_of(fitted_on, row, *embedded)
-    return np.einsum("nk,nk->n", first, second)
-
-
-@pytest.mark.parametrize(("exponent", "count"), [(0.125, 30), (0.125, 437), (0.875, 60)])
-def test_scored_pairs_choose_the_transform_that_ranks_them_so(
-    place: Place, exponent: float, count: int
-) -> None:
-    """The scores are its own cosines, so that it correlates with them as nothing else does."""
-    wanted = {"k": 16, "exponent": exponent, "center": True}
-    path = pairs(place.root / "pairs.parquet", count)
-    raw = Moments.of(raw_embeddings(place.build("raw", whiten="none")))
-    embedded = embedded_pairs(path, place.model)
-    scores = cosines_under(raw, embedded, wanted)
-    path = pairs(place.root / "pairs.parquet", count, np.round(scores, 6))
-    report = place.build("out", pairs=path, k=16)
-    assert choice(report)["chosen"] == wanted
-    rows = {setting_of(row): row["score"] for row in choice(report)["candidates"]}
-    assert rows[setting_of(wanted)] == pytest.approx(1, abs=1e-3)
-    # The pair of i-th least score is of fold i mod n, n of them for ten pairs each, 20 at most.
-    places = np.argsort(np.argsort(scores, kind="stable"), kind="stable")
-    fold = places % {30: 3, 60: 6, 437: 20}[count]
-    for row in choice(report)["candidates"]:
-        found = cosines_under(raw, embedded, row)
-        each = [spearmanr(scores[fold == i], found[fold == i]).statistic for i in set(fold)]
-        assert row["score"] == pytest.approx(np.mean(each), abs=2e-3), row

@@ -13,7 +13,6 @@ from tests.pipeline.choosing import (
     assert_refused,
     embedded,
     judged,
-    pairs,
     parquet,
     shards,
 )
@@ -28,12 +27,8 @@ place = choosing.place
     [
         (("--queries", "{queries}"), "--qrels is missing"),
         (("--qrels", "{qrels}"), "--queries is missing"),
-        (("--pairs", "{pairs}", "--qrels", "{qrels}"), "two kinds of labels"),
-        (("--pairs", "{pairs}", "--queries", "{queries}"), "two kinds of labels"),
         (("--qrels-split", "test"), "--qrels-split test needs --qrels"),
-        (("--pairs", "{pairs}", "--qrels-split", "test"), "--qrels-split"),
         (("--queries", "{queries}", "--qrels", "{qrels}", "--qrels-split", "dev"), "column split"),
-        (("--whiten", "pca", "--pairs", "{pairs}"), "--pairs.*--whiten pca"),
         (("--whiten", "whitening", "--qrels", "{qrels}"), "--qrels.*nothing to choose"),
         (("--shrinkage", "oas"), "--shrinkage.*--whiten auto chooses"),
         (("--remove-top", "1"), "--remove-top.*--whiten auto chooses"),
@@ -47,16 +42,12 @@ def test_options_that_do_not_go_together_are_refused(
     place: Place, flags: tuple[str, ...], match: str
 ) -> None:
     labels = judged(place.root, place.texts)
-    path = pairs(place.root / "pairs.parquet")
-    names = {"queries": labels.queries, "qrels": labels.qrels, "pairs": path}
+    names = {"queries": labels.queries, "qrels": labels.qrels}
     arguments = place.arguments(*(flag.format(**names) for flag in flags))
     assert_refused(OPTIONS, match, *arguments)
 
 
 BAD_LABELS = {
-    "29 pairs": "holds 29 pairs, too few",
-    "29 scored pairs": "holds 29 pairs, too few",
-    "pairs scored alike": "all scores in .* are equal",
     "9 judged queries": "leaves 9 queries to choose by",
     "9 queries with a text": r"leaves 9 queries to choose by \(9 of 20 have a text\)",
     "no pytrec_eval": r"whiten-index\[eval\]",
@@ -69,28 +60,17 @@ def test_labels_that_cannot_choose_are_refused_before_anything_is_encoded(
     tmp_path: Path, chosen: tuple[Place, BuildReport], case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, options = chosen[0], dict[str, Any]()
-    if "pairs" in case:
-        count = 29 if "29" in case else 60
-        scores = {"29 pairs": None, "29 scored pairs": range(29)}.get(case, [0.5] * 60)
-        scores = None if scores is None else list(scores)
-        options = {"pairs": pairs(tmp_path / "pairs.parquet", count, scores)}
-    elif case == "a column without its model":
-        options = {
-            **embedded(tmp_path / "e.parquet"),
-            "model": None,
-            "text_columns": (),
-            "pairs": pairs(tmp_path / "pairs.parquet"),
-        }
-    else:
-        labels = judged(tmp_path, place.texts, count=9 if "9 judged" in case else 20)
-        options = dict(labels.options())
-        if case == "9 queries with a text":
-            few = list(labels.texts)[:9]
-            options["queries"] = parquet(
-                tmp_path / "few.parquet", id=few, text=[labels.texts[name] for name in few]
-            )
-        if case == "no pytrec_eval":
-            monkeypatch.setitem(sys.modules, "pytrec_eval", None)
+    labels = judged(tmp_path, place.texts, count=9 if "9 judged" in case else 20)
+    options |= labels.options()
+    if case == "a column without its model":
+        options |= {**embedded(tmp_path / "e.parquet"), "model": None, "text_columns": ()}
+    elif case == "9 queries with a text":
+        few = list(labels.texts)[:9]
+        options["queries"] = parquet(
+            tmp_path / "few.parquet", id=few, text=[labels.texts[name] for name in few]
+        )
+    elif case == "no pytrec_eval":
+        monkeypatch.setitem(sys.modules, "pytrec_eval", None)
     expected = ConfigError if case in list(BAD_LABELS)[-2:] else CorpusError
     with pytest.raises(expected, match=BAD_LABELS[case]):
         place.build(tmp_path / "out", store=str(tmp_path / "store"), **options)

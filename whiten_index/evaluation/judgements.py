@@ -1,4 +1,4 @@
-"""Judgements (qrels), their queries, pairs of texts, and sets in BEIR form: read and checked."""
+"""Judgements (qrels), their queries, and sets in BEIR form: read and checked."""
 
 import itertools
 import math
@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import replacing
 from whiten_index.artifacts.files import is_file, writing
@@ -38,26 +36,12 @@ _QUERY, _DOCUMENT = ("query_id", "query-id"), ("doc_id", "corpus-id")
 _GRADE, _SPLIT = ("relevance", "score"), "split"
 _ID, _TEXT = ("id", "query_id", "_id"), ("text", "query")
 TEXT_ENDINGS = (JSONL, CSV, TSV, TEXT)  # of queries, next to Parquet
-_PAIRS, _SCORE = (("sentence1", "sentence2"), ("query", "document"), ("text1", "text2")), "score"
 _TREC_COLUMNS = ("query_id", "iteration", "doc_id", "relevance")
 _WHOLE = re.compile(r"[+-]?[0-9]+(\.0*)?")
 # trec_eval keeps one counter a grade: 2**31 takes 16 GB and a minute, 2**40 ends the process.
 _TOP_GRADE = 1_000_000
 # Correlations multiply scores and add the products up, which must stay finite.
 _TOP_SCORE = 1e100
-
-
-@dataclass(frozen=True, eq=False)
-class Pairs:
-    """Pairs of texts, as in semantic textual similarity or as queries with their documents."""
-
-    first: list[str]
-    second: list[str]
-    scores: NDArray[np.float64] | None
-    dropped: int = 0
-
-    def __len__(self) -> int:
-        return len(self.first)
 
 
 def read_qrels(path: str | Path, *, split: str | None = None) -> dict[str, dict[str, int]]:
@@ -120,34 +104,6 @@ def read_queries(
         of = f" of query {query!r}"
         queries[query] = " ".join(table.parse(name, row, to_text, of=of) for name in text_names)
     return queries
-
-
-def read_pairs(path: str | Path) -> Pairs:
-    """Read pairs of texts, and how alike they are if there is a column ``score``.
-
-    The file is ``.parquet``, ``.jsonl`` or ``.tsv`` (header; fields as they stand, no quoting) with
-    sentence1 and sentence2, query and document, or text1 and text2. Rows whose score is null, empty
-    or NaN are dropped and counted.
-    """
-    known = {_SCORE, *(name for names in _PAIRS for name in names)}
-    table = LabelTable.read(Path(path), (PARQUET, JSONL, TSV), known)
-    columns = next((names for names in _PAIRS if {*names} <= table.columns.keys()), None)
-    if columns is None:
-        expected = ", ".join(" and ".join(names) for names in _PAIRS)
-        raise table.lacks(f"no two columns of texts (such as {expected})")
-    first, second = (
-        [table.parse(name, row, to_text) for row in range(len(table))] for name in columns
-    )
-    scores, dropped = None, 0
-    if _SCORE in table.columns:
-        every = np.array([table.parse(_SCORE, row, to_score) for row in range(len(table))])
-        kept = np.flatnonzero(~np.isnan(every))
-        first, second = [first[i] for i in kept], [second[i] for i in kept]
-        scores, dropped = every[kept], len(every) - len(kept)
-    if len(first) < 2:
-        without = f" ({dropped} without a score left out)" if dropped else ""
-        raise CorpusError(f"{path} holds {len(first)} pairs{without}; give at least 2")
-    return Pairs(first, second, scores, dropped)
 
 
 def _rows_of(table: LabelTable, split: str | None) -> Sequence[int]:

@@ -22,7 +22,7 @@ _Part = TypeVar("_Part")
 AUTO = "auto"
 # Options that belong to a named transform; ``auto`` does not take them.
 _NAMED_TRANSFORM_OPTIONS = ("groups", "group_size", "shuffle", "shrinkage", "remove_top")
-_LABEL_OPTIONS = ("queries", "qrels", "qrels_split", "pairs")
+_LABEL_OPTIONS = ("queries", "qrels", "qrels_split")
 _RUNNER_OPTIONS = ("address", "workers")
 # Not recorded: the resources that did the work, and permissions, which are never read from a file.
 _NOT_RECORDED = (
@@ -144,11 +144,6 @@ class BuildConfig(BuildOptions):
             if self.choose_sample != BuildConfig.choose_sample:
                 raise ConfigError(f"--choose-sample {self.choose_sample} {why}")
         self.whitening_config()
-        if self.pairs and (self.queries or self.qrels or self.qrels_split):
-            raise ConfigError(
-                "--pairs and --qrels are two kinds of labels; give one of them, and --queries "
-                "and --qrels-split with --qrels only"
-            )
         self.require_both()
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:

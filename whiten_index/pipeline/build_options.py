@@ -112,11 +112,6 @@ class EncodeOptions(RunnerOptions, CorpusColumns, EncoderConfig):
 class BuildOptions(TransformShape, SimilarityOption, _Transform, JudgementOptions, EncodeOptions):
     """Options of a build; with ``whiten="auto"``, those given of the transform are not chosen."""
 
-    pairs: str | None = option(
-        "File of pairs of texts, scored or not, that auto chooses by, as by judged queries.",
-        JUDGEMENTS,
-        default=None,
-    )
     choose_sample: int = option(
         "Documents that auto chooses on at most, without labels.",
         TRANSFORM,

@@ -19,8 +19,9 @@ from whiten_index.artifacts.prefetch import blocks
 from whiten_index.artifacts.tensors import content_digest
 from whiten_index.distributed.executors import remote_call
 from whiten_index.errors import EncoderError, StorageError, WhiteningError, first_line
+from whiten_index.evaluation.judgements import JudgedQueries
 from whiten_index.pipeline.early_checks import possible_widths
-from whiten_index.pipeline.labels import Evidence, Labels, labelled_trials, labels_digest
+from whiten_index.pipeline.labels import Evidence, labelled_trials, labels_digest
 from whiten_index.pipeline.pseudo_queries import RECIPE, SHARE_OF_CORPUS, Sample, sample_pieces
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart
@@ -64,7 +65,9 @@ class Fitted:
     scores: Mapping[str, float] = field(default_factory=dict)
 
 
-def fit_whitening(config: "BuildConfig", encoded: "EncodeReport", labels: Labels | None) -> Fitted:
+def fit_whitening(
+    config: "BuildConfig", encoded: "EncodeReport", labels: JudgedQueries | None
+) -> Fitted:
     """Fit the transform that the options name, or choose one and fit it."""
     wanted, choice = config.whitening_config(), None
     moments = fit_moments(config, encoded)
@@ -124,7 +127,7 @@ def choose_setting(
     stages: "Stages",
     encoded: "EncodeReport",
     config: "BuildConfig",
-    labels: Labels | None,
+    labels: JudgedQueries | None,
     moments: Moments,
 ) -> Choice:
     """Choose k, γ and centring; an earlier choice on the same corpus is taken from the store."""
@@ -169,7 +172,7 @@ def choose_setting(
 def _choose(
     encoded: "EncodeReport",
     config: "BuildConfig",
-    labels: Labels | None,
+    labels: JudgedQueries | None,
     moments: Moments,
     ks: tuple[int, ...] | None,
 ) -> Choice:

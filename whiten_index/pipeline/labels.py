@@ -1,4 +1,4 @@
-"""Labels that a transform is chosen by: judged queries, or pairs of texts."""
+"""Labels that a transform is chosen by: judged queries."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,31 +10,26 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.evaluation.judgements import JudgedQueries, Pairs, read_judged, read_pairs
-from whiten_index.evaluation.metrics import evaluate_each, require_evaluator, spearman
+from whiten_index.evaluation.judgements import JudgedQueries, read_judged
+from whiten_index.evaluation.metrics import evaluate_each, require_evaluator
 from whiten_index.store.sampling import CorpusEmbeddings, drawn_rows, ids_of
-from whiten_index.whitening.selection import Rule, Scores, Trial, Vectors, reciprocal_ranks
+from whiten_index.whitening.selection import Rule, Scores, Trial, Vectors
 
 if TYPE_CHECKING:
-    from whiten_index.encoding.encoder import Encoder
     from whiten_index.pipeline.build_config import BuildConfig
     from whiten_index.pipeline.encode import EncodeReport
 
-_LEAST_QUERIES, _LEAST_PAIRS = 10, 30
-_MOST_QUERIES = _MOST_PAIRS = 2_000
+_LEAST_QUERIES, _MOST_QUERIES = 10, 2_000
 _QUERY_BLOCK = 256
 _MOST_DISTRACTORS = 10_000
 _DEPTH = 10
-_FOLDS, _PAIRS_A_FOLD = 20, 10
-
-Labels = JudgedQueries | Pairs
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
     """Trials that score settings of the transform, and the words that describe them.
 
-    ``count`` are queries, pairs or documents. A gentler setting may stay ``errors`` standard errors
+    ``count`` are queries or documents. A gentler setting may stay ``errors`` standard errors
     behind the best. Trials that are made of ``rows`` of the corpus hold these out of the fit.
     """
 
@@ -47,42 +42,23 @@ class Evidence:
     rows: NDArray[np.int64] | None = None
 
 
-def read_labels(config: "BuildConfig") -> Labels | None:
+def read_labels(config: "BuildConfig") -> JudgedQueries | None:
     """Read and check the labels that the transform is chosen by, None if the options name none."""
-    source = str(config.pairs or config.qrels)
-    labels: Labels
-    if config.pairs is not None:
-        labels = pairs = read_pairs(config.pairs)
-        _require_pairs(pairs, source)
-    elif config.queries is not None and config.qrels is not None:
-        labels = judged = read_judged(config.queries, config.qrels, split=config.qrels_split)
-        answered = len(judged.texts)
-        why = f"{answered} of {answered + judged.left_out} have a text"
-        _require_queries(judged, answered, why)
-        require_evaluator()
-    else:
+    if config.queries is None or config.qrels is None:
         return None
+    judged = read_judged(config.queries, config.qrels, split=config.qrels_split)
+    answered = len(judged.texts)
+    _require_queries(judged, answered, f"{answered} of {answered + judged.left_out} have a text")
+    require_evaluator()
     if not (config.corpus and (config.model or not config.embedding_column)):
         what = (
             "the model of the embedding column with --model" if config.corpus else "the corpus too"
         )
         raise ConfigError(
-            f"{source} holds texts, which must be encoded; name {what}, or leave the labels out"
+            f"{judged.source} judges texts, which must be encoded; name {what}, or leave the "
+            "labels out"
         )
-    return labels
-
-
-def _require_pairs(pairs: Pairs, source: str) -> None:
-    if len(pairs) < _LEAST_PAIRS:
-        raise CorpusError(
-            f"{source} holds {len(pairs)} pairs, too few to choose from; give {_LEAST_PAIRS} or "
-            "more"
-        )
-    if pairs.scores is not None and np.ptp(pairs.scores) == 0:
-        raise CorpusError(
-            f"all scores in {source} are equal, so nothing can be chosen by them; leave the scores "
-            "out if the pairs belong together"
-        )
+    return judged
 
 
 def _require_queries(judged: JudgedQueries, count: int, why: str) -> None:
@@ -93,21 +69,19 @@ def _require_queries(judged: JudgedQueries, count: int, why: str) -> None:
         )
 
 
-def labels_digest(labels: Labels) -> str:
+def labels_digest(labels: JudgedQueries) -> str:
     """Return the identity of the labels themselves, independent of file names."""
     values = asdict(labels)
-    values.pop("source", None)
-    if values.get("scores") is not None:
-        values["scores"] = values["scores"].tolist()
+    del values["source"]
     return fingerprint(values)
 
 
-def labelled_trials(encoded: "EncodeReport", config: "BuildConfig", labels: Labels) -> Evidence:
+def labelled_trials(
+    encoded: "EncodeReport", config: "BuildConfig", labels: JudgedQueries
+) -> Evidence:
     """Encode the labels' texts and state what they must find."""
     assert encoded.work is not None, "read_labels refuses labels without a corpus"
     encoder, rng = encoded.work.encoder(), np.random.default_rng(config.seed)
-    if isinstance(labels, Pairs):
-        return _pairs(encoded, encoder, labels, str(config.pairs), rng)
     store, record = encoded.store, encoded.record
     found = _rows_of_judged(encoded, labels)
     usable = _usable_queries(labels, found, rng)
@@ -123,48 +97,6 @@ def labelled_trials(encoded: "EncodeReport", config: "BuildConfig", labels: Labe
     why = f"the best on {len(usable)} judged queries of {labels.source}"
     trial = Trial(queries, CorpusEmbeddings(store, record).at(candidates), score)
     return Evidence("labels", [trial], len(usable), measure, why)
-
-
-def _pairs(
-    encoded: "EncodeReport", encoder: "Encoder", pairs: Pairs, source: str, rng: np.random.Generator
-) -> Evidence:
-    """Return the trial of up to 2,000 of the pairs, drawn at random."""
-    count = min(len(pairs), _MOST_PAIRS)
-    rows = np.sort(rng.choice(len(pairs), count, replace=False))
-    with encoded.stages.stage("encode labels", count) as watcher:
-        first = encoder.encode_queries([pairs.first[row] for row in rows])
-        second = encoder.encode([pairs.second[row] for row in rows])
-        watcher.advance(count)
-    if pairs.scores is None:
-        score = reciprocal_ranks(np.arange(count))
-        measure = "MRR of each text's partner among the second texts"
-    else:
-        score = _spearman_by_fold(pairs.scores[rows])
-        measure = "Spearman correlation of cosines and scores, mean over folds"
-    dropped = f" ({pairs.dropped} without a score left out)" if pairs.dropped else ""
-    why = f"the best on {count} pairs of {source}{dropped}"
-    return Evidence("labels", [Trial(first, second, score)], count, measure, why)
-
-
-def _spearman_by_fold(gold: NDArray[np.float64]) -> Callable[[Vectors, Vectors], Scores]:
-    """Return a function that scores folds of pairs, since one pair has no correlation."""
-    folds = min(_FOLDS, len(gold) // _PAIRS_A_FOLD)
-    # Every fold has its share of high and of low scores.
-    order = np.argsort(gold, kind="stable")
-    members = [order[fold::folds] for fold in range(folds)]
-    members = [rows for rows in members if np.ptp(gold[rows]) > 0]
-
-    def score(first: Vectors, second: Vectors) -> Scores:
-        cosines = np.einsum("nk,nk->n", first, second).astype(np.float64)
-        # A transform that makes all of them equal says nothing of the scores.
-        return np.array(
-            [
-                0.0 if np.ptp(cosines[rows]) == 0 else spearman(gold[rows], cosines[rows])
-                for rows in members
-            ]
-        )
-
-    return score
 
 
 def _names(encoded: "EncodeReport") -> Iterator[str]:

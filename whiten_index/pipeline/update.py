@@ -320,7 +320,6 @@ def _named_config(config: BuildConfig, whitening: Whitening) -> BuildConfig:
         queries=None,
         qrels=None,
         qrels_split=None,
-        pairs=None,
         choose_sample=BuildConfig.choose_sample,
     )
 
