@@ -38,8 +38,7 @@ def records() -> Iterator[dict[str, Any]]:
         if setting["rerank"]:
             setting["rerank"]["bytes_per_row"] = 2 * 384
         quality = {"ndcg@10": row["mean"] / 100, "recall@100": row["recall@100"]}
-        if row["setting"] != RAW_EXACT:
-            quality[INTERVAL] = [limit / 100 for limit in row["interval"]]
+        limits = [] if row["setting"] == RAW_EXACT else [limit / 100 for limit in row["interval"]]
         yield {
             "type": "point",
             "run": _RUN,
@@ -49,6 +48,7 @@ def records() -> Iterator[dict[str, Any]]:
             "factory": row["factory"],
             "bytes": {"per_row": row["bytes_per_row"], "fixed": row["fixed_bytes"]},
             "quality": quality,
+            "intervals": {INTERVAL: limits} if limits else {},
             "latency_ms": row["latency_ms"],
         }
 

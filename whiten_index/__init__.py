@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from whiten_index.measure.sweep_run import run_sweep
     from whiten_index.pipeline.build import build_index
     from whiten_index.pipeline.build_config import BuildConfig
+    from whiten_index.pipeline.certify import certify_index
     from whiten_index.pipeline.encode import encode_corpus
     from whiten_index.pipeline.update import update_index
-    from whiten_index.pipeline.update_config import UpdateConfig
+    from whiten_index.pipeline.update_config import CertifyConfig, UpdateConfig
     from whiten_index.search.query_transform import QueryTransform
     from whiten_index.search.search_index import open_index
     from whiten_index.store.embedding_store import EmbeddingStore
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "BuildConfig": "pipeline.build_config",
+    "CertifyConfig": "pipeline.update_config",
     "CorpusConfig": "corpus.corpus_config",
     "EmbeddingStore": "store.embedding_store",
     "Encoder": "encoding.encoder",
@@ -54,6 +56,7 @@ _HOME = {
     "Whitening": "whitening.transform",
     "WhiteningConfig": "whitening.whitening_config",
     "build_index": "pipeline.build",
+    "certify_index": "pipeline.certify",
     "encode_corpus": "pipeline.encode",
     "evaluate_sts": "measure.evaluate_sts",
     "list_versions": "versions.retention",
@@ -72,11 +75,12 @@ _NEEDS = {
 }
 
 __all__ = [
-    "BuildConfig", "CorpusConfig", "EmbeddingStore", "Encoder", "EvalConfig", "Moments",
-    "ParquetCorpus", "PushConfig", "QueryTransform", "SweepConfig", "TrainingConfig",
+    "BuildConfig", "CertifyConfig", "CorpusConfig", "EmbeddingStore", "Encoder", "EvalConfig",
+    "Moments", "ParquetCorpus", "PushConfig", "QueryTransform", "SweepConfig", "TrainingConfig",
     "UpdateConfig", "WhitenIndexError", "WhitenedTransformer", "Whitening", "WhiteningConfig",
-    "__version__", "build_index", "encode_corpus", "evaluate_sts", "list_versions", "open_index",
-    "push_index", "pushed_version", "read_sts", "run_sweep", "train_encoder", "update_index",
+    "__version__", "build_index", "certify_index", "encode_corpus", "evaluate_sts", "list_versions",
+    "open_index", "push_index", "pushed_version", "read_sts", "run_sweep", "train_encoder",
+    "update_index",
 ]  # fmt: skip
 
 

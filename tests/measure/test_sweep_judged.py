@@ -59,12 +59,17 @@ def test_quality_has_the_interval_of_its_difference_to_raw(tmp_path, beir, tiny_
     given = options(tmp_path, beir, tiny_model, store, transforms="truncate")
     for widths in ("8", "8,32"):
         run_sweep(SweepConfig(**{**given, "widths": widths}))
-    points = {key: point["quality"] for key, point in points_of(tmp_path / "out").items()}
+    points = points_of(tmp_path / "out")
     raw = points.pop("raw/none/k32/fp32/flat")
     for point in points.values():
-        low, high = point["ndcg@10_to_raw"]
-        assert low <= point["ndcg@10"] - raw["ndcg@10"] <= high
-    assert points["truncate/truncate/k32/fp32/flat"]["ndcg@10_to_raw"] == [0, 0]
+        low, high = point["intervals"]["ndcg@10_to_raw"]
+        assert low <= point["quality"]["ndcg@10"] - raw["quality"]["ndcg@10"] <= high
+        for name in ("agreement@10", "quality.ndcg@10", "quality.recall@100"):
+            low, high = point["intervals"][name]
+            found = point if "." not in name else point["quality"]
+            assert low <= found[name.removeprefix("quality.")] <= high
+    whole = points["truncate/truncate/k32/fp32/flat"]["intervals"]
+    assert whole["ndcg@10_to_raw"] == [0, 0]
 
 
 def test_the_prompt_of_queries_tells_runs_apart(tmp_path, beir, tiny_model, store):

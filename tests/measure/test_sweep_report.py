@@ -124,6 +124,16 @@ def test_figures_are_compared_as_they_are_shown(tmp_path):
     assert "keep the raw embeddings, or sweep a larger k" in lost.reason
 
 
+def test_the_interval_of_the_difference_decides_and_not_its_mean(tmp_path):
+    unsure, sure = point(k=64, ndcg=0.6449), point(k=128, codec="sq8", ndcg=0.6440)
+    unsure["intervals"] = {"ndcg@10_to_raw": [-0.0081, 0.0079]}
+    sure["intervals"] = {"ndcg@10_to_raw": [-0.0059, 0.0049]}
+    assert advice(tmp_path, RAW, unsure, sure).point.k == 128
+    none = advice(tmp_path, RAW, unsure)
+    assert "No setting is within 0.6 points" in none.reason
+    assert "by the 95% interval" in none.reason
+
+
 def test_reranked_points_are_taken_only_if_no_other_qualifies(tmp_path):
     again = point(k=64, codec="rabitq", rerank=100, ndcg=0.645)
     assert advice(tmp_path, RAW, again, point(k=128, codec="sq8", ndcg=0.644)).point.k == 128
@@ -286,7 +296,7 @@ def test_the_table_is_sorted_and_marks_the_recommended_row(report):
 
 def test_the_page_begins_with_the_command_and_three_numbers_beside_raw(tmp_path):
     few = point(k=64, codec="sq8", ndcg=0.6413, p50=0.25)
-    few["quality"]["ndcg@10_to_raw"] = [-0.017, 0.0093]
+    few["intervals"] = {"ndcg@10_to_raw": [-0.017, 0.0093], "quality.ndcg@10": [0.61, 0.67]}
     read(tmp_path, {**header(), "build": "whiten-index build 'my  docs' --id-column id"}, RAW, few)
     first = write_report(tmp_path).read_text(encoding="utf-8").partition("<figure>")[0]
     (command,) = re.findall(r"<code>(.*?)</code>", first)

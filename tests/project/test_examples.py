@@ -34,6 +34,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
     push_index(PushConfig(index=str(root / "index"), to=str(root / "pushed.parquet")))
     pairs = "".join(f"{numbered[i]}\t{numbered[i + 1]}\t{i % 5}\n" for i in range(20))
     (root / "sts.tsv").write_text("sentence1\tsentence2\tscore\n" + pairs)
+    asked = [f'{{"_id": "q{i}", "text": "{numbered[i]}"}}\n' for i in range(40)]
+    (root / "queries.jsonl").write_text("".join(asked))
+    judged = "".join(f"q{i}\td{i}\t1\n" for i in range(40))
+    (root / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
     return root
 
 

@@ -45,6 +45,7 @@ _SECTIONS: dict[str, tuple[click.Command, ...]] = {
         measure_commands.sweep,
         measure_commands.report,
         measure_commands.evaluate,
+        maintenance_commands.certify,
         measure_commands.train,
     ),
     "Maintain": (
@@ -134,6 +135,7 @@ _EXAMPLES = {
     "build": "docs.parquet --text-column text --id-column id --out index",
     "search": "index 'how do I catch an error' --top-k 3 --filter \"lang = 'en'\"",
     "export": "index whitening.safetensors",
+    "certify": "index --queries queries.jsonl --qrels qrels.tsv --by lang",
     "push": "index --to postgresql://me@localhost/news --table docs",
     "update": "index docs.parquet --dry-run",
     "sweep": "docs.parquet --text-column text --out swept",

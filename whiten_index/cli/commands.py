@@ -467,5 +467,6 @@ def _version_lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield from terminal.describe(
         report, "base", "created", "rows", "files", "counts", "corpus", "encoder",
         "runtimes", "whitening", "quality", "choice", "drift", "decision", "update", "gates",
+        "certificate",
         "factory", "geometry", "spectrum", "seconds", "bytes", "config",
     )  # fmt: skip

@@ -1,17 +1,26 @@
 """Commands that list, roll back, prune, clean, compact and verify, and the nightly job."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from whiten_index.artifacts.files import exists
 from whiten_index.cli import terminal
-from whiten_index.cli.schema_options import PATH, StrictCommand, json_option, verify_option
+from whiten_index.cli.schema_options import (
+    PATH,
+    GroupedCommand,
+    StrictCommand,
+    given,
+    json_option,
+    schema_options,
+    verify_option,
+)
 from whiten_index.errors import ArtifactError, StorageError
+from whiten_index.pipeline.update_config import CertifyConfig
 from whiten_index.progress import Progress, Stages
 
 if TYPE_CHECKING:
@@ -180,11 +189,47 @@ def compact(store: str) -> None:
     report.require_sound()
 
 
+@click.command(cls=GroupedCommand)
+@index_argument
+@schema_options(CertifyConfig, without=("index",))
+@json_option
+def certify(**options: Any) -> None:
+    """Certify INDEX: what its searches lose to exact search of raw embeddings, with intervals.
+
+    The published version gets the certificate. Without --queries and --qrels, words of documents
+    ask for their document.
+    """
+    from whiten_index.pipeline.certify import certify_index
+
+    said = certify_index(CertifyConfig(**given(options)), progress=terminal.Bars())
+    terminal.show(said, _certificate_lines(said))
+
+
+def _certificate_lines(said: Mapping[str, Any]) -> Iterator[str]:
+    made = said["certificate"]
+    yield f"{said['out']}: version {said['version']} published with its certificate"
+    rows = [
+        {
+            "questions with": f"{each['by']} {each['value']}" if "by" in each else "all",
+            "number": each["questions"],
+            "points lost": f"{each['loss']:.2f}",
+            "95 % interval": "{:.2f} to {:.2f}".format(*each["interval"]),
+        }
+        for each in (made, *made["strata"])
+    ]
+    yield from terminal.describe({"certificate": rows})
+    yield (
+        f"{made['measure']} is {made['index']:.2f}, and {made['raw']:.2f} by exact search of the "
+        f"raw embeddings; no part loses more than {made['at_most']:.2f} points"
+    )
+
+
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=PATH, metavar="PATH...")
 @click.option("--no-store", is_flag=True, help="Of an index, leave out the store it is built from.")
+@click.option("--certificate", is_flag=True, help="Also ask the questions of certificates again.")
 @json_option
-def verify(paths: tuple[str, ...], no_store: bool) -> None:
+def verify(paths: tuple[str, ...], no_store: bool, certificate: bool) -> None:
     """Check every checksum of indexes and stores, and say how to mend what is damaged."""
     from whiten_index.versions.verify import verify_paths
 
@@ -192,7 +237,14 @@ def verify(paths: tuple[str, ...], no_store: bool) -> None:
         reports = verify_paths(paths, with_stores=not no_store)
     sound = all(report.sound for report in reports)
     found = {"sound": sound, "reports": [report.to_json() for report in reports]}
-    lines = (line for report in reports for line in _verify_lines(report))
+    lines = [line for report in reports for line in _verify_lines(report)]
+    if certificate and sound:
+        from whiten_index.pipeline.certify import recertify
+
+        for report in reports:
+            if report.kind == "index":
+                made = recertify(CertifyConfig(index=report.path), progress=terminal.Bars())
+                lines.append(f"index {report.path}: its certificate holds, {made['at_most']:.2f}")
     terminal.show(found, lines)
     where = " and ".join(report.path for report in reports if not report.sound)
     if damages := sum(len(report.damages) for report in reports):

@@ -257,7 +257,12 @@ def sts(**options: Any) -> None:
 
     config, sets = _config_and_pairs(options)
     report = evaluate_sts(config, sets, progress=terminal.Bars())
-    show_report(report, "spearman × 100", lambda each: each["spearman"])
+    show_report(report, "spearman × 100", _correlations)
+
+
+def _correlations(figures: Mapping[str, Any]) -> dict[str, Any]:
+    interval = "{:.2f} to {:.2f}".format(*figures["interval"]) if "interval" in figures else None
+    return {**figures["spearman"], "all, 95 %": interval}
 
 
 @evaluate.command()
@@ -322,5 +327,14 @@ def retrieval(data: tuple[str, ...], **options: Any) -> None:
 
     config = RetrievalConfig.from_options({**given(options), "sets": data})
     report = evaluate_retrieval(config, progress=terminal.Bars())
-    metrics = config.metrics
-    show_report(report, "× 100", lambda each: {m: each.get(m) for m in metrics})
+
+    def cells(each: Mapping[str, Any]) -> dict[str, Any]:
+        limits = each.get("intervals", {})
+        return {
+            name: "{:.2f} ({:.2f} to {:.2f})".format(each[name], *limits[name])
+            if name in limits
+            else each.get(name)
+            for name in config.metrics
+        }
+
+    show_report(report, "× 100 (95 % interval)", cells)

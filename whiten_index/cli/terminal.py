@@ -176,7 +176,7 @@ def _text(value: Any, names: str) -> str:
     if value is None or isinstance(value, bool):
         return {None: "-", True: "yes", False: "no"}[value]
     if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
+        return ", ".join(f"{each:.4g}" if isinstance(each, float) else str(each) for each in value)
     if isinstance(value, str):
         return one_line(value, 500)
     if "bytes" in names or "free" in names.split():

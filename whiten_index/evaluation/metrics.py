@@ -60,6 +60,24 @@ def mean_interval(values: NDArray[np.float64], draws: int = 2_000) -> tuple[floa
     return low, high
 
 
+def correlation_interval(
+    gold: ArrayLike, predicted: ArrayLike, draws: int = 2_000
+) -> tuple[float, float]:
+    """Return the 95 % interval of the rank correlation of (n,) scores, by bootstrap over pairs.
+
+    Ranks are those among all pairs. A draw in which all of either side are equal is left out.
+    """
+    rng = np.random.default_rng(0)
+    both = np.stack([_ranks("gold", gold), _ranks("predicted", predicted)])
+    found = list[float]()
+    for _ in range(draws):
+        drawn = both[:, rng.integers(both.shape[1], size=both.shape[1])]
+        if (drawn.min(axis=1) < drawn.max(axis=1)).all():
+            found.append(pearson(*drawn))
+    low, high = np.percentile(found, (2.5, 97.5)).tolist()
+    return low, high
+
+
 def with_answers(qrels: Qrels) -> dict[str, Mapping[str, int]]:
     """Return the queries that have a relevant document."""
     return {query: grades for query, grades in qrels.items() if any(g > 0 for g in grades.values())}

@@ -25,7 +25,14 @@ from whiten_index.evaluation.judgements import (
     some,
     text_columns,
 )
-from whiten_index.evaluation.metrics import Qrels, Run, evaluate, require_evaluator, with_answers
+from whiten_index.evaluation.metrics import (
+    Qrels,
+    Run,
+    evaluate_each,
+    mean_interval,
+    require_evaluator,
+    with_answers,
+)
 from whiten_index.evaluation.trec_run import Ranking, check_place, read_run, write_run
 from whiten_index.index.library import load_faiss
 from whiten_index.measure.eval_config import RetrievalConfig
@@ -84,7 +91,7 @@ def evaluate_retrieval(
 
     Returns:
         JSON values: encoder, setting and datasets of the first run, and ``runs``, all of them;
-        figures times 100, with their ``counts``.
+        figures times 100, with their ``counts`` and 95 % ``intervals`` (bootstrap over queries).
     """
     require_evaluator()
     stages = Stages(progress or Progress())
@@ -252,7 +259,7 @@ def _judge_file(config: RetrievalConfig, source: str, stages: Stages) -> dict[st
 def _judged(
     run: Run, relevant: Qrels, metrics: Sequence[str], counts: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return each metric's mean over the judged queries, times 100, and the counts."""
+    """Return each metric's mean over the judged queries, times 100, its interval, and counts."""
     # Queries that the run lacks count 0, hits that nobody judged as not relevant.
     hits = [(query, document) for query in relevant for document in run.get(query, ())]
     counts = {
@@ -263,8 +270,15 @@ def _judged(
         "hits": len(hits),
         "hits_not_judged": sum(document not in relevant[query] for query, document in hits),
     }
-    figures = evaluate(relevant, run, metrics)
-    return {**{metric: 100 * value for metric, value in figures.items()}, "counts": counts}
+    each = {
+        metric: 100 * np.array(list(evaluate_each(relevant, run, metric).values()))
+        for metric in metrics
+    }
+    return {
+        **{metric: float(scores.mean()) for metric, scores in each.items()},
+        "intervals": {metric: list(mean_interval(scores)) for metric, scores in each.items()},
+        "counts": counts,
+    }
 
 
 def drops_self(asked: bool | None, qrels: Qrels) -> bool:

@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.geometry_scores import POSITIVE_ABOVE, Geometry, alignment
-from whiten_index.evaluation.metrics import AGGREGATIONS, MEASURES, correlate, pair_cosines
+from whiten_index.evaluation.metrics import (
+    AGGREGATIONS,
+    MEASURES,
+    correlate,
+    correlation_interval,
+    pair_cosines,
+)
 from whiten_index.evaluation.sts_sets import StsSet, require_ranked
 from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.measure_options import DISTINCT, TARGET
@@ -70,9 +76,9 @@ def scores_of(each: StsSet, cosines: NDArray[np.float64]) -> dict[str, Any]:
     """Score the pairs of a set by their cosines (n,).
 
     Returns:
-        Figures times 100: spearman and pearson of the pairs that are scored, ``pairs`` and
-        ``dropped``, those of each of several subsets, and spearman of each of several splits, None
-        where its pairs cannot be ranked.
+        Figures times 100: spearman and pearson of the pairs that are scored, the 95 % interval of
+        spearman over all of them, ``pairs`` and ``dropped``, those of each of several subsets, and
+        spearman of each of several splits, None where its pairs cannot be ranked.
     """
     use, averaged, name = each.scored, each.averaged, each.name
     gold, found, subsets = each.scores[use], cosines[use], each.subsets[use]
@@ -84,6 +90,7 @@ def scores_of(each: StsSet, cosines: NDArray[np.float64]) -> dict[str, Any]:
     sizes = Counter(subsets.tolist())
     return {
         **{measure: figures for measure, (figures, _) in measures.items()},
+        "interval": [100 * limit for limit in correlation_interval(gold, found)],
         "pairs": int(use.sum()),
         "dropped": each.dropped,
         "subsets": {

@@ -55,6 +55,11 @@ class Measured:
             value = (value or {}).get(name)
         return value if value is None else float(value)
 
+    def limits(self, name: str) -> tuple[float, float] | None:
+        """Return the 95 % interval of a figure, or of the difference ``INTERVAL``."""
+        found = (self.record.get("intervals") or {}).get(name)
+        return None if found is None else (float(found[0]), float(found[1]))
+
     def text(self, name: str) -> str:
         """Return a field of the setting as text, empty if it is missing."""
         return str(self.record.get(name) or "")
@@ -67,7 +72,7 @@ class Measured:
     @property
     def interval(self) -> str:
         """95 % interval of nDCG@10 less that of raw embeddings, times 100, empty if unknown."""
-        limits = (self.record.get("quality") or {}).get(INTERVAL) or ()
+        limits = self.limits(INTERVAL) or ()
         return " to ".join(f"{100 * each:+.2f}" for each in limits)
 
     @property
@@ -258,7 +263,7 @@ def by_reason(skipped: Mapping[str, str]) -> list[str]:
     ]
 
 
-TOLERANCE = 0.006  # of nDCG@10: a loss this small is within what a choice of queries moves
+TOLERANCE = 0.006  # of nDCG@10, that the interval of a difference to raw must end above
 _ESTIMATE_LOSS = 0.03  # of the estimate, as ``auto`` allows for a width
 _DEEP, _DEEP_LOSS = "quality.recall@100", 0.01  # the reason names a loss above this
 _LEVELS = (0.95, 0.9, 0.8)  # of agreement, if nothing is judged
@@ -319,9 +324,10 @@ class Recommendation:
 def recommend(sweep: Sweep) -> Recommendation:
     """Return the point with the fewest bytes per row that loses no more than the tolerance.
 
-    Without judgements the estimate stands for quality; where texts cannot be cut into pieces, the
-    highest level of agreement that a point reaches. Points that re-rank are a last resort. If none
-    qualifies, it is the best point, and the reason says so.
+    By judgements, the interval of its difference to raw embeddings must end above that. Without
+    them the estimate stands for quality; where texts cannot be cut into pieces, the highest level
+    of agreement that a point reaches. Points that re-rank are a last resort. If none qualifies, it
+    is the best point, and the reason says so.
     """
     measure = next(
         (m for m in (NDCG, ESTIMATE) if any(p.number(m) is not None for p in sweep.points)),
@@ -349,6 +355,8 @@ def recommend(sweep: Sweep) -> Recommendation:
         reference = value(raw)
         least = reference - 100 * TOLERANCE
         goal = f"within {100 * TOLERANCE:g} points of the nDCG@10 of {name} ({reference:.2f})"
+        if any(point.limits(INTERVAL) for point in others):
+            goal += " by the 95% interval"
         if measure == ESTIMATE:
             least = reference * (1 - _ESTIMATE_LOSS)
             goal = f"within {_ESTIMATE_LOSS:.0%} of the score of {name} ({reference / 100:.3f})"
@@ -358,7 +366,13 @@ def recommend(sweep: Sweep) -> Recommendation:
         least = 100 * next((level for level in _LEVELS if 100 * level <= most + 1e-9), _LEVELS[-1])
         goal = f"at {least:.0f}% or more of the raw embeddings' ten nearest neighbours"
         end = far = ". Without judgements quality is unknown."
-    near = [point for point in others if value(point) >= least - 1e-9]
+
+    def is_near(point: Measured) -> bool:
+        limits = point.limits(INTERVAL) if measure == NDCG else None
+        lost = value(point) >= least - 1e-9
+        return lost if limits is None else limits[0] > -TOLERANCE
+
+    near = list(filter(is_near, others))
     if near:
         point = min(near, key=order)
         # Raw embeddings of no more bytes beat it.

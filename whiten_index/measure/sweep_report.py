@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,14 @@ ABSENT = "–"
 REPORT = "report.html"
 
 
+def _cell(point: Measured, path: str, text: Callable[[float], str]) -> str:
+    """Return a figure with its interval, where it has one."""
+    value, limits = point.number(path), point.limits(path)
+    if value is None:
+        return ABSENT
+    return text(value) + (f" ({' to '.join(map(text, limits))})" if limits else "")
+
+
 class _Section:
     """Table and recommendation of one sweep. Kinds of rows: recommended, raw, front or empty."""
 
@@ -48,8 +57,7 @@ class _Section:
         self.points = points = sorted(sweep.points, key=place)
         columns = {"setting": [point.name for point in points]}
         for path, (name, text) in COLUMNS.items():
-            values = [point.number(path) for point in points]
-            columns[name] = [ABSENT if value is None else text(value) for value in values]
+            columns[name] = [_cell(point, path, text) for point in points]
             if path == gain:
                 columns[f"{name} difference, 95%"] = [point.interval or ABSENT for point in points]
         tuned = [(p.record.get("parameters") or {}).items() for p in points]

@@ -27,7 +27,7 @@ from whiten_index.index.training import train
 from whiten_index.index.transforms import Transforms
 from whiten_index.index.tuning import share_found
 from whiten_index.index.vector_search import Search, search_documents
-from whiten_index.measure.results import INTERVAL
+from whiten_index.measure.results import AGREEMENT, INTERVAL
 from whiten_index.measure.sweep_config import (
     AUTO,
     FAISS,
@@ -330,11 +330,14 @@ class Trial:
         _, near = search(dataset.queries, TOP_K)
         record["index_recall@10"] = share_found(near, self._truth(found))
         record["agreement@10"] = share_found(near, self.raw_truth)
+        same = (near[:, :, None] == self.raw_truth[:, None, :]).any(axis=1).mean(axis=1)
         each = self._scores(search)
         record["quality"] = {name: float(scores.mean()) for name, scores in each.items()} or None
+        figures = {AGREEMENT: same, **{f"quality.{name}": scores for name, scores in each.items()}}
         ndcg = each.get("ndcg@10")
         if ndcg is not None and reference is not None and reference.ndcg is not None:
-            record["quality"][INTERVAL] = mean_interval(ndcg - reference.ndcg)
+            figures[INTERVAL] = ndcg - reference.ndcg
+        record["intervals"] = {name: mean_interval(values) for name, values in figures.items()}
         return replace(found, ndcg=ndcg)
 
     def _fill_peer(self, factory: str, folder: Path, stages: Stages) -> IndexBytes:

@@ -164,6 +164,8 @@ def open_base(
     """Open the published version, the corpus and the canary file, and check that they fit."""
     with stages.stage("open", 0):
         base = BaseVersion.open(config)
+    if config.certify_gate is not None:
+        required_certificate(base)
     canaries = None
     if config.canary_file is not None:
         canaries = CanaryFile.read(config.canary_file, dim=base.fitted.whitening.dim)
@@ -182,6 +184,17 @@ def open_base(
         )
     check_early(base.config, corpus)
     return base, corpus, canaries
+
+
+def required_certificate(base: BaseVersion) -> dict[str, Any]:
+    """Return the certificate of a version."""
+    known: dict[str, Any] | None = base.fields.get("certificate")
+    if known is None:
+        raise ArtifactError(
+            f"version {base.source.name} of {base.config.out} has no certificate; write one with "
+            "whiten-index certify"
+        )
+    return known
 
 
 def nothing_to_do(config: UpdateConfig, base: BaseVersion, record: CorpusRecord) -> bool:

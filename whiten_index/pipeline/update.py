@@ -27,10 +27,12 @@ from whiten_index.pipeline.base_version import (
     nothing_to_do,
     open_base,
     require_not_withdrawn,
+    required_certificate,
     room_wanted,
 )
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.canary_file import CanaryFile
+from whiten_index.pipeline.certificate import certificate, certificate_gate
 from whiten_index.pipeline.changes import (
     Changes,
     StoredRows,
@@ -248,6 +250,11 @@ def _publish(
             canaries=canaries,
             seed=base.config.seed,
         )
+        if config.certify_gate is not None:
+            inputs = required_certificate(base)["inputs"]
+            certified = certificate(open_unsealed(folder, fields), encoded, base.config, inputs)
+            gates = (*gates, certificate_gate(certified, config.certify_gate))
+            fields["certificate"] = certified
         fields |= {"update": facts, "gates": [gate.to_json() for gate in gates]}
     require_passed(gates, candidate=out / CANDIDATES / version)
     promote(out, version, mirror, tag)

@@ -1,6 +1,7 @@
 """Options of an update and of its gates. Importing them loads nothing heavy."""
 
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from whiten_index.errors import ConfigError
 from whiten_index.options import (
@@ -14,7 +15,7 @@ from whiten_index.options import (
     schema,
 )
 from whiten_index.paths import as_place, require_path
-from whiten_index.pipeline.build_options import RunnerOptions
+from whiten_index.pipeline.build_options import JUDGEMENTS, JudgementOptions, RunnerOptions
 
 GATES = "Gates"
 # Each canary is compared with every row.
@@ -55,6 +56,15 @@ class GateConfig:
         "Bytes that a version may take on disk, such as 4GiB.", GATES, default=None
     )
 
+    certify_gate: float | None = option(
+        "Points of nDCG@10 that any part of the certificate's questions may lose.",
+        GATES,
+        default=None,
+        ge=0,
+        le=100,
+        shown="no certificate",
+    )
+
     def __post_init__(self) -> None:
         _ = self.most_bytes
 
@@ -66,22 +76,10 @@ class GateConfig:
 
 
 @schema
-class UpdateConfig(RunnerOptions, GateConfig):
-    """Options of an update; all others are those of the published version.
+class PublishedOptions:
+    """Options of a command that works on a published version and its corpus."""
 
-    Without ``corpus``, the files that the version was built from are read. ``model`` must be the
-    same model at another place; a model named here may be fetched from the hub.
-
-    Raises:
-        ConfigError: a value is out of bounds, or options do not go together.
-
-    Examples:
-        >>> UpdateConfig(index="index", refit="never").max_shrink
-        0.2
-    """
-
-    index: str = option("Folder of the index to bring up to date.", OUTPUT)
-    corpus: tuple[str, ...] = ()
+    index: str = option("Folder of the index.", OUTPUT)
     store: str | None = option(
         "Folder of the raw embeddings.", OUTPUT, default=None, shown="as in the published version"
     )
@@ -95,6 +93,31 @@ class UpdateConfig(RunnerOptions, GateConfig):
     threads: int | None = option(
         "CPU threads of encoder and FAISS.", RESOURCES, default=None, ge=1, le=1024
     )
+
+    def __post_init__(self) -> None:
+        for name in ("index", "store"):
+            if (place := getattr(self, name)) is not None:
+                as_place(place, what="INDEX" if name == "index" else flag_of(name))
+        if self.model is not None:
+            require_path(self.model, what=flag_of("model"))
+
+
+@schema
+class UpdateConfig(RunnerOptions, GateConfig, PublishedOptions):
+    """Options of an update; all others are those of the published version.
+
+    Without ``corpus``, the files that the version was built from are read. ``model`` must be the
+    same model at another place; a model named here may be fetched from the hub.
+
+    Raises:
+        ConfigError: a value is out of bounds, or options do not go together.
+
+    Examples:
+        >>> UpdateConfig(index="index", refit="never").max_shrink
+        0.2
+    """
+
+    corpus: tuple[str, ...] = ()
     index_device: Literal["auto", "cpu", "gpu"] = option(
         "Device that trains a new index, if the old one is not kept.", RESOURCES, default="auto"
     )
@@ -113,12 +136,9 @@ class UpdateConfig(RunnerOptions, GateConfig):
 
     def __post_init__(self) -> None:
         GateConfig.__post_init__(self)
-        for name in ("model", "canary_file"):
-            if (path := getattr(self, name)) is not None:
-                require_path(path, what=flag_of(name))
-        for name in ("index", "store"):
-            if (place := getattr(self, name)) is not None:
-                as_place(place, what="INDEX" if name == "index" else flag_of(name))
+        PublishedOptions.__post_init__(self)
+        if self.canary_file is not None:
+            require_path(self.canary_file, what=flag_of("canary_file"))
         for path in self.corpus:
             require_path(path, what="the corpus")
         if self.choose_again and self.refit == "never":
@@ -130,3 +150,39 @@ class UpdateConfig(RunnerOptions, GateConfig):
     def order(self) -> Literal["auto", "always", "never"]:
         """Order whether to fit the transform again; ``choose_again`` includes a fit."""
         return "always" if self.choose_again else self.refit
+
+
+@schema
+class CertifyConfig(JudgementOptions, PublishedOptions):
+    """Options of a certificate. Without ``queries``, pieces of documents ask for their document.
+
+    Raises:
+        ConfigError: queries without judgements, or a value out of bounds.
+
+    Examples:
+        >>> CertifyConfig(index="index", queries="q.jsonl", qrels="qrels.tsv").by
+        ()
+    """
+
+    by: tuple[str, ...] = option(
+        "Kept column whose values, or thirds of them, are measured apart; may be repeated.",
+        JUDGEMENTS,
+        default=(),
+    )
+    gate: float | None = option(
+        "Points of nDCG@10 that any part of the questions may lose; above it nothing is published.",
+        JUDGEMENTS,
+        default=None,
+        ge=0,
+        le=100,
+    )
+
+    def __post_init__(self) -> None:
+        self.require_both()
+        PublishedOptions.__post_init__(self)
+
+    def inputs(self) -> dict[str, Any]:
+        """Return what the questions are made of, as the manifest has it."""
+        files = {name: getattr(self, name) for name in ("queries", "qrels")}
+        files = {name: path and str(Path(path).absolute()) for name, path in files.items()}
+        return {**files, "qrels_split": self.qrels_split, "by": list(self.by)}

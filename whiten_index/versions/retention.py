@@ -90,8 +90,8 @@ def list_versions(root: Path | str, *, verify: str = "manifest") -> list[Version
         ArtifactError: there is no index.
 
     Examples:
-        >>> [each.published for each in list_versions("index")]
-        [True]
+        >>> list_versions("index")[0].published
+        True
     """
     folder, mirror = place_of(root)
     with naming():

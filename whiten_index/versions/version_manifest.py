@@ -144,6 +144,36 @@ class _Gate(TypedDict):
     why: str
 
 
+class _Inputs(TypedDict):
+    queries: str | None
+    qrels: str | None
+    qrels_split: str | None
+    by: list[str]
+
+
+class _Loss(TypedDict):
+    questions: Count
+    loss: Number
+    interval: tuple[Number, Number]
+
+
+class _Stratum(_Loss):
+    by: str
+    value: str
+
+
+class CertificateFacts(_Loss):
+    """Loss to exact search of the raw embeddings; see ``certificate``."""
+
+    inputs: _Inputs
+    measure: str
+    raw: Number
+    index: Number
+    strata: list[_Stratum]
+    strata_left_out: Count
+    at_most: Number
+
+
 class VersionManifest(Described):
     """Manifest of a version of an index, or of a candidate."""
 
@@ -169,6 +199,7 @@ class VersionManifest(Described):
     stage_rows: dict[str, Count]
     update: NotRequired[_Update]
     gates: NotRequired[list[_Gate]]
+    certificate: NotRequired[CertificateFacts]
 
 
 class WithdrawnFacts(TypedDict, total=False):

@@ -1,0 +1,129 @@
+"""The command certify: a published version gets a certificate, or is checked against its own."""
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from whiten_index.artifacts.cached_storage import naming, place_of
+from whiten_index.artifacts.lock import only_writer
+from whiten_index.errors import ArtifactError, CorpusError, GateError
+from whiten_index.index.library import load_faiss, set_threads
+from whiten_index.pipeline.base_version import BaseVersion, open_base, required_certificate
+from whiten_index.pipeline.certificate import METRIC, certificate, certificate_gate
+from whiten_index.pipeline.changes import StoredRows, compare, count_documents
+from whiten_index.pipeline.encode import EncodeReport, encode_shards
+from whiten_index.pipeline.executor_session import executor_session
+from whiten_index.pipeline.publish import version_folder
+from whiten_index.pipeline.shard_encoding import Counts
+from whiten_index.pipeline.update_config import CertifyConfig, PublishedOptions, UpdateConfig
+from whiten_index.progress import Progress, Stages
+from whiten_index.versions.bundle import open_files
+from whiten_index.versions.published import CHANGES, CURRENT, new_version, next_version, set_current
+
+_TOLERANCE = 0.01  # points by which rounding may move the same certificate
+
+
+def certify_index(config: CertifyConfig, *, progress: Progress | None = None) -> dict[str, Any]:
+    """Certify the published version of an index, and publish it again with its certificate.
+
+    The new version has the files of the old one. Without judged queries, windows of 8 to 20 words
+    of documents ask for their document.
+
+    Returns:
+        JSON values: ``out``, ``version`` and ``certificate``.
+
+    Raises:
+        GateError: a stratum may lose more than ``config.gate``; nothing is published.
+        CorpusError: fewer than 30 questions have an answer, or the corpus changed.
+        WhitenIndexError: others; see ``update_index``.
+
+    Examples:
+        >>> config = CertifyConfig(index="index", queries="queries.jsonl", qrels="qrels.tsv")
+        >>> certify_index(config)["certificate"]["questions"]
+        40
+    """
+    stages = Stages(progress or Progress())
+    out, mirror = place_of(config.index)
+    load_faiss()
+    if config.threads is not None:
+        set_threads(config.threads)
+    with naming(), only_writer(out, what="index"):
+        tag = mirror.latest(out / CURRENT)
+        base, encoded = _opened(config, stages)
+        made = certificate(open_files(base.source), encoded, base.config, config.inputs())
+        if config.gate is not None and (gate := certificate_gate(made, config.gate)).faults:
+            raise GateError(f"the index is not certified: {gate.why}", gates=[gate.to_json()])
+        version = next_version(out, base.fields["identity"], mirror)
+        with version_folder(new_version(out, version, mirror), base.record.rows, stages) as (
+            folder,
+            fields,
+        ):
+            for name in base.source.fields["files"]:
+                if name != CHANGES:
+                    os.link(base.source.file(name), folder / name)
+            fields |= {**base.fields, "version": version, "certificate": made}
+            none = StoredRows(base.store, [])
+            documents = count_documents(base.store, base.record.parts, passages=base.passages)
+            compare(none, none, same=documents).save(
+                folder / CHANGES, base=base.source.name, whitening="keep"
+            )
+        set_current(out, version, mirror=mirror, tag=tag, made=True)
+    return {"out": config.index, "version": version, "certificate": made}
+
+
+def recertify(config: CertifyConfig, *, progress: Progress | None = None) -> dict[str, Any]:
+    """Certify a published version again as its certificate says it was, and compare the figures.
+
+    Raises:
+        ArtifactError: it has no certificate, or other figures come out.
+    """
+    stages = Stages(progress or Progress())
+    load_faiss()
+    with naming():
+        known = required_certificate(BaseVersion.open(_update_config(config)))
+        config = replace(config, **{**known["inputs"], "by": tuple(known["inputs"]["by"])})
+        base, encoded = _opened(config, stages)
+        made = certificate(open_files(base.source), encoded, base.config, known["inputs"])
+    pairs = [(known, made), *zip(known["strata"], made["strata"], strict=False)]
+    same = len(known["strata"]) == len(made["strata"]) and all(
+        np.allclose([a["loss"], *a["interval"]], [b["loss"], *b["interval"]], atol=_TOLERANCE)
+        for a, b in pairs
+    )
+    if not same:
+        raise ArtifactError(
+            f"version {base.source.name} of {config.index} does not keep its certificate: it says "
+            f"{known['at_most']:.2f} points of {METRIC} at most, and {made['at_most']:.2f} come "
+            "out now; whiten-index certify writes another"
+        )
+    return made
+
+
+def _update_config(config: CertifyConfig) -> UpdateConfig:
+    shared = PublishedOptions.__dataclass_fields__
+    return UpdateConfig(**{name: getattr(config, name) for name in shared})
+
+
+def _opened(config: CertifyConfig, stages: Stages) -> tuple[BaseVersion, EncodeReport]:
+    """Return the published version and its corpus, whose texts are at hand for pieces alone."""
+    given = _update_config(config)
+    if config.queries is not None:
+        base = BaseVersion.open(given)
+        return base, EncodeReport(base.store, base.record, Counts(), stages)
+    base, corpus, _ = open_base(given, stages)
+    with executor_session(base.config, stages) as executor:
+        encoded = encode_shards(
+            base.config,
+            corpus,
+            stages,
+            executor=executor,
+            before=base.read_before(corpus),
+            remember=False,
+        )
+    if encoded.record.fingerprint != base.record.fingerprint:
+        raise CorpusError(
+            f"the corpus changed after {config.index} was built from it; run whiten-index update "
+            "first, or give judged queries with --queries and --qrels"
+        )
+    return base, encoded
