@@ -72,6 +72,7 @@ def as_place(given: Path | str, *, what: str) -> Path | str:
         raise ConfigError(f"{what} is a path or a URI; {shown(given)} was given")
     text = str(given)
     require_path(text, what=what)
+    require_text(text, what)  # of other names FAISS and Arrow read no file
     match = _SCHEME.match(text)
     if match is None:
         return Path(text)
@@ -85,9 +86,7 @@ def as_place(given: Path | str, *, what: str) -> Path | str:
     parts = urlsplit(text.replace("?", "%3F").replace("#", "%23"))
     path = unquote(parts.path)
     if parts.netloc not in ("", "localhost") or path in ("", "/"):
-        raise ConfigError(
-            f"{what} {shown(text)} names no folder of this machine; write file:///FOLDER"
-        )
+        raise ConfigError(f"{what} {shown(text)} names no folder of this host; use file:///FOLDER")
     require_path(path, what=what)
     return Path(path)
 

@@ -129,6 +129,19 @@ def test_a_corpus_whose_name_is_not_utf8(place: Place, scheme: str) -> None:
     assert_refused(place, arguments, CORPUS, r"caf\\xe9.parquet is not UTF-8; rename the file")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (("build", "{root}/good", *EMBEDDED, "--out", "{root}/caf\udce9"), OPTIONS),
+        (("build", "{root}/good", *EMBEDDED, "--factory", "\udce9", "--out", "{root}/o"), OPTIONS),
+        (("search", "{root}/out", "--like", "\udce9"), CORPUS),
+    ],
+)  # fmt: skip
+def test_an_argument_that_is_not_utf8(place: Place, arguments: tuple[str], status: int) -> None:
+    asked = tuple(each.replace("{root}", str(place.root)) for each in arguments)
+    assert_refused(place, asked, status, r"udce9")
+
+
 def test_queries_cannot_come_from_a_model_of_another_width(place: Place, tiny_model: Path) -> None:
     arguments = ("build", place.root / "good", *EMBEDDED, "--model", tiny_model, "--out", place.out)
     assert_refused(place, arguments, CORPUS, "6-dim embeddings and .* gives 32")

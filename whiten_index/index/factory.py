@@ -58,7 +58,7 @@ def peer_index(factory: str, dim: int) -> Any:
     faiss = load_faiss()
     try:
         index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise ConfigError(
             f"FAISS cannot make {factory!r} over {dim} dims ({first_line(error)}); see the FAISS "
             "factory strings, such as Flat, HNSW32, IVF1024,Flat or IVF1024,PQ16"

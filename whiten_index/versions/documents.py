@@ -111,7 +111,7 @@ class Documents:
         kind = self.schema.field(ID).type
         try:
             scalar = pa.scalar(wanted).cast(kind)
-        except (pa.ArrowException, OverflowError):
+        except (pa.ArrowException, OverflowError, UnicodeEncodeError):
             scalar = None
         position = -1 if scalar is None else int(pc.index(self._columns[ID], scalar).as_py())
         if position >= 0:
