@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 import re
 import zipfile
 import zlib
@@ -24,7 +25,7 @@ from whiten_index.measure.evaluate_sts import scores_of
 SIF_WEIGHT = 1e-3
 # Errors of the content, as the readers of packed files raise them.
 _UNREADABLE = (
-    OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, LimitError,
+    OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, LimitError,
 )  # fmt: skip
 Vectors = Mapping[str, NDArray[np.float32]]
 Weigh = Callable[[str], float]
@@ -55,8 +56,9 @@ def read_vectors(path: Path, words: Collection[str]) -> Vectors:
             if fields == 2:
                 continue  # the header `words dims` of word2vec and fastText
         dim = dim or len(line.split()) - 1
-        if dim > VECTOR_NUMBERS:
-            raise CorpusError(f"{path} has vectors of more than {VECTOR_NUMBERS:,} numbers")
+        if not 0 < dim <= VECTOR_NUMBERS:
+            most = f"{VECTOR_NUMBERS:,}"
+            raise CorpusError(f"{path} has vectors of more than {most} numbers, or of none")
         # GloVe 840B has words with blanks.
         word, *numbers = line.rsplit(None, dim)
         name = word.decode("utf-8", "replace")
@@ -91,8 +93,8 @@ def read_sif_weights(path: Path, weight: float = SIF_WEIGHT) -> Weigh:
             raise CorpusError(f"{path}, line {number}, is not a word and its count") from error
         counts[word] = counts.get(word, 0.0) + count
     total, least = sum(counts.values()), min(filter(None, counts.values()), default=0.0)
-    if not least > 0:
-        raise CorpusError(f"{path} counts no word")
+    if not (least > 0 and np.isfinite(total)):
+        raise CorpusError(f"{path} counts no word, or one by a number that is no count")
 
     def weigh(token: str) -> float:
         if token in counts:

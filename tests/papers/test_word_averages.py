@@ -52,6 +52,7 @@ def test_vectors_of_the_words_of_the_texts_are_read(tmp_path: Path, name: str, h
         ("v.txt", "the 1 2 3\ncat 1 2 nan\n", "line 2, is not a word and 3 numbers"),
         ("v.txt", "der 1 2 3\n", "none of the 2 words"),
         ("v.txt", "the" + " 1" * 65_537, "more than 65,536 numbers"),
+        ("v.txt", "the\ncat 1 2 3\n", "numbers, or of none"),
         *((name, "a" * (17 << 20), "more than 16,777,216 bytes") for name in ("v.gz", "v.zip")),
     ],
 )
@@ -60,6 +61,23 @@ def test_vectors_that_cannot_be_used_are_refused(
 ) -> None:
     with pytest.raises(CorpusError, match=message):
         read_vectors(write(tmp_path / name, text), WORDS)
+
+
+@pytest.mark.parametrize("text", ["the nan\ncat 1\n", "cat 1\nthe nan\n", "the inf\ncat 1\n"])
+def test_counts_that_are_no_numbers_are_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(CorpusError, match="counts no word, or one by a number that is no count"):
+        read_sif_weights(write(tmp_path / "c.txt", text))
+
+
+def test_a_damaged_lzma_archive_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "v.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("v.txt", GLOVE * 9)
+    packed = bytearray(path.read_bytes())
+    packed[len("v.txt") + 30 + 13] ^= 0xFF  # in the packed bytes, after the file's header
+    path.write_bytes(packed)
+    with pytest.raises(CorpusError, match="fetch the file again"):
+        read_vectors(path, WORDS)
 
 
 def test_tokens_are_words_and_signs() -> None:
