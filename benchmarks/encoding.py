@@ -116,8 +116,9 @@ def ratio(
 class Measurement:
     """The figures of one model on one device; rows can be had after any round."""
 
-    def __init__(self, setting: Setting, name: str, chosen: Sample) -> None:
-        """Load everybody, and let each run once."""
+    def __init__(self, setting: Setting, name: str, chosen: Sample, *, packed: bool) -> None:
+        """Load everybody, or of the peers only the ``packed`` one, and let each run once."""
+        self.packed = packed
         self.setting, self.name, self.chosen = setting, name, chosen
         _say(f"{name} on {setting.device}, {setting.dtype}, {len(chosen.texts):,} texts: loading")
         self.encoder = peers.load_ours(setting)
@@ -134,11 +135,13 @@ class Measurement:
     def _contenders(self) -> list[Contender]:
         setting, texts = self.setting, self.chosen.texts
         peer = peers.load_peer(setting)
-        found = [*peers.ours(self.encoder, texts), *peers.peers(peer, texts)]
-        found.append(peers.tuned_peer(peer, texts))
+        found = peers.ours(self.encoder, texts)
+        if not self.packed:
+            found += [*peers.peers(peer, texts), peers.tuned_peer(peer, texts)]
         if setting.dtype != "float32":
-            same = peers.load_peer(setting, dtype=setting.dtype)
-            found.append(peers.peer_at_our_precision(same, texts))
+            if not self.packed:
+                same = peers.load_peer(setting, dtype=setting.dtype)
+                found.append(peers.peer_at_our_precision(same, texts))
             packed = peers.load_packed_peer(setting)
             found.append(peers.tuned_peer(packed, texts, peers.PEER_PACKED))
             few = texts[:_FLOAT32_TEXTS]
@@ -226,8 +229,10 @@ class Measurement:
     def _ratios(self) -> Iterator[dict[str, Any]]:
         """Yield how many times faster we are than each other, over a list and over a stream."""
         others = (peers.PEER, peers.PEER_TUNED, *_AT_OUR_PRECISION, peers.BARE, peers.PACKED)
-        pairs = [(peers.OURS, other) for other in others if other in self.spent]
+        pairs = [(peers.OURS, other) for other in others]
         for us, other in [*pairs, (peers.OURS_STREAM, peers.PEER_STREAM)]:
+            if other not in self.spent:
+                continue
             for clock in ("cpu", "wall"):
                 taken = [self._seconds(name, clock) for name in (other, us)]
                 name = f"speed of {us} / {other}"
@@ -277,10 +282,12 @@ def _float32_cosine(setting: Setting, peer: Any, texts: list[str]) -> dict[str, 
 # --------------------------------------------------------------------------- the command
 
 
-def measure(setting: Setting, name: str, chosen: Sample, rounds: int, *, memory: bool) -> Path:
+def measure(
+    setting: Setting, name: str, chosen: Sample, rounds: int, *, memory: bool, packed: bool
+) -> Path:
     """Measure one model; the results are written after every round, should time run out."""
-    measured = Measurement(setting, name, chosen)
-    file = f"encoding_{setting.device}_{Path(name).name}_{setting.dtype}"
+    measured = Measurement(setting, name, chosen, packed=packed)
+    file = f"encoding_{setting.device}_{Path(name).name}_{setting.dtype}" + "_packed" * packed
     if memory:
         _say("  peak memory, a process for each")
         names = [each.name for each in measured.contenders]
@@ -324,6 +331,9 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--texts", type=int, help="4,096 on a CPU, else 200,000")
     parser.add_argument("--rounds", type=int, help="5 on a CPU, else 3")
     parser.add_argument("--skip-memory", action="store_true", help="measure no peak memory")
+    parser.add_argument(
+        "--packed", action="store_true", help="of the peers only the one without padding (GPU)"
+    )
     parser.add_argument("--base", action="store_true", help="measure a BERT-base too")
     return parser.parse_args(given)
 
@@ -347,7 +357,11 @@ def main(given: Sequence[str] | None = None) -> None:
         for name in _models(asked.model, base=asked.base or (device == "cuda" and not asked.model)):
             setting = Setting(str(model_folder(name, Path(work))), device, dtype)
             rounds = asked.rounds or _ROUNDS[device]
-            print(measure(setting, name, chosen, rounds, memory=not asked.skip_memory))
+            print(
+                measure(
+                    setting, name, chosen, rounds, memory=not asked.skip_memory, packed=asked.packed
+                )
+            )
 
 
 if __name__ == "__main__":

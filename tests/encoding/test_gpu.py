@@ -91,7 +91,10 @@ def test_every_gpu_takes_part(tiny_model, texts, tmp_path: Path, write_parquet):
             shard_rows=200, device="cuda:0,cuda:0", out=str(tmp_path / "out"),
         )
     )  # fmt: skip
-    assert report.encoded.counts.encoded == len(texts)
+    counts = report.encoded.counts
+    # Texts that come again may be found by then.
+    assert counts.encoded + counts.reused == len(texts)
+    assert counts.encoded >= len(set(texts))
 
 
 def _vectors_for_faiss(folder: Path) -> tuple[Any, np.ndarray, Path]:

@@ -63,6 +63,8 @@ def torch_varlen(query: Tensor, key: Tensor, value: Tensor, attention: Attention
     reach = -1 if attention.window is None else attention.window
     # A longest of 1 sends grouped heads down another path, which cannot take empty texts.
     longest = max(attention.longest, 2)
+    # Older releases of torch know no grouped heads, nor the option.
+    grouped: dict[str, Any] = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
     out = varlen.varlen_attn(
         query,
         key,
@@ -73,7 +75,7 @@ def torch_varlen(query: Tensor, key: Tensor, value: Tensor, attention: Attention
         longest,
         scale=attention.scale,
         window_size=(reach, 0 if attention.causal else reach),
-        enable_gqa=query.shape[1] != key.shape[1],
+        **grouped,
     )
     return cast(Tensor, out)
 

@@ -93,7 +93,7 @@ class ReadShard:
     @property
     def to_encode(self) -> NDArray[np.int64]:
         """Rows (m,) to encode."""
-        return np.flatnonzero(self.missing & ~self.under_way)
+        return np.flatnonzero(self.missing & (not self.under_way))
 
     @functools.cached_property
     def texts(self) -> list[str]:
