@@ -59,13 +59,9 @@ def test_what_the_error_names_fits(rows: int, width: int, budget: int) -> None:
 
     with pytest.raises(ConfigError) as caught:
         choose(width)
-    found = re.search(r"--k (\d+), or a budget of ([\d.]+\w+),", str(caught.value))
+    found = re.search(r"a budget of ([\d.]+\w+),", str(caught.value))
     assert found is not None
-    assert choose(int(found[1])).expected.total <= budget
-    for wider in range(int(found[1]) + 1, width, 9):
-        with pytest.raises(ConfigError):
-            choose(wider)
-    choose(width, parse_bytes(found[2]))
+    choose(width, parse_bytes(found[1]))
 
 
 @pytest.mark.parametrize(

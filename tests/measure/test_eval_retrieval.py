@@ -67,8 +67,9 @@ def test_a_run_written_is_judged_as_the_search_was(tiny_model, beir, store, tmp_
         read = evaluate_retrieval(RetrievalConfig(sets=(str(beir),), run=str(path)))
         assert figures(read["datasets"]["one"]) == figures(run["datasets"]["one"])
         assert read["encoder"] == {}
-    one = tmp_path / "deep/one.parquet"
-    raw = judged(tiny_model, sets=[str(beir)], store=store, run_out=str(one), metrics=["map@20"])
+    deep, metrics = tmp_path / "deep/runs", ["map@20"]
+    raw = judged(tiny_model, sets=[str(beir)], store=store, run_out=str(deep), metrics=metrics)
+    one = deep / "one.raw.trec"
     assert {len(hits) for hits in read_run(one).values()} == {20}
     read = evaluate_retrieval(
         RetrievalConfig(qrels=str(beir / "qrels/test.tsv"), run=str(one), metrics=("map@20",))
@@ -125,18 +126,15 @@ def test_a_query_that_is_a_document_does_not_find_itself(tiny_model, tiny_words,
         ({"sets": ["a"], "qrels": "q.tsv"}, "--qrels names the files of a set, and a folder"),
         ({"sets": ["a"], "run": "r.trec", "index": "i"}, "--index and --run each say what is"),
         ({"sets": ["a"], "run": "r.trec", "k": ("8",)}, "--whiten or --k cannot apply, since"),
-        ({"sets": ["a"], "run": "r.trec", "run_out": "o.trec"}, "--run-out cannot apply, since"),
+        ({"sets": ["a"], "run": "r.trec", "run_out": "runs"}, "--run-out cannot apply, since"),
         ({"sets": ["a"], "index": "i", "store": "s"}, "--store cannot apply, since an index"),
         ({"sets": ["a"], "index": "i", "runner": "ray"}, "--runner cannot apply, since an index"),
         ({"sets": ["a"], "index": "i", "max_length": 9}, "--index and --max-length each say what"),
         ({"sets": ["a"], "run": "r.trec", "threads": 2}, "--threads cannot apply, since a run"),
-        ({"sets": ["a"], "run_out": "runs.csv"}, "the ending of runs.csv names no run format"),
         ({"sets": ["a"], "metrics": ["spam@10"]}, "metric 'spam@10' is unknown; use one such as"),
         ({"sets": ["a"], "metrics": ["map@" + "9" * 23]}, "of 1,000,000 hits at most"),
         ({"sets": ["a"], "whiten": "pca", "fit": "target-distinct"},
             "--fit is for pairs of sentences"),
-        ({"sets": ["a"], "k": ("8", "16"), "run_out": "one.trec"},
-            "--run-out one.trec is one file, and there are several runs to write; name a folder"),
     ],
 )  # fmt: skip
 def test_options_that_do_not_go_together_are_refused(options, message, monkeypatch):

@@ -162,9 +162,9 @@ def test_auto_follows_the_model(tiny_model: Path, tmp_path: Path, tiny_words: tu
     own = build(tmp_path / "k", write_rows(tmp_path / "e.parquet", DOCUMENTS))
     assert own.manifest["whitening"]["similarity"] == "cosine"
     # The baseline of an evaluation too.
-    options = ("--model", model, "--device", "cpu", "--run-out", tmp_path / "run.trec")
+    options = ("--model", model, "--device", "cpu", "--run-out", tmp_path / "runs")
     succeed("eval", "retrieval", folder, *options)
-    judged = read_run(tmp_path / "run.trec")["q1"]
+    judged = read_run(tmp_path / f"runs/{folder.name}.raw.trec")["q1"]
     asked = encoder.encode_queries([" ".join(texts[3].split()[:7])]).astype(float)
     best = np.argsort(-(asked @ documents.T)[0])[:10]
     assert list(judged)[:10] == [f"d{row}" for row in best]

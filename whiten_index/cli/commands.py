@@ -167,13 +167,6 @@ def update(dry_run: bool, log: bool, **options: Any) -> None:
     from whiten_index.pipeline.update import update_index
 
     config = UpdateConfig(**given(options))
-    job = (click.get_current_context().default_map or {}).get("index", config.index)
-    if not config.corpus and job != config.index and config.index.endswith(".parquet"):
-        raise click.UsageError(
-            f"{config.index} stands where INDEX does, although the job file names {job}; write "
-            f"INDEX before the corpus: {job} {config.index}"
-        )
-
     if log:
         log_job(
             lambda lines: (

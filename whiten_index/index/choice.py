@@ -210,21 +210,10 @@ def _require_room(factory: str, k: int, expected: IndexBytes, budget: int | None
 
 
 def _nothing_fits(structure: str, *, rows: int, dim: int, k: int, budget: int) -> ConfigError:
-    def least(width: int) -> int:
-        made = (_factory(structure, c, rows=rows, k=width) for c in _codecs(structure, width))
-        return min(
-            _held(each, width, expected_bytes(each, rows=rows, dim=dim, k=width)) for each in made
-        )
-
-    # Bytes grow with the even widths, so that the widest that fits is found by halving; odd ones
-    # have no product codes, and take more than the even one above.
-    fits, beyond = 0, (k + 1) // 2
-    while beyond - fits > 1:
-        middle = (fits + beyond) // 2
-        fits, beyond = (middle, beyond) if least(2 * middle) <= budget else (fits, middle)
-    narrower = f"--k {2 * fits}, or " if fits else ""
+    made = (_factory(structure, codec, rows=rows, k=k) for codec in _codecs(structure, k))
+    least = min(_held(each, k, expected_bytes(each, rows=rows, dim=dim, k=k)) for each in made)
     return ConfigError(
         f"--memory-budget {in_units(budget)} ({budget:,} bytes) holds no index of {rows:,} vectors "
-        f"of {k} dims: the least takes {least(k):,} bytes; use {narrower}a budget of "
-        f"{in_units(least(k))}, or name a --factory of lists, which are then made on disk"
+        f"of {k} dims: the least takes {least:,} bytes; use a smaller --k, a budget of "
+        f"{in_units(least)}, or name a --factory of lists, which are then made on disk"
     )

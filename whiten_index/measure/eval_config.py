@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from whiten_index.artifacts.cached_storage import place_of
-from whiten_index.artifacts.files import exists, is_folder, resolved
+from whiten_index.artifacts.files import exists, resolved
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.metrics import parse_metric
-from whiten_index.evaluation.trec_run import RUN_ENDINGS, check_run_path
 from whiten_index.measure.measure_options import (
     DISTINCT,
     SCORED,
@@ -147,7 +146,6 @@ class RetrievalConfig(RetrievalOptions, EvalConfig):
         if self.fit != TARGET:
             raise ConfigError("--fit is for pairs of sentences, not for retrieval; leave it out")
         self._require_used()
-        self._require_place()
 
     @property
     def depth(self) -> int:
@@ -168,15 +166,10 @@ class RetrievalConfig(RetrievalOptions, EvalConfig):
         folder = file.parent.parent if file.parent.name == "qrels" else file.parent
         return (folder.name or Path(str(self.qrels)).stem,)
 
-    @property
-    def writes_one_run(self) -> bool:
-        """True if the rankings go to one file, not to a folder of files."""
-        return self.run_out is not None and Path(self.run_out).suffix in RUN_ENDINGS
-
     def run_path(self, name: str, transform: WhiteningConfig | None) -> Path | None:
         """Return where a ranking goes, None where it goes nowhere."""
-        if self.run_out is None or self.writes_one_run:
-            return None if self.run_out is None else Path(self.run_out)
+        if self.run_out is None:
+            return None
         kind = "index" if self.index is not None else "raw"
         if transform is not None:
             kind = transform.kind.value + ("" if transform.k is None else f"-k{transform.k}")
@@ -219,18 +212,6 @@ class RetrievalConfig(RetrievalOptions, EvalConfig):
             raise ConfigError(
                 f"{' and '.join(unused)} cannot apply, since {what} that is there is judged; "
                 "leave it out"
-            )
-
-    def _require_place(self) -> None:
-        if self.run_out is None:
-            return
-        path = Path(self.run_out)
-        if path.suffix and not is_folder(path):
-            check_run_path(path)
-        if self.writes_one_run and len(self.names) * max(1, len(self.transforms)) > 1:
-            raise ConfigError(
-                f"--run-out {self.run_out} is one file, and there are several runs to write; name "
-                "a folder"
             )
 
 

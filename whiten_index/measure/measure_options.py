@@ -49,9 +49,7 @@ class RetrievalOptions(RunnerOptions, JudgementOptions, SimilarityOption):
         "Judge this run: .trec, .run, .txt, .parquet or .jsonl.", JUDGEMENTS, default=None
     )
     run_out: str | None = option(
-        "Write the rankings: a file as of --run, or a folder for several settings.",
-        OUTPUT,
-        default=None,
+        "Folder for the rankings, a TREC run of each set and setting.", OUTPUT, default=None
     )
     metrics: tuple[str, ...] = option(
         "ndcg@N, recall@N, mrr@N or map@N; may be repeated.",
