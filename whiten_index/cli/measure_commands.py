@@ -274,30 +274,21 @@ def _correlations(figures: Mapping[str, Any]) -> dict[str, Any]:
     show_default=True,
     help="Alignment is over the pairs with a higher gold score; all, where there are no scores.",
 )
-@click.option(
-    "--most-texts",
-    type=click.IntRange(min=3),
-    default=10_000,
-    show_default=True,
-    help="Texts measured at most; more are drawn from. The time grows with their square.",
-)
 @setting_options()
-def geometry(positive_above: float, most_texts: int, **options: Any) -> None:
+def geometry(positive_above: float, **options: Any) -> None:
     """Measure how embeddings fill their space, raw and transformed.
 
     DATA are files of sentence pairs, as of sts, scored or not; without DATA it is STS-B dev.
     Alignment is the mean squared distance of positive pairs, uniformity log E exp(-2‖u - v‖²),
     both on unit length; lower is better. IsoScore is 0 (one direction) to 1 (all even). The
     effective rank, 1 to the width, is how many directions are in use; hubness the skewness of how
-    often a text is a neighbour, 0 where none is a hub. Transforms are fitted on all splits.
+    often a text is a neighbour, 0 where none is a hub. 10,000 texts are measured at most, drawn
+    from more. Transforms are fitted on all splits.
     """
     from whiten_index.measure.evaluate_sts import evaluate_geometry
 
     config, sets = _config_and_pairs(options, public={"STS-B": "dev"}, unscored=True)
-    bars = terminal.Bars()
-    report = evaluate_geometry(
-        config, sets, above=positive_above, most_texts=most_texts, progress=bars
-    )
+    report = evaluate_geometry(config, sets, above=positive_above, progress=terminal.Bars())
     show_report(report, "", _shape)
 
 

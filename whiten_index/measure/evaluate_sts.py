@@ -119,7 +119,7 @@ def average(datasets: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # Geometry is of all pairs of texts, so its time grows with their square.
-MOST_TEXTS = 10_000
+_MOST_TEXTS = 10_000
 
 
 def evaluate_geometry(
@@ -127,20 +127,19 @@ def evaluate_geometry(
     sets: Sequence[StsSet],
     *,
     above: float = POSITIVE_ABOVE,
-    most_texts: int = MOST_TEXTS,
     embedder: TextEmbedder | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Measure each set raw and in each space.
 
     Alignment is over the pairs scored higher than ``above``, or all of a set without scores; the
-    rest over ``most_texts`` distinct texts at most. Lengths count in IsoScore and effective rank.
+    rest over 10,000 distinct texts at most. Lengths count in IsoScore and effective rank.
 
     Returns:
         JSON values: encoder, setting and datasets of the raw space, and ``runs``, one for each
         space. Figures are as they are defined, not times 100.
     """
-    measure = functools.partial(_measure, above=above, most_texts=most_texts, seed=config.seed)
+    measure = functools.partial(_measure, above=above, seed=config.seed)
     pairs = needed_pairs(config, sets)
     return evaluate_sets(
         config, pairs, measure, stage="measure", embedder=embedder, progress=progress
@@ -148,19 +147,13 @@ def evaluate_geometry(
 
 
 def _measure(
-    each: StsSet,
-    embedder: TextEmbedder,
-    spaces: Spaces,
-    *,
-    above: float,
-    most_texts: int,
-    seed: int,
+    each: StsSet, embedder: TextEmbedder, spaces: Spaces, *, above: float, seed: int
 ) -> Scores:
     pairs = each.scored_pairs()
     texts = list(dict.fromkeys(pairs.texts))
     drawn = np.arange(len(texts))
-    if len(texts) > most_texts:
-        drawn = np.sort(np.random.default_rng(seed).choice(drawn, most_texts, replace=False))
+    if len(texts) > _MOST_TEXTS:
+        drawn = np.sort(np.random.default_rng(seed).choice(drawn, _MOST_TEXTS, replace=False))
     cloud = embedder.embed([texts[i] for i in drawn])
     positive = np.flatnonzero(pairs.scores > above)
     sides = [

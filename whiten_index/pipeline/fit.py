@@ -284,10 +284,9 @@ def piece_score(trials: Sequence[Trial], whitening: Whitening) -> float:
 def piece_evidence(encoded: "EncodeReport", sample: Sample) -> Evidence:
     """Return the trials of pieces: a sentence finds its others, some words their document."""
     documents = CorpusEmbeddings(encoded.store, encoded.record).at(sample.candidates)
-    own = np.arange(len(sample))
     trials = [
-        Trial(sample.sentences, sample.others, reciprocal_ranks(own), _SENTENCE_WEIGHT),
-        Trial(sample.windows, documents, reciprocal_ranks(own)),
+        Trial(sample.sentences, sample.others, reciprocal_ranks, _SENTENCE_WEIGHT),
+        Trial(sample.windows, documents, reciprocal_ranks),
     ]
     measure = (
         "MRR of a sentence among what is left of the documents, weight 2, and of 8 to 20 words "

@@ -52,7 +52,7 @@ class Choice:
     rule: Rule  # `pieces`, `spectrum` or `labels`
     chosen: Setting  # the transform
     measure: str  # name of the score
-    sample: int  # number of documents, queries or pairs scored
+    sample: int  # number of documents or queries scored
     candidates: Sequence[Candidate]  # the alternatives; none if the spectrum alone decided
     why: str  # one sentence for the user
     raw_score: float | None = None  # of the embeddings as they are
@@ -76,21 +76,14 @@ class Trial:
     weight: float = 1.0  # relative to other trials
 
 
-def reciprocal_ranks(answers: NDArray[np.int64]) -> Callable[[Vectors, Vectors], Scores]:
-    """Return a scorer of queries by 1/rank of their answer, ties counted half.
-
-    ``answers`` (q,) has the row of each query's answer among the candidates.
-    """
-
-    def score(queries: Vectors, candidates: Vectors) -> Scores:
-        cosines = queries @ candidates.T
-        own = np.take_along_axis(cosines, answers[:, None], axis=1)
-        above = np.count_nonzero(cosines > own, axis=1)
-        equal = np.count_nonzero(cosines == own, axis=1) - 1
-        ranks: Scores = 1.0 + above + equal / 2
-        return 1.0 / ranks
-
-    return score
+def reciprocal_ranks(queries: Vectors, candidates: Vectors) -> Scores:
+    """Return 1/rank (q,) of each query's answer, the candidate of its row; ties count half."""
+    cosines = queries @ candidates.T
+    own = np.diagonal(cosines)[:, None]
+    above = np.count_nonzero(cosines > own, axis=1)
+    equal = np.count_nonzero(cosines == own, axis=1) - 1
+    ranks: Scores = 1.0 + above + equal / 2
+    return 1.0 / ranks
 
 
 def widths(rank: int) -> tuple[int, ...]:
@@ -131,8 +124,7 @@ def score_settings(
 
 def keeps(score: float, best: float) -> bool:
     """Return whether a width's score is at least 97 % of the best one."""
-    # Correlations may be negative.
-    return score >= best - _WIDTH_LOSS * abs(best)
+    return score >= (1 - _WIDTH_LOSS) * best
 
 
 def choose_by_scores(
