@@ -69,10 +69,9 @@ _COMMANDS = {
 def _data_words(setting: Setting, names: Sequence[str], files: Files, data: Data) -> list[str]:
     if setting.measure is Measure.RETRIEVAL:
         return [files.quora or "QUORA", "--metric", "mrr@10"]
-    words = []
+    words: list[str] = []
     if setting.measure is Measure.STS:
-        if data.folder is not None:
-            words.append(str(data.pairs_path))
+        words.append(str(data.pairs_path))
         known = [each.name for each in data.sets()]
         here = [name for name in names if name in known]
         if here and len(here) < len(known):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,8 +11,8 @@ from pipelines.papers.transfer_tasks import Task, read_task
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.sts_sets import StsSet, chosen_sets, read_sts
-from whiten_index.measure.eval_config import data_path
 
+VARIABLE = "WHITEN_INDEX_DATA"
 _PAIRS, _TASKS = Path("sts") / "sts_raw.parquet", Path("senteval")
 _SICK = {"SICK-R": "test"}
 _RTE = "RTE"
@@ -107,3 +108,17 @@ def _plain(value: object) -> object:
     """Return a set's field as JSON has it."""
     tolist = getattr(value, "tolist", None)
     return value if tolist is None else tolist()
+
+
+def data_path(name: str) -> Path:
+    """Return the path of a public file or folder, such as ``sts/sts_raw.parquet``."""
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        raise ConfigError(
+            f"no data is named and {VARIABLE} is not set; name the files, or set it to the folder "
+            f"that holds {name}"
+        )
+    path = Path(folder) / name
+    if not path.exists():
+        raise ConfigError(f"{VARIABLE} is {folder}, which has no {name}; name the files instead")
+    return path

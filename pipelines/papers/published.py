@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipelines.papers.data import VARIABLE as DATA_VARIABLE
 from whiten_index.errors import ConfigError, CorpusError
-from whiten_index.measure.eval_config import VARIABLE as DATA_VARIABLE
 
 VARIABLE = "WHITEN_INDEX_PUBLISHED"
 COLUMNS = ("source", "table", "model", "setting", "metric", "dataset", "value")

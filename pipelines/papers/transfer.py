@@ -20,6 +20,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.papers.data import data_path
 from pipelines.papers.transfer_tasks import (
     FOLDS,
     Task,
@@ -33,7 +34,7 @@ from pipelines.papers.transfer_tasks import (
 from whiten_index.cli import main, measure_commands, terminal
 from whiten_index.cli.schema_options import given
 from whiten_index.errors import ConfigError
-from whiten_index.measure.eval_config import EvalConfig, data_path
+from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.spaces import Scores, Spaces, TextEmbedder, evaluate_sets
 from whiten_index.progress import Progress
 

@@ -137,8 +137,7 @@ def test_a_query_that_is_a_document_does_not_find_itself(tiny_model, tiny_words,
             "--fit is for pairs of sentences"),
     ],
 )  # fmt: skip
-def test_options_that_do_not_go_together_are_refused(options, message, monkeypatch):
-    monkeypatch.delenv("WHITEN_INDEX_DATA", raising=False)
+def test_options_that_do_not_go_together_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         RetrievalConfig.from_options(options)
 

@@ -145,30 +145,23 @@ def setting_options(*without: str) -> Callable[[Any], Any]:
 def evaluate() -> None:
     """Evaluate embeddings and their transforms: sts, retrieval, geometry.
 
-    Without DATA the sets are read from the folder that WHITEN_INDEX_DATA names (but for those of
-    retrieval, of which there are many). Correlations and shares are times 100.
+    Correlations and shares are times 100.
     """
 
 
-def _pair_options(default: str) -> Callable[[Any], Any]:
-    return with_options(
-        _DATA,
-        click.option(
-            "--set", "names", multiple=True, help="Only this set, such as STS12; repeatable."
-        ),
-        click.option(
-            "--split",
-            "splits",
-            multiple=True,
-            callback=pairs,
-            metavar="SET=SPLIT",
-            help=f"The split that is used, or all; repeatable. [default: {default}; all "
-            "pairs of others]",
-        ),
-    )
-
-
-_DATA = click.argument("data", nargs=-1)
+_pair_options: Callable[[Any], Any] = with_options(
+    click.argument("data", nargs=-1, required=True),
+    click.option("--set", "names", multiple=True, help="Only this set, such as STS12; repeatable."),
+    click.option(
+        "--split",
+        "splits",
+        multiple=True,
+        callback=pairs,
+        metavar="SET=SPLIT",
+        help="The split that is used, or all; repeatable. [default: STS-B=test; all pairs of "
+        "others]",
+    ),
+)
 Figures = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
@@ -228,22 +221,19 @@ def _counts(figures: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, 
 
 
 def _config_and_pairs(
-    options: dict[str, Any], *, public: Mapping[str, str] | None = None, unscored: bool = False
+    options: dict[str, Any], *, unscored: bool = False
 ) -> "tuple[EvalConfig, list[StsSet]]":
-    """Return the configuration, and the sets named; by default the ``public`` ones (-> split)."""
+    """Return the configuration, and the sets named."""
     from whiten_index.evaluation.sts_sets import chosen_sets, read_sts
-    from whiten_index.measure.eval_config import EvalConfig, data_path
+    from whiten_index.measure.eval_config import EvalConfig
 
     data, names, splits = (options.pop(each) for each in ("data", "names", "splits"))
-    if public and not data:
-        names, splits = names or tuple(public), {**public, **splits}
-    paths = data or (str(data_path("sts/sts_raw.parquet")),)
     config = EvalConfig.from_options(given(options))
-    return config, chosen_sets(read_sts(paths, splits=splits, unscored=unscored), names)
+    return config, chosen_sets(read_sts(data, splits=splits, unscored=unscored), names)
 
 
 @evaluate.command()
-@_pair_options("STS-B=test")
+@_pair_options
 @setting_options()
 def sts(**options: Any) -> None:
     """Correlate the cosines of sentence pairs with gold scores, in all three aggregations.
@@ -266,7 +256,7 @@ def _correlations(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @evaluate.command()
-@_pair_options("STS-B=dev without DATA, STS-B=test with it")
+@_pair_options
 @click.option(
     "--positive-above",
     type=float,
@@ -278,7 +268,7 @@ def _correlations(figures: Mapping[str, Any]) -> dict[str, Any]:
 def geometry(positive_above: float, **options: Any) -> None:
     """Measure how embeddings fill their space, raw and transformed.
 
-    DATA are files of sentence pairs, as of sts, scored or not; without DATA it is STS-B dev.
+    DATA are files of sentence pairs, as of sts, scored or not.
     Alignment is the mean squared distance of positive pairs, uniformity log E exp(-2‖u - v‖²),
     both on unit length; lower is better. IsoScore is 0 (one direction) to 1 (all even). The
     effective rank, 1 to the width, is how many directions are in use; hubness the skewness of how
@@ -287,7 +277,7 @@ def geometry(positive_above: float, **options: Any) -> None:
     """
     from whiten_index.measure.evaluate_sts import evaluate_geometry
 
-    config, sets = _config_and_pairs(options, public={"STS-B": "dev"}, unscored=True)
+    config, sets = _config_and_pairs(options, unscored=True)
     report = evaluate_geometry(config, sets, above=positive_above, progress=terminal.Bars())
     show_report(report, "", _shape)
 
@@ -301,7 +291,7 @@ def _shape(figures: Mapping[str, Any]) -> dict[str, str]:
 
 
 @evaluate.command()
-@_DATA
+@click.argument("data", nargs=-1)
 @schema_options(RetrievalOptions)
 # A search encodes its corpus, and fits on it.
 @setting_options("fit")

@@ -1,6 +1,5 @@
 """Configuration of evaluations: the embeddings, the transforms, their fit, the sets to search."""
 
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from functools import cached_property
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from whiten_index.artifacts.cached_storage import place_of
-from whiten_index.artifacts.files import exists, resolved
+from whiten_index.artifacts.files import resolved
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.metrics import parse_metric
@@ -29,7 +28,6 @@ OF_TASKS = (TARGET, DISTINCT, SCORED)
 # Options of an encoder that say how that of an index is opened.
 _OF_BUILDS = ("store", "seed", "factory", "similarity", "runner", "address", "workers")
 OF_OPENING = ("model", "trust_remote_code", "device", "threads")
-VARIABLE = "WHITEN_INDEX_DATA"
 
 
 @schema
@@ -213,17 +211,3 @@ class RetrievalConfig(RetrievalOptions, EvalConfig):
                 f"{' and '.join(unused)} cannot apply, since {what} that is there is judged; "
                 "leave it out"
             )
-
-
-def data_path(name: str) -> Path:
-    """Return the path of a public file or folder, such as ``sts/sts_raw.parquet``."""
-    folder = os.environ.get(VARIABLE)
-    if not folder:
-        raise ConfigError(
-            f"no data is named and {VARIABLE} is not set; name the files, or set it to the folder "
-            f"that holds {name}"
-        )
-    path = Path(folder) / name
-    if not exists(path):
-        raise ConfigError(f"{VARIABLE} is {folder}, which has no {name}; name the files instead")
-    return path
