@@ -1,5 +1,6 @@
 """The rows of a corpus: columns, texts, ids and kept columns against plain Python; memory."""
 
+import os
 from collections import Counter
 
 import pyarrow as pa
@@ -28,6 +29,15 @@ def test_a_column_of_the_wrong_type_is_refused_with_those_that_fit(
     path = write_parquet(tmp_path / "a.parquet", columns)
     with pytest.raises(CorpusError, match=message):
         open_corpus(path, **options)
+
+
+def test_a_file_of_many_row_groups_is_opened_a_few_times(tmp_path, write_parquet, monkeypatch):
+    # Each time its whole footer is read: with 100,000 row groups that would take hours.
+    path = write_parquet(tmp_path / "a.parquet", {"a": ["x"] * 60}, row_group_size=1)
+    opened, opens = [], os.open
+    monkeypatch.setattr(os, "open", lambda *given: opened.append(given[0]) or opens(*given))
+    assert read_all(open_corpus(path, text_columns=("a",), shard_rows=7))[1] == ["x"] * 60
+    assert opened.count(str(path)) < 20
 
 
 BLANKS = st.sampled_from([None, "", " ", "\t\n", "\u00a0", "\u3000 "])

@@ -98,7 +98,8 @@ class SpanReader:
 
     def __init__(self) -> None:
         self._key: tuple[Any, ...] | None = None
-        self._file: pq.ParquetFile | None = None
+        self._source: pa.NativeFile | None = None
+        self._file: pq.ParquetFile | None = None  # in the source
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._pending: pa.RecordBatch | None = None
         self._position = 0
@@ -113,11 +114,14 @@ class SpanReader:
         """Yield the rows of ``span``, ``columns`` in the order given."""
         key = (file.place, span.row_group, tuple(columns))
         if key != self._key or span.start < self._position:
-            self.close()
-            source = file.open()
-            self._file = open_parquet(file, source)
+            # A footer may name a hundred thousand row groups, and takes long to read.
+            if self._source is None or self._key is None or self._key[0] != file.place:
+                self.close()
+                self._source = file.open()
+            self._key, self._pending = None, None
+            self._file = self._file or open_parquet(file, self._source)
             self._batches = self._file.iter_batches(
-                batch_size=_rows_at_once(file, source, self._file, span.row_group, columns),
+                _rows_at_once(file, self._source, self._file, span.row_group, list(columns)),
                 row_groups=[span.row_group],
                 columns=list(columns),
             )
@@ -138,7 +142,7 @@ class SpanReader:
         """Close the open file."""
         if self._file is not None:
             self._file.close()
-        self._key = self._file = self._pending = None
+        self._key = self._source = self._file = self._pending = None
 
 
 def unpacked_bytes(batch: pa.RecordBatch) -> int:
@@ -152,22 +156,18 @@ def unpacked_bytes(batch: pa.RecordBatch) -> int:
 
 
 def _rows_at_once(
-    file: SourceFile,
-    source: pa.NativeFile,
-    parquet: pq.ParquetFile,
-    row_group: int,
-    columns: Sequence[str],
+    file: SourceFile, source: pa.NativeFile, parquet: pq.ParquetFile, group: int, wanted: list[str]
 ) -> int:
     """Return the rows of a batch: fewer if they are wide, or a dictionary holds long texts."""
     # A few bytes of a file name a value of its dictionary thousands of times. The first row is
     # decoded together with the dictionary of each column of texts, without a copy for each row.
-    metadata, schema = parquet.metadata.row_group(row_group), parquet.schema_arrow
+    metadata, schema = parquet.metadata.row_group(group), parquet.schema_arrow
     rows = _BATCH_ROWS
     texts, most, values, width = list[str](), 0, 1.0, 0.0
     for index in range(metadata.num_columns):
         chunk = metadata.column(index)
         name = chunk.path_in_schema.split(".")[0]
-        if name not in columns or not metadata.num_rows:
+        if name not in wanted or not metadata.num_rows:
             continue
         each = chunk.num_values / metadata.num_rows
         if chunk.physical_type == "BYTE_ARRAY":
@@ -185,7 +185,7 @@ def _rows_at_once(
     # No text is longer than its column, so that most row groups need no look at the dictionary.
     if most * min(metadata.num_rows, _BATCH_ROWS) > _UNPACKED_BYTES:
         packed = _streamed(source, metadata=parquet.metadata, read_dictionary=texts)
-        first = packed.iter_batches(batch_size=1, row_groups=[row_group], columns=texts)
+        first = packed.iter_batches(batch_size=1, row_groups=[group], columns=texts)
         batch = next(first, None)
         longest = sum(map(_longest, batch.columns)) if batch is not None else 0
         rows = min(rows, int(_BATCH_BYTES / max(longest * values, 1)))
