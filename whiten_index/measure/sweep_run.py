@@ -295,6 +295,10 @@ def _header(config: SweepConfig, dataset: Dataset) -> dict[str, Any]:
         "dataset": dataset.facts,
         "build": config.build.command()
         + (f" --similarity {config.similarity}" if config.similarity != "auto" else ""),
+        "spectrum": {
+            "eigenvalues": dataset.spectrum.eigenvalues.tolist(),
+            "rank": dataset.spectrum.rank,
+        },
     }
 
 
