@@ -80,3 +80,20 @@ def test_a_file_without_what_its_kind_needs_is_an_error(tmp_path, options, missi
         save_file(whole, path, facts | damage)
         with pytest.raises(ArtifactError, match="cannot be read as whitening"):
             Whitening.load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("exponent", -1e300), ("exponent", 3), ("basis", 1e300)]
+)
+def test_a_file_whose_map_no_fit_makes_is_an_error(tmp_path, name, value):
+    # Its vectors would be NaN, or of one direction alone.
+    path = tmp_path / "whitening.safetensors"
+    fit(make_rows()).save(path)
+    with safe_open(path, framework="numpy") as file:
+        facts = file.metadata()
+    whole = load_file(path)
+    save_file(whole | {name: np.full_like(whole[name], value)}, path, facts)
+    with pytest.raises(
+        ArtifactError, match=r"cannot be read as whitening \(exponent .* directions"
+    ):
+        Whitening.load(path)

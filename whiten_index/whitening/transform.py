@@ -460,10 +460,10 @@ class Whitening:
                 return f"it has no {name}"
         for name in ("eigenvalues", "basis_variances"):
             found = getattr(self, name)
-            if found is not None and not (
-                found.min(initial=0) >= 0 and found.max(initial=0) <= _WIDEST
-            ):
+            if found is not None and not ((found >= 0) & (found <= _WIDEST)).all():
                 return f"{name} that are no variances"
+        if not 0 <= self.exponent <= 2 or np.abs(self.basis).max(initial=0) > 2:
+            return f"exponent {self.exponent:g}, or directions longer than 1"
         if self.estimator not in (*ESTIMATORS, "fixed"):
             return f"estimator {self.estimator}"
         if self.similarity not in get_args(Similarity):
