@@ -27,7 +27,7 @@ def test_onednn_gives_what_torch_gives(family, tmp_path, monkeypatch, eager):
         alone = np.concatenate([fast.encode([text]) for text in some])
         np.testing.assert_array_equal(found, alone)
     # States that differ by more than rounding leave the model as it was.
-    monkeypatch.setitem(products._TRIAL_ERRORS, products.torch.float32, -1.0)
+    monkeypatch.setitem(products.TRIAL_ERRORS, products.torch.float32, -1.0)
     monkeypatch.setattr(products, "_LAYERS", frozenset())
     plain = load(folder)
     assert plain.runtime["products"] == "torch"

@@ -228,7 +228,7 @@ def update(dry_run: bool, log: bool, **options: Any) -> None:
 )
 @click.option("--store", help="Where the raw embeddings are now, if they moved.")
 @click.option("--model", help="Where the index's own encoder is now, if it moved.")
-@schema_options(EncoderConfig, only=("trust_remote_code", "device", "threads"))
+@schema_options(EncoderConfig, only=("trust_remote_code", "device", "backend", "threads"))
 @click.option(
     "--index-device",
     type=click.Choice(["auto", "cpu", "gpu"]),

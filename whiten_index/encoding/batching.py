@@ -100,6 +100,9 @@ class Batches:
             left = self._left.pop()
             rows = max(asked // int(self._lengths[left.start]), 1)
             stop = min(left.start + rows, left.stop)
+            if self._transformer.one_length:
+                shorter = np.searchsorted(self._lengths[::-1], self._lengths[left.start])
+                stop = min(stop, len(self._lengths) - int(shorter))
             if stop < left.stop:
                 self._left.append(slice(stop, left.stop))
             return slice(left.start, stop)
@@ -164,14 +167,17 @@ _MOST_THREADS = 16
 class InferenceThreads:
     """Threads that encode batches: several on a CPU, the caller's on a device."""
 
-    def __init__(self, device: torch.device, threads: int | None) -> None:
-        """Choose the threads of a device; ``threads`` of a CPU, None for torch's own choice."""
+    def __init__(self, device: torch.device, threads: int | None, *, alone: bool = False) -> None:
+        """Choose the threads of a device; ``threads`` of a CPU, None for torch's own choice.
+
+        With ``alone``, a CPU has one batch at a time too.
+        """
         on_cpu = device.type == "cpu"
         self._callers = threads if on_cpu else None
         threads = threads or torch.get_num_threads()
         # The number of workers, 8 to 16 where possible, that leaves the fewest cores over.
         most = min(threads, _MOST_THREADS)
-        counts = range((most + 1) // 2, most + 1) if on_cpu else [1]
+        counts = range((most + 1) // 2, most + 1) if on_cpu and not alone else [1]
         self.count = max(counts, key=lambda count: (count * (threads // count), count))
         self._threads_each = threads // self.count
         self._lock = threading.Lock()

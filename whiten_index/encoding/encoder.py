@@ -102,10 +102,17 @@ class Encoder:
         self.spec = spec
         # A job on several devices has one encoder for each of them.
         self.device = _device(chosen_devices(config.device)[0])
-        self._transformer = self.transformer(spec, folder, self.device)
+        if config.backend == "openvino" and self.device.type != "cpu":
+            raise ConfigError(
+                f"--backend openvino is for CPUs, and the device is {self.device}; add --device "
+                "cpu, or use --backend torch"
+            )
+        self._transformer = self.transformer(spec, folder, self.device, config.backend)
         prompts = {spec.document_prompt, spec.query_prompt}
         self._unpooled = {prompt: self._count_unpooled(prompt) for prompt in prompts}
-        self._threads = InferenceThreads(self.device, config.threads)
+        # OpenVINO has all cores for each batch.
+        alone = config.backend == "openvino"
+        self._threads = InferenceThreads(self.device, config.threads, alone=alone)
 
     def __repr__(self) -> str:
         return f"Encoder({self.spec.model!r}, {self.spec.dim} dims, {self.device})"
@@ -132,10 +139,13 @@ class Encoder:
 
     @property
     def runtime(self) -> dict[str, str]:
-        """Versions of torch, transformers and tokenizers, the form of inputs, and the products."""
-        versions = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
+        """Versions of the libraries, the form of inputs, and the products."""
+        libraries = ["torch", "transformers", "tokenizers"]
+        libraries += ["openvino"] * self._transformer.one_length
+        versions = {name: version(name) for name in libraries}
         obstacle = self._transformer.obstacle
         inputs = f"padded: {obstacle}" if obstacle else "packed"
+        inputs = "of one length" if self._transformer.one_length else inputs
         return {**versions, "inputs": inputs, "products": self._transformer.products}
 
     @property

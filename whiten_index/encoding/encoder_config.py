@@ -3,7 +3,7 @@
 from typing import Literal, get_args
 
 from whiten_index.artifacts.files import list_folder
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, require_installed
 from whiten_index.options import MODEL, RESOURCES, flag_of, option, schema
 from whiten_index.paths import require_text
 
@@ -12,9 +12,11 @@ PoolingName = Literal[
     "mean", "cls", "max", "last", "weightedmean", "mean_sqrt_len_tokens", "first-last-avg"
 ]
 DtypeName = Literal["float32", "bfloat16", "float16", "int8"]
+BackendName = Literal["torch", "openvino"]
 POOLINGS: tuple[str, ...] = get_args(PoolingName)
 DTYPES: tuple[str, ...] = get_args(DtypeName)
 _MOST_THREADS = 1024
+BACKEND_HELP = "Library that computes embeddings; openvino, on CPUs, takes less time for one query."
 
 
 @schema
@@ -68,6 +70,7 @@ class EncoderConfig(ModelOptions):
     device: str = option(
         "auto (every GPU), cpu, cuda:1, mps, or several: cuda:0,cuda:1.", RESOURCES, default="auto"
     )
+    backend: BackendName = option(BACKEND_HELP, RESOURCES, default="torch")
     threads: int | None = option(
         "CPU threads of the encoder and of FAISS.",
         RESOURCES,
@@ -107,6 +110,13 @@ class EncoderConfig(ModelOptions):
             raise ConfigError("first-last-avg chooses the layers itself; leave out --layers")
         if self.layers is not None and not self.layers:
             raise ConfigError("--layers names no layer; write numbers such as 1,12 or 0,-1")
+        if self.backend == "openvino":
+            require_installed("openvino", by="--backend openvino", extra="openvino")
+            if self.dtype not in ("float32", "bfloat16"):
+                raise ConfigError(
+                    f"--backend openvino computes in float32 or bfloat16, not in {self.dtype}; use "
+                    "--backend torch"
+                )
 
 
 def chosen_devices(asked: str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from transformers.activations import GELUActivation
 from whiten_index.encoding.packing import IMPLEMENTATION, attend
 
 # Relative errors of the states of a few tokens: of rounding in another order, or to fewer bits.
-_TRIAL_ERRORS = {None: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.05, torch.int8: 0.15}
+TRIAL_ERRORS = {None: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.05, torch.int8: 0.15}
 TORCH = "torch"
 _SMALLEST = 1e-12  # range of a row; a scale of 0 has no reciprocal
 _ROWS = 1024  # that the layout of weights is made for
@@ -221,7 +221,7 @@ def _replace(model: Any, dtype: torch.dtype | None, *, layers: bool) -> bool:
     try:
         visit(model)
         found = model(input_ids=ids).last_hidden_state
-        agrees = float((found - expected).norm() / expected.norm()) <= _TRIAL_ERRORS[dtype]
+        agrees = float((found - expected).norm() / expected.norm()) <= TRIAL_ERRORS[dtype]
     finally:
         if not agrees:
             for parent, name, module in reversed(replaced):

@@ -10,8 +10,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from whiten_index.encoding.encoder_config import BackendName
 from whiten_index.encoding.model_files import HeadStep, weight_files
 from whiten_index.encoding.models import ModelFolder
+from whiten_index.encoding.openvino import OpenVinoStates
 from whiten_index.encoding.packing import PackedForward, packing_obstacle, pool_packed
 from whiten_index.encoding.pooling import Pooling, mean_layers, pool
 from whiten_index.encoding.products import TORCH, use_fastest_products
@@ -39,33 +41,49 @@ class Transformer:
     A batch has ``batch_tokens``, halved whenever memory runs out. It is filled up to
     ``fewest_rows`` tokens, or texts for a head, so that embeddings do not depend on the other
     texts; 0 if they do anyway. ``vocabulary`` is the number of tokens that the model knows, None
-    if unknown.
+    if unknown. With ``one_length`` a batch has texts of one length.
     """
 
-    def __init__(self, spec: EncoderSpec, folder: ModelFolder, device: torch.device) -> None:
-        self.device = device
+    def __init__(
+        self, spec: EncoderSpec, folder: ModelFolder, device: torch.device, backend: BackendName
+    ) -> None:
+        self.device, on_cpu = device, device.type == "cpu"
         self.tokenizer, model = load_transformer(spec, folder, device)
         self.pad = int(self.tokenizer.pad_token_id or 0)
         config = model.config
         known = model.get_input_embeddings()
         self.vocabulary: int | None = getattr(known, "num_embeddings", None)
         last = int(getattr(config, "num_hidden_layers", None) or config.num_layers)
-        _drop_layers(model, max(spec.layers), last)
-        # Texts end to end, without padding, unless something is in the way.
-        self.obstacle = packing_obstacle(model, device, model.dtype)
-        self.packs = self.obstacle is None
-        self._packed = PackedForward(model) if self.packs else None
+        _drop_unused(model, max(spec.layers), last)
+        only_last = spec.layers == (last,)
+        states = _States(model, None if only_last else spec.layers)
+        self._states: Callable[..., list[Tensor]] = states
+        self._packed: PackedForward | None = None
+        self.obstacle: str | None = None
+        self.one_length = backend == "openvino"
+        if self.one_length:
+            self._states = compiled = OpenVinoStates(
+                states,
+                spec.dtype,
+                vocabulary=self.vocabulary or config.vocab_size,
+                longest=spec.max_length,
+            )
+            self.products = f"OpenVINO {compiled.dtype}"
+        else:
+            # Texts end to end, without padding, unless something is in the way.
+            self.obstacle = packing_obstacle(model, device, model.dtype)
+            self._packed = None if self.obstacle else PackedForward(model)
+            fastest = use_fastest_products(model, spec.dtype, last=only_last) if on_cpu else TORCH
+            self.products = fastest
+        self.packs = self._packed is not None
         # With padding, and by a GPU's kernels, a text depends on its batch.
-        on_cpu = device.type == "cpu"
         self.batch_tokens = _BATCH_TOKENS_CPU if on_cpu else _BATCH_TOKENS_GPU
+        if self.one_length:
+            # A batch has all threads.
+            self.batch_tokens *= torch.get_num_threads()
         self.fewest_rows = _FEWEST_ROWS if self.packs and on_cpu else 0
-        self._model, self._layers = model, None if spec.layers == (last,) else spec.layers
-        only_last = self._layers is None
-        self.products = use_fastest_products(model, spec.dtype, last=only_last) if on_cpu else TORCH
         self._pooling, head = spec.pooling, load_head(folder)
         self._head = None if head is None else head.to(device)
-        # A decoder would otherwise keep keys and values for a next token that never comes.
-        self._options = {"use_cache": False} if hasattr(config, "use_cache") else {}
 
     @torch.inference_mode()
     def padded(self, ids: Tensor, mask: Tensor | None, *, prompt_tokens: int = 0) -> Tensor:
@@ -73,7 +91,7 @@ class Transformer:
 
         Without padding, ``mask`` is None; the first ``prompt_tokens`` are not pooled.
         """
-        inputs = {"input_ids": ids, "attention_mask": mask, **self._options}
+        inputs = {"input_ids": ids, "attention_mask": mask}
         mask = torch.ones_like(ids) if mask is None else mask
         return self._embedded(
             inputs, lambda states, pooling: pool(states, mask, pooling, prompt_tokens=prompt_tokens)
@@ -95,12 +113,7 @@ class Transformer:
 
     def _embedded(self, inputs: dict[str, Any], pool: Pool) -> Tensor:
         """Return (n, d) for a model's inputs; ``pool`` takes its states (n, t, d) or (1, T, d)."""
-        if self._layers is None:
-            states = [self._model(**inputs).last_hidden_state]
-        else:
-            found = self._model(**inputs, output_hidden_states=True).hidden_states
-            states = [found[layer] for layer in self._layers]
-        pooled = pool(mean_layers(states), Pooling(self._pooling))
+        pooled = pool(mean_layers(self._states(**inputs)), Pooling(self._pooling))
         if self._head is None:
             return pooled
         rows = pad(pooled, (0, 0, 0, max(self.fewest_rows - len(pooled), 0)))
@@ -108,8 +121,30 @@ class Transformer:
         return embeddings
 
 
-def _drop_layers(model: Any, highest: int, last: int) -> None:
-    """Drop the layers above the highest that is used, which would only cost time."""
+class _States(nn.Module):
+    """Hidden states (n, t, d) of some layers of a model, or of the last one where none is named."""
+
+    def __init__(self, model: Any, layers: tuple[int, ...] | None) -> None:
+        super().__init__()
+        self.model, self.layers = model, layers
+        # A decoder would otherwise keep keys and values for a next token that never comes.
+        self.options = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **more: Any
+    ) -> list[Tensor]:
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **self.options, **more}
+        if self.layers is None:
+            return [self.model(**inputs).last_hidden_state]
+        found = self.model(**inputs, output_hidden_states=True).hidden_states
+        return [found[layer] for layer in self.layers]
+
+
+def _drop_unused(model: Any, highest: int, last: int) -> None:
+    """Drop the layers above the highest that is used, and the pooler: they would only cost time."""
+    own = type(model).__module__.startswith("transformers.")
+    if own and model.config.model_type in _NORMALISED_LAYERS and hasattr(model, "pooler"):
+        model.pooler = None
     stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == last]
     if highest < last and model.config.model_type in _NORMALISED_LAYERS and len(stacks) == 1:
         # The state below the first layer is the input of that layer.

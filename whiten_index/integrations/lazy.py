@@ -40,8 +40,8 @@ def open_transform(
     Args:
         source: the folder of an index, or one that ``QueryTransform.save`` wrote.
         k: keep the first k numbers of each vector; None for all.
-        opening: ``model``, ``trust_remote_code``, ``device`` and ``threads``, as of
-            ``whiten_index.open_index``.
+        opening: ``model``, ``trust_remote_code``, ``device``, ``backend`` and ``threads``, as
+            of ``whiten_index.open_index``.
 
     Raises:
         ArtifactError: there is no transform, or it is damaged.

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.corpus.batches import PASSAGE_COLUMNS
+from whiten_index.encoding.encoder_config import BackendName
 from whiten_index.errors import ConfigError
 from whiten_index.integrations.lazy import IndexRetriever, importing, name_of, open_transform
 from whiten_index.search.query_transform import QueryTransform
@@ -59,6 +60,7 @@ class WhitenedEmbedding(BaseEmbedding):
     model: str | None = Field(default=None, frozen=True)
     trust_remote_code: bool = Field(default=False, frozen=True, exclude=True)
     device: str = Field(default="auto", frozen=True)
+    backend: BackendName = Field(default="torch", frozen=True)
     threads: int | None = Field(default=None, frozen=True)
     _transform: QueryTransform = PrivateAttr()
 
@@ -67,7 +69,7 @@ class WhitenedEmbedding(BaseEmbedding):
 
         Other settings are those of ``BaseEmbedding``. The encoder is loaded on the first text.
         """
-        names = ("k", "model", "trust_remote_code", "device", "threads")
+        names = ("k", "model", "trust_remote_code", "device", "backend", "threads")
         transform = open_transform(source, **{n: settings[n] for n in names if n in settings})
         # What was written down names the transform of then.
         named = {**settings, "model_name": name_of(transform)}

@@ -124,6 +124,7 @@ def _build_config(
         "out": config.index,
         "store": str(store.place),
         "device": config.device,
+        "backend": config.backend,
         "threads": config.threads,
         "index_device": config.index_device,
     }

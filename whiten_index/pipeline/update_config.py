@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
+from whiten_index.encoding.encoder_config import BACKEND_HELP, BackendName
 from whiten_index.errors import ConfigError
 from whiten_index.options import (
     MODEL,
@@ -90,6 +91,7 @@ class PublishedOptions:
         "Run Python code that comes with the model.", MODEL, default=False
     )
     device: str = option("Device of the encoder.", RESOURCES, default="auto")
+    backend: BackendName = option(BACKEND_HELP, RESOURCES, default="torch")
     threads: int | None = option(
         "CPU threads of encoder and FAISS.", RESOURCES, default=None, ge=1, le=1024
     )

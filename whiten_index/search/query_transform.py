@@ -96,8 +96,8 @@ class QueryTransform:
             encoder: the entry ``encoder`` of an index's manifest, with its ``fingerprint`` if it
                 names no model.
             version: of the index.
-            opening: ``model``, ``trust_remote_code``, ``device`` and ``threads``, as of
-                ``open_index``.
+            opening: ``model``, ``trust_remote_code``, ``device``, ``backend`` and ``threads``, as
+                of ``open_index``.
 
         Raises:
             ConfigError: the encoder gives embeddings of another width.
@@ -143,8 +143,8 @@ class QueryTransform:
             k: keep the first k numbers of each vector; None for all.
             verify: None checks the manifest and the transform, whose neighbours need not be there;
                 ``full`` checks every file's checksum, ``manifest`` their sizes.
-            opening: ``model``, ``trust_remote_code``, ``device`` and ``threads``, as of
-                ``open_index``.
+            opening: ``model``, ``trust_remote_code``, ``device``, ``backend`` and ``threads``, as
+                of ``open_index``.
 
         Raises:
             ArtifactError: nothing is published there, or it is damaged.

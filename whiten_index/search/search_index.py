@@ -424,6 +424,7 @@ def open_index(
             is named here may be fetched from the hub; what the index names is not.
         trust_remote_code: let the encoder run Python code that comes with its model.
         device: of the encoder: ``auto``, ``cpu``, ``cuda``.
+        backend: ``torch``, or ``openvino`` on a CPU, which takes less time for one query.
         threads: CPU threads of the encoder and of FAISS.
         verify: ``full`` compares every file's checksum when it is opened, and that of each shard of
             the store before its first row ranks a hit again; ``manifest`` compares sizes. A flipped
