@@ -23,7 +23,7 @@ from torch import Tensor
 
 from benchmarks.encoding_inputs import MAX_LENGTH
 from whiten_index.encoding.encoder import Encoder
-from whiten_index.encoding.encoder_config import DtypeName
+from whiten_index.encoding.encoder_config import BackendName, DtypeName
 from whiten_index.encoding.models import find_model
 from whiten_index.encoding.packing import Attention, PackedForward, packing_obstacle, torch_varlen
 from whiten_index.encoding.tokenization import TokenWindow, tokenize
@@ -80,11 +80,12 @@ class Setting:
 # --------------------------------------------------------------------------- we
 
 
-def load_ours(setting: Setting) -> Encoder:
+def load_ours(setting: Setting, backend: BackendName = "torch") -> Encoder:
     """Load our encoder; of models with prompts the peer would be given other texts."""
     encoder = Encoder.load(
-        setting.model, max_length=MAX_LENGTH, device=setting.device, dtype=setting.dtype
-    )
+        setting.model, max_length=MAX_LENGTH, device=setting.device, dtype=setting.dtype,
+        backend=backend,
+    )  # fmt: skip
     if encoder.spec.document_prompt:
         raise SystemExit(f"{setting.model} has a prompt for documents; measure one without")
     return encoder

@@ -98,6 +98,10 @@ def contenders(model: str) -> tuple[dict[str, Encode], dict[str, Encode]]:
         ours = load_ours(Setting(model, "cpu", dtype))
         name = f"ours, {dtype}, products of {ours.runtime['products']}"
         encode[name], answer[name] = ours.encode, ours.encode_queries
+    for dtype in ("float32", "bfloat16"):
+        ours = load_ours(Setting(model, "cpu", dtype), backend="openvino")
+        name = f"ours, {dtype}, backend {ours.runtime['products']}"
+        encode[name], answer[name] = ours.encode, ours.encode_queries
     compiled = openvino(model)
     return encode | compiled, answer | compiled
 
