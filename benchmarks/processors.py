@@ -95,13 +95,13 @@ def contenders(model: str) -> tuple[dict[str, Encode], dict[str, Encode]]:
     }
     answer = dict(encode)
     for dtype in ("float32", "bfloat16", "int8"):
-        ours = load_ours(Setting(model, "cpu", dtype))
-        name = f"ours, {dtype}, products of {ours.runtime['products']}"
-        encode[name], answer[name] = ours.encode, ours.encode_queries
-    for dtype in ("float32", "bfloat16"):
-        ours = load_ours(Setting(model, "cpu", dtype), backend="openvino")
-        name = f"ours, {dtype}, backend {ours.runtime['products']}"
-        encode[name], answer[name] = ours.encode, ours.encode_queries
+        setting = Setting(model, "cpu", dtype)
+        ours = [load_ours(setting)]
+        if dtype != "int8":
+            ours.append(load_ours(setting, backend="openvino"))
+        for each in ours:
+            name = f"ours, {dtype}, products of {each.runtime['products']}"
+            encode[name], answer[name] = each.encode, each.encode_queries
     compiled = openvino(model)
     return encode | compiled, answer | compiled
 

@@ -61,7 +61,7 @@ class _AllStates(Transformer):
     """A model whose pooled states of all layers are side by side, before any head."""
 
     def _embedded(self, inputs: dict[str, Any], pool: Pool) -> Tensor:
-        states = self._model(**inputs, output_hidden_states=True).hidden_states
+        states = self._states(**inputs)
         poolings = map(Pooling, self._pooling.split("+"))
         return torch.cat([pool(one, each) for each in poolings for one in states], dim=1)
 

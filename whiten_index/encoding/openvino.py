@@ -41,10 +41,7 @@ class OpenVinoStates:
         try:
             self._compiled, self.dtype = _compile(states, dtype)
             sizes = (1, 1), (3, 5), (1, min(longest, _LONGEST_TRIAL))
-            ids = [
-                (vocabulary // 2 + torch.arange(n * t)).view(n, t) % vocabulary for n, t in sizes
-            ]
-            errors = torch.cat([_errors(states, self, each) for each in ids])
+            errors = torch.cat([_errors(states, self, vocabulary, *size) for size in sizes])
         except Exception as error:
             # torch, OpenVINO and code of models raise all sorts of errors here.
             raise EncoderError(
@@ -52,9 +49,9 @@ class OpenVinoStates:
                 "use --backend torch"
             ) from error
         # NaN is no agreement either.
-        if not (error := float(errors.max())) <= TRIAL_ERRORS[getattr(torch, self.dtype)]:
+        if not (worst := float(errors.max())) <= TRIAL_ERRORS[getattr(torch, self.dtype)]:
             raise EncoderError(
-                f"OpenVINO gives other states than torch for this model, by {error:.2g}; use "
+                f"OpenVINO gives other states than torch for this model, by {worst:.2g}; use "
                 "--backend torch"
             )
 
@@ -78,7 +75,7 @@ def _compile(states: nn.Module, dtype: str) -> tuple[Any, str]:
     shapes = ({0: any_size, 1: any_size},)
     # OpenVINO has attention as one operation.
     table = torch.export.default_decompositions()
-    table.pop(torch.ops.aten.scaled_dot_product_attention.default)
+    del table[torch.ops.aten.scaled_dot_product_attention.default]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exported = torch.export.export(states, (ids,), dynamic_shapes=shapes)
@@ -98,7 +95,10 @@ def _compile(states: nn.Module, dtype: str) -> tuple[Any, str]:
 
 
 @torch.inference_mode()
-def _errors(states: nn.Module, found: OpenVinoStates, ids: Tensor) -> Tensor:
-    """Return the relative error of each of the states of texts."""
+def _errors(
+    states: nn.Module, found: OpenVinoStates, vocabulary: int, count: int, length: int
+) -> Tensor:
+    """Return the relative error of each of the states of some texts."""
+    ids = (vocabulary // 2 + torch.arange(count * length)).view(count, length) % vocabulary
     pairs = zip(found(ids), states(ids), strict=True)
     return torch.stack([(a - b).norm() / b.norm() for a, b in pairs])
