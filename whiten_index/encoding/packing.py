@@ -89,7 +89,7 @@ def sdpa_varlen(query: Tensor, key: Tensor, value: Tensor, attention: Attention)
     group = query.shape[1] // key.shape[1]
     if group > 1:
         key, value = (each.repeat_interleave(group, dim=1) for each in (key, value))
-    out = torch.empty_like(query)
+    done = list[Tensor]()
     for start, count, length in _runs(attention.cu_seqlens.tolist()):
         texts = slice(start, start + count * length)
         q, k, v = (
@@ -110,8 +110,8 @@ def sdpa_varlen(query: Tensor, key: Tensor, value: Tensor, attention: Attention)
             is_causal=attention.causal and seen is None,
             scale=attention.scale,
         )
-        out[texts] = attended.transpose(1, 2).flatten(0, 1)
-    return out
+        done.append(attended.transpose(1, 2).flatten(0, 1))
+    return done[0] if len(done) == 1 else torch.cat(done)
 
 
 def _runs(bounds: Sequence[int]) -> Iterator[tuple[int, int, int]]:
