@@ -168,10 +168,7 @@ class InferenceThreads:
     """Threads that encode batches: several on a CPU, the caller's on a device."""
 
     def __init__(self, device: torch.device, threads: int | None, *, alone: bool = False) -> None:
-        """Choose the threads of a device; ``threads`` of a CPU, None for torch's own choice.
-
-        With ``alone``, a CPU has one batch at a time too.
-        """
+        """Choose them, of ``threads`` or torch's own number; ``alone``: one batch at a time."""
         on_cpu = device.type == "cpu"
         self._callers = threads if on_cpu else None
         threads = threads or torch.get_num_threads()

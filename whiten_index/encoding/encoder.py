@@ -110,8 +110,7 @@ class Encoder:
         self._transformer = self.transformer(spec, folder, self.device, config.backend)
         prompts = {spec.document_prompt, spec.query_prompt}
         self._unpooled = {prompt: self._count_unpooled(prompt) for prompt in prompts}
-        # OpenVINO has all cores for each batch.
-        alone = config.backend == "openvino"
+        alone = self._transformer.one_length  # a batch has all cores
         self._threads = InferenceThreads(self.device, config.threads, alone=alone)
 
     def __repr__(self) -> str:
@@ -140,13 +139,10 @@ class Encoder:
     @property
     def runtime(self) -> dict[str, str]:
         """Versions of the libraries, the form of inputs, and the products."""
-        libraries = ["torch", "transformers", "tokenizers"]
-        libraries += ["openvino"] * self._transformer.one_length
-        versions = {name: version(name) for name in libraries}
-        obstacle = self._transformer.obstacle
-        inputs = f"padded: {obstacle}" if obstacle else "packed"
-        inputs = "of one length" if self._transformer.one_length else inputs
-        return {**versions, "inputs": inputs, "products": self._transformer.products}
+        transformer = self._transformer
+        own = ("openvino",) if transformer.one_length else ()
+        versions = {name: version(name) for name in ("torch", "transformers", "tokenizers", *own)}
+        return {**versions, "inputs": transformer.inputs, "products": transformer.products}
 
     @property
     def note(self) -> str | None:

@@ -59,28 +59,23 @@ class Transformer:
         states = _States(model, None if only_last else spec.layers)
         self._states: Callable[..., list[Tensor]] = states
         self._packed: PackedForward | None = None
-        self.obstacle: str | None = None
+        self.batch_tokens = _BATCH_TOKENS_CPU if on_cpu else _BATCH_TOKENS_GPU
         self.one_length = backend == "openvino"
         if self.one_length:
-            self._states = compiled = OpenVinoStates(
-                states,
-                spec.dtype,
-                vocabulary=self.vocabulary or config.vocab_size,
-                longest=spec.max_length,
-            )
+            vocabulary = self.vocabulary or config.vocab_size
+            compiled = OpenVinoStates(states, spec.dtype, vocabulary, spec.max_length)
+            self._states, self.inputs = compiled, "of one length"
+            self.batch_tokens *= torch.get_num_threads()  # a batch has all threads
             self.products = f"OpenVINO {compiled.dtype}"
         else:
             # Texts end to end, without padding, unless something is in the way.
-            self.obstacle = packing_obstacle(model, device, model.dtype)
-            self._packed = None if self.obstacle else PackedForward(model)
+            obstacle = packing_obstacle(model, device, model.dtype)
+            self._packed = None if obstacle else PackedForward(model)
+            self.inputs = f"padded: {obstacle}" if obstacle else "packed"
             fastest = use_fastest_products(model, spec.dtype, last=only_last) if on_cpu else TORCH
             self.products = fastest
         self.packs = self._packed is not None
         # With padding, and by a GPU's kernels, a text depends on its batch.
-        self.batch_tokens = _BATCH_TOKENS_CPU if on_cpu else _BATCH_TOKENS_GPU
-        if self.one_length:
-            # A batch has all threads.
-            self.batch_tokens *= torch.get_num_threads()
         self.fewest_rows = _FEWEST_ROWS if self.packs and on_cpu else 0
         self._pooling, head = spec.pooling, load_head(folder)
         self._head = None if head is None else head.to(device)
@@ -130,10 +125,8 @@ class _States(nn.Module):
         # A decoder would otherwise keep keys and values for a next token that never comes.
         self.options = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
 
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, **more: Any
-    ) -> list[Tensor]:
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **self.options, **more}
+    def forward(self, input_ids: Tensor, **more: Any) -> list[Tensor]:
+        inputs = {"input_ids": input_ids, **self.options, **more}
         if self.layers is None:
             return [self.model(**inputs).last_hidden_state]
         found = self.model(**inputs, output_hidden_states=True).hidden_states
