@@ -61,7 +61,7 @@ class CanaryFile:
                 )
         if asked == [_TEXT]:
             return cls(tuple(table.parse(_TEXT, row, to_text) for row in rows), None, expected)
-        parse = partial(_embedding, dim=dim)
+        parse = partial(raw_embedding, dim=dim)
         embeddings = np.array([table.parse(_EMBEDDING, row, parse) for row in rows], np.float32)
         return cls(None, embeddings, expected)
 
@@ -75,7 +75,8 @@ class CanaryFile:
         return f"row {place + 1} of the canary file{said}"
 
 
-def _embedding(value: Any, *, dim: int) -> NDArray[np.float64]:
+def raw_embedding(value: Any, *, dim: int) -> NDArray[np.float64]:
+    """Return a raw embedding (dim,) of a query; raise ``ValueError`` for anything else."""
     numbers = isinstance(value, list) and all(isinstance(each, float | int) for each in value)
     if not numbers or len(value) != dim:
         raise ValueError(f"{dim} numbers, as the embeddings of the index have")

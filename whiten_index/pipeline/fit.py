@@ -23,6 +23,7 @@ from whiten_index.evaluation.judgements import JudgedQueries
 from whiten_index.pipeline.early_checks import possible_widths
 from whiten_index.pipeline.labels import Evidence, labelled_trials, labels_digest
 from whiten_index.pipeline.pseudo_queries import RECIPE, SHARE_OF_CORPUS, Sample, sample_pieces
+from whiten_index.pipeline.query_log import query_log_moments
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart
 from whiten_index.store.sampling import CorpusEmbeddings
@@ -87,11 +88,13 @@ def fit_whitening(
 
 
 def fit_moments(config: "BuildConfig", encoded: "EncodeReport") -> Moments:
-    """Return the moments of a corpus.
+    """Return the moments of a corpus, or of the query log that stands for it.
 
     Sums are added in a fixed order, so that they are bit-equal on any number of workers.
     """
     wanted, store, rows = config.whitening_config(), encoded.store, encoded.record.rows
+    if config.query_log is not None:
+        return query_log_moments(config, encoded)
     parts = [part for part in encoded.record.parts if part.rows]
     size = max(_LEAST_GROUP, math.isqrt(len(parts)))
     groups = list(map(tuple, blocks(parts, size)))
@@ -199,7 +202,7 @@ def _choose(
         evidence = piece_evidence(encoded, sample)
     with encoded.stages.stage("choose", evidence.count) as watcher:
         why = evidence.why
-        if evidence.rows is not None:
+        if evidence.rows is not None and config.query_log is None:
             own = CorpusEmbeddings(encoded.store, encoded.record).at(evidence.rows)
             own = unit_rows(own) if config.normalize_input else own
             least = width or min(_widths(ks, fit.k))

@@ -286,6 +286,9 @@ def decide_update(
     # Rows that are as they were when the transform was fitted, at least.
     gone = base.record.rows - len(np.unique(old_rows[old_rows >= 0]))
     shared = max(float(base.update.get("shared", base.record.rows)) - gone, 0.0)
+    if base.config.query_log is not None:
+        # How many queries of then are in the log of today is not known.
+        shared = 0.0
     named = _named_config(base.config, base.fitted.whitening)
     today = fit_moments(named, encoded)
     with encoded.stages.stage("measure drift", encoded.record.rows) as watcher:

@@ -1,0 +1,107 @@
+"""A transform fitted on a log of queries: its moments, auto, drift of the log, refusals."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.helpers.builds import DIM, build, random_rows, write_rows
+from whiten_index import (
+    BuildConfig,
+    Encoder,
+    Moments,
+    UpdateConfig,
+    Whitening,
+    WhiteningConfig,
+    build_index,
+    open_index,
+    update_index,
+)
+from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.whitening.whitening_config import Kind
+
+
+def write_log(path: Path, **columns: Any) -> str:
+    pq.write_table(pa.table(columns), path)
+    return str(path)
+
+
+def test_the_transform_is_that_of_the_queries(tmp_path: Path) -> None:
+    rows, queries = random_rows(0), random_rows(7, rows=90, mean=1.0)
+    corpus = write_rows(tmp_path / "c.parquet", rows)
+    # Other columns of a log are not looked at, and a query asked twice counts twice.
+    asked = [*queries, queries[0]]
+    log = write_log(tmp_path / "log.parquet", embedding=asked, time=list(range(91)))
+    for whiten in ("whitening", "pca"):
+        build(tmp_path / whiten, corpus, whiten=whiten, query_log=log)
+        found = open_index(tmp_path / whiten)
+        wanted = WhiteningConfig(kind=Kind(whiten), k=6)
+        expected = Whitening.fit(Moments.of(np.array(asked, dtype=np.float64)), wanted)
+        np.testing.assert_allclose(found.bundle.whitening.mean, expected.mean, rtol=1e-5)
+        given = expected.apply(queries[:5])
+        np.testing.assert_allclose(found.bundle.whitening.apply(queries[:5]), given, rtol=1e-3)
+        exact = expected.vectors(queries[:5]) @ expected.vectors(rows).T
+        hits = found.search_embeddings(queries[:5], top_k=3)
+        assert [[hit.id for hit in each] for each in hits] == np.argsort(-exact)[:, :3].tolist()
+
+
+def test_texts_are_encoded_as_queries_and_auto_chooses(
+    tmp_path: Path, tiny_model: Path, texts: list[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    words = sorted({word for text in texts for word in text.split()})
+    long = [" ".join(f"{' '.join(rng.choice(words, 8))}." for _ in range(5)) for _ in range(200)]
+    corpus = write_log(tmp_path / "c.parquet", text=long)
+    asked = [" ".join(rng.choice(words, 5)) for _ in range(120)]
+    log = write_log(tmp_path / "log.parquet", text=asked)
+    build_index(
+        BuildConfig(
+            corpus=corpus, text_columns="text", model=str(tiny_model), query_prompt="w1 ", k=8,
+            query_log=log, out=str(tmp_path / "index"), threads=1,
+        )
+    )  # fmt: skip
+    bundle = open_index(tmp_path / "index").bundle
+    encoder = Encoder.load(str(tiny_model), query_prompt="w1 ", threads=1)
+    mean = encoder.encode_queries(asked).mean(axis=0)
+    np.testing.assert_allclose(bundle.whitening.mean, mean, atol=1e-3)
+    assert bundle.manifest["choice"]["rule"] == "pieces"
+
+
+def test_an_update_measures_the_drift_of_the_log(tmp_path: Path) -> None:
+    rows = random_rows(0)
+    corpus = write_rows(tmp_path / "c.parquet", rows)
+    log = write_log(tmp_path / "log.parquet", embedding=list(random_rows(7, rows=300)))
+    build(tmp_path / "index", corpus, query_log=log)
+    # Other documents change nothing of a transform of queries.
+    write_rows(tmp_path / "c.parquet", random_rows(3, mean=3.0))
+    same = update_index(UpdateConfig(index=str(tmp_path / "index"), max_shrink=1))
+    assert same.update["decision"]["whitening"] == "keep"
+    assert same.update["drift"]["kl_per_dim"] == pytest.approx(0, abs=1e-6)
+    write_log(tmp_path / "log.parquet", embedding=list(random_rows(9, rows=300, mean=4.0)))
+    write_rows(tmp_path / "c.parquet", random_rows(4, mean=3.0))
+    other = update_index(UpdateConfig(index=str(tmp_path / "index"), max_shrink=1))
+    assert other.update["decision"]["whitening"] == "refit"
+    mean = random_rows(9, rows=300, mean=4.0).mean(axis=0)
+    fitted = open_index(tmp_path / "index").bundle.whitening.mean
+    np.testing.assert_allclose(fitted, mean, rtol=1e-4, atol=1e-4)
+
+
+def test_a_log_that_cannot_be_fitted_on_is_refused(tmp_path: Path) -> None:
+    corpus = write_rows(tmp_path / "c.parquet", random_rows(0))
+    narrow = write_log(tmp_path / "narrow.parquet", embedding=[[0.5] * (DIM - 1)] * 40)
+    with pytest.raises(CorpusError, match=rf"expected {DIM} numbers"):
+        build(tmp_path / "o", corpus, query_log=narrow)
+    with pytest.raises(CorpusError, match="does not exist"):
+        build(tmp_path / "o", corpus, query_log=str(tmp_path / "none.parquet"))
+    texts = write_log(tmp_path / "texts.parquet", text=["a", "b"])
+    with pytest.raises(ConfigError, match="name the model of the embedding column with --model"):
+        build(tmp_path / "o", corpus, query_log=texts)
+    odd = write_log(tmp_path / "odd.parquet", question=["a", "b"])
+    with pytest.raises(CorpusError, match="no column embedding or text"):
+        build(tmp_path / "o", corpus, query_log=odd)
+    with pytest.raises(ConfigError, match="--query-log fits a transform, and --whiten none fits"):
+        build(tmp_path / "o", corpus, query_log=texts, whiten="none", k=None)
+    assert not (tmp_path / "o" / "CURRENT").exists()
