@@ -224,6 +224,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "choice_by_set": whitening_tables.choice_by_set,
     "choice_left_out": whitening_tables.choice_left_out,
     "short_texts": whitening_tables.short_texts,
+    "query_log": whitening_tables.query_log,
     "choice_cost": whitening_tables.choice_cost,
     "sts": evaluation_tables.sts,
     "sts_fits": evaluation_tables.sts_fits,

@@ -146,6 +146,23 @@ def short_texts() -> str:
     return "\n".join(lines)
 
 
+def query_log() -> str:
+    """Return nDCG@10 of transforms of documents and of a query log, and of baselines."""
+    raw, *rows = read("query_log")
+    widths = sorted({row["k"] for row in rows})
+    lines = [f"| nDCG@10 (raw {raw['ndcg']:.2f}) | {' | '.join(f'k = {k}' for k in widths)} |"]
+    lines.append(_rule(1 + len(widths)))
+    best = {k: max(row["ndcg"] for row in rows if row["k"] == k) for k in widths}
+    for name in dict.fromkeys(row["way"] for row in rows):
+        cells = [name]
+        for row in (row for row in rows if row["way"] == name):
+            mark = "**" * (row["ndcg"] == best[row["k"]])
+            low, high = row["interval"]
+            cells.append(f"{mark}{row['ndcg']:.2f}{mark} ({low:+.1f} to {high:+.1f})")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def choice_cost() -> str:
     """Return how long choosing took beside the build."""
     lines = [
