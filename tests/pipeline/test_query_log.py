@@ -80,13 +80,16 @@ def test_an_update_measures_the_drift_of_the_log(tmp_path: Path) -> None:
     same = update_index(UpdateConfig(index=str(tmp_path / "index"), max_shrink=1))
     assert same.update["decision"]["whitening"] == "keep"
     assert same.update["drift"]["kl_per_dim"] == pytest.approx(0, abs=1e-6)
+    assert update_index(UpdateConfig(index=str(tmp_path / "index"))).up_to_date
     write_log(tmp_path / "log.parquet", embedding=list(random_rows(9, rows=300, mean=4.0)))
-    write_rows(tmp_path / "c.parquet", random_rows(4, mean=3.0))
-    other = update_index(UpdateConfig(index=str(tmp_path / "index"), max_shrink=1))
+    other = update_index(UpdateConfig(index=str(tmp_path / "index")))
     assert other.update["decision"]["whitening"] == "refit"
     mean = random_rows(9, rows=300, mean=4.0).mean(axis=0)
     fitted = open_index(tmp_path / "index").bundle.whitening.mean
     np.testing.assert_allclose(fitted, mean, rtol=1e-4, atol=1e-4)
+    (tmp_path / "log.parquet").unlink()
+    with pytest.raises(CorpusError, match=r"the query log .* is not there"):
+        update_index(UpdateConfig(index=str(tmp_path / "index")))
 
 
 def test_a_log_that_cannot_be_fitted_on_is_refused(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from whiten_index.pipeline.early_checks import check_early
 from whiten_index.pipeline.encode import open_corpus
 from whiten_index.pipeline.executor_session import with_absolute_paths
 from whiten_index.pipeline.fit import Fitted
+from whiten_index.pipeline.query_log import log_digest
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.progress import Stages
 from whiten_index.search.query_encoder import QueryEncoder
@@ -201,6 +202,8 @@ def required_certificate(base: BaseVersion) -> dict[str, Any]:
 def nothing_to_do(config: UpdateConfig, base: BaseVersion, record: CorpusRecord) -> bool:
     """Return whether an update of this corpus would publish the same version again."""
     if record.fingerprint != base.fields["corpus"]["fingerprint"] or config.choose_again:
+        return False
+    if log_digest(base.config) != base.fields.get("query_log"):
         return False
     decided = base.update.get("decision") or {}
     if decided.get("whitening") != "keep" or config.order == "never":

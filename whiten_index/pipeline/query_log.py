@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.errors import ConfigError
+from whiten_index.artifacts.files import reading, sha256_file
+from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.judgements import to_text
 from whiten_index.evaluation.label_table import PARQUET, LabelTable
 from whiten_index.pipeline.canary_file import raw_embedding
@@ -51,3 +52,17 @@ def query_log_moments(config: "BuildConfig", encoded: "EncodeReport") -> Moments
             encoded.store, texts, lambda some: encoder().encode_queries(some), encoded.stages
         ).astype(np.float64)
     return Moments.of(unit_rows(rows) if config.normalize_input else rows)
+
+
+def log_digest(config: "BuildConfig") -> str | None:
+    """Return the SHA-256 of the log, None without one."""
+    if config.query_log is None:
+        return None
+    try:
+        with reading(Path(config.query_log)):
+            return sha256_file(Path(config.query_log))
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        raise CorpusError(
+            f"the query log {config.query_log} is not there ({error.strerror}); restore it, or "
+            "build again without --query-log"
+        ) from error

@@ -200,6 +200,7 @@ class VersionManifest(Described):
     update: NotRequired[_Update]
     gates: NotRequired[list[_Gate]]
     certificate: NotRequired[CertificateFacts]
+    query_log: Sha256 | None
 
 
 class WithdrawnFacts(TypedDict, total=False):
