@@ -23,6 +23,7 @@ from whiten_index import (
 from whiten_index.cli import cli
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, GateError
 from whiten_index.evaluation.metrics import evaluate_each, mean_interval
+from whiten_index.versions.retention import rollback
 from whiten_index.whitening.spectrum import unit_rows
 
 ROWS = 160
@@ -78,6 +79,12 @@ class Place:
         given = {**{name: str(path) for name, path in files.items()}, **options}
         return certify_index(CertifyConfig(index=str(self.out), threads=1, **given))
 
+    def verified(self) -> Any:
+        """Return the run of a verification with the files of the certificate."""
+        files = self.folder / "queries.parquet", self.folder / "qrels.tsv"
+        given = ["--queries", str(files[0]), "--qrels", str(files[1])]
+        return CliRunner().invoke(cli, ["verify", str(self.out), "--certificate", *given])
+
 
 @pytest.fixture
 def place(tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...]) -> Place:
@@ -121,9 +128,17 @@ def test_the_version_is_published_again_with_its_certificate(place: Place) -> No
     assert after.bundle.manifest["certificate"] == made["certificate"]
     assert after.bundle.manifest["rows"] == ROWS
     assert [hit.id for hit in after.search("w1 w2")] == [hit.id for hit in before.search("w1 w2")]
-    run = CliRunner().invoke(cli, ["verify", str(place.out), "--certificate"])
+    run = place.verified()
     assert run.exit_code == 0, run.output
-    assert "its certificate holds" in run.output
+    assert "its certificate holds, at most" in run.output
+    # Files that the manifest of a stranger may name are not opened.
+    (place.folder / "qrels.tsv").rename(place.folder / "elsewhere.tsv")
+    run = CliRunner().invoke(cli, ["verify", str(place.out), "--certificate"])
+    assert run.exit_code == ConfigError.exit_code
+    assert "by judged queries: name them with --queries and --qrels" in run.output
+    (place.folder / "elsewhere.tsv").rename(place.folder / "qrels.tsv")
+    with pytest.raises(ArtifactError, match="no sound version older"):
+        rollback(place.out)
     shown = CliRunner().invoke(cli, ["inspect", str(place.out)])
     assert "at most" in shown.output
     # The next update has its changes, and those of the version before for databases.
@@ -136,6 +151,7 @@ def test_the_version_is_published_again_with_its_certificate(place: Place) -> No
 
 def test_a_loss_in_one_stratum_stops_the_night(place: Place) -> None:
     sure = place.certify(by=("lang",))["certificate"]["at_most"]
+    assert len(list_versions(place.out)) == 2
     gate = {"index": str(place.out), "threads": 1, "refit": "never"}
     # Of texts of two words the transform keeps what they differ in, of those of many words little.
     place.write([*place.rows, *place.later])
@@ -145,6 +161,11 @@ def test_a_loss_in_one_stratum_stops_the_night(place: Place) -> None:
     assert open_index(place.out).bundle.manifest["rows"] == ROWS
     (found,) = [each for each in stopped.value.gates if each["name"] == "certificate"]
     assert not found["passed"]
+    # Nor may the questions of a language vanish.
+    place.write(place.later)
+    with pytest.raises(GateError, match="fewer than 30 questions are left with lang 'de'"):
+        update_index(UpdateConfig(**gate, max_shrink=1, certify_gate=100))
+    place.write([*place.rows, *place.later])
     # A gate that allows it lets it through, and the next version has a certificate of its own.
     update_index(UpdateConfig(**gate, certify_gate=100))
     manifest = open_index(place.out).bundle.manifest
@@ -179,7 +200,7 @@ def test_what_cannot_be_certified_is_refused_and_publishes_nothing(place: Place)
     with pytest.raises(GateError, match="not certified: all questions lose"):
         place.certify(gate=0)
     (place.folder / "few.tsv").write_text("query-id\tcorpus-id\tscore\nde0\tde0\t1\n")
-    with pytest.raises(CorpusError, match=r"1 questions .* needs 30"):
+    with pytest.raises(CorpusError, match=r"1 queries of .* needs 30"):
         place.certify(qrels=str(place.folder / "few.tsv"))
     with pytest.raises(ConfigError, match="--queries is missing"):
         place.certify(queries=None)
@@ -197,7 +218,7 @@ def test_other_judgements_do_not_keep_the_certificate(place: Place) -> None:
     text = (place.folder / "qrels.tsv").read_text().replace("de0\tde0", "de0\tde1")
     lines = [line for n, line in enumerate(text.splitlines()) if n % 2 == 0]
     (place.folder / "qrels.tsv").write_text("\n".join(lines) + "\n")
-    run = CliRunner().invoke(cli, ["verify", str(place.out), "--certificate"])
+    run = place.verified()
     assert run.exit_code == ArtifactError.exit_code
     assert "does not keep its certificate" in run.output
     assert json.loads((place.out / "CURRENT").read_text())["version"]

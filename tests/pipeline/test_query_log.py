@@ -36,6 +36,8 @@ def test_the_transform_is_that_of_the_queries(tmp_path: Path) -> None:
     asked = [*queries, queries[0]]
     log = write_log(tmp_path / "log.parquet", embedding=asked, time=list(range(91)))
     for whiten in ("whitening", "pca"):
+        # Another log, or none, makes another version of the same place.
+        build(tmp_path / whiten, corpus, whiten=whiten)
         build(tmp_path / whiten, corpus, whiten=whiten, query_log=log)
         found = open_index(tmp_path / whiten)
         wanted = WhiteningConfig(kind=Kind(whiten), k=6)
@@ -87,9 +89,11 @@ def test_an_update_measures_the_drift_of_the_log(tmp_path: Path) -> None:
     mean = random_rows(9, rows=300, mean=4.0).mean(axis=0)
     fitted = open_index(tmp_path / "index").bundle.whitening.mean
     np.testing.assert_allclose(fitted, mean, rtol=1e-4, atol=1e-4)
-    (tmp_path / "log.parquet").unlink()
-    with pytest.raises(CorpusError, match=r"the query log .* is not there"):
+    (tmp_path / "log.parquet").rename(tmp_path / "moved.parquet")
+    with pytest.raises(CorpusError, match=r"log.parquet is not a readable .* name another"):
         update_index(UpdateConfig(index=str(tmp_path / "index")))
+    moved = str(tmp_path / "moved.parquet")
+    assert update_index(UpdateConfig(index=str(tmp_path / "index"), query_log=moved)).up_to_date
 
 
 def test_a_log_that_cannot_be_fitted_on_is_refused(tmp_path: Path) -> None:
@@ -97,7 +101,7 @@ def test_a_log_that_cannot_be_fitted_on_is_refused(tmp_path: Path) -> None:
     narrow = write_log(tmp_path / "narrow.parquet", embedding=[[0.5] * (DIM - 1)] * 40)
     with pytest.raises(CorpusError, match=rf"expected {DIM} numbers"):
         build(tmp_path / "o", corpus, query_log=narrow)
-    with pytest.raises(CorpusError, match="does not exist"):
+    with pytest.raises(CorpusError, match=r"none.parquet is not a readable"):
         build(tmp_path / "o", corpus, query_log=str(tmp_path / "none.parquet"))
     texts = write_log(tmp_path / "texts.parquet", text=["a", "b"])
     with pytest.raises(ConfigError, match="name the model of the embedding column with --model"):

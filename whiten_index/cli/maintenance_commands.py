@@ -220,31 +220,44 @@ def _certificate_lines(said: Mapping[str, Any]) -> Iterator[str]:
     yield from terminal.describe({"certificate": rows})
     yield (
         f"{made['measure']} is {made['index']:.2f}, and {made['raw']:.2f} by exact search of the "
-        f"raw embeddings; no part loses more than {made['at_most']:.2f} points"
+        f"raw embeddings; no part measured loses more than {made['at_most']:.2f} points"
     )
+    if made["strata_left_out"]:
+        yield f"{made['strata_left_out']} parts have fewer than 30 questions and were left out"
 
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=PATH, metavar="PATH...")
 @click.option("--no-store", is_flag=True, help="Of an index, leave out the store it is built from.")
 @click.option("--certificate", is_flag=True, help="Also ask the questions of certificates again.")
+@click.option("--queries", type=PATH, help="Queries of the certificate, if it is by judged ones.")
+@click.option("--qrels", type=PATH, help="Judgements of these queries.")
 @json_option
-def verify(paths: tuple[str, ...], no_store: bool, certificate: bool) -> None:
+def verify(
+    paths: tuple[str, ...],
+    no_store: bool,
+    certificate: bool,
+    queries: str | None,
+    qrels: str | None,
+) -> None:
     """Check every checksum of indexes and stores, and say how to mend what is damaged."""
     from whiten_index.versions.verify import verify_paths
 
     with _stage("verify"):
         reports = verify_paths(paths, with_stores=not no_store)
     sound = all(report.sound for report in reports)
-    found = {"sound": sound, "reports": [report.to_json() for report in reports]}
+    found: dict[str, Any] = {"sound": sound, "reports": [report.to_json() for report in reports]}
     lines = [line for report in reports for line in _verify_lines(report)]
     if certificate and sound:
         from whiten_index.pipeline.certify import recertify
 
         for report in reports:
             if report.kind == "index":
-                made = recertify(CertifyConfig(index=report.path), progress=terminal.Bars())
-                lines.append(f"index {report.path}: its certificate holds, {made['at_most']:.2f}")
+                config = CertifyConfig(index=report.path, queries=queries, qrels=qrels)
+                made = recertify(config, progress=terminal.Bars())
+                found.setdefault("certificates", []).append(made)
+                lost = f"at most {made['at_most']:.2f} points of {made['measure']} are lost"
+                lines.append(f"index {report.path}: its certificate holds, {lost}")
     terminal.show(found, lines)
     where = " and ".join(report.path for report in reports if not report.sound)
     if damages := sum(len(report.damages) for report in reports):

@@ -22,7 +22,7 @@ from whiten_index.index.factory import inner_index, inner_of, peer_index
 from whiten_index.index.faiss_build import build_faiss_index
 from whiten_index.index.gpu import DeviceIndex, runs_on_gpu
 from whiten_index.index.library import INDEX, load_faiss, write_index
-from whiten_index.index.sizes import IndexBytes, expected_bytes, measured_bytes
+from whiten_index.index.sizes import IndexBytes, measured_bytes
 from whiten_index.index.training import train
 from whiten_index.index.transforms import Transforms
 from whiten_index.index.tuning import share_found
@@ -291,7 +291,6 @@ class Trial:
         if by_faiss:
             size = self._fill_peer(factory, folder, stages)
         else:
-            self._require_memory(factory, k)
             plan = choose_factory(
                 factory,
                 rows=dataset.rows,
@@ -385,15 +384,6 @@ class Trial:
             )
         return lambda queries, top_k: bundle.search(queries, top_k, rescorer=again, by_row=True)
 
-    def _require_memory(self, factory: str, k: int) -> None:
-        size = expected_bytes(factory, rows=self.dataset.rows, dim=self.dataset.dim, k=k).total
-        free = available_memory()
-        if free is not None and size > free:
-            raise ConfigError(
-                f"{factory} takes {size:,} bytes of memory, more than are free; free memory and "
-                "sweep again, or sweep fewer rows with --limit"
-            )
-
     def _scores(self, search: Search) -> dict[str, NDArray[np.float64]]:
         """Return each metric of each query, of hits as a bundle gives them, each document once."""
         judged, names = self.dataset.judged, self.dataset.documents
@@ -417,12 +407,3 @@ class Trial:
             for metric in metrics:
                 values[metric] = np.array(list(evaluate_each(judged.qrels, run, metric).values()))
         return values
-
-
-def available_memory() -> int | None:
-    """Return the bytes of memory that can still be used, None if the system does not say."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-    return None

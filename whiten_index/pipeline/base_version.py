@@ -12,6 +12,7 @@ from whiten_index.artifacts.storage import Storage
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, GateError, WhiteningError
+from whiten_index.evaluation.judgements import read_judged
 from whiten_index.options import flag_of
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.build_options import RunnerOptions
@@ -73,7 +74,7 @@ class BaseVersion:
         choice = None if (chosen := fields.get("choice")) is None else Choice.from_json(chosen)
         whitening = Whitening.load(source.file(WHITENING))
         moments = Moments.load(source.file(MOMENTS), dim=whitening.dim)
-        fitted = Fitted(moments, whitening, choice)
+        fitted = Fitted(moments, whitening, choice, fields.get("query_log"))
         return cls(source, mirror, store, record, fitted, _build_config(config, fields, store))
 
     @property
@@ -128,6 +129,7 @@ def _build_config(
         "backend": config.backend,
         "threads": config.threads,
         "index_device": config.index_device,
+        "query_log": config.query_log or given.get("query_log"),
     }
     given |= {name: getattr(config, name) for name in RunnerOptions.__dataclass_fields__}
     build, trust = with_absolute_paths(BuildConfig(**given)), config.trust_remote_code
@@ -167,7 +169,9 @@ def open_base(
     with stages.stage("open", 0):
         base = BaseVersion.open(config)
     if config.certify_gate is not None:
-        required_certificate(base)
+        asked = required_certificate(base)["inputs"]
+        if asked["queries"] is not None:
+            read_judged(asked["queries"], asked["qrels"], split=asked["qrels_split"])
     canaries = None
     if config.canary_file is not None:
         canaries = CanaryFile.read(config.canary_file, dim=base.fitted.whitening.dim)

@@ -5,7 +5,7 @@ from a paired bootstrap over the questions (Efron and Tibshirani 1993), of all o
 strata: parts of the questions by a kept column of what answers them, or by their own length.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from whiten_index.corpus.arrow_types import times_as_numbers
+from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.judgements import read_judged
 from whiten_index.evaluation.metrics import evaluate_each, mean_interval
 from whiten_index.index.exact import Rows, Scores, exact_neighbours
 from whiten_index.index.vector_search import search_documents
+from whiten_index.paths import shown
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.gates import Gate
 from whiten_index.pipeline.pseudo_queries import sample_pieces
@@ -37,6 +40,7 @@ METRIC, _TOP_K = "ndcg@10", 10
 _LEAST, _MOST = 30, 2_000
 # A column of more values is cut into thirds.
 _MOST_VALUES = 20
+_BLOCK_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,35 +49,58 @@ class Questions:
 
     embeddings: NDArray[np.float32]
     qrels: Mapping[str, Mapping[str, int]]
+    rows: Rows  # (q,) of the best answer of each in the index
     texts: Sequence[str] | None
 
     @classmethod
     def ask(
-        cls, inputs: Mapping[str, Any], build: BuildConfig, encoded: "EncodeReport"
+        cls,
+        inputs: Mapping[str, Any],
+        build: BuildConfig,
+        encoded: "EncodeReport",
+        candidate: Bundle,
     ) -> "Questions":
-        """Read the judged queries that ``inputs`` name, or cut pieces of documents."""
+        """Read the judged queries that ``inputs`` name, or cut pieces of documents.
+
+        Of those that the index has an answer to, 2,000 are drawn.
+        """
         if inputs["queries"] is None:
-            # Other documents than those that the transform was chosen by.
             sample = sample_pieces(encoded, build.choose_sample, build.seed + 1)
             if isinstance(sample, str):
                 raise ConfigError(f"{sample}; give judged queries with --queries and --qrels")
             names = ids_of(encoded.store, encoded.record, sample.rows)
             answers = {f"piece {number}": {name: 1} for number, name in enumerate(names)}
-            return cls(sample.windows.astype(np.float32), answers, None)
+            return cls(sample.windows.astype(np.float32), answers, sample.rows, None)
         judged = read_judged(inputs["queries"], inputs["qrels"], split=inputs["qrels_split"])
         if build.embedding_column is not None and build.model is None:
             raise ConfigError(
                 "the index was built from an embedding column, so that nothing is known to encode "
                 "the queries with; name the model of the column with --model"
             )
-        order = np.random.default_rng(build.seed).permutation(len(judged.texts))[:_MOST]
-        names = [list(judged.texts)[place] for place in np.sort(order)]
-        texts = [judged.texts[name] for name in names]
+        known = _rows_of(candidate, {name for grades in judged.qrels.values() for name in grades})
+        best = {
+            query: max((grade, -known[name]) for name, grade in grades.items() if name in known)
+            for query, grades in judged.qrels.items()
+            if any(grade > 0 and name in known for name, grade in grades.items())
+        }
+        if len(best) < _LEAST:
+            judged.missing(known)
+            raise CorpusError(
+                f"{len(best)} queries of {judged.source} have an answer in the index, and a "
+                f"certificate needs {_LEAST}; judge more"
+            )
+        answered = list(best)
+        order = np.random.default_rng(build.seed).permutation(len(answered))[:_MOST]
+        chosen = [answered[place] for place in np.sort(order)]
+        texts = [judged.texts[name] for name in chosen]
         encoder = LazyEncoder(build.encoder_config())
+        # A model that is named for a column is not known to the store.
+        store = None if recorded_spec(encoded.store.encoder) is None else encoded.store
         given = query_embeddings(
-            encoded.store, texts, lambda some: encoder().encode_queries(some), encoded.stages
+            store, texts, lambda some: encoder().encode_queries(some), encoded.stages
         )
-        return cls(given, {name: judged.qrels[name] for name in names}, texts)
+        rows = np.array([-best[name][1] for name in chosen], dtype=np.int64)
+        return cls(given, {name: judged.qrels[name] for name in chosen}, rows, texts)
 
 
 def certificate(
@@ -82,32 +109,30 @@ def certificate(
     """Return the certificate of a version over its store, as the manifest has it.
 
     Figures are points of nDCG@10, in 0 … 100. ``at_most`` is the greatest upper end of all
-    intervals: no stratum loses more, each with a confidence of 97.5 %.
+    intervals.
     """
-    questions = Questions.ask(inputs, build, encoded)
-    rows = _answers(candidate, questions, str(inputs["qrels"] or "the corpus"))
-    if (count := int((rows >= 0).sum())) < _LEAST:
-        raise CorpusError(
-            f"{count} questions have an answer in the index, and a certificate needs {_LEAST}; "
-            "judge more queries"
+    if unknown := [name for name in inputs["by"] if name not in candidate.documents.columns]:
+        raise ConfigError(
+            f"--by {unknown[0]} is no kept column of the index; it keeps "
+            f"{', '.join(candidate.documents.columns) or 'none'}"
         )
+    questions = Questions.ask(inputs, build, encoded, candidate)
     with encoded.stages.stage("certify", encoded.record.rows) as watcher:
         raw, found = _each(candidate, encoded.store, encoded.record, questions)
         watcher.advance(encoded.record.rows)
-    answered = rows >= 0
-    loss = (raw - found)[answered]
+    loss = raw - found
     strata, left_out = list[dict[str, Any]](), 0
-    for by, value, inside in _strata(candidate, questions, rows, tuple(inputs["by"])):
-        if inside[answered].sum() < _LEAST:
+    for by, value, inside in _strata(candidate, questions, inputs["by"]):
+        if inside.sum() < _LEAST:
             left_out += 1
         else:
-            strata.append({"by": by, "value": value, **_figures(loss[inside[answered]])})
+            strata.append({"by": by, "value": value, **_figures(loss[inside])})
     overall = _figures(loss)
     return {
         "inputs": dict(inputs),
         "measure": METRIC,
-        "raw": float(raw[answered].mean()),
-        "index": float(found[answered].mean()),
+        "raw": float(raw.mean()),
+        "index": float(found.mean()),
         **overall,
         "strata": strata,
         "strata_left_out": left_out,
@@ -115,8 +140,13 @@ def certificate(
     }
 
 
-def certificate_gate(made: Mapping[str, Any], most: float) -> Gate:
-    """Return the gate of a certificate: no stratum may lose more than ``most`` points."""
+def certificate_gate(
+    made: Mapping[str, Any], most: float, before: Mapping[str, Any] | None = None
+) -> Gate:
+    """Return the gate of a certificate: no stratum may lose more than ``most`` points.
+
+    Nor may a value of a column be measured no more that the certificate ``before`` measured.
+    """
     gate = Gate("certificate", {"at_most": made["at_most"]}, {"at_most": most})
     for each in (made, *made["strata"]):
         least, greatest = each["interval"]
@@ -126,6 +156,12 @@ def certificate_gate(made: Mapping[str, Any], most: float) -> Gate:
             f"95 %), and {most:g} are allowed"
         )
         gate.blame({said: greatest > most})
+    was, now = (
+        {(one["by"], one["value"]) for one in some["strata"] if one["by"] in some["inputs"]["by"]}
+        for some in (before or made, made)
+    )
+    for by, value in sorted(was - now):
+        gate.blame({f"fewer than {_LEAST} questions are left with {by} {value}": True})
     return gate
 
 
@@ -162,59 +198,52 @@ def _each(
     return scored[0], scored[1]
 
 
-def _answers(candidate: Bundle, questions: Questions, source: str) -> Rows:
-    """Return the row (q,) of the best answer of each question, −1 where the index has none."""
-    best = [max(grades, key=lambda name: grades[name]) for grades in questions.qrels.values()]
-    ids = candidate.documents.id_column(0, len(candidate)).cast(pa.large_string())
-    places = pc.index_in(pa.array(best, pa.large_string()), value_set=ids.combine_chunks())
-    rows: Rows = places.fill_null(-1).to_numpy().astype(np.int64)
-    if (rows < 0).all():
-        raise CorpusError(
-            f"{source} names no document of the index, which has ids such as {ids[0].as_py()!r}; "
-            "check the judgements"
-        )
-    return rows
+def _rows_of(candidate: Bundle, names: Collection[str]) -> dict[str, int]:
+    """Return name -> first row, of the names that the index has."""
+    wanted, found = pa.array(sorted(names), pa.large_string()), dict[str, int]()
+    for start in range(0, len(candidate), _BLOCK_ROWS):
+        ids = candidate.documents.id_column(start, start + _BLOCK_ROWS).cast(pa.large_string())
+        places = pc.index_in(ids, value_set=wanted).to_numpy()
+        for row in np.flatnonzero(~np.isnan(places.astype(np.float64))).tolist():
+            found.setdefault(wanted[int(places[row])].as_py(), start + row)
+    return found
 
 
 def _strata(
-    candidate: Bundle, questions: Questions, rows: Rows, by: tuple[str, ...]
+    candidate: Bundle, questions: Questions, by: Sequence[str]
 ) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
     """Yield the strata of the questions: by what, of which value, and which (q,) are in it."""
-    there = rows >= 0
     if questions.texts is not None:
         words = np.array([len(text.split()) for text in questions.texts], dtype=np.float64)
-        yield from _thirds("words of the query", words, there)
-    if unknown := [name for name in by if name not in candidate.documents.columns]:
-        raise ConfigError(
-            f"--by {unknown[0]} is no kept column of the index; it keeps "
-            f"{', '.join(candidate.documents.columns) or 'none'}"
-        )
-    table = candidate.documents.take(np.maximum(rows, 0))
+        yield from _thirds("words of the query", words)
+    table = candidate.documents.take(questions.rows)
     for name in by:
-        values = table[name].to_pylist()
-        known = [value for value, is_there in zip(values, there, strict=True) if is_there]
-        if len(distinct := set(map(repr, known))) <= _MOST_VALUES:
+        column = times_as_numbers(table[name].combine_chunks())
+        values = column.to_pylist()
+        if len(distinct := {shown(value) for value in values}) <= _MOST_VALUES:
             for each in sorted(distinct):
-                same = np.array([repr(value) == each for value in values])
-                yield name, each, there & same
-        elif pa.types.is_integer(kind := table.schema.field(name).type) or pa.types.is_floating(
-            kind
-        ):
-            numbers = np.array([np.nan if v is None else float(v) for v in values])
-            yield from _thirds(name, numbers, there & ~np.isnan(numbers))
+                yield name, each, np.array([shown(value) == each for value in values])
+        elif all(isinstance(value, str | None) for value in values):
+            lengths = [np.nan if value is None else len(value) for value in values]
+            yield from _thirds(f"length of {name}", np.array(lengths, dtype=np.float64))
         else:
-            lengths = np.array([len(str(value)) for value in values], dtype=np.float64)
-            yield from _thirds(f"length of {name}", lengths, there)
+            try:
+                numbers = np.array([np.nan if v is None else float(v) for v in values])
+            except (TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"--by {name} is a column of {table.schema.field(name).type}, which is neither "
+                    "text nor numbers nor times; name another"
+                ) from error
+            yield from _thirds(f"{name}, in thirds", numbers)
 
 
-def _thirds(
-    by: str, values: NDArray[np.float64], there: NDArray[np.bool_]
-) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
-    low, high = np.quantile(values[there], (1 / 3, 2 / 3)) if there.any() else (0.0, 0.0)
+def _thirds(by: str, values: NDArray[np.float64]) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
+    """Yield thirds of the numbers (q,); NaN is in none."""
+    known = values[~np.isnan(values)]
+    low, high = np.quantile(known, (1 / 3, 2 / 3)) if len(known) else (0.0, 0.0)
     for inside in (values <= low, (values > low) & (values <= high), values > high):
-        if (inside := inside & there).any():
-            some = values[inside]
-            yield by, f"{some.min():g} to {some.max():g}", inside
+        if inside.any():
+            yield by, f"{values[inside].min():g} to {values[inside].max():g}", inside
 
 
 def _figures(loss: NDArray[np.float64]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from whiten_index.evaluation.judgements import JudgedQueries
 from whiten_index.pipeline.early_checks import possible_widths
 from whiten_index.pipeline.labels import Evidence, labelled_trials, labels_digest
 from whiten_index.pipeline.pseudo_queries import RECIPE, SHARE_OF_CORPUS, Sample, sample_pieces
-from whiten_index.pipeline.query_log import query_log_moments
+from whiten_index.pipeline.query_log import log_digest, query_log_moments
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart
 from whiten_index.store.sampling import CorpusEmbeddings
@@ -62,6 +62,7 @@ class Fitted:
     moments: Moments
     whitening: Whitening
     choice: Choice | None
+    query_log: str | None = None  # SHA-256 of the log that it was fitted on
     # Scores of a named transform and of the raw embeddings by pieces of the texts, for a manifest.
     scores: Mapping[str, float] = field(default_factory=dict)
 
@@ -84,7 +85,7 @@ def fit_whitening(
             f"note: k is {whitening.k} and not {usual}, as {moments.count:g} rows span no more; "
             "--whiten none keeps the embeddings of so few as they are"
         )
-    return Fitted(moments, whitening, choice)
+    return Fitted(moments, whitening, choice, log_digest(config))
 
 
 def fit_moments(config: "BuildConfig", encoded: "EncodeReport") -> Moments:

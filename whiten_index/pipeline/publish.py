@@ -29,7 +29,6 @@ from whiten_index.paths import is_uri
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.pipeline.fit import Fitted
-from whiten_index.pipeline.query_log import log_digest
 from whiten_index.progress import Stages
 from whiten_index.search.rerank import EMBEDDINGS, Reranker
 from whiten_index.search.search_index import hits_of
@@ -102,6 +101,7 @@ def version_identity(
             "whitening": choices,
             "factory": _factory_identity(plan, fitted.whitening.k),
             "seed": plan.seed,
+            "query_log": fitted.query_log,
             "kept": None if kept is None else dict(kept),
         }
     )
@@ -264,7 +264,7 @@ def _facts(
         },
         "encoder": encoded.store.encoder,
         "encoder_fingerprint": encoded.store.fingerprint,
-        "query_log": log_digest(config),
+        "query_log": spec.fitted.query_log,
         "runtimes": encoded.store.results.runtimes(),
         "whitening": spec.fitted.whitening.describe(),
         "choice": None if choice is None else asdict(choice),

@@ -6,15 +6,18 @@ also differ in what nobody asks for.
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import reading, sha256_file
-from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.corpus.parquet_reader import check_footer
+from whiten_index.errors import ConfigError
 from whiten_index.evaluation.judgements import to_text
-from whiten_index.evaluation.label_table import PARQUET, LabelTable
+from whiten_index.evaluation.label_table import LabelTable, reading_parquet
 from whiten_index.pipeline.canary_file import raw_embedding
 from whiten_index.pipeline.shard_encoding import LazyEncoder
 from whiten_index.search.query_encoder import query_embeddings
@@ -32,21 +35,14 @@ _MOST = 100_000
 
 def query_log_moments(config: "BuildConfig", encoded: "EncodeReport") -> Moments:
     """Return the moments of the queries of a log, each as often as it was asked."""
-    path, dim = Path(str(config.query_log)), encoded.store.dim
-    table = LabelTable.read(path, (PARQUET,), (_TEXT, _EMBEDDING))
-    column = table.need((_EMBEDDING, _TEXT))
-    drawn = np.random.default_rng(config.seed).permutation(len(table))[:_MOST]
+    table = read_log(config)
+    column, dim = next(iter(table.columns)), encoded.store.dim
     rows: NDArray[np.floating]
     if column == _EMBEDDING:
         parse = partial(raw_embedding, dim=dim)
-        rows = np.array([table.parse(column, row, parse) for row in np.sort(drawn)], np.float64)
+        rows = np.array([table.parse(column, row, parse) for row in range(len(table))], np.float64)
     else:
-        texts = [table.parse(column, row, to_text) for row in np.sort(drawn)]
-        if config.embedding_column is not None and config.model is None:
-            raise ConfigError(
-                f"{path} holds texts, and nothing is known to encode them with; name the model of "
-                "the embedding column with --model, or give a column of embeddings"
-            )
+        texts = [table.parse(column, row, to_text) for row in range(len(table))]
         encoder = LazyEncoder(config.encoder_config())
         rows = query_embeddings(
             encoded.store, texts, lambda some: encoder().encode_queries(some), encoded.stages
@@ -54,15 +50,35 @@ def query_log_moments(config: "BuildConfig", encoded: "EncodeReport") -> Moments
     return Moments.of(unit_rows(rows) if config.normalize_input else rows)
 
 
+def read_log(config: "BuildConfig", *, whole: bool = True) -> LabelTable:
+    """Return the column ``embedding``, or else ``text``, of the queries drawn; or only check it."""
+    path = Path(str(config.query_log))
+    with reading_parquet(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+        check_footer(file.metadata)
+        names = file.schema_arrow.names
+        columns = {name: list[Any]() for name in (_EMBEDDING, _TEXT) if name in names}
+        table = LabelTable(path, columns, names, range(file.metadata.num_rows))
+        column = table.need((_EMBEDDING, _TEXT))
+        if column == _TEXT and config.embedding_column is not None and config.model is None:
+            raise ConfigError(
+                f"{path} holds texts, and nothing is known to encode them with; name the model of "
+                "the embedding column with --model, or give a column of embeddings"
+            )
+        if not whole:
+            return table
+        drawn = np.random.default_rng(config.seed).permutation(len(table))[:_MOST]
+        numbers, start, values = np.sort(drawn), 0, list[Any]()
+        for group in range(file.num_row_groups):
+            read = file.read_row_group(group, columns=[column])
+            here = numbers[(numbers >= start) & (numbers < start + read.num_rows)] - start
+            values += read[column].take(pa.array(here)).to_pylist()
+            start += read.num_rows
+    return LabelTable(path, {column: values}, names, numbers.tolist())
+
+
 def log_digest(config: "BuildConfig") -> str | None:
     """Return the SHA-256 of the log, None without one."""
     if config.query_log is None:
         return None
-    try:
-        with reading(Path(config.query_log)):
-            return sha256_file(Path(config.query_log))
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        raise CorpusError(
-            f"the query log {config.query_log} is not there ({error.strerror}); restore it, or "
-            "build again without --query-log"
-        ) from error
+    with reading(Path(config.query_log)):
+        return sha256_file(Path(config.query_log))

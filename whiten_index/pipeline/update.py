@@ -251,9 +251,10 @@ def _publish(
             seed=base.config.seed,
         )
         if config.certify_gate is not None:
-            inputs = required_certificate(base)["inputs"]
-            certified = certificate(open_unsealed(folder, fields), encoded, base.config, inputs)
-            gates = (*gates, certificate_gate(certified, config.certify_gate))
+            known = required_certificate(base)
+            asked = encoded, base.config, known["inputs"]
+            certified = certificate(open_unsealed(folder, fields), *asked)
+            gates = (*gates, certificate_gate(certified, config.certify_gate, known))
             fields["certificate"] = certified
         fields |= {"update": facts, "gates": [gate.to_json() for gate in gates]}
     require_passed(gates, candidate=out / CANDIDATES / version)
@@ -304,7 +305,7 @@ def decide_update(
             fitted = replace(fitted, choice=base.fitted.choice)
         plan = _plan(again, encoded, fitted.whitening)
         spec = VersionSpec(fitted, plan, version_identity(encoded, fitted, plan))
-        facts |= {"shared": float(encoded.record.rows)}
+        facts |= {"shared": 0.0 if base.config.query_log else float(encoded.record.rows)}
         return spec, {**facts, "decision": {**said, "index": "train", "index_why": ""}}
     spec, why = _kept(base, encoded, old_rows)
     index, trained = ("train", None) if spec.reuse is None else ("keep", _trained(base))

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -228,14 +228,20 @@ def rollback(root: Path | str, *, to: str | None = None) -> RollbackReport:
 def _older(
     root: Path, current: Current, mirror: Storage, skipped: dict[str, str]
 ) -> tuple[Version, str]:
-    """Return the newest sound version before the published one; add damaged ones to ``skipped``."""
+    """Return the newest sound version before the published one; add damaged ones to ``skipped``.
+
+    A version that was certified has the files of the one before, which is no way back.
+    """
+    left = _identity(root, current.version, mirror)
     # One that cannot be read may be sound: the user decides whether to go back further.
     for name in reversed(_names(root, mirror)):
         older = version_number(name) < version_number(current.version)
         if not older or name in current.withdrawn:
             continue
         try:
-            return _checked(root, name, mirror)
+            version, note = _checked(root, name, mirror)
+            if left is None or version.fields["identity"] != left:
+                return version, note
         except (ArtifactError, FormatError) as error:
             skipped[name] = str(error)
         except StorageError as error:
@@ -366,7 +372,10 @@ def prune(root: Path | str, *, keep: int, verify: str = "full") -> PruneReport:
 def _kept(
     root: Path, current: Current, names: list[str], keep: int, verify: str, mirror: Storage
 ) -> set[str]:
-    """Return the versions to keep; those after the published one only where there is room."""
+    """Return the versions to keep; those after the published one only where there is room.
+
+    Of neighbours with the same files, as a certificate makes them, one counts.
+    """
     published = version_number(current.version)
     older = [name for name in reversed(names) if version_number(name) <= published]
     newer = [name for name in names if version_number(name) > published]
@@ -375,7 +384,17 @@ def _kept(
         for name in dict.fromkeys([current.version, *older, *newer])
         if name not in current.withdrawn and _damage(root / VERSIONS / name, verify, mirror) is None
     )
-    return {current.version, *islice(sound, min(keep, len(names)))}
+    apart = (next(group) for _, group in groupby(sound, lambda n: _identity(root, n, mirror) or n))
+    return {current.version, *islice(apart, min(keep, len(names)))}
+
+
+def _identity(root: Path, name: str, mirror: Storage) -> str | None:
+    """Return the identity of a version, None for a damaged one."""
+    try:
+        with mirror.opened(root / VERSIONS / name, ()) as copy:
+            return str(read_version(copy).fields["identity"])
+    except (ArtifactError, FormatError):
+        return None
 
 
 def _damage(
