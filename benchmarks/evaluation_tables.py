@@ -28,6 +28,8 @@ def sts() -> str:
     for how in _AGGREGATIONS:
         found = " | ".join(f"{each['spearman'][how]:.2f}" for each in datasets.values())
         lines.append(f"| ours, {how} | {found} |")
+    intervals = ("{:.1f} to {:.1f}".format(*each["interval"]) for each in datasets.values())
+    lines.append(f"| all, 95 % interval | {' | '.join(intervals)} |")
     return "\n".join(lines)
 
 
