@@ -7,6 +7,7 @@ arguments and job files, makes the options of the command line, and is recorded 
 import contextlib
 import difflib
 import functools
+import re
 import types
 from collections.abc import Collection
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -263,3 +264,13 @@ def parse_bytes(text: str | int, *, option: str = "--memory-budget") -> int:
         f"{option} {shown(text)} is no size; write bytes, or a number with KB, MB, GB, KiB, MiB or "
         "GiB, such as 4GiB"
     )
+
+
+def parse_seconds(text: str | None, *, option: str = "--max-latency") -> float | None:
+    """Return seconds of a text such as ``5ms`` or ``1s``, ``None`` of none."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(us|ms|s)", text)
+    if found and (seconds := float(found[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1}[found[2]]) > 0:
+        return seconds
+    raise ConfigError(f"{option} {shown(text)} is no time; write one with us, ms or s, such as 5ms")

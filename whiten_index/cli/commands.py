@@ -412,6 +412,8 @@ def _summary(said: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[tup
     if (share := quality.get("agreement_at_10")) is not None:
         yield "agreement", f"{share:.0%} of the ten nearest by raw embeddings are found"
     yield "index", f"{fields['factory']['built']}: {fields['factory']['why']}"
+    if (most := fields["factory"]["tuned"].get("p95_ms")) is not None:
+        yield "", f"95 % of single searches answer in {most:.2f} ms, by one thread"
     index, raw, rows = size["index"], size["raw"], fields["rows"]
     fixed = index["matrix"] + index["codebooks"] + index["centroids"]
     grows = index["total"] - fixed

@@ -6,7 +6,7 @@ scores fall short of the recall wanted, candidates are scored again by the vecto
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from whiten_index.errors import ConfigError
 from whiten_index.index.factory import inner_index
@@ -22,6 +22,8 @@ LISTS_PER_ROOT = 4
 # Of this recall a graph answers four times as fast as lists, and takes eight times as long to build
 # (237,000 vectors of 128 dims; three times as fast at 0.95).
 GRAPH_FROM_RECALL = 0.99
+# From the slowest to the fastest. Exact search of fewer rows takes less time than Python's calls.
+_STRUCTURES, _FASTER_FROM_ROWS = ("flat", "ivf", "hnsw"), 1_000
 # Work on blocks of rows and their training takes so many bytes, however small the budget.
 LEAST_WORK = 32 << 20
 _GRAPH = "HNSW32"
@@ -66,6 +68,8 @@ class IndexPlan:
     target_recall: float  # index recall that the index is tuned to
     budget: int | None  # bytes held in memory, None for no limit
     device: str  # auto, cpu or gpu
+    max_latency: float | None = None  # seconds in which 95 % of single searches are to answer
+    faster: tuple["IndexPlan", ...] = ()  # to be made in turn where this one takes longer
 
     @property
     def work_bytes(self) -> int | None:
@@ -94,12 +98,13 @@ def choose_factory(
     target_recall: float = TARGET_RECALL,
     seed: int = 0,
     device: str = "auto",
+    max_latency: float | None = None,
 ) -> IndexPlan:
     """Choose the index for ``rows`` vectors of k dims, or take the factory named.
 
     ``dim`` is the width d of raw embeddings, ``budget`` the bytes of memory it may hold.
     """
-    resources = seed, target_recall, budget, device
+    resources = seed, target_recall, budget, device, max_latency
     if factory != AUTO:
         expected = expected_bytes(factory, rows=rows, dim=dim, k=k)
         _require_room(factory, k, expected, budget)
@@ -107,8 +112,10 @@ def choose_factory(
     tried = ["flat"]
     if rows > EXACT_UP_TO_ROWS:
         tried = ["hnsw", "ivf"] if target_recall >= GRAPH_FROM_RECALL else ["ivf"]
-    for each in tried:
-        for codec in _codecs(each, k):
+    faster = _STRUCTURES if max_latency is not None and rows >= _FASTER_FROM_ROWS else ()
+    plans, last = list[IndexPlan](), -1
+    for each in (*tried, *faster):
+        for codec in _codecs(each, k) if _STRUCTURES.index(each) > last else ():
             built = _factory(each, codec, rows=rows, k=k)
             expected = expected_bytes(built, rows=rows, dim=dim, k=k)
             if budget is None or _held(built, k, expected) <= budget:
@@ -118,8 +125,13 @@ def choose_factory(
                 wanted = target_recall if each == "flat" else (1 + target_recall) / 2
                 good = codec.recall is not None and codec.recall >= wanted
                 rerank = None if good else codec.rerank
-                why = _why(each, codec, rows=rows, budget=budget, rerank=rerank)
-                return IndexPlan(factory, built, rerank, why, expected, *resources)
+                why = f"{plans[-1].built} is slower than --max-latency" if plans else ""
+                why = why or _why(each, codec, rows=rows, budget=budget, rerank=rerank)
+                plans.append(IndexPlan(factory, built, rerank, why, expected, *resources))
+                last = _STRUCTURES.index(each)
+                break
+    if plans:
+        return replace(plans[0], faster=tuple(plans[1:]))
     assert budget is not None
     raise _nothing_fits(tried[-1], rows=rows, dim=dim, k=k, budget=budget)
 

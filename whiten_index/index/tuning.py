@@ -39,6 +39,7 @@ class OperatingPoint:
     target: float = 0.0  # recall wanted
     reached: bool = False  # whether it is met
     queries: int = 0  # held-out vectors it was measured with
+    p95_ms: float | None = None  # of single searches, None if they were not timed
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.passages import PassageConfig
 from whiten_index.errors import ConfigError
 from whiten_index.index.choice import IndexPlan, choose_factory
-from whiten_index.options import flag_of, options_of, parse_bytes, schema
+from whiten_index.options import flag_of, options_of, parse_bytes, parse_seconds, schema
 from whiten_index.paths import as_place, require_path
 from whiten_index.pipeline.build_options import BuildOptions, EncodeOptions
 from whiten_index.store.dtypes import StoreDtype
@@ -60,7 +60,7 @@ class BuildConfig(BuildOptions):
             require_path(self.query_log, what="--query-log")
             object.__setattr__(self, "query_log", str(Path(self.query_log).absolute()))
         self._require_consistent_transform()
-        _ = self.budget
+        _ = self.budget, parse_seconds(self.max_latency)
         if self.runner != "ray":
             self._refuse(_RUNNER_OPTIONS, "belongs to a cluster; add --runner ray, or leave it out")
         if self.address == "":
@@ -165,6 +165,7 @@ class BuildConfig(BuildOptions):
             k=k,
             budget=self.budget,
             target_recall=self.target_recall,
+            max_latency=parse_seconds(self.max_latency),
             seed=self.seed,
             device=self.index_device,
         )

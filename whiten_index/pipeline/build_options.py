@@ -139,6 +139,9 @@ class BuildOptions(TransformShape, SimilarityOption, _Transform, JudgementOption
         gt=0,
         le=1,
     )
+    max_latency: str | None = option(
+        "Time that 95 % of searches may take at that recall, such as 5ms.", INDEX, default=None
+    )
     memory_budget: str | int | None = option(
         "Memory of the index during a build, on top of the Python process, such as 512MB or "
         "4GiB; a larger index is built on disk and mapped.",

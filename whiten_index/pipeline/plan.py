@@ -39,7 +39,7 @@ _FLOAT32_BYTES = 4
 # Stages that every update repeats with all rows.
 _AGAIN = (
     "fit", "train", "exact neighbours", "project and add", "tune", "diagnose", "publish",
-    "check codes", "check canaries", "compare with raw", "certify",
+    "check codes", "check canaries", "compare with raw", "certify", "time searches",
 )  # fmt: skip
 
 

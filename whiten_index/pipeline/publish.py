@@ -4,25 +4,29 @@ import contextlib
 import datetime
 import platform
 import shutil
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from whiten_index import __version__
+from whiten_index.artifacts.atomic import remove_path
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.artifacts.storage import Place, settled
 from whiten_index.distributed.executors import remote_call
-from whiten_index.errors import StorageError
+from whiten_index.errors import GateError, StorageError
 from whiten_index.evaluation.geometry_scores import Geometry
 from whiten_index.index.choice import IndexPlan
 from whiten_index.index.exact import exact_neighbours, recall
 from whiten_index.index.factory import inner_index
 from whiten_index.index.faiss_build import CodeReuse, IndexBuildResult, build_faiss_index
 from whiten_index.index.library import describe_faiss
+from whiten_index.index.ondisk_ivf import IVF_DATA
 from whiten_index.index.transforms import is_lossy
 from whiten_index.index.tuning import has_parameters, others_of, without_own
 from whiten_index.paths import is_uri
@@ -117,6 +121,8 @@ def _factory_identity(plan: IndexPlan, k: int) -> dict[str, Any]:
         "target_recall": plan.target_recall if tuned else None,
         "memory_budget": plan.budget,
         "rotated": is_lossy(inner),
+        # Versions that were made without a limit keep their identity.
+        **({} if plan.max_latency is None else {"max_latency": plan.max_latency}),
     }
 
 
@@ -136,20 +142,6 @@ def write_files(
 ) -> dict[str, Any]:
     """Write index, transform, documents and corpus record; return the manifest's fields."""
     store, record, fitted, stages = encoded.store, encoded.record, spec.fitted, encoded.stages
-    made = build_faiss_index(
-        CorpusEmbeddings(store, record),
-        fitted.whitening,
-        spec.plan,
-        stages,
-        folder,
-        reuse=spec.reuse,
-        # Workers join an index on a disk that all share, not in a copy of a bucket.
-        executor=None if isinstance(config.out_place, str) else encoded.executor,
-    )
-    with stages.stage("diagnose", record.rows) as watcher:
-        given = store, record, fitted.whitening, config.seed
-        shape = remote_call(encoded.executor, stages, _geometry, *given)
-        watcher.advance(record.rows)
     if spec.kept is None:
         fitted.whitening.save(folder / WHITENING)
         fitted.moments.save(folder / MOMENTS)
@@ -159,6 +151,11 @@ def write_files(
     documents = (store.documents(part) for part in record.parts if part.rows)
     write_documents(folder / DOCUMENTS, documents)
     record.save(folder / RECORD)
+    spec, made = _make_index(folder, config, encoded, spec)
+    with stages.stage("diagnose", record.rows) as watcher:
+        given = store, record, fitted.whitening, config.seed
+        shape = remote_call(encoded.executor, stages, _geometry, *given)
+        watcher.advance(record.rows)
     fields = {
         **_facts(config, encoded, spec, made),
         "geometry": shape,
@@ -185,6 +182,60 @@ def write_files(
             "larger --k, an --exponent nearer 0 or a finer --factory finds more"
         )
     return fields
+
+
+def _make_index(
+    folder: Path, config: BuildConfig, encoded: EncodeReport, spec: VersionSpec
+) -> tuple[VersionSpec, IndexBuildResult]:
+    """Write the first index planned that keeps ``max_latency``; return its version and facts."""
+    faults = list[str]()
+    for plan in (spec.plan, *spec.plan.faster):
+        if faults:
+            encoded.stages.watcher.note(f"note: {faults[-1]}; {plan.built} is tried")
+            spec = replace(spec, plan=plan, reuse=None)
+            remove_path(folder / IVF_DATA)
+        made = build_faiss_index(
+            CorpusEmbeddings(encoded.store, encoded.record),
+            spec.fitted.whitening,
+            plan,
+            encoded.stages,
+            folder,
+            reuse=spec.reuse,
+            # Workers join an index on a disk that all share, not in a copy of a bucket.
+            executor=None if isinstance(config.out_place, str) else encoded.executor,
+        )
+        if plan.max_latency is None:
+            return spec, made
+        bundle = open_unsealed(folder, _facts(config, encoded, spec, made), mapped=made.mapped)
+        p95_ms = _p95_ms(encoded, bundle, config.seed)
+        point = replace(made.tuned, p95_ms=p95_ms)
+        if point.reached and p95_ms <= 1000 * plan.max_latency:
+            return spec, replace(made, tuned=point)
+        share = ("unknown", "1")[point.reached] if point.recall is None else f"{point.recall:.3f}"
+        fault = "is too slow" if point.reached else "finds too few neighbours"
+        faults.append(f"{plan.built} {fault} (recall {share}, p95 {p95_ms:.2f} ms)")
+    raise GateError(
+        f"--target-recall {config.target_recall:g} and --max-latency {config.max_latency} cannot "
+        f"both be kept: {'; '.join(faults)}; build with a lower --target-recall, a longer "
+        "--max-latency, a smaller --k or another --factory. What was encoded is kept"
+    )
+
+
+def _p95_ms(encoded: EncodeReport, bundle: Bundle, seed: int) -> float:
+    """Return the milliseconds in which 95 % of single searches answer, warm, by one thread."""
+    store, record, seconds = encoded.store, encoded.record, list[float]()
+    rows = drawn_rows(record, _COMPARED, np.random.default_rng(seed))
+    queries = CorpusEmbeddings(store, record).at(rows).astype(np.float32)
+    most = int(bundle.manifest["factory"]["rerank"] or 0)
+    again = Reranker(store, record, bundle.whitening, candidates=most) if most else None
+    with encoded.stages.stage("time searches", len(rows)), threadpool_limits(1, "blas"):
+        bundle.search(queries, _TOP_K, rescorer=again)
+        for query in np.tile(queries, (2, 1)):
+            started = time.perf_counter()
+            bundle.search(query[None], _TOP_K, rescorer=again)
+            seconds.append(time.perf_counter() - started)
+    # The lesser of two times of each, as other work on the machine comes between.
+    return 1000 * float(np.percentile(np.reshape(seconds, (2, -1)).min(axis=0), 95))
 
 
 def _scores(spec: VersionSpec) -> dict[str, Any]:

@@ -230,6 +230,10 @@ def _publish(
     new = new_candidate(out, version)
     with version_folder(new, record.rows, encoded.stages) as (folder, fields):
         fields |= write_files(folder, base.config, encoded, spec, version)
+        if spec.reuse is not None and fields["factory"]["built"] != spec.plan.built:
+            # The index that was to be kept has become too slow.
+            facts["decision"] |= {"index": "train", "index_why": fields["factory"]["why"]}
+            facts["trained"] = None
         kept = facts["decision"]["whitening"]
         changes.save(folder / CHANGES, base=base.source.name, whitening=kept)
         expected, counts = None, facts["rows"]
@@ -392,9 +396,13 @@ def _plan(config: BuildConfig, encoded: EncodeReport, whitening: Whitening) -> I
 def _similar_plan(base: BaseVersion, encoded: EncodeReport) -> IndexPlan:
     """Return the plan of an index for today's rows, with the base's number of lists if it fits."""
     built, whitening = str(base.fields["factory"]["built"]), base.fitted.whitening
-    wanted = _plan(base.config, encoded, whitening)
+    wanted, kind = _plan(base.config, encoded, whitening), _LISTS.sub("", built)
+    # Kinds that --max-latency ruled out are not tried again.
+    plans = (wanted, *wanted.faster)
+    place = next((n for n, plan in enumerate(plans) if _LISTS.sub("", plan.built) == kind), 0)
+    wanted = replace(plans[place], faster=plans[place + 1 :])
     ours, theirs = _LISTS.search(built), _LISTS.search(wanted.built)
-    if ours is None or theirs is None or _LISTS.sub("", built) != _LISTS.sub("", wanted.built):
+    if ours is None or theirs is None or kind != _LISTS.sub("", wanted.built):
         return wanted
     if not 1 / _LISTS_RATIO <= int(ours[1]) / int(theirs[1]) <= _LISTS_RATIO:
         return wanted

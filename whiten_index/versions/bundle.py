@@ -216,21 +216,21 @@ def open_files(version: Version, *, mapped: bool | None = None, device: str = "c
     index = bundle.index
     if index.ntotal != len(bundle.documents) or index.d != bundle.whitening.dim:
         raise _unfit(version, f"it has not the {len(bundle.documents)} rows of {DOCUMENTS}")
-    if not mapped and (vectors := flat_vectors(inner_of(index))) is not None:
-        use_large_pages(vectors)
     return replace(bundle, placed=_placed(bundle, device, mapped=mapped or IVF_DATA in version))
 
 
-def open_unsealed(folder: Path, fields: Mapping[str, Any]) -> Bundle:
+def open_unsealed(folder: Path, fields: Mapping[str, Any], *, mapped: bool = True) -> Bundle:
     """Open a version that is still being made: its files are there, its manifest is not yet.
 
-    Nothing is checked, and the index file is mapped.
+    Nothing is checked, and the index file is mapped by default.
     """
-    return _bundle(Version(folder, cast(VersionManifest, dict(fields)), verify=None), mapped=True)
+    return _bundle(Version(folder, cast(VersionManifest, dict(fields)), verify=None), mapped=mapped)
 
 
 def _bundle(version: Version, *, mapped: bool) -> Bundle:
     index = read_index(version, mapped=mapped)
+    if not mapped and (vectors := flat_vectors(inner_of(index))) is not None:
+        use_large_pages(vectors)
     whitening = Whitening.load(version.file(WHITENING))
     documents = Documents(version.file(DOCUMENTS), full=version.verify == FULL)
     return Bundle(version, whitening, index, Transforms(index), documents)

@@ -107,6 +107,7 @@ class _Tuned(TypedDict):
     target: Number
     reached: Flag
     queries: Count
+    p95_ms: NotRequired[Number | None]
 
 
 @with_config({"extra": "allow"})
