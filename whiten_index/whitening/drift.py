@@ -30,9 +30,9 @@ _LEAST_VARIANCE = 1e-10
 # Chance is given this many of its standard deviations before it is called drift.
 _DEVIATIONS = 3.0
 _FIGURES = (
-    "mean_shift", "kl_per_dim", "kl_mean_per_dim", "kl_covariance_per_dim", "kl_of_refit",
-    "sampling_kl", "noise_kl", "variance_kept_at_fit", "variance_kept", "variance_possible",
-    "variance_lost",
+    "mean_shift", "mean_shift_rms", "kl_per_dim", "kl_mean_per_dim", "kl_covariance_per_dim",
+    "kl_of_refit", "sampling_kl", "noise_kl", "variance_kept_at_fit", "variance_kept",
+    "variance_possible", "variance_lost", "noise_variance",
 )  # fmt: skip
 
 _Array = NDArray[np.float64]
@@ -58,6 +58,7 @@ class Drift:
     # Drift that may be noise of today's rows, which a refit would only take over; infinite if
     # today's rows are too few.
     noise_kl: float
+    noise_variance: float  # part of `variance_lost` that chance alone may show
     reads_covariance: bool  # whether the covariance of the data moves the transform
     reads_mean: bool  # whether the mean does
 
@@ -96,6 +97,7 @@ class Drift:
             **_variances_kept(w1, then, now, kept),
             sampling_kl=noise.sampling(),
             noise_kl=noise.remaining(mean=centred, covariance=reads),
+            noise_variance=noise.variance_gained(_falling(then), kept),
             reads_covariance=reads,
             reads_mean=centred,
         )
@@ -104,6 +106,11 @@ class Drift:
     def k(self) -> int:
         """Number of directions compared."""
         return len(self.eigenvalues)
+
+    @property
+    def mean_shift_rms(self) -> float:
+        """Root mean square over the dimensions of the shift, in standard deviations."""
+        return self.mean_shift / math.sqrt(max(self.k, 1))
 
     @property
     def kl_per_dim(self) -> float:
@@ -263,6 +270,30 @@ class SamplingNoise:
             variance += self.sampling() ** 2 * 8 / (self.width * changed)
         return max(expected, 0.0) + _DEVIATIONS * math.sqrt(variance)
 
+    def variance_gained(self, variances: _Array, kept: slice) -> float:
+        """Return the share of variance that new directions may gain over old ones by chance.
+
+        To first order directions i kept and j not, of variances λ, turn by angles θ that gain
+        Σ 2θe − θ²|λᵢ − λⱼ|, where e, of variance (1 + κ)v λᵢλⱼ, is what chance adds between them.
+        Σθ² is at most m, the lesser number of directions kept and not kept, so that for every μ
+        no more can be gained than Σ e²/(|λᵢ − λⱼ| + μ) + μm; the least of these is returned. It
+        is too little if few rows make equal variances look apart.
+
+        ``variances`` (d,) are of all directions, falling, of which ``kept`` are the transform's.
+        """
+        inside = variances[kept]
+        outside = np.delete(variances, kept)
+        total, most = float(variances.sum()), min(len(inside), len(outside))
+        if not most or not total > 0:
+            return 0.0
+        gaps = np.abs(np.subtract.outer(inside, outside))
+        squares = (1 + self.kurtosis) * self._spread * np.multiply.outer(inside, outside)
+        bounds = [
+            float((squares / (gaps + mu)).sum() + mu * most)
+            for mu in variances[0] * np.geomspace(1e-8, 1e2, 41)
+        ]
+        return min(min(bounds) / total, 1.0)
+
     @property
     def _spread(self) -> float:
         """Variance v of a difference of means in whitened units."""
@@ -304,8 +335,8 @@ def decide(drift: Drift, *, threshold: float = DRIFT_THRESHOLD, order: Order = "
     """Decide whether a transform is kept or fitted again.
 
     It is fitted again if ``kl_of_refit`` is above ``threshold`` and ``noise_kl`` together, or
-    if the kept directions miss more than 5 % more of the variance than at the fit: new topics may
-    need directions that the transform drops.
+    if the kept directions miss more of the variance than at the fit, by more than 5 % and
+    ``noise_variance``: new topics may need directions that the transform drops.
     """
     figure = f"the drift is {drift.kl_of_refit:.4g} nats a dimension"
     room = f"{threshold + drift.noise_kl:.4g} ({threshold:g}, and the rest is sampling noise)"
@@ -323,7 +354,7 @@ def decide(drift: Drift, *, threshold: float = DRIFT_THRESHOLD, order: Order = "
         )
     elif drift.kl_of_refit > threshold + drift.noise_kl:
         refits, why = True, f"{figure}, above the threshold of {room}"
-    elif drift.reads_covariance and lost > _VARIANCE_THRESHOLD:
+    elif drift.reads_covariance and lost > _VARIANCE_THRESHOLD + drift.noise_variance:
         refits = True
         why = (
             f"the directions kept miss {lost:.1%} more of the variance than at the fit, above "
