@@ -60,7 +60,6 @@ def test_kept_rows_point_where_they_pointed(seed, n, d, ratio, span):
         assert cosines((kept - mean) / spread, (rows - mean) / spread).mean() >= 0.99999
 
 
-# For worse conditions see what Whitening.rounding_error foretells.
 @pytest.mark.parametrize("condition", [10, 1e3])
 def test_whitened_rows_point_where_they_pointed(condition):
     # Correlated coordinates: the least direction is far below the spread of any coordinate.

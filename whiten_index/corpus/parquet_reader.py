@@ -140,8 +140,10 @@ class SpanReader:
 
     def close(self) -> None:
         """Close the open file."""
-        if self._file is not None:
-            self._file.close()
+        self._batches = iter(())
+        if self._source is not None:
+            # The Parquet file leaves a source open that it was given.
+            self._source.close()
         self._key = self._source = self._file = self._pending = None
 
 

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from whiten_index.encoding.products import TRIAL_ERRORS
 from whiten_index.errors import EncoderError, first_line
 
+_EXPORTING = threading.Lock()
 _LONGEST_TRIAL = 1024  # tokens; branches of models by length are for sliding windows
 
 
 class OpenVinoStates:
     """States of a model by OpenVINO, called as the module that it was made from.
 
-    Threads may share it; what it returns is overwritten by the next call in the same thread.
+    Threads may share it, and take turns.
     """
 
     def __init__(self, states: nn.Module, dtype: str, vocabulary: int, longest: int) -> None:
@@ -33,9 +34,12 @@ class OpenVinoStates:
         Raises:
             EncoderError: the model cannot be converted, or gives other states than torch.
         """
-        self._local = threading.local()
+        self._turn = threading.Lock()
         try:
-            self._compiled, self.dtype = _compile(states, dtype)
+            # Exporting is for one thread of a process.
+            with _EXPORTING:
+                compiled, self.dtype = _compile(states, dtype, longest)
+            self._request = compiled.create_infer_request()
             for count, length in (1, 1), (3, 5), (1, min(longest, _LONGEST_TRIAL)):
                 ids = vocabulary // 2 + torch.arange(count * length).view(count, length)
                 _compare(states, self, ids % vocabulary)
@@ -48,16 +52,14 @@ class OpenVinoStates:
 
     def __call__(self, input_ids: Tensor, **_: Any) -> list[Tensor]:
         """Return the states (n, t, d) of token ids (n, t) of texts of one length."""
-        # A request is for one thread.
-        if (request := getattr(self._local, "request", None)) is None:
-            request = self._local.request = self._compiled.create_infer_request()
-        found = request.infer([input_ids.numpy()], share_inputs=True, share_outputs=True)
+        with self._turn:
+            found = self._request.infer([input_ids.numpy()], share_inputs=True)
         return [torch.from_numpy(each) for each in found.values()]
 
 
 @torch.no_grad()
-def _compile(states: nn.Module, dtype: str) -> tuple[Any, str]:
-    """Return a compiled model, and the type that it computes in."""
+def _compile(states: nn.Module, dtype: str, longest: int) -> tuple[Any, str]:
+    """Return a compiled model for texts of up to ``longest`` tokens, and its type."""
     import openvino
     from openvino.frontend import FrontEndManager
     from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
@@ -69,6 +71,10 @@ def _compile(states: nn.Module, dtype: str) -> tuple[Any, str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exported = torch.export.export(states, (ids,), dynamic_shapes=shapes)
+        # OpenVINO does not look at these.
+        most = min(float(each.upper) for each in exported.range_constraints.values())
+        if most < longest:
+            raise ArithmeticError(f"its graph is for texts of up to {most:g} tokens")
         graph = exported.run_decompositions(table).module()
     # As openvino.convert_model, which also reports its use over the network.
     frontend = FrontEndManager().load_by_framework("pytorch")
@@ -80,6 +86,7 @@ def _compile(states: nn.Module, dtype: str) -> tuple[Any, str]:
         "INFERENCE_PRECISION_HINT": "bf16" if half else "f32",
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         "NUM_STREAMS": 1,
+        "ENABLE_CPU_PINNING": False,  # several processes would take the same cores
     }
     return core.compile_model(converted, "CPU", options), "bfloat16" if half else "float32"
 

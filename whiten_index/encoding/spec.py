@@ -20,7 +20,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderSpec:
-    """An encoder's identity: equal fingerprints give equal embeddings.
+    """An encoder's identity: equal fingerprints give embeddings that are equal up to rounding.
 
     It cannot be loaded by itself; for one read from a manifest see ``recorded_config``.
     """

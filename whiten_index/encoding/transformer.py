@@ -65,7 +65,7 @@ class Transformer:
             vocabulary = self.vocabulary or config.vocab_size
             compiled = OpenVinoStates(states, spec.dtype, vocabulary, spec.max_length)
             self._states, self.inputs = compiled, "of one length"
-            self.batch_tokens *= torch.get_num_threads()  # a batch has all threads
+            self.batch_tokens *= min(torch.get_num_threads(), 16)  # a batch has all threads
             self.products = f"OpenVINO {compiled.dtype}"
         else:
             # Texts end to end, without padding, unless something is in the way.
