@@ -9,7 +9,7 @@ import pytest
 
 from tests.training.helpers import sentences, weights
 from whiten_index.training.train import train_encoder
-from whiten_index.training.training_config import PositiveSum, Precision
+from whiten_index.training.training_config import Precision
 
 
 def test_the_loss_falls_and_curves_tell_it(config: Any, pairs: Path) -> None:
@@ -30,8 +30,7 @@ def test_the_loss_falls_and_curves_tell_it(config: Any, pairs: Path) -> None:
     "options",
     [
         {"whiten": False, "positives": 3}, {"positives": 1}, {"passes": 2},
-        {"positive_sum": PositiveSum.INSIDE}, {"groups": 1, "shrinkage": 0.3},
-        {"precision": Precision.BF16}, {"pooling": "mean"},
+        {"groups": 1, "shrinkage": 0.3}, {"precision": Precision.BF16}, {"pooling": "mean"},
         {"max_steps": None, "epochs": 0.5, "eval_steps": 5},
     ],
     ids=lambda options: "-".join(f"{key}={value}" for key, value in options.items()),

@@ -4,7 +4,6 @@ A pipeline that was written down is read with ``Pipeline.loads(text, allowed_mod
 ["whiten_index.*"])``: Haystack 3 refuses components of packages that are not trusted.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -74,31 +73,11 @@ class WhitenedDocumentEmbedder(_Embedder):
     If the index holds passages, put a splitter before, to get vectors such as it holds.
     """
 
-    def __init__(
-        self,
-        source: str | Path,
-        *,
-        meta_fields_to_embed: Sequence[str] = (),
-        embedding_separator: str = " ",
-        progress_bar: bool = True,
-        **options: Any,
-    ) -> None:
-        """Take the settings; ``warm_up`` reads files.
-
-        Args:
-            source: see ``open_transform``, as for the other options.
-            meta_fields_to_embed: put before the content; empty ones are left out.
-            embedding_separator: between them; a space joins the text columns of an index.
-            progress_bar: show one.
-            options: of ``open_transform``.
-        """
+    def __init__(self, source: str | Path, *, progress_bar: bool = True, **options: Any) -> None:
+        """Take the settings, and whether a bar is shown; ``warm_up`` reads files."""
         # Haystack makes the class again, so ``super()`` would not know it.
         _Embedder.__init__(self, source, **options)
-        self._settings |= {
-            "meta_fields_to_embed": list(meta_fields_to_embed),
-            "embedding_separator": embedding_separator,
-            "progress_bar": progress_bar,
-        }
+        self._settings["progress_bar"] = progress_bar
 
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, list[Document]]:
@@ -107,23 +86,14 @@ class WhitenedDocumentEmbedder(_Embedder):
         Raises:
             ConfigError: a document has no text.
         """
-        texts = [self._text(each) for each in documents]
+        texts = [each.content or "" for each in documents]
+        if blank := [each.id for each in documents if not (each.content or "").strip()]:
+            raise ConfigError(f"the document {blank[0]} has no text; leave it out")
         hidden = not self._settings["progress_bar"]
         with tqdm(total=len(texts), desc="embed documents", unit="doc", disable=hidden) as bar:
             vectors = self._transform.encode_documents(texts, advance=bar.update)
         pairs = zip(documents, vectors.tolist(), strict=True)
         return {"documents": [replace(document, embedding=vector) for document, vector in pairs]}
-
-    def _text(self, document: Document) -> str:
-        fields = (document.meta.get(name) for name in self._settings["meta_fields_to_embed"])
-        parts = [str(each) for each in (*fields, document.content) if each not in (None, "")]
-        text: str = self._settings["embedding_separator"].join(parts)
-        if not text.strip():
-            raise ConfigError(
-                f"the document {document.id} has no text; leave it out, or name parts of its meta "
-                "that have some with meta_fields_to_embed"
-            )
-        return text
 
 
 @component

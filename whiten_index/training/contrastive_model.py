@@ -22,7 +22,7 @@ from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.transformer import load_transformer
 from whiten_index.errors import ConfigError, EncoderError
 from whiten_index.training.group_whitening import ShuffledGroupWhitening
-from whiten_index.training.training_config import PositiveSum, Precision, TrainingConfig
+from whiten_index.training.training_config import Precision, TrainingConfig
 from whiten_index.whitening.whitening_config import divisors
 
 _EMBEDDED_AT_ONCE = 128
@@ -108,30 +108,19 @@ class ContrastiveModel(nn.Module):
         return pool(out.last_hidden_state, attention_mask, self.pooling)
 
 
-def info_nce(
-    anchors: Tensor,
-    positives: Tensor,
-    *,
-    temperature: float,
-    summed: PositiveSum = PositiveSum.OUTSIDE,
-) -> Tensor:
+def info_nce(anchors: Tensor, positives: Tensor, *, temperature: float) -> Tensor:
     """Return the mean over anchors of the contrastive loss, by cosine similarity.
 
-    With sim(i, j, p) the cosine of anchor i and the p-th positive of sentence j, over τ:
-
-    - outside, equation 7: -1/m Σ_p log( exp sim(i, i, p) / Σ_j exp sim(i, j, p) );
-    - inside, equation 8: -log( Σ_p exp sim(i, i, p) / Σ_p Σ_j exp sim(i, j, p) ).
-
-    With one positive both are SimCSE's (Gao et al. 2021, equation 1). Anchors are (n, d), positives
-    (m, n, d); row i of each positive belongs to anchor i.
+    With sim(i, j, p) the cosine of anchor i and the p-th positive of sentence j, over τ, it is
+    -1/m Σ_p log( exp sim(i, i, p) / Σ_j exp sim(i, j, p) ), equation 7 of the paper. With one
+    positive it is SimCSE's (Gao et al. 2021, equation 1). Anchors are (n, d), positives (m, n, d);
+    row i of each positive belongs to anchor i.
     """
     with torch.autocast(anchors.device.type, enabled=False):
         # (m, n, n): positive p of sentence j for anchor i
         similar = _unit(anchors) @ _unit(positives).mT / temperature
         own = similar.diagonal(dim1=1, dim2=2)
-        if summed is PositiveSum.OUTSIDE:
-            return (similar.logsumexp(2) - own).mean()
-        return (torch.logsumexp(similar, (0, 2)) - own.logsumexp(0)).mean()
+        return (similar.logsumexp(2) - own).mean()
 
 
 def _unit(features: Tensor) -> Tensor:
@@ -160,7 +149,7 @@ def contrastive_model(
     model = ContrastiveModel(
         encoder.train(),
         Head(folder.hidden_size, whitening),
-        functools.partial(info_nce, temperature=config.temperature, summed=config.positive_sum),
+        functools.partial(info_nce, temperature=config.temperature),
         pooling=Pooling(spec.pooling),
         views=config.views,
         passes=config.passes,

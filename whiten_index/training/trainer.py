@@ -229,7 +229,6 @@ def _arguments(
         per_device_train_batch_size=config.batch_size,
         max_steps=total,
         learning_rate=config.learning_rate,
-        warmup_steps=round(config.warmup * total),
         bf16=config.precision is Precision.BF16,
         fp16=config.precision is Precision.FP16,
         use_cpu=config.device == "cpu" or not torch.cuda.is_available(),

@@ -33,13 +33,6 @@ class GroupMap(Enum):
     PCA = "pca"
 
 
-class PositiveSum(Enum):
-    """Sum over the positives: ``OUTSIDE`` the logarithm (eq. 7) or ``INSIDE`` (eq. 8)."""
-
-    OUTSIDE = "outside"
-    INSIDE = "inside"
-
-
 class Precision(Enum):
     """Type that the encoder computes in during training; weights are float32 in any case."""
 
@@ -85,11 +78,6 @@ class TrainingConfig(ModelOptions):
     passes: Positive | None = option(
         "Passes of a sentence through the encoder.", LOSS, default=None, shown="positives + 1"
     )
-    positive_sum: PositiveSum = option(
-        "Sum over positives outside (equation 7) or inside (8) the logarithm.",
-        LOSS,
-        default=PositiveSum.OUTSIDE,
-    )
     temperature: float = option("Of the similarities.", LOSS, default=0.05, gt=0)
     batch_size: int = option("Sentences of a batch.", TRAINING, default=64, ge=2)
     epochs: float = option(
@@ -98,9 +86,6 @@ class TrainingConfig(ModelOptions):
     max_steps: Positive | None = option("Stop after N steps.", TRAINING, default=None)
     learning_rate: float = option(
         "Peak, from which it falls to 0 linearly.", TRAINING, default=3e-5, gt=0
-    )
-    warmup: Share = option(
-        "Share of the steps in which the learning rate rises.", TRAINING, default=0.0
     )
     precision: Precision = option(
         "Of the encoder; head and loss are in float32.", TRAINING, default=Precision.FLOAT32
