@@ -10,7 +10,7 @@ from tests.helpers.bad_input import process
 from tests.objects.helpers import ROWS, SHARDS, build, corpus_file, hits, keys
 from whiten_index.errors import ArtifactError, StorageError
 from whiten_index.versions.retention import describe_index, list_versions
-from whiten_index.versions.verify import verify_paths
+from whiten_index.versions.verify import verify_index, verify_paths
 
 pytestmark = pytest.mark.service
 
@@ -50,7 +50,7 @@ def test_damage_of_each_object_is_noticed_and_mended(s3, bucket, machine, tmp_pa
         with pytest.raises(Exception, match=r"damaged|missing|not a published") as raised:
             hits(out)
         assert type(raised.value).__name__ == "ArtifactError", (key, raised.value)
-        (report,) = verify_paths([out], with_stores=False)
+        report = verify_index(out)
         assert not report.sound, key
         assert any(damage.path.startswith(out) and damage.remedy for damage in report.damages), key
         if key.startswith("index/versions/"):
@@ -58,7 +58,7 @@ def test_damage_of_each_object_is_noticed_and_mended(s3, bucket, machine, tmp_pa
         again = build(corpus, out=out)
         assert again.version == first.version
         assert body(s3, bucket, key) == before, key
-        (report,) = verify_paths([out], with_stores=False)
+        report = verify_index(out)
         assert report.sound, (key, report.damages)
         assert [facts.sound for facts in list_versions(out)] == [""]
         assert hits(out) == expected

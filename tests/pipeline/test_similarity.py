@@ -18,6 +18,7 @@ from whiten_index.encoding.encoder import Encoder
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.trec_run import read_run
 from whiten_index.index.exact import recall
+from whiten_index.measure.results import read_sweeps, recommend
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.vectordb.push import differences, push_index
@@ -181,8 +182,8 @@ def test_a_sweep_compares_by_dot_product(tmp_path: Path, corpus: str) -> None:
     assert points[f"ours/pca/k{DIM}/fp32/flat"]["agreement@10"] == 1.0
     assert points[f"ours/auto/k{DIM}/fp32/flat"]["index_recall@10"] == 1.0
     assert points[f"faiss/faiss-pca/k{K}/fp32/flat"]["factory"] == f"PCA{K},Flat"
-    (swept,) = json.loads((tmp_path / "s/report.json").read_text())["sweeps"]
-    assert "--similarity dot --out INDEX --whiten" in swept["command"]
+    (swept,) = read_sweeps(tmp_path / "s/results.jsonl")
+    assert "--similarity dot --out INDEX --whiten" in recommend(swept).command
 
 
 def test_a_rule_of_the_spectrum_subtracts_no_mean(tmp_path: Path, corpus: str) -> None:

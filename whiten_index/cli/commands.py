@@ -346,9 +346,7 @@ def _hit_lines(
 
 @click.command()
 @click.argument("index", type=PATH)
-@click.option(
-    "--plot", type=PATH, help="Draw spectrum, variance kept and choice: .png, .svg or .pdf."
-)
+@click.option("--plot", type=PATH, help="Draw spectrum and variance kept: .png, .svg or .pdf.")
 @verify_option()
 @json_option
 def inspect(index: str, plot: str | None, verify: str) -> None:

@@ -228,23 +228,18 @@ def _certificate_lines(said: Mapping[str, Any]) -> Iterator[str]:
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=PATH, metavar="PATH...")
-@click.option("--no-store", is_flag=True, help="Of an index, leave out the store it is built from.")
 @click.option("--certificate", is_flag=True, help="Also ask the questions of certificates again.")
 @click.option("--queries", type=PATH, help="Queries of the certificate, if it is by judged ones.")
 @click.option("--qrels", type=PATH, help="Judgements of these queries.")
 @json_option
 def verify(
-    paths: tuple[str, ...],
-    no_store: bool,
-    certificate: bool,
-    queries: str | None,
-    qrels: str | None,
+    paths: tuple[str, ...], certificate: bool, queries: str | None, qrels: str | None
 ) -> None:
     """Check every checksum of indexes and stores, and say how to mend what is damaged."""
     from whiten_index.versions.verify import verify_paths
 
     with _stage("verify"):
-        reports = verify_paths(paths, with_stores=not no_store)
+        reports = verify_paths(paths)
     sound = all(report.sound for report in reports)
     found: dict[str, Any] = {"sound": sound, "reports": [report.to_json() for report in reports]}
     lines = [line for report in reports for line in _verify_lines(report)]

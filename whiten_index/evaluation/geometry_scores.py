@@ -5,8 +5,7 @@ Rows of zeros have no direction and are left out everywhere.
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -65,10 +64,6 @@ class Geometry:
             zero_rows=zero_rows,
             neighbours=near,
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the figures by name."""
-        return asdict(self)
 
 
 def _effective_rank(eigenvalues: NDArray[np.float64]) -> float:

@@ -1,4 +1,4 @@
-"""Charts of a sweep, and the picture of an index: spectrum, variance kept, choice of γ."""
+"""Charts of a sweep, and the picture of an index: spectrum and variance kept."""
 
 import io
 import re
@@ -168,9 +168,7 @@ def draw_spectrum(path: Path | str, description: Mapping[str, Any], eigenvalues:
     check_plot_path(path)
     values = np.maximum(np.asarray(eigenvalues, dtype=np.float64), 0.0)
     whitening, encoder = description["whitening"], description.get("encoder", {})
-    choice = description.get("choice") or {}
-    panels = 3 if choice.get("candidates") else 2
-    figure = empty_figure(5.9 * panels, 5.2)
+    figure = empty_figure(11.8, 5.2)
     # A dollar begins a formula.
     model = without_controls(encoder.get("model") or encoder.get("column") or "")
     facts = (
@@ -180,10 +178,8 @@ def draw_spectrum(path: Path | str, description: Mapping[str, Any], eigenvalues:
         f"encoder {model}".replace("$", r"\$"),
     )
     figure.suptitle(" · ".join(facts), size=HEAD, color=INK)
-    axes = figure.subplots(1, panels)
-    _draw_directions(axes[0], axes[1], values, whitening)
-    if panels == 3:
-        _draw_choice(axes[2], choice)
+    left, right = figure.subplots(1, 2)
+    _draw_directions(left, right, values, whitening)
     with writing(path), replacing(path) as temporary:
         figure.savefig(temporary, format=path.suffix.lower()[1:], dpi=DOTS_PER_INCH)
 
@@ -210,25 +206,3 @@ def _draw_directions(
         axes.set_xlim(0, dim * 1.02)
         axes.axvline(rank, color=GREY, lw=1.2, ls=":", label=f"rank {rank} of {dim}")
         axes.legend(fontsize=SMALL, edgecolor="none", labelcolor=INK)
-
-
-def _draw_choice(axes: Any, choice: Mapping[str, Any]) -> None:
-    candidates, chosen = choice["candidates"], choice.get("chosen") or {}
-    widths = {candidate["k"] for candidate in candidates}
-    k = chosen.get("k") if chosen.get("k") in widths else max(widths)
-    at_k = sorted((c for c in candidates if c["k"] == k), key=lambda c: c["exponent"])
-    dress(axes, f"Choice of the exponent at k = {k}", "exponent γ (0 is PCA, 1 is whitening)",
-          "score")  # fmt: skip
-    for center, label, colour, marker in (
-        (True, "centred", BLUE, "o"), (False, "not centred", GREY, "s"),
-    ):  # fmt: skip
-        side = [candidate for candidate in at_k if bool(candidate["center"]) is center]
-        if side:
-            x, y = ([candidate[name] for candidate in side] for name in ("exponent", "score"))
-            error = [candidate.get("error") or 0.0 for candidate in side]
-            axes.errorbar(x, y, error, color=colour, marker=marker, capsize=3, label=label)
-    for candidate in at_k:
-        if all(candidate[name] == chosen.get(name) for name in ("exponent", "center", "k")):
-            axes.plot(candidate["exponent"], candidate["score"], "o", ms=14, mfc="none", mec=RED,
-                      mew=2, ls="none", label=f"chosen: γ = {candidate['exponent']:g}")  # fmt: skip
-    axes.legend(fontsize=SMALL, edgecolor="none", labelcolor=INK)

@@ -3,6 +3,7 @@
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -169,7 +170,7 @@ def _measure(
         try:
             figures: dict[str, Any] = {
                 "alignment": alignment(*map(space.apply, sides)) if sides else None,
-                **Geometry.of(space.apply(cloud)).to_json(),
+                **asdict(Geometry.of(space.apply(cloud))),
             }
         except ConfigError as error:
             raise ConfigError(f"{each.name}, {space.name}: {error}") from error

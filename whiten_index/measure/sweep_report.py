@@ -1,6 +1,5 @@
-"""Report of a sweep: one HTML page with its charts, and its table as Markdown and JSON."""
+"""Report of a sweep: one HTML page with its charts, and its table as Markdown."""
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -27,7 +26,7 @@ from whiten_index.measure.results import (
     read_sweeps,
     recommend,
 )
-from whiten_index.paths import plain_json, plain_markdown, without_controls
+from whiten_index.paths import plain_markdown, without_controls
 
 ABSENT = "–"
 REPORT = "report.html"
@@ -104,20 +103,6 @@ class _Section:
         }
         return {name: fact for name, fact in found.items() if fact}
 
-    def to_json(self) -> dict[str, Any]:
-        point = self.advice.point
-        return {
-            "run": self.sweep.run,
-            "dataset": dict(self.sweep.dataset),
-            "measure": self.measure,
-            "recommended": None if point is None else point.record.get("key"),
-            "reason": self.advice.reason,
-            "command": self.advice.command or None,
-            "notes": notes(self.sweep),
-            "points": [each.record for each in self.points],
-            "skipped": dict(self.sweep.skipped),
-        }
-
     def to_markdown(self) -> str:
         """Return heading, recommendation and table in GitHub's Markdown."""
         body = [list(map(plain_markdown, row)) for row in self.rows]
@@ -133,7 +118,7 @@ class _Section:
 
 
 def write_report(place: Place) -> Path:
-    """Write ``report.md``, ``report.json`` and ``report.html`` beside the results of sweeps.
+    """Write ``report.md`` and ``report.html`` beside the results of sweeps.
 
     They may be several sweeps, finished or not. Return the path of the page, one file that loads
     nothing else; without matplotlib and jinja2 there is none, and ``report.md`` is the report.
@@ -156,9 +141,7 @@ def _files(sweeps: list[Sweep]) -> dict[str, str]:
         _Section(sweep, sweep.name if names[sweep.name] == 1 else f"{sweep.name}, run {sweep.run}")
         for sweep in sweeps
     ]
-    found = json.dumps({"sweeps": [each.to_json() for each in sections]}, indent=1)
-    text = "\n\n".join(each.to_markdown() for each in sections) + "\n"
-    written = {"report.json": plain_json(found), "report.md": text}
+    written = {"report.md": "\n\n".join(each.to_markdown() for each in sections) + "\n"}
     if all(map(find_spec, ("matplotlib", "jinja2"))):
         written[REPORT] = _page(sections)
     return written

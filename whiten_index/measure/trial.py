@@ -240,17 +240,14 @@ class Trial:
         others = [made for made in group if made is not reference]
         turns = others if reference is None else [reference, *others]
         rounds = [[self._time_once(self.search_of(made)) for made in turns] for _ in range(_ROUNDS)]
-        raw: float | None = None
         for turn, made in enumerate(turns):
             single, speeds = zip(*(each[turn] for each in rounds), strict=True)
             medians = [float(np.median(some)) for some in single]
-            if made is reference:
-                raw = float(np.median(medians))
             p50, p95, p99 = np.percentile(np.concatenate(single), (50, 95, 99)).tolist()
             made.record["latency_ms"] = {
-                "p50": p50, "p95": p95, "p99": p99, "raw_p50": raw,
-                "spread": max(medians) / min(medians), "rounds": _ROUNDS,
-                "queries": sum(map(len, single)), "threads": self.config.search_threads,
+                "p50": p50, "p95": p95, "p99": p99, "spread": max(medians) / min(medians),
+                "rounds": _ROUNDS, "queries": sum(map(len, single)),
+                "threads": self.config.search_threads,
             }  # fmt: skip
             made.record["throughput"] = {
                 "queries_per_second": float(np.median(speeds)),

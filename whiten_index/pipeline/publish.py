@@ -352,4 +352,4 @@ def _geometry(
     units = {"raw": unit_rows(raw), "vectors": unit_rows(whitening.apply(raw))}
     if min(np.count_nonzero(unit.any(axis=1)) for unit in units.values()) < _LEAST_ROWS:
         return None
-    return {name: Geometry.of(unit).to_json() for name, unit in units.items()}
+    return {name: asdict(Geometry.of(unit)) for name, unit in units.items()}

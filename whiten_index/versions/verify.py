@@ -4,7 +4,6 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +96,11 @@ class VerifyReport:
         return {**asdict(self), "sound": self.sound}
 
 
-def verify_paths(paths: Iterable[Place], *, with_stores: bool = True) -> list[VerifyReport]:
+def verify_paths(paths: Iterable[Place]) -> list[VerifyReport]:
     """Verify indexes, with the stores they read, and stores.
 
     Args:
         paths: folders of indexes or of stores, or their URIs.
-        with_stores: verify the stores of the indexes too.
     """
     places = [required_place(absolute(path)) for path in paths]
     indexes = {settled(place): place for place in places if is_index(place)}
@@ -112,29 +110,25 @@ def verify_paths(paths: Iterable[Place], *, with_stores: bool = True) -> list[Ve
             raise ArtifactError(
                 f"{place} is neither an index nor a store of embeddings; check the path"
             )
-    found = [verify_index(place, with_store=with_stores) for place in indexes.values()]
-    if with_stores:
-        by_index = (store for report in found for store in report.stores)
-        stores += [store if is_uri(store) else Path(store) for store in by_index]
+    found = [verify_index(place) for place in indexes.values()]
+    by_index = (store for report in found for store in report.stores)
+    stores += [store if is_uri(store) else Path(store) for store in by_index]
     unique = {settled(store): store for store in stores}
     return [*found, *map(verify_store, unique.values())]
 
 
-def verify_index(root: Place, *, with_store: bool = True) -> VerifyReport:
+def verify_index(root: Place) -> VerifyReport:
     """Check ``CURRENT`` and every version and candidate of an index against its checksums.
 
     From a bucket, every object of its versions is read. Nothing is locked or written. Damage is
     looked at once more, since a job that runs meanwhile may just have removed the version. A file
-    that could not be read once is reported.
-
-    Args:
-        root: the index folder, or its URI.
-        with_store: also look whether the store has the rows of each, by the sizes of files.
+    that could not be read once is reported. Whether the store has the rows of each version is told
+    by the sizes of files.
     """
     place = required_place(root)
     if not is_index(place):
         raise ArtifactError(f"{place} is no index: it has no {CURRENT}; check the path")
-    return _report("index", place, partial(_IndexCheck, with_store), lambda: [place_of(place)[0]])
+    return _report("index", place, _IndexCheck, lambda: [place_of(place)[0]])
 
 
 def verify_store(root: Place) -> VerifyReport:
@@ -230,11 +224,8 @@ class _Check:
 
 
 class _IndexCheck(_Check):
-    def __init__(
-        self, with_store: bool, place: Place, root: Path, first: "_IndexCheck | None"
-    ) -> None:
+    def __init__(self, place: Place, root: Path, first: "_IndexCheck | None") -> None:
         super().__init__(place, first)
-        self.with_store = with_store
         self.current: Current | None = None
         self.sound: list[str] = [] if first is None else first.sound
         folders = version_folders(root, self.mirror)
@@ -280,7 +271,7 @@ class _IndexCheck(_Check):
             self.sound.append(folder.name)
 
     def _has_rows(self, folder: Path, version: Version) -> bool:
-        store, missing = missing_rows(self.root, version) if self.with_store else ("", 0)
+        store, missing = missing_rows(self.root, version)
         if store is None:
             self.notes.append(
                 f"the store of {_named(folder)} is not there, and was not looked at; "
