@@ -1,6 +1,7 @@
 """``eval geometry``: pairs through a tiny encoder, checked by the measures on its embeddings."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pyarrow as pa
@@ -57,7 +58,7 @@ def test_alignment_is_of_the_pairs_above_the_score_and_the_rest_of_all_texts(
     assert found["alignment"] == pytest.approx(alignment(u, v), rel=1e-5)
     assert (found["positive_pairs"], found["pairs"]) == (len(high), len(dev))
     texts = dict.fromkeys([*(first[i] for i in dev), *(second[i] for i in dev)])
-    expected = Geometry.of(encode(tiny_model, list(texts))).to_json()
+    expected = asdict(Geometry.of(encode(tiny_model, list(texts))))
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
