@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from whiten_index.cli import terminal
-from whiten_index.cli.log_lines import log_job
 from whiten_index.cli.schema_options import (
     PATH,
     GroupedCommand,
@@ -20,7 +19,6 @@ from whiten_index.cli.schema_options import (
     config_option,
     given,
     json_option,
-    log_option,
     plan_option,
     schema_options,
     verify_option,
@@ -49,26 +47,20 @@ _QUERIES = ("text_columns", "embedding_column", "id_column")
 @config_option
 @schema_options(BuildOptions)
 @plan_option
-@log_option
 @json_option
-def build(plan: bool, log: bool, **options: Any) -> None:
+def build(plan: bool, **options: Any) -> None:
     """Turn a Parquet CORPUS (files, folders, globs, URIs) into a searchable whitened index.
 
     Without CORPUS the index is built from --store alone, and no encoder is needed.
     """
     options = given(options)
-    if log and (plan or terminal.CHOSEN["as_json"]):
-        raise click.UsageError("--log prints the report as its last line; leave out --plan, --json")
     if plan:
         _show_plan(options)
         return
     from whiten_index.pipeline.build import build_index
     from whiten_index.pipeline.build_config import BuildConfig
 
-    config = BuildConfig(**options)
-    if log:
-        log_job(lambda lines: build_index(config, progress=lines).to_json())
-    built = build_index(config, progress=terminal.Bars())
+    built = build_index(BuildConfig(**options), progress=terminal.Bars())
     terminal.show(built.to_json(), _report_lines(built))
 
 
@@ -150,10 +142,9 @@ def _encoding_time(seconds: float | None, rate: float | None) -> Iterator[tuple[
 @corpus_argument
 @config_option
 @schema_options(UpdateConfig, without=("index",))
-@log_option
 @click.option("--dry-run", is_flag=True, help="Only say what would be done, and how long it takes.")
 @json_option
-def update(dry_run: bool, log: bool, **options: Any) -> None:
+def update(dry_run: bool, **options: Any) -> None:
     """Bring INDEX up to date with its CORPUS; left out, the one that it was built from.
 
     Columns, filter, factory … stay as built; build again to change them. Known texts are not
@@ -161,21 +152,10 @@ def update(dry_run: bool, log: bool, **options: Any) -> None:
     status 9). --dry-run ends with 9 too where a gate would refuse its rows or bytes, or the corpus
     is that of a version which was rolled back. With --json "refused" says why.
     """
-    if log and terminal.CHOSEN["as_json"]:
-        raise click.UsageError("--log prints the report as its last line; leave --json out")
     from whiten_index.pipeline.plan import plan_update
     from whiten_index.pipeline.update import update_index
 
     config = UpdateConfig(**given(options))
-    if log:
-        log_job(
-            lambda lines: (
-                plan_update(config, progress=lines)
-                if dry_run
-                else update_index(config, progress=lines).to_json()
-            ),
-            planned=dry_run,
-        )
     if dry_run:
         said = plan_update(config, progress=terminal.Bars())
         rows = terminal.table(_update_plan_rows(said), indent="", numbers=False)

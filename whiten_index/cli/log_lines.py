@@ -2,11 +2,10 @@
 
 import datetime
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from whiten_index.address import hide_secrets
 from whiten_index.artifacts.files import unforeseen
@@ -108,18 +107,6 @@ def ending_of(error: BaseException, *, kept: str = "shards") -> Ending:
         fields |= {"candidate": error.candidate, "gates": list(error.gates)}
         return Ending("gate_failed", fields, status)
     return Ending("failed", fields, status)
-
-
-def log_job(work: Callable[[LogLines], Mapping[str, Any]], *, planned: bool = False) -> NoReturn:
-    """Run the work of a command as a job; end the process with its report as the last line."""
-    lines = LogLines()
-
-    def end() -> Ending:
-        report = work(lines)
-        event = "planned" if planned else "up_to_date" if report["up_to_date"] else "published"
-        return Ending(event, report, GateError.exit_code if report.get("refused") else 0)
-
-    sys.exit(run_job(end, kept="shards", lines=lines))
 
 
 def failure(error: BaseException) -> dict[str, str]:

@@ -82,13 +82,6 @@ class NightlyJob(UpdateConfig):
             pushes.append(config)
         return replace(job, push=tuple(pushes))
 
-    @property
-    def update(self) -> UpdateConfig:
-        """Options of the update alone."""
-        return UpdateConfig(
-            **{name: getattr(self, name) for name in UpdateConfig.__dataclass_fields__}
-        )
-
 
 def _from(folder: Path, value: Any) -> Any:
     """Return paths of a job file as seen from the working folder; no path stays as it is."""
@@ -123,7 +116,7 @@ def _planned(job: NightlyJob, lines: LogLines) -> Ending:
         except ConfigError as error:
             status = DatabaseError.exit_code
             LogLines(**_place(config)).log("push_failed", **failure(error), exit_code=status)
-    plan = plan_update(job.update, progress=lines)
+    plan = plan_update(job, progress=lines)
     status = GateError.exit_code if plan.get("refused") else status
     pushes = [target(config) for config in job.push]
     steps = {"keep_versions": job.keep_versions, "gc": job.gc, "compact": job.compact}
@@ -185,7 +178,7 @@ class _Night:
         from whiten_index.pipeline.update import update_index
 
         try:
-            self.report = report = update_index(self.job.update, progress=self.lines).to_json()
+            self.report = report = update_index(self.job, progress=self.lines).to_json()
             self.gates = report["gates"]
             for name in ("drift", "decision"):
                 if report[name] is not None:

@@ -213,9 +213,6 @@ json_option = click.option(
     "--json", "as_json", is_flag=True, expose_value=False, callback=choose,
     help="Print one JSON object on standard output.",
 )  # fmt: skip
-log_option = click.option(
-    "--log", is_flag=True, help="Print events as lines of JSON, the last with the report."
-)
 plan_option = click.option(
     "--plan", is_flag=True, help="Only say what would be done, how long and how many bytes."
 )
