@@ -179,7 +179,7 @@ def test_no_file_of_a_model_changes_embeddings_unnoticed(model, before, tmp_path
 OPTIONS: dict[str, Any] = {
     "pooling": "max", "layers": (1,), "max_length": 7, "dtype": "bfloat16",
     "backend": "openvino", "threads": 2, "document_prompt": "cold ", "query_prompt": "cold ",
-    "document_prompt_name": "query", "query_prompt_name": "document", "trust_remote_code": True,
+    "trust_remote_code": True,
     "local_files_only": True, "code_revision": "0" * 40,
 }  # fmt: skip
 

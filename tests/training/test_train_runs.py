@@ -29,7 +29,7 @@ def test_the_loss_falls_and_curves_tell_it(config: Any, pairs: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"whiten": False, "positives": 3}, {"positives": 1}, {"passes": 2},
+        {"whiten": False, "positives": 3}, {"positives": 1},
         {"groups": 1, "shrinkage": 0.3}, {"precision": Precision.BF16}, {"pooling": "mean"},
         {"max_steps": None, "epochs": 0.5, "eval_steps": 5},
     ],

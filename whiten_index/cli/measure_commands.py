@@ -257,28 +257,21 @@ def _correlations(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 @evaluate.command()
 @_pair_options
-@click.option(
-    "--positive-above",
-    type=float,
-    default=4.0,
-    show_default=True,
-    help="Alignment is over the pairs with a higher gold score; all, where there are no scores.",
-)
 @setting_options()
-def geometry(positive_above: float, **options: Any) -> None:
+def geometry(**options: Any) -> None:
     """Measure how embeddings fill their space, raw and transformed.
 
     DATA are files of sentence pairs, as of sts, scored or not.
-    Alignment is the mean squared distance of positive pairs, uniformity log E exp(-2‖u - v‖²),
-    both on unit length; lower is better. IsoScore is 0 (one direction) to 1 (all even). The
-    effective rank, 1 to the width, is how many directions are in use; hubness the skewness of how
-    often a text is a neighbour, 0 where none is a hub. 10,000 texts are measured at most, drawn
-    from more. Transforms are fitted on all splits.
+    Alignment is the mean squared distance of pairs with a score above 4, or of all without
+    scores, uniformity log E exp(-2‖u - v‖²), both on unit length; lower is better. IsoScore is 0
+    (one direction) to 1 (all even). The effective rank, 1 to the width, is how many directions
+    are in use; hubness the skewness of how often a text is a neighbour, 0 where none is a hub.
+    10,000 texts are measured at most, drawn from more. Transforms are fitted on all splits.
     """
     from whiten_index.measure.evaluate_sts import evaluate_geometry
 
     config, sets = _config_and_pairs(options, unscored=True)
-    report = evaluate_geometry(config, sets, above=positive_above, progress=terminal.Bars())
+    report = evaluate_geometry(config, sets, progress=terminal.Bars())
     show_report(report, "", _shape)
 
 

@@ -85,12 +85,6 @@ class EncoderConfig(ModelOptions):
     query_prompt: str | None = option(
         "Text put before every query.", MODEL, default=None, shown="the model's own"
     )
-    document_prompt_name: str | None = option(
-        "Name of the model's prompt for documents, instead of its text.", MODEL, default=None
-    )
-    query_prompt_name: str | None = option(
-        "Name of the model's prompt for queries, instead of its text.", MODEL, default=None
-    )
     local_files_only: bool = option(
         "Use a model of this machine; fetch nothing from the hub.", MODEL, default=False
     )
@@ -102,10 +96,7 @@ class EncoderConfig(ModelOptions):
 
     def __post_init__(self) -> None:
         for name in ("document_prompt", "query_prompt"):
-            flag = flag_of(name)
-            require_text(getattr(self, name) or "", flag)
-            if None not in (getattr(self, name), getattr(self, f"{name}_name")):
-                raise ConfigError(f"{flag} and {flag}-name were both given; leave one out")
+            require_text(getattr(self, name) or "", flag_of(name))
         if self.pooling == "first-last-avg" and self.layers is not None:
             raise ConfigError("first-last-avg chooses the layers itself; leave out --layers")
         if self.layers is not None and not self.layers:

@@ -152,22 +152,10 @@ def _max_length(folder: ModelFolder, asked: int | None) -> int:
 
 
 def _prompt(config: EncoderConfig, folder: ModelFolder, half: str) -> str:
-    """Return the prompt by text or name, else the model's own for documents or queries."""
+    """Return the prompt given, else the model's own for documents or queries."""
     text: str | None = getattr(config, f"{half}_prompt")
-    name: str | None = getattr(config, f"{half}_prompt_name")
-    prompts = folder.prompts
-    if text is not None:
-        return text
-    if name is None:
-        return next((prompts[each] for each in _PROMPTS[half] if prompts.get(each)), "")
-    if name in prompts:
-        return prompts[name]
-    names = ", ".join(sorted(prompts))
-    known = f"it has {names}; name one of these, or" if prompts else "it has none;"
-    raise ConfigError(
-        f"--{half}-prompt-name {name!r} is no prompt of {folder.name}: {known} give the text with "
-        f"--{half}-prompt"
-    )
+    own = (folder.prompts.get(name) for name in _PROMPTS[half])
+    return next(filter(None, own), "") if text is None else text
 
 
 def recorded_spec(encoder: Mapping[str, Any]) -> EncoderSpec | None:

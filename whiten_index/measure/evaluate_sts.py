@@ -127,36 +127,33 @@ def evaluate_geometry(
     config: EvalConfig,
     sets: Sequence[StsSet],
     *,
-    above: float = POSITIVE_ABOVE,
     embedder: TextEmbedder | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Measure each set raw and in each space.
 
-    Alignment is over the pairs scored higher than ``above``, or all of a set without scores; the
+    Alignment is over the pairs scored higher than 4, or all of a set without scores; the
     rest over 10,000 distinct texts at most. Lengths count in IsoScore and effective rank.
 
     Returns:
         JSON values: encoder, setting and datasets of the raw space, and ``runs``, one for each
         space. Figures are as they are defined, not times 100.
     """
-    measure = functools.partial(_measure, above=above, seed=config.seed)
+    measure = functools.partial(_measure, seed=config.seed)
     pairs = needed_pairs(config, sets)
     return evaluate_sets(
         config, pairs, measure, stage="measure", embedder=embedder, progress=progress
     )
 
 
-def _measure(
-    each: StsSet, embedder: TextEmbedder, spaces: Spaces, *, above: float, seed: int
-) -> Scores:
+def _measure(each: StsSet, embedder: TextEmbedder, spaces: Spaces, *, seed: int) -> Scores:
     pairs = each.scored_pairs()
     texts = list(dict.fromkeys(pairs.texts))
     drawn = np.arange(len(texts))
     if len(texts) > _MOST_TEXTS:
         drawn = np.sort(np.random.default_rng(seed).choice(drawn, _MOST_TEXTS, replace=False))
     cloud = embedder.embed([texts[i] for i in drawn])
-    positive = np.flatnonzero(pairs.scores > above)
+    positive = np.flatnonzero(pairs.scores > POSITIVE_ABOVE)
     sides = [
         embedder.embed([side[i] for i in positive])
         for side in (pairs.first, pairs.second)

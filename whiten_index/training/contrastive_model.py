@@ -72,34 +72,21 @@ class ContrastiveModel(nn.Module):
     """Several views of each sentence: an anchor, which is pulled to the others, its positives.
 
     A view is a pass through the encoder, with its own dropout, and a call of the head, with its own
-    permutation. With fewer ``passes`` than views, views share passes by turns.
+    permutation.
     """
 
     def __init__(
-        self,
-        encoder: Any,
-        head: Head,
-        loss: Loss,
-        *,
-        pooling: Pooling,
-        views: int,
-        passes: int | None,
+        self, encoder: Any, head: Head, loss: Loss, *, pooling: Pooling, views: int
     ) -> None:
         super().__init__()
         self.encoder: Any = encoder
-        self.head, self.pooling = head, pooling
-        self.views, self.passes = views, views if passes is None else passes
+        self.head, self.pooling, self.views = head, pooling, views
         self._loss = loss
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
         """Return the loss of a batch, both (n, t)."""
-        flat = self.features(
-            input_ids.repeat(self.passes, 1), attention_mask.repeat(self.passes, 1)
-        )
-        views = flat.view(self.passes, -1, flat.shape[-1])
-        if self.passes != self.views:
-            views = torch.stack([views[view % self.passes] for view in range(self.views)])
-        compared = self.head(views)
+        flat = self.features(input_ids.repeat(self.views, 1), attention_mask.repeat(self.views, 1))
+        compared = self.head(flat.view(self.views, -1, flat.shape[-1]))
         return {"loss": self._loss(compared[0], compared[1:])}
 
     def features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -152,7 +139,6 @@ def contrastive_model(
         functools.partial(info_nce, temperature=config.temperature),
         pooling=Pooling(spec.pooling),
         views=config.views,
-        passes=config.passes,
     )
     return model, Collator(
         tokenizer, min(config.max_length, spec.max_length), lower_case=spec.lower_case
@@ -161,28 +147,21 @@ def contrastive_model(
 
 def head_whitening(config: TrainingConfig, dim: int) -> ShuffledGroupWhitening | None:
     """Return the whitening of features of ``dim`` channels, None for SimCSE."""
-    whitening = None
-    if config.whiten:
-        if dim % config.groups:
-            raise ConfigError(
-                f"{config.groups} groups do not divide {dim} channels; give one of "
-                f"{', '.join(map(str, divisors(dim)))}"
-            )
-        whitening = ShuffledGroupWhitening(
-            dim,
-            groups=config.groups,
-            group_map=config.group_map,
-            shuffle=config.shuffle,
-            shrinkage=config.shrinkage,
-        )
-        whitening.require_enough(config.batch_size)
-    shared = config.passes is not None and config.passes < config.views
-    if shared and not (whitening and whitening.shuffles):
+    if not config.whiten:
+        return None
+    if dim % config.groups:
         raise ConfigError(
-            f"without channels shuffled into groups of several, but not all, {config.passes} "
-            f"passes give {config.views} views of which some are the same; leave --passes out, or "
-            "shuffle"
+            f"{config.groups} groups do not divide {dim} channels; give one of "
+            f"{', '.join(map(str, divisors(dim)))}"
         )
+    whitening = ShuffledGroupWhitening(
+        dim,
+        groups=config.groups,
+        group_map=config.group_map,
+        shuffle=config.shuffle,
+        shrinkage=config.shrinkage,
+    )
+    whitening.require_enough(config.batch_size)
     return whitening
 
 

@@ -79,8 +79,8 @@ def run(
                 trainer.train(resume_from_checkpoint=None if last is None else str(last))
             except torch.OutOfMemoryError as error:
                 raise EncoderError(
-                    "the GPU's memory is full; take smaller batches, shorter sentences, fewer "
-                    "positives or fewer passes through the encoder"
+                    "the GPU's memory is full; take smaller batches, shorter sentences or fewer "
+                    "positives"
                 ) from error
     if callback.stopped is not None:
         raise callback.stopped

@@ -75,9 +75,6 @@ class TrainingConfig(ModelOptions):
         "Towards a multiple of I; needed by batches not larger than a group.", HEAD, default=0.0
     )
     positives: Positive = option("Positives of each sentence.", LOSS, default=3)
-    passes: Positive | None = option(
-        "Passes of a sentence through the encoder.", LOSS, default=None, shown="positives + 1"
-    )
     temperature: float = option("Of the similarities.", LOSS, default=0.05, gt=0)
     batch_size: int = option("Sentences of a batch.", TRAINING, default=64, ge=2)
     epochs: float = option(
@@ -104,11 +101,6 @@ class TrainingConfig(ModelOptions):
     def __post_init__(self) -> None:
         if not self.corpus:
             raise ConfigError("no sentences are named; name Parquet files or folders")
-        if self.passes is not None and self.passes > self.views:
-            raise ConfigError(
-                f"--passes {self.passes} is more than the {self.views} views of a sentence; give "
-                f"1 to {self.views}"
-            )
 
     @property
     def views(self) -> int:
@@ -118,8 +110,7 @@ class TrainingConfig(ModelOptions):
     def identity(self) -> dict[str, Any]:
         """Return what the trained weights depend on, as JSON values, but the model and corpus."""
         values = {key: value for key, value in vars(self).items() if key not in _NO_PART}
-        # What is said in two ways is the same, and so is what has no effect.
-        values |= {"passes": self.passes or self.views}
+        # What has no effect is the same.
         if not self.whiten:
             values |= dict.fromkeys(_OF_WHITENING)
         values |= {"epochs": None} if self.max_steps else {}
