@@ -79,8 +79,7 @@ def encode(plan: bool, **options: Any) -> None:
     from whiten_index.pipeline.build_config import BuildConfig
     from whiten_index.pipeline.encode import encode_corpus
 
-    report = encode_corpus(BuildConfig(**options), progress=terminal.Bars()).to_json()
-    terminal.show(report)
+    terminal.show(encode_corpus(BuildConfig(**options), progress=terminal.Bars()).to_json())
 
 
 def _show_plan(options: Mapping[str, Any], *, indexed: bool = True) -> None:
@@ -263,9 +262,8 @@ def search(
         if run is not None:
             with Stages(terminal.Bars()).stage("search", 0):
                 written = write_run(Path(run), rankings)
-            report = {"run": run, "queries": written, "top_k": top_k}
             line = f"{run}: top {top_k} of {written:,} queries"
-            terminal.show(report, [line])
+            terminal.show({"run": run, "queries": written, "top_k": top_k}, [line])
             return
         asked = {name: {"query_id": name, "query": text} for name, text in known.items()}
         found = [

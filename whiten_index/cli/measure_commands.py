@@ -52,8 +52,7 @@ def sweep(plan: bool, **options: Any) -> None:
     config = SweepConfig(**given(options))
     if plan:
         found = plan_sweep(config, progress=terminal.Bars())
-        lines = ("plan (nothing was written)", *_plan_lines(found))
-        terminal.show(found, lines)
+        terminal.show(found, ("plan (nothing was written)", *_plan_lines(found)))
         return
     said = run_sweep(config, progress=terminal.Bars()).to_json()
     report = write_report(str(config.out))
@@ -114,8 +113,7 @@ def train(corpus: tuple[str, ...], out: str, dev: str | None, **options: Any) ->
     from whiten_index.training.train import train_encoder
 
     config = TrainingConfig(corpus=corpus, out=out, **given(options))
-    done = train_encoder(config, pairs=dev, progress=terminal.Bars()).to_json()
-    terminal.show(done)
+    terminal.show(train_encoder(config, pairs=dev, progress=terminal.Bars()).to_json())
 
 
 def setting_options(*without: str) -> Callable[[Any], Any]:

@@ -65,10 +65,12 @@ def describe_faiss() -> dict[str, Any]:
     return {"version": faiss.__version__, "variant": variant, "gpus": gpus}
 
 
-def set_threads(threads: int) -> None:
-    """Set the number of CPU threads of FAISS and of BLAS."""
-    load_faiss().omp_set_num_threads(threads)
-    threadpool_limits(limits=threads, user_api="blas")
+def set_threads(threads: int | None) -> None:
+    """Load FAISS, and set the CPU threads of it and of BLAS; None leaves both as they are."""
+    faiss = load_faiss()
+    if threads is not None:
+        faiss.omp_set_num_threads(threads)
+        threadpool_limits(limits=threads, user_api="blas")
 
 
 def first_line(error: Exception) -> str:

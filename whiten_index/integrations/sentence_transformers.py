@@ -32,7 +32,6 @@ from whiten_index.errors import ConfigError
 from whiten_index.search.query_transform import QueryTransform
 from whiten_index.whitening.transform import Affine
 
-KIND, FORMAT_VERSION = "sentence-transformers model", 1
 # Of encoder-decoder models, sentence-transformers takes the encoder of these.
 _ENCODERS_TAKEN = ("t5", "mt5")
 
@@ -68,13 +67,12 @@ def export_model(transform: QueryTransform, folder: Path | str) -> dict[str, Any
 
     def make(path: Path) -> None:
         write_folder(path, spec, model, modules, similarity=affine.similarity)
-        identity = {
-            "kind": KIND, "format_version": FORMAT_VERSION, "files": describe_files(path),
-            "facts": facts, "dim": transform.dim, "k": transform.k,
-            "encoder_fingerprint": transform.fingerprint, "query_digest": transform.query_digest,
-            "version": transform.version,
-        }  # fmt: skip
-        write_manifest(path / MARK, identity)
+        fields = _SCHEMA.headed(
+            files=describe_files(path), facts=facts, dim=transform.dim, k=transform.k,
+            encoder_fingerprint=transform.fingerprint, query_digest=transform.query_digest,
+            version=transform.version,
+        )  # fmt: skip
+        write_manifest(path / MARK, fields)
         flush(path)
 
     replace_folder(folder, make, files=_files, what="an exported sentence-transformers model")
@@ -125,5 +123,5 @@ class _Exported(Described):
     version: str
 
 
-_SCHEMA = Schema(KIND, FORMAT_VERSION, _Exported)
+_SCHEMA = Schema("sentence-transformers model", 1, _Exported)
 _files = partial(listed_files, schema=_SCHEMA, name=MARK)

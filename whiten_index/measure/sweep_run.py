@@ -24,7 +24,7 @@ from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.judgements import JudgedQueries, read_judged
 from whiten_index.evaluation.metrics import require_evaluator
 from whiten_index.index.gpu import gpu_name, require_device
-from whiten_index.index.library import describe_faiss, load_faiss, set_threads
+from whiten_index.index.library import describe_faiss, set_threads
 from whiten_index.measure.results import RESULTS, Results
 from whiten_index.measure.sweep_config import SweepConfig, grid
 from whiten_index.measure.trial import Dataset, measure_points
@@ -112,7 +112,6 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
         98
     """
     stages = Stages(progress or Progress())
-    load_faiss()
     set_threads(config.search_threads)
     require_device(config.build.index_device)
     judged = read_queries(config)

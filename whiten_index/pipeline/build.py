@@ -8,7 +8,7 @@ from whiten_index.artifacts.cached_storage import naming, place_of
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.storage import Place
 from whiten_index.errors import ConfigError, GateError
-from whiten_index.index.library import load_faiss, set_threads
+from whiten_index.index.library import set_threads
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import EncodeReport, encode_or_open
 from whiten_index.pipeline.executor_session import executor_session, with_absolute_paths
@@ -90,10 +90,8 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
     config = with_absolute_paths(config)
     out, mirror = place_of(config.out_place)
     stages = Stages(progress or Progress())
-    load_faiss()
     labels = read_labels(config)
-    if config.threads is not None:
-        set_threads(config.threads)
+    set_threads(config.threads)
     with naming(), only_writer(out, what="index"):
         before = mirror.latest(out / CURRENT)
         tidy(out)

@@ -45,9 +45,7 @@ def certify_index(config: CertifyConfig, *, progress: Progress | None = None) ->
     """
     stages = Stages(progress or Progress())
     out, mirror = place_of(config.index)
-    load_faiss()
-    if config.threads is not None:
-        set_threads(config.threads)
+    set_threads(config.threads)
     with naming(), only_writer(out, what="index"):
         tag = mirror.latest(out / CURRENT)
         base, encoded = _opened(config, stages)

@@ -19,7 +19,7 @@ from whiten_index.errors import ConfigError
 from whiten_index.index.choice import IndexPlan
 from whiten_index.index.code_reuse import why_not_reusable
 from whiten_index.index.faiss_build import CodeReuse
-from whiten_index.index.library import load_faiss, set_threads
+from whiten_index.index.library import set_threads
 from whiten_index.index.tuning import OperatingPoint
 from whiten_index.pipeline.base_version import (
     BaseVersion,
@@ -154,9 +154,7 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
     """
     stages = Stages(progress or Progress())
     out, mirror = place_of(config.index)
-    load_faiss()
-    if config.threads is not None:
-        set_threads(config.threads)
+    set_threads(config.threads)
     # Nothing is made where there is no index.
     read_current(out, mirror)
     with naming(), advising(), only_writer(out, what="index"), ExitStack() as machines:

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from whiten_index.encoding.encoder import Encoder
     from whiten_index.vectordb.pushed_table import PushedTable
 
-KIND, FORMAT_VERSION = "query transform", 1
 _ROWS = 8192
 _LOG = logging.getLogger(__name__)
 _REMEDY = "restore it from a copy, or export it again from its index"
@@ -57,7 +56,7 @@ class _Saved(Described):
     query_digest: Digest
 
 
-_SCHEMA = Schema(KIND, FORMAT_VERSION, _Saved)
+_SCHEMA = Schema("query transform", 1, _Saved)
 _files = partial(listed_files, schema=_SCHEMA)
 
 
@@ -213,14 +212,12 @@ class QueryTransform:
         def make(path: Path) -> None:
             with new_artifact(path) as (inside, fields):
                 self.whitening.save(inside / WHITENING)
-                fields |= {
-                    "kind": KIND,
-                    "format_version": FORMAT_VERSION,
-                    "version": self.version,
-                    "encoder": self.encoder_facts,
-                    "whitening": self.whitening.describe(),
-                    "query_digest": self.query_digest,
-                }
+                fields |= _SCHEMA.headed(
+                    version=self.version,
+                    encoder=self.encoder_facts,
+                    whitening=self.whitening.describe(),
+                    query_digest=self.query_digest,
+                )
 
         return replace_folder(folder, make, files=_files, what=_WHAT)
 

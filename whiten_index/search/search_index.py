@@ -458,6 +458,5 @@ def open_index(
     index = SearchIndex(root, mirror, options)
     if preload:
         _ = index.encoder
-    if threads is not None:
-        set_threads(threads)
+    set_threads(threads)
     return index
