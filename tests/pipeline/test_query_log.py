@@ -1,5 +1,6 @@
 """A transform fitted on a log of queries: its moments, auto, drift of the log, refusals."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from whiten_index import (
     update_index,
 )
 from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.progress import Progress
 from whiten_index.whitening.whitening_config import Kind
 
 
@@ -103,6 +105,9 @@ def test_a_log_that_cannot_be_fitted_on_is_refused(tmp_path: Path) -> None:
         build(tmp_path / "o", corpus, query_log=narrow)
     with pytest.raises(CorpusError, match=r"none.parquet is not a readable"):
         build(tmp_path / "o", corpus, query_log=str(tmp_path / "none.parquet"))
+    os.mkfifo(tmp_path / "pipe.parquet")
+    with pytest.raises(CorpusError, match=r"pipe.parquet .*is a pipe"):
+        build(tmp_path / "o", corpus, query_log=str(tmp_path / "pipe.parquet"))
     texts = write_log(tmp_path / "texts.parquet", text=["a", "b"])
     with pytest.raises(ConfigError, match="name the model of the embedding column with --model"):
         build(tmp_path / "o", corpus, query_log=texts)
@@ -112,3 +117,24 @@ def test_a_log_that_cannot_be_fitted_on_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--query-log fits a transform, and --whiten none fits"):
         build(tmp_path / "o", corpus, query_log=texts, whiten="none", k=None)
     assert not (tmp_path / "o" / "CURRENT").exists()
+
+
+def test_a_log_that_changes_during_the_fit_is_seen_by_the_next_update(
+    tmp_path: Path, tiny_model: Path, texts: list[str]
+) -> None:
+    corpus = write_log(tmp_path / "c.parquet", text=texts)
+    log = write_log(tmp_path / "log.parquet", text=texts[:20])
+
+    class Writer(Progress):
+        def start(self, stage: str, total: int) -> None:
+            if stage == "encode queries":
+                write_log(tmp_path / "log.parquet", text=texts[20:])
+
+    build_index(
+        BuildConfig(
+            corpus=corpus, text_columns="text", model=str(tiny_model), whiten="pca", k=8,
+            query_log=log, out=str(tmp_path / "index"), threads=1,
+        ),
+        progress=Writer(),
+    )  # fmt: skip
+    assert not update_index(UpdateConfig(index=str(tmp_path / "index"), threads=1)).up_to_date

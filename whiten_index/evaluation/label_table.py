@@ -127,6 +127,7 @@ def reading_parquet(path: Path) -> Iterator[None]:
     """Refuse a Parquet file that cannot be read."""
     try:
         with reading(path):
+            open_file(path).close()
             yield
     except (OSError, ValueError, pa.ArrowException) as error:
         raise CorpusError(

@@ -71,7 +71,7 @@ def fit_whitening(
     config: "BuildConfig", encoded: "EncodeReport", labels: JudgedQueries | None
 ) -> Fitted:
     """Fit the transform that the options name, or choose one and fit it."""
-    wanted, choice = config.whitening_config(), None
+    wanted, choice, log = config.whitening_config(), None, log_digest(config)
     moments = fit_moments(config, encoded)
     if config.chooses:
         wish = encoded.elsewhere(), config, labels, moments
@@ -85,7 +85,7 @@ def fit_whitening(
             f"note: k is {whitening.k} and not {usual}, as {moments.count:g} rows span no more; "
             "--whiten none keeps the embeddings of so few as they are"
         )
-    return Fitted(moments, whitening, choice, log_digest(config))
+    return Fitted(moments, whitening, choice, log)
 
 
 def fit_moments(config: "BuildConfig", encoded: "EncodeReport") -> Moments:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import reading, sha256_file
 from whiten_index.corpus.parquet_reader import check_footer
@@ -37,7 +36,6 @@ def query_log_moments(config: "BuildConfig", encoded: "EncodeReport") -> Moments
     """Return the moments of the queries of a log, each as often as it was asked."""
     table = read_log(config)
     column, dim = next(iter(table.columns)), encoded.store.dim
-    rows: NDArray[np.floating]
     if column == _EMBEDDING:
         parse = partial(raw_embedding, dim=dim)
         rows = np.array([table.parse(column, row, parse) for row in range(len(table))], np.float64)
