@@ -108,6 +108,10 @@ def test_a_log_that_cannot_be_fitted_on_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.parquet")
     with pytest.raises(CorpusError, match=r"pipe.parquet .*is a pipe"):
         build(tmp_path / "o", corpus, query_log=str(tmp_path / "pipe.parquet"))
+    twice = pa.Table.from_arrays([pa.array([[0.5] * DIM])] * 2, names=["embedding"] * 2)
+    pq.write_table(twice, tmp_path / "twice.parquet")
+    with pytest.raises(CorpusError, match=r"twice.parquet names a column twice"):
+        build(tmp_path / "o", corpus, query_log=str(tmp_path / "twice.parquet"))
     texts = write_log(tmp_path / "texts.parquet", text=["a", "b"])
     with pytest.raises(ConfigError, match="name the model of the embedding column with --model"):
         build(tmp_path / "o", corpus, query_log=texts)

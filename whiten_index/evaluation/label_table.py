@@ -37,6 +37,13 @@ class LabelTable:
     names: Sequence[str]
     numbers: Sequence[int]
 
+    def __post_init__(self) -> None:
+        path, names = self.path, self.names
+        if not len(self):
+            raise CorpusError(f"{path} is empty: it holds no rows; name a file that does")
+        if len(set(names)) < len(names):
+            raise CorpusError(f"{path} names a column twice: {', '.join(names)}; rename one")
+
     @classmethod
     def read(
         cls,
@@ -64,16 +71,10 @@ class LabelTable:
             why = known_as.get(type(error), str(error))
             raise CorpusError(f"{path} {why}; name a {path.suffix} file") from error
         if path.suffix == PARQUET:
-            table = _read_parquet(path, known)
-        elif path.suffix == JSONL:
-            table = _read_jsonl(path, known)
-        else:
-            table = _read_fields(path, known, bare)
-        if not len(table):
-            raise CorpusError(f"{path} is empty: it holds no rows; name a file that does")
-        if len(set(table.names)) < len(table.names):
-            raise CorpusError(f"{path} names a column twice: {', '.join(table.names)}; rename one")
-        return table
+            return _read_parquet(path, known)
+        if path.suffix == JSONL:
+            return _read_jsonl(path, known)
+        return _read_fields(path, known, bare)
 
     def __len__(self) -> int:
         return len(self.numbers)
