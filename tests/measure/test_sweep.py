@@ -142,7 +142,7 @@ def test_a_job_file_gives_defaults_that_flags_override(corpus, tmp_path):
     assert planned() == 1
     for text, message in (
         (job.read_text().replace("k = 4", "k = 4.5"), "--k"),
-        (job.read_text() + "wings = 2\n", "wings is unknown; known are address, base"),
+        (job.read_text() + "wings = 2\n", "wings is unknown; known are address, backend"),
         (
             "corpus = 'c'\nout = 'o'\nembedding_column = 'v'\ntransforms = 3\n",
             "--transforms takes a list; 3 was given",
