@@ -105,13 +105,6 @@ def test_a_log_that_cannot_be_fitted_on_is_refused(tmp_path: Path) -> None:
         build(tmp_path / "o", corpus, query_log=narrow)
     with pytest.raises(CorpusError, match=r"none.parquet is not a readable"):
         build(tmp_path / "o", corpus, query_log=str(tmp_path / "none.parquet"))
-    os.mkfifo(tmp_path / "pipe.parquet")
-    with pytest.raises(CorpusError, match=r"pipe.parquet .*is a pipe"):
-        build(tmp_path / "o", corpus, query_log=str(tmp_path / "pipe.parquet"))
-    twice = pa.Table.from_arrays([pa.array([[0.5] * DIM])] * 2, names=["embedding"] * 2)
-    pq.write_table(twice, tmp_path / "twice.parquet")
-    with pytest.raises(CorpusError, match=r"twice.parquet names a column twice"):
-        build(tmp_path / "o", corpus, query_log=str(tmp_path / "twice.parquet"))
     texts = write_log(tmp_path / "texts.parquet", text=["a", "b"])
     with pytest.raises(ConfigError, match="name the model of the embedding column with --model"):
         build(tmp_path / "o", corpus, query_log=texts)
@@ -123,7 +116,27 @@ def test_a_log_that_cannot_be_fitted_on_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "o" / "CURRENT").exists()
 
 
-def test_a_log_that_changes_during_the_fit_is_seen_by_the_next_update(
+def test_a_log_that_is_no_plain_table_or_unpacks_to_gigabytes_is_refused(tmp_path: Path) -> None:
+    corpus, rows = write_rows(tmp_path / "c.parquet", random_rows(0)), list(random_rows(7))
+    os.mkfifo(tmp_path / "pipe.parquet")
+    twice = pa.Table.from_arrays([pa.array(rows)] * 2, names=["embedding"] * 2)
+    pq.write_table(twice, tmp_path / "twice.parquet")
+    write_log(tmp_path / "empty.parquet", embedding=pa.array([], pa.list_(pa.float32())))
+    # Each row names the same long text.
+    places = pa.array(np.zeros(11_000, np.int32))
+    packed = pa.DictionaryArray.from_arrays(places, pa.array(["x" * 100_000]))
+    pq.write_table(pa.table({"embedding": packed}), tmp_path / "packed.parquet", store_schema=False)
+    for name, why in {
+        "pipe": "is a pipe, a socket or a device",
+        "twice": "names a column twice",
+        "empty": "is empty: it holds no rows",
+        "packed": "it unpacks to more than",
+    }.items():
+        with pytest.raises(CorpusError, match=rf"{name}.parquet .*{why}"):
+            build(tmp_path / "o", corpus, query_log=str(tmp_path / f"{name}.parquet"))
+
+
+def test_a_log_that_changes_during_the_fit_is_refused(
     tmp_path: Path, tiny_model: Path, texts: list[str]
 ) -> None:
     corpus = write_log(tmp_path / "c.parquet", text=texts)
@@ -134,11 +147,12 @@ def test_a_log_that_changes_during_the_fit_is_seen_by_the_next_update(
             if stage == "encode queries":
                 write_log(tmp_path / "log.parquet", text=texts[20:])
 
-    build_index(
-        BuildConfig(
-            corpus=corpus, text_columns="text", model=str(tiny_model), whiten="pca", k=8,
-            query_log=log, out=str(tmp_path / "index"), threads=1,
-        ),
-        progress=Writer(),
-    )  # fmt: skip
-    assert not update_index(UpdateConfig(index=str(tmp_path / "index"), threads=1)).up_to_date
+    with pytest.raises(CorpusError, match=r"log.parquet changed while it was read"):
+        build_index(
+            BuildConfig(
+                corpus=corpus, text_columns="text", model=str(tiny_model), whiten="pca", k=8,
+                query_log=log, out=str(tmp_path / "index"), threads=1,
+            ),
+            progress=Writer(),
+        )  # fmt: skip
+    assert not (tmp_path / "index" / "CURRENT").exists()

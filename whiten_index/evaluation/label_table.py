@@ -38,6 +38,7 @@ class LabelTable:
     numbers: Sequence[int]
 
     def __post_init__(self) -> None:
+        """Refuse a table without rows, or with two columns of a name."""
         path, names = self.path, self.names
         if not len(self):
             raise CorpusError(f"{path} is empty: it holds no rows; name a file that does")
@@ -128,7 +129,6 @@ def reading_parquet(path: Path) -> Iterator[None]:
     """Refuse a Parquet file that cannot be read."""
     try:
         with reading(path):
-            open_file(path).close()
             yield
     except (OSError, ValueError, pa.ArrowException) as error:
         raise CorpusError(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.prefetch import blocks
 from whiten_index.artifacts.tensors import content_digest
 from whiten_index.distributed.executors import remote_call
-from whiten_index.errors import EncoderError, StorageError, WhiteningError, first_line
+from whiten_index.errors import CorpusError, EncoderError, StorageError, WhiteningError, first_line
 from whiten_index.evaluation.judgements import JudgedQueries
 from whiten_index.pipeline.early_checks import possible_widths
 from whiten_index.pipeline.labels import Evidence, labelled_trials, labels_digest
@@ -85,6 +85,8 @@ def fit_whitening(
             f"note: k is {whitening.k} and not {usual}, as {moments.count:g} rows span no more; "
             "--whiten none keeps the embeddings of so few as they are"
         )
+    if log_digest(config) != log:
+        raise CorpusError(f"{config.query_log} changed while it was read; run the command again")
     return Fitted(moments, whitening, choice, log)
 
 

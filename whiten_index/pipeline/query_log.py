@@ -4,16 +4,21 @@ The directions in which queries differ are those that tell documents apart for t
 also differ in what nobody asks for.
 """
 
+import contextlib
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from whiten_index.artifacts.files import reading, sha256_file
-from whiten_index.corpus.parquet_reader import check_footer
+from whiten_index.artifacts.files import open_file, reading, sha256_file
+from whiten_index.artifacts.limits import check_expanded
+from whiten_index.corpus.parquet_reader import SpanReader, check_footer
+from whiten_index.corpus.sharding import Span
+from whiten_index.corpus.sources import SourceFile
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.judgements import to_text
 from whiten_index.evaluation.label_table import LabelTable, reading_parquet
@@ -51,11 +56,14 @@ def query_log_moments(config: "BuildConfig", encoded: "EncodeReport") -> Moments
 def read_log(config: "BuildConfig", *, whole: bool = True) -> LabelTable:
     """Return the column ``embedding``, or else ``text``, of the queries drawn; or only check it."""
     path = Path(str(config.query_log))
-    with reading_parquet(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
-        check_footer(file.metadata)
-        names = file.schema_arrow.names
+    with reading_parquet(path), contextlib.closing(SpanReader()) as reader:
+        open_file(path).close()  # refuses a pipe, which would wait
+        source = SourceFile(path.name, str(path), pafs.LocalFileSystem()).identified()
+        with pq.ParquetFile(path) as file:
+            metadata, names = file.metadata, file.schema_arrow.names
+        check_footer(metadata)
         columns = {name: list[Any]() for name in (_EMBEDDING, _TEXT) if name in names}
-        table = LabelTable(path, columns, names, range(file.metadata.num_rows))
+        table = LabelTable(path, columns, names, range(metadata.num_rows))
         column = table.need((_EMBEDDING, _TEXT))
         if column == _TEXT and config.embedding_column is not None and config.model is None:
             raise ConfigError(
@@ -64,13 +72,17 @@ def read_log(config: "BuildConfig", *, whole: bool = True) -> LabelTable:
             )
         if not whole:
             return table
-        drawn = np.random.default_rng(config.seed).permutation(len(table))[:_MOST]
-        numbers, start, values = np.sort(drawn), 0, list[Any]()
-        for group in range(file.num_row_groups):
-            read = file.read_row_group(group, columns=[column])
-            here = numbers[(numbers >= start) & (numbers < start + read.num_rows)] - start
-            values += read[column].take(pa.array(here)).to_pylist()
-            start += read.num_rows
+        rng, most = np.random.default_rng(config.seed), min(len(table), _MOST)
+        numbers = np.sort(rng.choice(len(table), most, replace=False))
+        start, size, values = 0, 0, list[Any]()
+        for group in range(metadata.num_row_groups):
+            span = Span(group, 0, metadata.row_group(group).num_rows)
+            for batch in reader.read(source, span, [column]):
+                first, last = np.searchsorted(numbers, (start, start + len(batch)))
+                taken = batch[column].take(pa.array(numbers[first:last] - start))
+                check_expanded(size := size + taken.nbytes, source.packed)
+                values += taken.to_pylist()
+                start += len(batch)
     return LabelTable(path, {column: values}, names, numbers.tolist())
 
 
