@@ -176,3 +176,16 @@ def test_only_a_bound_that_is_given_makes_another_version(
 def test_what_is_no_time_is_refused(tmp_path: Path, given: str) -> None:
     with pytest.raises(ConfigError, match=r"--max-latency .* is no time; write .* ms or s"):
         BuildConfig(corpus="c.parquet", out=str(tmp_path / "o"), max_latency=given)
+
+
+def test_a_faster_kind_beyond_the_memory_of_the_machine_takes_a_smaller_code(monkeypatch):
+    def memory(name: str) -> int:
+        return 4096 if name == "SC_PAGE_SIZE" else int(16.2e9) // 4096
+
+    config = BuildConfig(corpus="c.parquet", embedding_column="e", out="o", max_latency="5ms")
+    every = config.index_plan(rows=5_000_000, dim=768, k=768)
+    monkeypatch.setattr("os.sysconf", memory)
+    plan = config.index_plan(rows=5_000_000, dim=768, k=768)
+    assert [each.built for each in every.faster] == ["HNSW32"]
+    assert plan.built == every.built
+    assert [each.built for each in plan.faster] == ["HNSW32_SQfp16"]

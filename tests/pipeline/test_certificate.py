@@ -23,7 +23,7 @@ from whiten_index import (
 from whiten_index.cli import cli
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, GateError
 from whiten_index.evaluation.metrics import evaluate_each, mean_interval
-from whiten_index.versions.retention import rollback
+from whiten_index.versions.retention import prune, rollback
 from whiten_index.whitening.spectrum import unit_rows
 
 ROWS = 160
@@ -147,6 +147,20 @@ def test_the_version_is_published_again_with_its_certificate(place: Place) -> No
         "total": ROWS - 1, "new": 0, "changed": 0, "document": 0, "deleted": 1,
         "unchanged": ROWS - 1,
     }  # fmt: skip
+
+
+def test_a_rollback_leaves_the_version_behind_with_and_without_its_certificate(
+    place: Place,
+) -> None:
+    (good,) = (each.name for each in list_versions(place.out))
+    place.write(place.rows[1:])
+    bad = update_index(UpdateConfig(index=str(place.out), threads=1)).version
+    copy = place.certify()["version"]
+    assert rollback(place.out).to == good
+    assert {each.name for each in list_versions(place.out) if each.withdrawn} == {bad, copy}
+    place.write(place.rows[2:])
+    newest = update_index(UpdateConfig(index=str(place.out), threads=1)).version
+    assert set(prune(place.out, keep=2).kept) == {newest, good}
 
 
 def test_a_loss_in_one_stratum_stops_the_night(place: Place) -> None:

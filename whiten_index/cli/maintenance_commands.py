@@ -231,13 +231,16 @@ def _certificate_lines(said: Mapping[str, Any]) -> Iterator[str]:
 @click.option("--certificate", is_flag=True, help="Also ask the questions of certificates again.")
 @click.option("--queries", type=PATH, help="Queries of the certificate, if it is by judged ones.")
 @click.option("--qrels", type=PATH, help="Judgements of these queries.")
+@schema_options(CertifyConfig, only=("store", "model", "trust_remote_code"))
 @json_option
-def verify(
-    paths: tuple[str, ...], certificate: bool, queries: str | None, qrels: str | None
-) -> None:
+def verify(paths: tuple[str, ...], certificate: bool, **options: Any) -> None:
     """Check every checksum of indexes and stores, and say how to mend what is damaged."""
     from whiten_index.versions.verify import verify_paths
 
+    options = given(options)
+    if options and not certificate:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in options)
+        raise click.UsageError(f"{flags} needs --certificate")
     with _stage("verify"):
         reports = verify_paths(paths)
     sound = all(report.sound for report in reports)
@@ -248,7 +251,7 @@ def verify(
 
         for report in reports:
             if report.kind == "index":
-                config = CertifyConfig(index=report.path, queries=queries, qrels=qrels)
+                config = CertifyConfig(index=report.path, **options)
                 made = recertify(config, progress=terminal.Bars())
                 found.setdefault("certificates", []).append(made)
                 lost = f"at most {made['at_most']:.2f} points of {made['measure']} are lost"

@@ -120,13 +120,17 @@ def choose_factory(
             expected = expected_bytes(built, rows=rows, dim=dim, k=k)
             if budget is None or _held(built, k, expected) <= budget:
                 if budget is None:
-                    _require_memory(built, expected)
+                    try:
+                        _require_memory(built, expected)
+                    except ConfigError:
+                        if plans:
+                            continue
+                        raise
                 # Half of what may be lost is for lists that are not looked at.
                 wanted = target_recall if each == "flat" else (1 + target_recall) / 2
                 good = codec.recall is not None and codec.recall >= wanted
                 rerank = None if good else codec.rerank
-                why = f"{plans[-1].built} is slower than --max-latency" if plans else ""
-                why = why or _why(each, codec, rows=rows, budget=budget, rerank=rerank)
+                why = _why(each, codec, rows=rows, budget=budget, rerank=rerank)
                 plans.append(IndexPlan(factory, built, rerank, why, expected, *resources))
                 last = _STRUCTURES.index(each)
                 break

@@ -172,6 +172,7 @@ def open_base(
         asked = required_certificate(base)["inputs"]
         if asked["queries"] is not None:
             read_judged(asked["queries"], asked["qrels"], split=asked["qrels_split"])
+            require_model(base.config)
     canaries = None
     if config.canary_file is not None:
         canaries = CanaryFile.read(config.canary_file, dim=base.fitted.whitening.dim)
@@ -201,6 +202,15 @@ def required_certificate(base: BaseVersion) -> dict[str, Any]:
             "whiten-index certify"
         )
     return known
+
+
+def require_model(build: BuildConfig) -> None:
+    """Refuse queries that nothing is known to encode with."""
+    if build.embedding_column is not None and build.model is None:
+        raise ConfigError(
+            "the index was built from an embedding column, so that nothing is known to encode the "
+            "queries of its certificate with; name the model of the column with --model"
+        )
 
 
 def nothing_to_do(config: UpdateConfig, base: BaseVersion, record: CorpusRecord) -> bool:

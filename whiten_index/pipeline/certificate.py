@@ -72,11 +72,6 @@ class Questions:
             answers = {f"piece {number}": {name: 1} for number, name in enumerate(names)}
             return cls(sample.windows.astype(np.float32), answers, sample.rows, None)
         judged = read_judged(inputs["queries"], inputs["qrels"], split=inputs["qrels_split"])
-        if build.embedding_column is not None and build.model is None:
-            raise ConfigError(
-                "the index was built from an embedding column, so that nothing is known to encode "
-                "the queries with; name the model of the column with --model"
-            )
         known = _rows_of(candidate, {name for grades in judged.qrels.values() for name in grades})
         best = {
             query: max((grade, -known[name]) for name, grade in grades.items() if name in known)
@@ -156,8 +151,11 @@ def certificate_gate(
             f"95 %), and {most:g} are allowed"
         )
         gate.blame({said: greatest > most})
+    # A column of more values than before is cut into thirds now.
+    thirds = {one["by"] for one in made["strata"]} - {*made["inputs"]["by"]}
+    columns = {name for name in made["inputs"]["by"] if not any(name in each for each in thirds)}
     was, now = (
-        {(one["by"], one["value"]) for one in some["strata"] if one["by"] in some["inputs"]["by"]}
+        {(one["by"], one["value"]) for one in some["strata"] if one["by"] in columns}
         for some in (before or made, made)
     )
     for by, value in sorted(was - now):

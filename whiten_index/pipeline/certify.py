@@ -9,7 +9,12 @@ from whiten_index.artifacts.cached_storage import naming, place_of
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, GateError
 from whiten_index.index.library import load_faiss, set_threads
-from whiten_index.pipeline.base_version import BaseVersion, open_base, required_certificate
+from whiten_index.pipeline.base_version import (
+    BaseVersion,
+    open_base,
+    require_model,
+    required_certificate,
+)
 from whiten_index.pipeline.certificate import METRIC, certificate, certificate_gate
 from whiten_index.pipeline.changes import StoredRows, compare, count_documents
 from whiten_index.pipeline.encode import EncodeReport, encode_shards
@@ -89,6 +94,8 @@ def recertify(config: CertifyConfig, *, progress: Progress | None = None) -> dic
                 + " out" * (config.queries is not None)
             )
         asked = {"qrels_split": known["inputs"]["qrels_split"], "by": known["inputs"]["by"]}
+        if config.queries is not None:
+            require_model(base.config)
         encoded = EncodeReport(base.store, base.record, Counts(), stages)
         given = {**config.inputs(), **asked}
         made = certificate(open_files(base.source), encoded, base.config, given)
@@ -101,14 +108,17 @@ def recertify(config: CertifyConfig, *, progress: Progress | None = None) -> dic
     return made
 
 
-def _same(known: Any, made: Any) -> bool:
-    """Return whether two certificates have the same figures, but for rounding."""
+def _same(known: Any, made: Any, most: float = 0.0) -> bool:
+    """Return whether two certificates have the same figures, but for one question's ranks."""
     if isinstance(known, float) and isinstance(made, float):
-        return abs(known - made) <= _TOLERANCE
+        return abs(known - made) <= most
     if isinstance(known, dict) and isinstance(made, dict):
-        return known.keys() == made.keys() and all(_same(known[name], made[name]) for name in known)
+        most = max(_TOLERANCE, 100 / max(int(made.get("questions", 1)), 1))
+        return known.keys() == made.keys() and all(_same(known[n], made[n], most) for n in known)
     if isinstance(known, list | tuple) and isinstance(made, list | tuple):
-        return len(known) == len(made) and all(map(_same, known, made))
+        return len(known) == len(made) and all(
+            _same(one, other, most) for one, other in zip(known, made, strict=True)
+        )
     return bool(known == made)
 
 
@@ -130,6 +140,7 @@ def _opened(config: CertifyConfig, stages: Stages) -> tuple[BaseVersion, EncodeR
     given = _update_config(config)
     if config.queries is not None:
         base = BaseVersion.open(given)
+        require_model(base.config)
         return base, EncodeReport(base.store, base.record, Counts(), stages)
     base, corpus, _ = open_base(given, stages)
     with executor_session(base.config, stages) as executor:

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,7 @@ def _make_index(
     for plan in (spec.plan, *spec.plan.faster):
         if faults:
             encoded.stages.watcher.note(f"note: {faults[-1]}; {plan.built} is tried")
+            plan = replace(plan, why=faults[-1])
             spec = replace(spec, plan=plan, reuse=None)
             remove_path(folder / IVF_DATA)
         made = build_faiss_index(
@@ -206,8 +208,10 @@ def _make_index(
         )
         if plan.max_latency is None:
             return spec, made
-        bundle = open_unsealed(folder, _facts(config, encoded, spec, made), mapped=made.mapped)
-        p95_ms = _p95_ms(encoded, bundle, config.seed)
+        # Not kept under a name: the next index needs its memory.
+        facts = _facts(config, encoded, spec, made)
+        opened = partial(open_unsealed, folder, facts, mapped=made.mapped)
+        p95_ms = _p95_ms(encoded, opened(), config.seed)
         point = replace(made.tuned, p95_ms=p95_ms)
         if point.reached and p95_ms <= 1000 * plan.max_latency:
             return spec, replace(made, tuned=point)
@@ -228,7 +232,7 @@ def _p95_ms(encoded: EncodeReport, bundle: Bundle, seed: int) -> float:
     queries = CorpusEmbeddings(store, record).at(rows).astype(np.float32)
     most = int(bundle.manifest["factory"]["rerank"] or 0)
     again = Reranker(store, record, bundle.whitening, candidates=most) if most else None
-    with encoded.stages.stage("time searches", len(rows)), threadpool_limits(1, "blas"):
+    with encoded.stages.stage("time searches", 0), threadpool_limits(1, "blas"):
         bundle.search(queries, _TOP_K, rescorer=again)
         for query in np.tile(queries, (2, 1)):
             started = time.perf_counter()

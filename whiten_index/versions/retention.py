@@ -213,7 +213,14 @@ def rollback(root: Path | str, *, to: str | None = None) -> RollbackReport:
                             was = folder / VERSIONS / left.version
                             read_version(was, mirror=mirror).check()
                             if not mirror.uri or _damage(was, "manifest", mirror) is None:
-                                withdrawn.add(left.version)
+                                # Its copies without a certificate, or with one, are as bad.
+                                same = _identity(folder, left.version, mirror)
+                                withdrawn |= {left.version} | {
+                                    name
+                                    for name in _names(folder, mirror)
+                                    if name != version.name
+                                    and _identity(folder, name, mirror) == same
+                                }
                     except StorageError as error:
                         # A disk that fails is a reason to go back.
                         notes.append(
