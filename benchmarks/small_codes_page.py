@@ -37,7 +37,7 @@ def records() -> Iterator[dict[str, Any]]:
         setting = point.setting()
         if setting["rerank"]:
             setting["rerank"]["bytes_per_row"] = 2 * 384
-        quality = {"ndcg@10": row["mean"] / 100, "recall@100": row["recall@100"]}
+        quality = {"ndcg@10": row["mean"] / 100}
         limits = [] if row["setting"] == RAW_EXACT else [limit / 100 for limit in row["interval"]]
         yield {
             "type": "point",
