@@ -19,11 +19,14 @@ from whiten_index.artifacts.prefetch import blocks
 from whiten_index.artifacts.tensors import content_digest
 from whiten_index.distributed.executors import remote_call
 from whiten_index.errors import CorpusError, EncoderError, StorageError, WhiteningError, first_line
-from whiten_index.evaluation.judgements import JudgedQueries
+from whiten_index.evaluation.judgements import JudgedQueries, to_text
+from whiten_index.pipeline.canary_file import raw_embedding
 from whiten_index.pipeline.early_checks import possible_widths
 from whiten_index.pipeline.labels import Evidence, labelled_trials, labels_digest
 from whiten_index.pipeline.pseudo_queries import RECIPE, SHARE_OF_CORPUS, Sample, sample_pieces
-from whiten_index.pipeline.query_log import log_digest, query_log_moments
+from whiten_index.pipeline.query_log import EMBEDDING, log_digest, read_log
+from whiten_index.pipeline.shard_encoding import LazyEncoder
+from whiten_index.search.query_encoder import query_embeddings
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart
 from whiten_index.store.sampling import CorpusEmbeddings
@@ -97,7 +100,7 @@ def fit_moments(config: "BuildConfig", encoded: "EncodeReport") -> Moments:
     """
     wanted, store, rows = config.whitening_config(), encoded.store, encoded.record.rows
     if config.query_log is not None:
-        return query_log_moments(config, encoded)
+        return _moments_of_log(config, encoded)
     parts = [part for part in encoded.record.parts if part.rows]
     size = max(_LEAST_GROUP, math.isqrt(len(parts)))
     groups = list(map(tuple, blocks(parts, size)))
@@ -108,6 +111,22 @@ def fit_moments(config: "BuildConfig", encoded: "EncodeReport") -> Moments:
         found = Moments.total(chain([Moments.empty(store.dim)], each))
         watcher.advance(rows)
     return found
+
+
+def _moments_of_log(config: "BuildConfig", encoded: "EncodeReport") -> Moments:
+    """Return the moments of the queries of a log, each as often as it was asked."""
+    table = read_log(config)
+    column, dim = next(iter(table.columns)), encoded.store.dim
+    if column == EMBEDDING:
+        parse = functools.partial(raw_embedding, dim=dim)
+        rows = np.array([table.parse(column, row, parse) for row in range(len(table))], np.float64)
+    else:
+        texts = [table.parse(column, row, to_text) for row in range(len(table))]
+        encoder = LazyEncoder(config.encoder_config())
+        rows = query_embeddings(
+            encoded.store, texts, lambda some: encoder().encode_queries(some), encoded.stages
+        ).astype(np.float64)
+    return Moments.of(unit_rows(rows) if config.normalize_input else rows)
 
 
 def _moments_of_units(store: EmbeddingStore, group: Group) -> Moments:

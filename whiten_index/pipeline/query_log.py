@@ -5,7 +5,6 @@ also differ in what nobody asks for.
 """
 
 import contextlib
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,37 +19,14 @@ from whiten_index.corpus.parquet_reader import SpanReader, check_footer
 from whiten_index.corpus.sharding import Span
 from whiten_index.corpus.sources import SourceFile
 from whiten_index.errors import ConfigError
-from whiten_index.evaluation.judgements import to_text
 from whiten_index.evaluation.label_table import LabelTable, reading_parquet
-from whiten_index.pipeline.canary_file import raw_embedding
-from whiten_index.pipeline.shard_encoding import LazyEncoder
-from whiten_index.search.query_encoder import query_embeddings
-from whiten_index.whitening.moments import Moments
-from whiten_index.whitening.spectrum import unit_rows
 
 if TYPE_CHECKING:
     from whiten_index.pipeline.build_config import BuildConfig
-    from whiten_index.pipeline.encode import EncodeReport
 
-_TEXT, _EMBEDDING = "text", "embedding"
+_TEXT, EMBEDDING = "text", "embedding"
 # Of a longer log so many are drawn: beyond a hundred for each dimension moments hardly change.
 _MOST = 100_000
-
-
-def query_log_moments(config: "BuildConfig", encoded: "EncodeReport") -> Moments:
-    """Return the moments of the queries of a log, each as often as it was asked."""
-    table = read_log(config)
-    column, dim = next(iter(table.columns)), encoded.store.dim
-    if column == _EMBEDDING:
-        parse = partial(raw_embedding, dim=dim)
-        rows = np.array([table.parse(column, row, parse) for row in range(len(table))], np.float64)
-    else:
-        texts = [table.parse(column, row, to_text) for row in range(len(table))]
-        encoder = LazyEncoder(config.encoder_config())
-        rows = query_embeddings(
-            encoded.store, texts, lambda some: encoder().encode_queries(some), encoded.stages
-        ).astype(np.float64)
-    return Moments.of(unit_rows(rows) if config.normalize_input else rows)
 
 
 def read_log(config: "BuildConfig", *, whole: bool = True) -> LabelTable:
@@ -62,9 +38,9 @@ def read_log(config: "BuildConfig", *, whole: bool = True) -> LabelTable:
         with pq.ParquetFile(path) as file:
             metadata, names = file.metadata, file.schema_arrow.names
         check_footer(metadata)
-        columns = {name: list[Any]() for name in (_EMBEDDING, _TEXT) if name in names}
+        columns = {name: list[Any]() for name in (EMBEDDING, _TEXT) if name in names}
         table = LabelTable(path, columns, names, range(metadata.num_rows))
-        column = table.need((_EMBEDDING, _TEXT))
+        column = table.need((EMBEDDING, _TEXT))
         if column == _TEXT and config.embedding_column is not None and config.model is None:
             raise ConfigError(
                 f"{path} holds texts, and nothing is known to encode them with; name the model of "
