@@ -97,9 +97,9 @@ def test_an_index_of_torch_is_searched_and_updated_with_openvino(
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
 def test_other_types_are_refused_before_the_corpus_is_read(dtype, tiny_model, tmp_path):
     given = ("--text-column", "t", "--model", tiny_model, "--out", tmp_path / "i", "--dtype", dtype)
-    status, _, told = run("build", tmp_path / "none", *given, "--backend", "openvino")
-    assert status == OPTIONS, told
-    assert f"computes in float32 or bfloat16, not in {dtype}; use --backend torch" in told
+    status, _, message = run("build", tmp_path / "none", *given, "--backend", "openvino")
+    assert status == OPTIONS, message
+    assert f"computes in float32 or bfloat16, not in {dtype}; use --backend torch" in message
 
 
 def test_other_devices_are_refused(tiny_model, monkeypatch):

@@ -76,16 +76,16 @@ def test_an_index_within_the_bound_is_published_with_its_latency(
 
 
 def test_a_bound_that_no_kind_keeps_publishes_nothing(tmp_path: Path, corpus: str) -> None:
-    with pytest.raises(GateError, match=r"--target-recall 0.95 and --max-latency 0.001us") as told:
+    with pytest.raises(GateError, match=r"--target-recall 0.95 and --max-latency 0.001us") as error:
         build(tmp_path / "o", corpus, max_latency="0.001us")
-    said = str(told.value)
+    message = str(error.value)
     # Every kind that could keep it was made, in the order of their speed.
     kinds = [
         "Flat is too slow (recall 1, p95 ",
         f"{LISTS} is too slow (recall 0.9",
         "HNSW32 is too",
     ]
-    assert [said.index(kind) for kind in kinds] == sorted(said.index(kind) for kind in kinds)
+    assert [message.index(kind) for kind in kinds] == sorted(message.index(kind) for kind in kinds)
     assert not (tmp_path / "o" / "CURRENT").exists()
     assert not list((tmp_path / "o").glob("versions/*"))
     # What was encoded is kept.
