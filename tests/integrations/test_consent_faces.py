@@ -105,9 +105,32 @@ def test_what_frameworks_write_down_carries_no_consent(place):
     assert all(str(place.index) in each for each in written)
     assert not any("trust_remote_code" in each for each in written)
     for kind in (haystack.WhitenedIndexRetriever, llama_index.WhitenedIndexRetriever):
-        with pytest.raises(ConfigError, match="move it out of options"):
+        with pytest.raises(ConfigError, match="give it as an argument"):
             kind(place.index, options=how)
     place.ran()
+
+
+def test_what_was_written_down_gives_no_consent(place):
+    from haystack import Pipeline
+
+    from whiten_index.integrations import haystack, llama_index
+
+    pipeline = Pipeline()
+    pipeline.add_component("one", haystack.WhitenedTextEmbedder(place.index))
+    pipeline.add_component("two", haystack.WhitenedIndexRetriever(place.index))
+    pipeline.add_component("three", haystack.WhitenedDocumentEmbedder(place.index))
+    for name in ("one", "two", "three"):
+        forged_file = pipeline.to_dict()
+        forged_file["components"][name]["init_parameters"]["trust_remote_code"] = True
+        with pytest.raises(Exception, match="a file gives no permission"):
+            Pipeline.loads(json.dumps(forged_file), allowed_modules=["whiten_index.*"])
+    kind = llama_index.WhitenedEmbedding
+    settings = json.loads(kind(place.index).to_json())
+    with pytest.raises(ConfigError, match="a file gives no permission"):
+        kind.from_json(json.dumps({**settings, "trust_remote_code": True}))
+    assert not place.ran()
+    assert kind.from_json(json.dumps(settings), trust_remote_code=True).get_query_embedding(QUERY)
+    assert place.ran()
 
 
 def test_copies_within_a_program_keep_consent(place):

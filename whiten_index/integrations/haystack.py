@@ -7,12 +7,12 @@ A pipeline that was written down is read with ``Pipeline.loads(text, allowed_mod
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tqdm import tqdm
 
 from whiten_index.errors import ConfigError
-from whiten_index.integrations.lazy import IndexRetriever, importing, open_transform
+from whiten_index.integrations.lazy import IndexRetriever, importing, noted, open_transform
 from whiten_index.paths import absolute, require_path
 from whiten_index.search.query_transform import QueryTransform
 
@@ -20,7 +20,16 @@ with importing("haystack-ai", of="Haystack", extra="haystack"):
     from haystack import Document, component, default_to_dict
 
 
-class _Embedder:
+class _Written:
+    """What a pipeline that was written down is made of."""
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Make a component of written settings, which give no consent to remote code."""
+        return cls(**noted(data["init_parameters"]))
+
+
+class _Embedder(_Written):
     """Settings of both embedders, and the encoder of queries that they open."""
 
     def __init__(
@@ -97,7 +106,7 @@ class WhitenedDocumentEmbedder(_Embedder):
 
 
 @component
-class WhitenedIndexRetriever(IndexRetriever):
+class WhitenedIndexRetriever(_Written, IndexRetriever):
     """A published index as a retriever of documents by query, with no document store.
 
     A document's content is the text column, its id the index's as a text, and its meta are the

@@ -67,7 +67,8 @@ class WhitenedRetriever(BaseRetriever):
     A document's ``page_content`` is its text column; its metadata are ``id``, ``score`` and
     the other kept columns. The other fields are those of ``IndexRetriever``.
     Copies, as by ``with_config``, share the opened index. One that was pickled or written down
-    opens the version that is published then; consent to remote code is not written down.
+    opens the version that is published then; consent to remote code is not written down, but
+    ``langchain_core.load`` takes it from a file that somebody put it into: load your own files.
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -32,6 +32,16 @@ def importing(package: str, *, of: str, extra: str) -> Iterator[None]:
         ) from error
 
 
+def noted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings that frameworks write down; ``ConfigError`` if they hold a permission."""
+    if "trust_remote_code" in settings:
+        raise ConfigError(
+            "trust_remote_code is among written settings or options, and a file gives no "
+            "permission; remove it there, and give it as an argument in Python"
+        )
+    return dict(settings)
+
+
 def open_transform(
     source: Path | str, *, k: int | None = None, **opening: Unpack[EncoderOpening]
 ) -> QueryTransform:
@@ -98,12 +108,8 @@ class IndexRetriever:
             ConfigError: the path can name nothing, or an option is a permission.
         """
         require_path(str(index), what="the index")
-        if "trust_remote_code" in (options or {}):
-            raise ConfigError(
-                "trust_remote_code is an argument, not one of the options, which frameworks write "
-                "down; move it out of options"
-            )
-        plain = {n: str(o) if isinstance(o, Path) else o for n, o in (options or {}).items()}
+        given = noted(options or {})
+        plain = {n: str(o) if isinstance(o, Path) else o for n, o in given.items()}
         self.settings: dict[str, Any] = {
             "index": str(index), "top_k": top_k, "text_column": text_column,
             "row_filter": row_filter, "options": plain,

@@ -2,12 +2,12 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from whiten_index.corpus.batches import PASSAGE_COLUMNS
 from whiten_index.encoding.encoder_config import BackendName
 from whiten_index.errors import ConfigError
-from whiten_index.integrations.lazy import IndexRetriever, importing, name_of, open_transform
+from whiten_index.integrations.lazy import IndexRetriever, importing, name_of, noted, open_transform
 from whiten_index.search.query_transform import QueryTransform
 from whiten_index.search.search_index import Hit
 
@@ -93,6 +93,12 @@ class WhitenedEmbedding(BaseEmbedding):
         lost = fields.keys() - state["__dict__"].keys()
         made = {name: fields[name].get_default(call_default_factory=True) for name in lost}
         BaseModel.__setstate__(self, {**state, "__dict__": {**made, **state["__dict__"]}})
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any], **given: Any) -> Self:
+        """Make one of written settings and of those given now, which alone may give consent."""
+        made: Self = super().from_dict(noted(data), **given)
+        return made
 
     @classmethod
     def class_name(cls) -> str:
