@@ -10,8 +10,10 @@ values what was lost, so that they can be tuned on two sets and shown on the thi
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,7 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.judged_sets import EXTRACTS, JudgedSet, judged_set, ndcg
+from benchmarks.intervals import interval_over_sets
+from benchmarks.judged_sets import GROUPS, JudgedSet, judged_set, ndcg, ndcg_each
 from benchmarks.results_file import data_folder, write
 from whiten_index import BuildConfig
 from whiten_index.pipeline.encode import EncodeReport, encode_corpus
@@ -41,7 +44,6 @@ from whiten_index.whitening.spectrum import spectral_tempering
 from whiten_index.whitening.transform import Whitening
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
-SETS = ("scifact", "cranfield", "cacm")
 LAYERS, WIDTHS = (None, 1), (32, 64, 128, 256)
 GRID_EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 # How much the sentences count, the windows having the rest.
@@ -108,14 +110,19 @@ class Case:
 
     def quality(self, setting: Setting) -> float:
         """Return nDCG@10 × 100 under a setting."""
+        return float(self.of_each(setting).mean())
+
+    def of_each(self, setting: Setting) -> NDArray[np.float64]:
+        """Return nDCG@10 × 100 of each query (q,) under a setting."""
         config = WhiteningConfig(k=setting.k, exponent=setting.exponent, center=setting.center)
         fitted = Whitening.fit(self.moments, config)
         pair = (fitted.apply(rows) for rows in (self.documents, self.queries))
-        return ndcg(self.judged, self.ids, *pair)
+        return ndcg_each(self.judged, self.ids, *pair)
 
 
 def measure(work: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each set, layer and width."""
+    """Yield a row for each set, layer and width, and then one for each group of sets and layer."""
+    lost = defaultdict[tuple[str, int | None], list[NDArray[np.float64]]](list)
     for name, layer in itertools.product(names, LAYERS):
         case = Case.of(name, layer, work)
         stages = Stages(Progress())
@@ -138,8 +145,22 @@ def measure(work: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
             "build_seconds": case.seconds,
         }
         for k in WIDTHS:
-            yield {**facts, "k": k, **_row(case, sample, (whole, held_out), k, stages)}
+            # The product's way too where the others span fewer directions.
+            fits = whole, held_out if held_out.k >= k else whole
+            row, each = _row(case, sample, fits, k, stages)
+            lost[name, layer].append(each)
+            yield {**facts, "k": k, **row}
         yield {**facts, "k": None, **_free_width(case, stages)}
+    for (group, sets), layer in itertools.product(GROUPS.items(), LAYERS):
+        # A query is drawn with all of its widths.
+        means = [np.mean(lost[name, layer], axis=0) for name in sets if (name, layer) in lost]
+        if means:
+            figures = [(len(each), functools.partial(_mean_at, each)) for each in means]
+            yield {"group": group, "layer": layer, "lost": interval_over_sets(figures)}
+
+
+def _mean_at(values: NDArray[np.float64], at: NDArray[np.int64]) -> float:
+    return float(values[at].mean())
 
 
 def _free_width(case: Case, stages: Stages) -> dict[str, Any]:
@@ -159,7 +180,8 @@ def _free_width(case: Case, stages: Stages) -> dict[str, Any]:
 
 def _row(
     case: Case, sample: Sample, fits: tuple[Whitening, Whitening], k: int, stages: Stages
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], NDArray[np.float64]]:
+    """Return the row of a width, and what the choice loses of each query (q,)."""
     whole, held_out = fits
     true = {setting: case.quality(setting) for setting in settings([k])}
     tempered = spectral_tempering(whole.eigenvalues, k)
@@ -176,8 +198,9 @@ def _row(
         for errors in ERRORS:
             chosen, _ = choose_by_scores(list(true), scored, errors=errors)
             variants[f"{task}, {errors:g}"] = true[chosen]
+    best = max(grid, key=grid.__getitem__)
     return {
-        "best": max(grid.values()),
+        "best": grid[best],
         "pca": grid[Setting(k, 0.0, True)],
         "chosen": {"exponent": choice.chosen.exponent, "center": choice.chosen.center},
         "auto": true[choice.chosen],
@@ -190,14 +213,14 @@ def _row(
         },
         "variants": variants,
         "choose_seconds": seconds,
-    }
+    }, case.of_each(best) - case.of_each(choice.chosen)
 
 
 def main(given: Sequence[str] | None = None) -> None:
     """Measure the sets that the arguments name."""
     parser = argparse.ArgumentParser("python -m benchmarks.choice", description=__doc__)
     parser.add_argument("work", type=Path)
-    parser.add_argument("sets", nargs="*", default=[*SETS, *EXTRACTS])
+    parser.add_argument("sets", nargs="*", default=list(itertools.chain(*GROUPS.values())))
     asked = parser.parse_args(given)
     print(write("choice", measure(asked.work, asked.sets)))
 

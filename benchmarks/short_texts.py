@@ -6,7 +6,9 @@ sentences, both sides, and scored by Spearman's correlation × 100 over all of i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import statistics
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from benchmarks.intervals import Figure, interval_over_sets
 from benchmarks.results_file import data_folder, write
 from whiten_index import Encoder, Moments, Whitening
 from whiten_index.evaluation.metrics import spearman
@@ -26,39 +29,59 @@ LAYERS, WIDTHS = (None, 1), (32, 64, 128, 256)
 GRID_EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 Pair = tuple[NDArray[np.floating], NDArray[np.floating]]
+# Cosines (n,) of the pairs under the best setting of the grid and under the one chosen.
+Cosines = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def measure() -> Iterator[dict[str, Any]]:
-    """Yield a row for each layer, set and width."""
+    """Yield a row for each layer, set and width, and after each layer one of all its sets."""
     table = pq.read_table(data_folder() / "sts" / "sts_raw.parquet")
     table = table.filter(pc.and_(pc.equal(table["split"], "test"), pc.is_valid(table["score"])))
     for layer in LAYERS:
         options = {} if layer is None else {"layers": (layer,)}
         encoder = Encoder.load("all-MiniLM-L6-v2", pooling="mean", max_length=256, **options)
+        figures = list[tuple[int, Figure]]()
         for name in SETS:
             rows = table.filter(pc.equal(table["dataset"], name))
             first, second = (encoder.encode(rows[f"sentence{side}"].to_pylist()) for side in (1, 2))
             gold = rows["score"].to_numpy()
             distinct = np.unique(np.concatenate([first, second]), axis=0)
-            raw = _quality((first, second), gold)
+            raw = 100 * spearman(gold, _cosines((first, second)))
             facts = {"set": name, "layer": layer, "pairs": len(gold), "raw": raw}
+            of_widths = list[Cosines]()
             for k in WIDTHS:
-                yield {**facts, "k": k, **_row((first, second), gold, Moments.of(distinct), k)}
+                row, cosines = _row((first, second), gold, Moments.of(distinct), k)
+                of_widths.append(cosines)
+                yield {**facts, "k": k, **row}
+            figures.append((len(gold), functools.partial(_lost, gold, of_widths)))
+        yield {"layer": layer, "lost": interval_over_sets(figures)}
 
 
-def _row(pair: Pair, gold: NDArray[np.float64], moments: Moments, k: int) -> dict[str, Any]:
-    def quality(setting: Setting) -> float:
+def _lost(gold: NDArray[np.float64], of_widths: Sequence[Cosines], at: NDArray[np.int64]) -> float:
+    """Return how far the chosen settings are below the best, on average, on pairs (m,) drawn."""
+    found = [[spearman(gold[at], each[at]) for each in cosines] for cosines in of_widths]
+    return 100 * statistics.mean(best - chosen for best, chosen in found)
+
+
+def _row(
+    pair: Pair, gold: NDArray[np.float64], moments: Moments, k: int
+) -> tuple[dict[str, Any], Cosines]:
+    def cosines(setting: Setting) -> NDArray[np.float64]:
         config = WhiteningConfig(k=k, exponent=setting.exponent, center=setting.center)
         fitted = Whitening.fit(moments, config)
         first, second = map(fitted.apply, pair)
-        return _quality((first, second), gold)
+        return _cosines((first, second))
+
+    def quality(setting: Setting) -> float:
+        return 100 * spearman(gold, cosines(setting))
 
     grid = [each for each in settings([k]) if each.exponent in GRID_EXPONENTS]
     figures = {each: quality(each) for each in grid}
     whole = Whitening.fit(moments, WhiteningConfig(kind=Kind.PCA, k="full"))
     chosen, tempered = choose_by_spectrum(whole, k), spectral_tempering(whole.eigenvalues, k)
+    best = max(figures, key=figures.__getitem__)
     return {
-        "best": max(figures.values()),
+        "best": figures[best],
         "pca": figures[Setting(k, 0.0, True)],
         "chosen": {"exponent": chosen.exponent, "center": chosen.center},
         "spectrum": quality(chosen),
@@ -67,12 +90,13 @@ def _row(pair: Pair, gold: NDArray[np.float64], moments: Moments, k: int) -> dic
             f"{each.exponent}, {'' if each.center else 'not '}centred": figure
             for each, figure in figures.items()
         },
-    }
+    }, (cosines(best), cosines(chosen))
 
 
-def _quality(pair: Pair, gold: NDArray[np.float64]) -> float:
+def _cosines(pair: Pair) -> NDArray[np.float64]:
     first, second = (unit_rows(rows.astype(np.float64)) for rows in pair)
-    return 100 * spearman(gold, np.einsum("nk,nk->n", first, second))
+    found: NDArray[np.float64] = np.einsum("nk,nk->n", first, second)
+    return found
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.judged_sets import GROUPS
 from benchmarks.results_file import read
 
 Row = Mapping[str, Any]
 
-_NAMES = {"scifact": "SciFact", "cranfield": "Cranfield", "cacm": "CACM"}
-_MAIN = tuple(_NAMES)
+_MAIN = ("scifact", "cranfield", "cacm")
+_NAMES = {"scifact": "SciFact", "cranfield": "Cranfield", "cacm": "CACM", "lisa": "LISA"}
 _ASKED = "2 to 1, 1"
 _LAYERS: tuple[tuple[int | None, str], ...] = ((None, "last layer"), (1, "layer 1"))
 
@@ -41,29 +42,22 @@ def exponents() -> str:
 
 def choice() -> str:
     """Return what each rule loses against the best of the grid, on average and at worst."""
-    rows = _given_widths()
-    groups = (
-        ("SciFact, Cranfield, CACM", [row for row in rows if row["set"] in _MAIN]),
-        ("five BEIR extracts", [row for row in rows if row["set"] not in _MAIN]),
-    )
-    header = [f"{sets}, {layer}" for sets, found in groups if found for _, layer in _LAYERS]
+    columns = [row for row in read("choice") if "group" in row]
+    header = [f"{row['group']}, {dict(_LAYERS)[row['layer']]}" for row in columns]
     lines = [f"| nDCG@10 lost, mean (worst) | {' | '.join(header)} |", _rule(len(header) + 1)]
-    for name, figure in _RULES:
-        cells = [
-            _lost([row for row in found if row["layer"] == layer], figure)
-            for _, found in groups
-            if found
-            for layer, _ in _LAYERS
+    below = [
+        [
+            row
+            for row in _given_widths()
+            if row["set"] in GROUPS[column["group"]] and row["layer"] == column["layer"]
         ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    cells = [
-        _above_pca([row for row in found if row["layer"] == layer])
-        for _, found in groups
-        if found
-        for layer, _ in _LAYERS
+        for column in columns
     ]
-    lines.append(f"| auto above PCA, mean (least) | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    for name, figure in _RULES:
+        lines.append(f"| {name} | {' | '.join(_lost(rows, figure) for rows in below)} |")
+    lines.insert(3, f"| 95 % interval of the mean | {' | '.join(map(_interval, columns))} |")
+    gained = " | ".join(map(_above_pca, below))
+    return "\n".join([*lines, f"| auto above PCA, mean (least) | {gained} |"])
 
 
 def choice_of_width() -> str:
@@ -73,7 +67,7 @@ def choice_of_width() -> str:
         "|---|---:|---:|---:|---|",
     ]
     for row in read("choice"):
-        if row["k"] is None:
+        if "k" in row and row["k"] is None:
             chosen, layer = row["chosen"], dict(_LAYERS)[row["layer"]]
             mean = "" if chosen["center"] else ", μ kept"
             lines.append(
@@ -134,7 +128,8 @@ def choice_left_out() -> str:
 
 def short_texts() -> str:
     """Return what is lost on single sentences by mean and spectrum, and by constants."""
-    rows = read("short_texts")
+    found = read("short_texts")
+    rows, columns = ([row for row in found if ("lost" in row) is mean] for mean in (False, True))
     lines = ["| Spearman × 100 lost, mean (worst) | last layer | layer 1 |", _rule(3)]
     tempering = ("Spectral Tempering", _tempering("spearman"))
     rules = (("**mean and spectrum**", _spectrum), tempering, *_CONSTANTS)
@@ -143,6 +138,7 @@ def short_texts() -> str:
             _lost([row for row in rows if row["layer"] == layer], figure) for layer, _ in _LAYERS
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines.insert(3, f"| 95 % interval of the mean | {' | '.join(map(_interval, columns))} |")
     return "\n".join(lines)
 
 
@@ -170,7 +166,7 @@ def choice_cost() -> str:
         "|---|---:|---:|---:|---:|",
     ]
     for row in read("choice"):
-        if row["k"] is None:
+        if "k" in row and row["k"] is None:
             layer = dict(_LAYERS)[row["layer"]]
             lines.append(
                 f"| {_NAMES.get(row['set'], row['set'])}, {layer} | {row['rows']:,} "
@@ -182,12 +178,17 @@ def choice_cost() -> str:
 
 def _given_widths() -> list[Row]:
     """Return the results where k was given."""
-    return [row for row in read("choice") if row["k"] is not None]
+    return [row for row in read("choice") if row.get("k")]
 
 
 def _above_pca(rows: Sequence[Row]) -> str:
     gained = [row["auto"] - row["pca"] for row in rows]
     return f"{statistics.mean(gained):+.2f} ({min(gained):+.2f})"
+
+
+def _interval(column: Row) -> str:
+    low, high = column["lost"]
+    return f"{low:.2f} to {high:.2f}"
 
 
 def _rule(columns: int) -> str:
