@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from whiten_index.corpus.arrow_types import times_as_numbers, times_of
 from whiten_index.corpus.batches import DIGEST_BYTES, ID, PASSAGE, PASSAGE_COLUMNS, row_digests
 from whiten_index.errors import ArtifactError
-from whiten_index.store.digest_index import HashTable, Keys, string_keys
+from whiten_index.store.digest_index import HashTable, Keys, digest_keys
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart, CorpusRecord
 
@@ -178,10 +178,9 @@ def compare(before: StoredRows, now: Iterable[Documents], *, same: int) -> Chang
 class _Before:
     """The documents of a state before, which those of another meet, block after block.
 
-    A document is known by 128 bits of its id, and its text and columns by 64 bits each of their
-    digests, which are compared under the same id alone. With 10⁸ documents, two ids are taken for
-    one with a chance of about 10⁻²³, and a change is missed with one of 10⁻¹¹, unless somebody
-    chose ids of equal keys: the mixing is no cryptographic hash.
+    A document is known by the digest of its id, and its text and columns by 64 bits each of their
+    digests, which are compared under the same id alone: of 10⁸ documents, a change is missed with
+    a chance of about 10⁻¹¹.
     """
 
     def __init__(self, blocks: Iterable[Documents]) -> None:
@@ -190,7 +189,7 @@ class _Before:
         self.types: set[pa.DataType] = set()
         for block in blocks:
             self.types.add(block.ids.type)
-            ids.append(string_keys(block.ids))
+            ids.append(_keys(block.ids))
             texts.append(_half(block.texts))
             columns.append(_half(block.columns))
         self._stops = np.cumsum([len(each) for each in texts], dtype=np.int64)
@@ -200,7 +199,7 @@ class _Before:
 
     def meet(self, block: Documents) -> dict[ChangeKind, NDArray[np.bool_]]:
         """Return which documents (n,) of a block are new or not as they were."""
-        row = self._ids.find(string_keys(block.ids))
+        row = self._ids.find(_keys(block.ids))
         known = row >= 0
         row = row[known]
         self._met[row] = True
@@ -232,6 +231,12 @@ def _row_digests(table: pa.Table) -> NDArray[np.uint8]:
         columns.append([times] * len(table))
     # What repr gives can be encoded: it escapes what cannot be printed, lone surrogates too.
     return row_digests(map(str.encode, map(repr, zip(*columns, strict=True))))
+
+
+def _keys(ids: pa.Array) -> Keys:
+    """Return the keys (2, n) of ids, of integers by their decimal digits."""
+    texts = ids.cast(pa.large_string()).to_pylist()
+    return digest_keys(row_digests(map(str.encode, texts)))
 
 
 def _half(digests: NDArray[np.uint8]) -> NDArray[np.uint64]:

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 
@@ -52,36 +51,6 @@ class DigestIndex:
 # (2, n) uint64: two halves of n keys.
 Keys = NDArray[np.uint64]
 
-# One bijective mixer for each half: the finalizer of MurmurHash3 (Appleby), and its variant 13
-# (Stafford), which SplitMix64 ends with.
-_MIXERS = (
-    (33, 0xFF51AFD7ED558CCD, 33, 0xC4CEB9FE1A85EC53, 33),
-    (30, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB, 31),
-)
-_WORD = 8
-
-
-def string_keys(strings: pa.Array) -> Keys:
-    """Return the keys (2, n) of n strings, or of integers by their decimal digits."""
-    text, starts, stops = _bytes_of(strings.cast(pa.large_string()))
-    sizes = stops - starts
-    # Eight bytes may be read from any place on.
-    padded = np.concatenate([text, np.zeros(_WORD, dtype=np.uint8)])
-    words = np.ndarray(len(text) + 1, dtype="<u8", buffer=padded, strides=(1,))
-    keys = _mixed(np.stack([sizes, sizes]).astype(np.uint64))
-    rows: slice | NDArray[np.int64] = slice(None)
-    left = sizes
-    while len(left):
-        if left.min() <= 0:
-            more = left > 0
-            rows, left, starts = np.arange(len(sizes))[rows][more], left[more], starts[more]
-            continue
-        # Bytes after a string's end belong to the next.
-        beyond = (8 * np.maximum(_WORD - left, 0)).astype(np.uint64)
-        keys[:, rows] = _mixed(keys[:, rows] ^ ((words[starts] << beyond) >> beyond))
-        left, starts = left - _WORD, starts + _WORD
-    return keys
-
 
 def digest_keys(digests: NDArray[np.uint8]) -> Keys:
     """Return the keys (2, n) that digests (n, 16) are."""
@@ -128,25 +97,3 @@ class HashTable:
             left = left[~hit]
             place[left] += 1
         return found
-
-
-def _bytes_of(strings: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the bytes of large strings, and the start and stop of each."""
-    if not len(strings):
-        nothing = np.empty(0, dtype=np.int64)
-        return np.empty(0, dtype=np.uint8), nothing, nothing
-    _, offsets, data = strings.buffers()
-    places = np.frombuffer(offsets, dtype=np.int64)
-    places = places[strings.offset : strings.offset + len(strings) + 1]
-    text = np.frombuffer(data or b"", dtype=np.uint8)[places[0] : places[-1]]
-    places = places - places[0]
-    return text, places[:-1], places[1:]
-
-
-def _mixed(words: Keys) -> Keys:
-    """Return the words of each half, mixed by its own mixer."""
-    first, times, second, again, third = np.array(_MIXERS, dtype=np.uint64).T[:, :, np.newaxis]
-    words = (words ^ (words >> first)) * times
-    words = (words ^ (words >> second)) * again
-    mixed: Keys = words ^ (words >> third)
-    return mixed

@@ -23,7 +23,6 @@ from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.progress import Progress
 from whiten_index.search.query_encoder import digest_of
-from whiten_index.store.digest_index import HashTable, string_keys
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings
@@ -50,7 +49,7 @@ _BATCH_BYTES, _MOST_ROWS = 1 << 26, 1 << 16
 # Rows whose raw embeddings are in memory in float64.
 _ROWS_AT_ONCE = 8192
 # Ids that are looked up at once.
-_IDS_AT_ONCE = 1 << 16
+_IDS_AT_ONCE = 1 << 20
 _REMEDY = "name the store it was built from with --store DIR, or build the index again"
 
 
@@ -187,15 +186,14 @@ class PushSource:
 
     def rows_of(self, ids: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the rows of documents, in order, and a mask of the ids that have any."""
-        table = HashTable([string_keys(ids)])
         there = np.zeros(len(ids), dtype=np.bool_)
-        found = list[NDArray[np.int64]]()
+        found = [np.empty(0, dtype=np.int64)]
         for first in range(0, len(self), _IDS_AT_ONCE):
             some = self.documents.id_column(first, min(first + _IDS_AT_ONCE, len(self)))
-            at = table.find(string_keys(some.combine_chunks()))
+            at = pc.index_in(some.cast(pa.large_string()), value_set=ids).fill_null(-1).to_numpy()
             found.append(first + np.flatnonzero(at >= 0))
             there[at[at >= 0]] = True
-        return np.concatenate([np.empty(0, dtype=np.int64), *found]), there
+        return np.concatenate(found), there
 
     @cached_property
     def _embeddings(self) -> CorpusEmbeddings:
