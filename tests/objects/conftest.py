@@ -59,7 +59,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     held: dict[str, list[Any]] = {}
 
     def go(name: str) -> Path:
-        monkeypatch.setattr("whiten_index.artifacts.marks._HELD", held.setdefault(name, []))
+        monkeypatch.setattr("whiten_index.artifacts.lock._HELD", held.setdefault(name, []))
         cache = tmp_path / "caches" / name
         monkeypatch.setenv("WHITEN_INDEX_CACHE", str(cache))
         return cache

@@ -52,6 +52,7 @@ from whiten_index.artifacts.files import (
     writing,
 )
 from whiten_index.artifacts.limits import MANIFEST_BYTES, load_json
+from whiten_index.artifacts.lock import require_marks
 from whiten_index.artifacts.manifest import (
     MANIFEST,
     Files,
@@ -60,7 +61,6 @@ from whiten_index.artifacts.manifest import (
     fingerprint,
     sealed_json,
 )
-from whiten_index.artifacts.marks import require_marks
 from whiten_index.artifacts.object_store import (
     ANY,
     Bucket,

@@ -10,7 +10,7 @@ from typing import Any
 
 from whiten_index.artifacts.atomic import make_folder
 from whiten_index.artifacts.files import exists, is_folder, reading, writing
-from whiten_index.artifacts.marks import WRITER, marked
+from whiten_index.artifacts.lock import WRITER, marked
 from whiten_index.corpus.sources import require_reachable
 from whiten_index.distributed.executors import Executor, SerialExecutor
 from whiten_index.distributed.ray_executor import cluster

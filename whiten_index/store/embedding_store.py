@@ -45,8 +45,8 @@ from whiten_index.artifacts.files import (
     writing,
 )
 from whiten_index.artifacts.limits import LimitError, canonical_json, check_expanded, read_unpacked
+from whiten_index.artifacts.lock import require_marks
 from whiten_index.artifacts.manifest import Digest, Schema, Sealed
-from whiten_index.artifacts.marks import require_marks
 from whiten_index.artifacts.storage import Place, Storage
 from whiten_index.corpus.arrow_types import read_documents
 from whiten_index.corpus.batches import DIGEST_BYTES

@@ -7,10 +7,9 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import httpx
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -32,8 +31,6 @@ _NAMESPACE = uuid.UUID("9d621fcd-1abb-43aa-ac44-d636e07596b2")
 _DISTANCES = {"cosine": "Cosine", "ip": "Dot"}
 # A server takes 32 MB at once by REST; in JSON a number of a vector takes some 21 bytes.
 _REQUEST_BYTES, _JSON_NUMBER = 1 << 20, 21
-# Of a server's answer, and the times in a row that it may ask to wait and try again.
-_ANSWER_BYTES, _MOST_WAITS = 1 << 30, 100
 # Seconds between two looks at the state of an index.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 # Collections keep metadata, in which a push writes what they hold, from this release on.
@@ -86,7 +83,6 @@ class QdrantWriter(AliasWriter):
                 "prefer_grpc": options.prefer_grpc,
                 "grpc_port": options.grpc_port,
                 "check_compatibility": False,
-                "event_hooks": {"response": [_bounded(options.timeout)]},
             }
         if options.model_fields_set:
             raise ConfigError(
@@ -246,17 +242,14 @@ class QdrantWriter(AliasWriter):
         return table_of([each.payload for each in records], vectors, layout)
 
     def _scroll(self, stored: Stored, condition: models.Filter) -> Iterator[Any]:
-        page, left = None, self._count(stored)
-        # Each page but the last has a row or more.
-        while left >= 0:
+        page = None
+        while True:
             points, page = self._client.scroll(
                 stored.name, condition, limit=self.ids_at_once, offset=page, with_vectors=True
             )
             yield from points
             if page is None:
                 return
-            left -= max(1, len(points))
-        raise ValueError("it gives more rows than it counts")
 
     def _search(
         self, stored: Stored, vectors: NDArray[np.float32], top_k: int, *, exact: bool
@@ -280,28 +273,6 @@ def row_uuid(name: str | int, passage: int | None = None) -> str:
     """
     kind = "s" if isinstance(name, str) else "i"
     return str(uuid.uuid5(_NAMESPACE, f"{kind}{'' if passage is None else passage}:{name}"))
-
-
-def _bounded(seconds: int) -> Callable[[httpx.Response], None]:
-    """Return a reader of answers by REST, which end in so many seconds."""
-    waits = 0
-
-    def read(response: httpx.Response) -> None:
-        nonlocal waits
-        end, parts, size = time.monotonic() + seconds, list[bytes](), 0
-        for part in response.iter_bytes():
-            parts.append(part)
-            size += len(part)
-            if size > _ANSWER_BYTES or time.monotonic() > end:
-                raise httpx.ReadTimeout(f"an answer does not end after {size:,} bytes")
-        response._content = b"".join(parts)
-        waits = waits + 1 if response.status_code == httpx.codes.TOO_MANY_REQUESTS else 0
-        asked = response.headers.get("retry-after", "")
-        if waits > _MOST_WAITS or not (asked.isdecimal() and float(asked) <= seconds):
-            # The client waits as long as this says, and as often.
-            response.headers.pop("retry-after", None)
-
-    return read
 
 
 def _of_documents(ids: Ids) -> models.Filter:

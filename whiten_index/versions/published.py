@@ -34,6 +34,7 @@ from whiten_index.artifacts.files import (
     sha256_file,
     writing,
 )
+from whiten_index.artifacts.lock import require_marks
 from whiten_index.artifacts.manifest import (
     MANIFEST,
     REMEDY,
@@ -48,7 +49,6 @@ from whiten_index.artifacts.manifest import (
     unsealed,
     write_manifest,
 )
-from whiten_index.artifacts.marks import require_marks
 from whiten_index.artifacts.object_store import Tag
 from whiten_index.artifacts.storage import LOCAL, Storage
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.files import exists, is_file, is_link, require_target, resolved
-from whiten_index.artifacts.lock import only_writer
+from whiten_index.artifacts.lock import CLEANER, marked, only_writer
 from whiten_index.artifacts.manifest import MANIFEST
-from whiten_index.artifacts.marks import CLEANER, marked
 from whiten_index.artifacts.object_store import is_without_bucket
 from whiten_index.artifacts.storage import LOCAL, Place, Storage, settled
 from whiten_index.corpus.batches import DIGEST_BYTES
