@@ -187,7 +187,7 @@ def _of_growth() -> dict[str, Figure]:
     return {
         "check_row": Figure(stages["check ids"] / last["rows"], "s a row, ids checked", "growth"),
         "fit_seconds": Figure(
-            stages["fit"] + stages["diagnose"] + stages["tune"],
+            stages["fit"] + stages.get("diagnose", 0.0) + stages["tune"],
             "s to fit, diagnose and tune, 768 dims, a million rows",
             "growth",
         ),

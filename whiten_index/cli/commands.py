@@ -328,7 +328,7 @@ def _hit_lines(
 @verify_option()
 @json_option
 def inspect(index: str, plot: str | None, verify: str) -> None:
-    """Show what is in INDEX: counts, transform and choice, geometry, spectrum, bytes."""
+    """Show what is in INDEX: counts, transform and choice, spectrum, bytes."""
     from whiten_index.versions.retention import describe_index, eigenvalues_of
 
     if plot is not None:
@@ -439,5 +439,5 @@ def _version_lines(report: Mapping[str, Any]) -> Iterator[str]:
         report, "base", "created", "rows", "files", "counts", "corpus", "encoder",
         "runtimes", "whitening", "quality", "choice", "drift", "decision", "update", "gates",
         "certificate",
-        "factory", "geometry", "spectrum", "seconds", "bytes", "config",
+        "factory", "spectrum", "seconds", "bytes", "config",
     )  # fmt: skip

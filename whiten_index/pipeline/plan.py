@@ -38,7 +38,7 @@ _CALIBRATION_ROWS = 256
 _FLOAT32_BYTES = 4
 # Stages that every update repeats with all rows.
 _AGAIN = (
-    "fit", "train", "exact neighbours", "project and add", "tune", "diagnose", "publish",
+    "fit", "train", "exact neighbours", "project and add", "tune", "publish",
     "check codes", "check canaries", "compare with raw", "certify", "time searches",
 )  # fmt: skip
 

@@ -21,7 +21,6 @@ from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.artifacts.storage import Place, settled
 from whiten_index.distributed.executors import remote_call
 from whiten_index.errors import GateError, StorageError
-from whiten_index.evaluation.geometry_scores import Geometry
 from whiten_index.index.choice import IndexPlan
 from whiten_index.index.exact import exact_neighbours, recall
 from whiten_index.index.factory import inner_index
@@ -51,10 +50,8 @@ from whiten_index.versions.published import (
     ensure_index_id,
 )
 from whiten_index.versions.version_manifest import VERSION_SCHEMA
-from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.transform import Whitening
 
-_ROWS, _LEAST_ROWS = 2_048, 3
 _TOP_K, _COMPARED, _LEAST_COMPARED = 10, 200, 100
 _POOR = 0.5  # a lower agreement deserves a warning
 _UNCHANGED = 0.9  # of the rows, for an agreement to be carried over
@@ -153,13 +150,8 @@ def write_files(
     write_documents(folder / DOCUMENTS, documents)
     record.save(folder / RECORD)
     spec, made = _make_index(folder, config, encoded, spec)
-    with stages.stage("diagnose", record.rows) as watcher:
-        given = store, record, fitted.whitening, config.seed
-        shape = remote_call(encoded.executor, stages, _geometry, *given)
-        watcher.advance(record.rows)
     fields = {
         **_facts(config, encoded, spec, made),
-        "geometry": shape,
         "version": version,
         "bytes": {
             "raw": encoded.raw_bytes,
@@ -343,17 +335,3 @@ def _facts(
             "python": platform.python_version(),
         },
     }
-
-
-def _geometry(
-    _: Stages, store: EmbeddingStore, record: CorpusRecord, whitening: Whitening, seed: int
-) -> dict[str, Any] | None:
-    """Return the geometry of up to 2,048 rows, ``raw`` and as ``vectors``; None below three."""
-    # IsoScore and effective rank are lower than those of a larger corpus, the more so the wider
-    # the rows are.
-    rows = np.sort(drawn_rows(record, _ROWS, np.random.default_rng(seed)))
-    raw = CorpusEmbeddings(store, record).at(rows)
-    units = {"raw": unit_rows(raw), "vectors": unit_rows(whitening.apply(raw))}
-    if min(np.count_nonzero(unit.any(axis=1)) for unit in units.values()) < _LEAST_ROWS:
-        return None
-    return {name: asdict(Geometry.of(unit)) for name, unit in units.items()}

@@ -191,7 +191,6 @@ class VersionManifest(Described):
     rows: Count
     counts: _Counts
     made_by: dict[str, Any]
-    geometry: dict[str, _Figures] | None
     quality: NotRequired[_Figures | None]
     version: VersionName
     factory: _Factory
