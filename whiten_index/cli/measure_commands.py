@@ -263,8 +263,8 @@ def geometry(**options: Any) -> None:
     Alignment is the mean squared distance of pairs with a score above 4, or of all without
     scores, uniformity log E exp(-2‖u - v‖²), both on unit length; lower is better. IsoScore is 0
     (one direction) to 1 (all even). The effective rank, 1 to the width, is how many directions
-    are in use; hubness the skewness of how often a text is a neighbour, 0 where none is a hub.
-    10,000 texts are measured at most, drawn from more. Transforms are fitted on all splits.
+    are in use. 10,000 texts are measured at most, drawn from more. Transforms are fitted on all
+    splits.
     """
     from whiten_index.measure.evaluate_sts import evaluate_geometry
 
@@ -275,8 +275,7 @@ def geometry(**options: Any) -> None:
 
 def _shape(figures: Mapping[str, Any]) -> dict[str, str]:
     titles = {"alignment": "alignment", "uniformity": "uniformity", "IsoScore": "isoscore",
-              "mean cosine": "mean_cosine", "effective rank": "effective_rank",
-              "hubness": "hubness"}  # fmt: skip
+              "mean cosine": "mean_cosine", "effective rank": "effective_rank"}  # fmt: skip
     values = {title: figures[name] for title, name in titles.items()}
     return {title: "-" if each is None else f"{each:.3f}" for title, each in values.items()}
 

@@ -1,4 +1,4 @@
-"""Isotropy, uniformity and hubs of a cloud of vectors, in float64.
+"""Isotropy and uniformity of a cloud of vectors, in float64.
 
 Rows of zeros have no direction and are left out everywhere.
 """
@@ -18,11 +18,8 @@ from whiten_index.whitening.spectrum import real_rows, unit_rows
 # Above it Gao et al. (2021), SimCSE, take the pairs of STS-B as positive.
 POSITIVE_ABOVE = 4.0
 _LEAST_ROWS = 3
-_NEIGHBOURS = 10
 # Larger blocks leave the cache and are slower.
 _BLOCK_BYTES = 8 << 20
-# Above the rounding of a float64 cosine, far below the difference of two texts.
-_TIE = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +31,7 @@ class Geometry:
     isoscore: float  # 0 (one direction) to 1 (the same variance in every direction)
     effective_rank: float  # directions in use, 1 to the width
     uniformity: float  # lower is more even; about -4 is the least in many dims
-    # Skewness of the k-occurrence, how often a row is a neighbour of another by cosine
-    # (Radovanović, Nanopoulos and Ivanović 2010, "Hubs in space"); 0 where no row is a hub. Rows
-    # that tie for the last places share them.
-    hubness: float
     zero_rows: int  # rows of zeros, left out of the above
-    neighbours: int  # that the k-occurrence counts, cut to ``rows`` - 1
 
     @classmethod
     def of(cls, vectors: ArrayLike) -> "Geometry":
@@ -47,22 +39,14 @@ class Geometry:
         rows, zero_rows = _directed(vectors, least=_LEAST_ROWS)
         n = len(rows)
         spectrum = _spectrum(rows)
-        units = unit_rows(rows)
-        near = min(_NEIGHBOURS, n - 1)
-        total = units.sum(axis=0)
-        closeness, occurrences = 0.0, np.zeros(n)
-        for cosines in _cosines(units):
-            occurrences += _occurrences(cosines, near)
-            closeness += _closeness(cosines)
+        total = unit_rows(rows).sum(axis=0)
         return cls(
             rows=n,
             mean_cosine=float(total @ total - n) / (n * (n - 1)),
             isoscore=_isoscore(spectrum),
             effective_rank=_effective_rank(spectrum),
-            uniformity=math.log(closeness / (n * (n - 1))),
-            hubness=_skewness(occurrences),
+            uniformity=uniformity(rows),
             zero_rows=zero_rows,
-            neighbours=near,
         )
 
 
@@ -165,21 +149,3 @@ def _closeness(cosines: NDArray[np.float64]) -> float:
     cosines -= 1
     cosines *= 4
     return float(np.exp(cosines, out=cosines).sum())
-
-
-def _occurrences(cosines: NDArray[np.float64], near: int) -> NDArray[np.float64]:
-    """Return how often each of the n rows is among the ``near`` nearest of the block's, (n,)."""
-    last = np.partition(cosines, cosines.shape[1] - near, axis=1)[:, -near, None]
-    above = cosines > last + _TIE
-    tied = (cosines >= last - _TIE) ^ above
-    places = (near - above.sum(axis=1)) / tied.sum(axis=1)
-    return np.asarray(above.sum(axis=0) + places @ tied)
-
-
-def _skewness(counts: NDArray[np.float64]) -> float:
-    """Return the skewness E(N − μ)³ / σ³; 0 where all counts are equal but for rounding."""
-    centred = counts - counts.mean()
-    variance = float((centred**2).mean())
-    if variance <= (_TIE * float(counts.mean())) ** 2:
-        return 0.0
-    return float((centred**3).mean() / variance**1.5)
