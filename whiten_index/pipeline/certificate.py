@@ -5,13 +5,12 @@ from a paired bootstrap over the questions (Efron and Tibshirani 1993), of all o
 strata: parts of the questions by a kept column of what answers them, or by their own length.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from whiten_index.corpus.arrow_types import times_as_numbers
@@ -40,7 +39,6 @@ METRIC, _TOP_K = "ndcg@10", 10
 _LEAST, _MOST = 30, 2_000
 # A column of more values is cut into thirds.
 _MOST_VALUES = 20
-_BLOCK_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +70,13 @@ class Questions:
             answers = {f"piece {number}": {name: 1} for number, name in enumerate(names)}
             return cls(sample.windows.astype(np.float32), answers, sample.rows, None)
         judged = read_judged(inputs["queries"], inputs["qrels"], split=inputs["qrels_split"])
-        known = _rows_of(candidate, {name for grades in judged.qrels.values() for name in grades})
+        names = sorted({name for grades in judged.qrels.values() for name in grades})
+        places = candidate.documents.places(pa.array(names, pa.large_string()))
+        # The first row of each that the index has.
+        which, first = np.unique(places, return_index=True)
+        known = {
+            names[n]: row for n, row in zip(which.tolist(), first.tolist(), strict=True) if n >= 0
+        }
         best = {
             query: max((grade, -known[name]) for name, grade in grades.items() if name in known)
             for query, grades in judged.qrels.items()
@@ -194,17 +198,6 @@ def _each(
         each = evaluate_each(questions.qrels, run, METRIC)
         scored.append(100 * np.array([each[name] for name in questions.qrels]))
     return scored[0], scored[1]
-
-
-def _rows_of(candidate: Bundle, names: Collection[str]) -> dict[str, int]:
-    """Return name -> first row, of the names that the index has."""
-    wanted, found = pa.array(sorted(names), pa.large_string()), dict[str, int]()
-    for start in range(0, len(candidate), _BLOCK_ROWS):
-        ids = candidate.documents.id_column(start, start + _BLOCK_ROWS).cast(pa.large_string())
-        places = pc.index_in(ids, value_set=wanted).to_numpy()
-        for row in np.flatnonzero(~np.isnan(places.astype(np.float64))).tolist():
-            found.setdefault(wanted[int(places[row])].as_py(), start + row)
-    return found
 
 
 def _strata(

@@ -48,8 +48,6 @@ from whiten_index.whitening.transform import Whitening
 _BATCH_BYTES, _MOST_ROWS = 1 << 26, 1 << 16
 # Rows whose raw embeddings are in memory in float64.
 _ROWS_AT_ONCE = 8192
-# Ids that are looked up at once.
-_IDS_AT_ONCE = 1 << 20
 _REMEDY = "name the store it was built from with --store DIR, or build the index again"
 
 
@@ -184,17 +182,6 @@ class PushSource:
         for some in self._blocks():
             yield self._vectors(some)
 
-    def rows_of(self, ids: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the rows of documents, in order, and a mask of the ids that have any."""
-        there = np.zeros(len(ids), dtype=np.bool_)
-        found = [np.empty(0, dtype=np.int64)]
-        for first in range(0, len(self), _IDS_AT_ONCE):
-            some = self.documents.id_column(first, min(first + _IDS_AT_ONCE, len(self)))
-            at = pc.index_in(some.cast(pa.large_string()), value_set=ids).fill_null(-1).to_numpy()
-            found.append(first + np.flatnonzero(at >= 0))
-            there[at[at >= 0]] = True
-        return np.concatenate(found), there
-
     @cached_property
     def _embeddings(self) -> CorpusEmbeddings:
         return CorpusEmbeddings(self.store, self.record)
@@ -267,9 +254,11 @@ def delta_since(
     ids = pc.unique(pa.chunked_array(lists, pa.large_string()))
     if len(ids) > most:
         return None, many
-    rows, there = source.rows_of(ids)
-    gone = ids if PASSAGE in source.layout.schema.names else ids.filter(pa.array(~there))
-    delta = Delta(rows, gone, int(np.count_nonzero(~there)))
+    places = source.documents.places(ids)
+    rows = np.flatnonzero(places >= 0)
+    deleted = np.isin(np.arange(len(ids)), places, invert=True)
+    gone = ids if PASSAGE in source.layout.schema.names else ids.filter(pa.array(deleted))
+    delta = Delta(rows, gone, int(np.count_nonzero(deleted)))
     touched = len(rows) + delta.deleted
     if touched > most:
         return None, many

@@ -21,6 +21,8 @@ from whiten_index.store.segments import REMEDY
 # Filters whose rows are remembered, as a caller's queries tend to share one: a bit a row each, and
 # 8 bytes a row that passes where these were listed.
 _REMEMBERED = 4
+# Ids that are looked up at once.
+_IDS_AT_ONCE = 1 << 20
 
 
 def write_documents(path: Path, tables: Iterable[pa.Table]) -> None:
@@ -88,6 +90,13 @@ class Documents:
     def id_column(self, start: int, stop: int) -> pa.ChunkedArray:
         """Return the ids of rows ``start`` … ``stop`` − 1, or of as many as there are."""
         return self._columns[ID].slice(start, max(stop - start, 0))
+
+    def places(self, ids: pa.Array) -> NDArray[np.int64]:
+        """Return the place (n,) of each row's id among distinct ``ids``, as texts; −1 for none."""
+        blocks = (self.id_column(i, i + _IDS_AT_ONCE) for i in range(0, len(self), _IDS_AT_ONCE))
+        found = (pc.index_in(each.cast(pa.large_string()), value_set=ids) for each in blocks)
+        known = [each.fill_null(-1).to_numpy().astype(np.int64) for each in found]
+        return np.concatenate([np.empty(0, dtype=np.int64), *known])
 
     def first_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return, of rows (n,) that are passages, the row of the first one of the same document."""
