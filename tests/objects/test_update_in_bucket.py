@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -40,6 +41,24 @@ def test_a_night_on_another_machine_is_that_of_a_folder(s3, bucket, machine, tmp
     assert one.equals(other)
     transform = QueryTransform.of(out, k=4)
     assert transform.query_digest == QueryTransform.of(tmp_path / "folder", k=4).query_digest
+
+
+def test_a_text_that_is_new_is_stored_by_another_machine(
+    s3, bucket, machine, tmp_path, texts, tiny_model
+):
+    corpus, out, folder = tmp_path / "c.parquet", f"s3://{bucket}/index", str(tmp_path / "folder")
+    encoder = {"embedding_column": None, "text_columns": ("text",), "model": str(tiny_model)}
+
+    def written(first: int, place: str) -> Any:
+        ids, kept = list(range(first, 30)), texts[first:30]
+        pq.write_table(pa.table({"id": ids, "title": kept, "text": kept}), corpus)
+        return build(str(corpus), out=place, **encoder) if first % 2 else update(place)
+
+    for first, name in ((5, "first"), (4, "second"), (3, "third")):
+        # A shard is known in part, and its segment is not on this machine.
+        machine(name)
+        same = [written(first, place).manifest["files"]["index.faiss"] for place in (out, folder)]
+        assert same[0] == same[1]
 
 
 def test_of_two_updates_at_once_one_is_published(s3, bucket, machine, tmp_path, monkeypatch):

@@ -348,6 +348,7 @@ class ShardWork(Work):
         if self.dtype is StoreDtype.FLOAT16 and found is not None and found.known.any():
             # Few rows do not show how widely the numbers spread.
             nearest = found.names[np.argmax(np.bincount(found.segment[found.known]))]
+            self.store.require_segment(nearest)  # in a bucket it may not be here
             before = self.store.segment_moments(nearest)
             variances = np.diag(before.scatter) / before.count if before.count > 1 else None
         return self.store.write(
