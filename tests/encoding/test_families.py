@@ -21,6 +21,7 @@ from tests.helpers.tiny_models import (
     truth,
     write_json,
 )
+from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.models import find_model
 from whiten_index.errors import ConfigError, EncoderError
 
@@ -122,6 +123,23 @@ def test_no_longer_text_fits_the_positions(tiny, tmp_path, kind):
         model(input_ids=torch.full((1, longest), 7))
         with pytest.raises((IndexError, RuntimeError), match="out of"):
             model(input_ids=torch.full((1, longest + 1), 7))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"chunk_size_feed_forward": 2.5},
+        {"chunk_size_feed_forward": {}},
+        {"hidden_dropout_prob": float("nan")},
+        {"is_encoder_decoder": [1]},
+        {"num_attention_heads": -1},
+    ],
+)
+def test_a_configuration_that_computes_nothing_is_refused(tiny, tmp_path, change):
+    folder = copied(tiny("bert"), tmp_path / "odd")
+    edit_json(folder / "config.json", **change)
+    with pytest.raises(EncoderError, match="check the folder"):
+        Encoder.load(str(folder), pooling="mean").encode(["the cat"])
 
 
 HEADS = {

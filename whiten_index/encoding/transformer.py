@@ -53,7 +53,7 @@ class Transformer:
         config = model.config
         known = model.get_input_embeddings()
         self.vocabulary: int | None = getattr(known, "num_embeddings", None)
-        last = int(getattr(config, "num_hidden_layers", None) or config.num_layers)
+        last = folder.layers
         _drop_unused(model, max(spec.layers), last)
         only_last = spec.layers == (last,)
         states = _States(model, None if only_last else spec.layers)
@@ -163,6 +163,13 @@ def load_transformer(
             weights_only=True,
             output_loading_info=True,
         )
+        encoder = model.get_encoder() if model.config.is_encoder_decoder else model
+        encoder = encoder.to(device).eval()
+        with torch.inference_mode():
+            # A wrong value of the configuration may be noticed no sooner.
+            encoder(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device))
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:
         raise cannot_load(f"model {spec.model}", error) from error
     # Poolers are left out of many checkpoints and never used here.
@@ -172,7 +179,6 @@ def load_transformer(
             f"the weights of {spec.model} lack {len(missing)} tensors (such as {missing[0]}): they "
             "would be random numbers; complete the model folder"
         )
-    encoder = (model.get_encoder() if model.config.is_encoder_decoder else model).to(device).eval()
     return tokenizer, encoder
 
 
