@@ -10,14 +10,13 @@ from whiten_index.measure.evaluate_retrieval import evaluate_retrieval
 def judge(tmp_path):
     """Return a function that judges a run, both given as nested dictionaries."""
 
-    def judged(run, qrels, metrics, drop_self=None):
+    def judged(run, qrels, metrics):
         rows = [f"{q} Q0 {d} 1 {s} x" for q, hits in run.items() for d, s in hits.items()]
         (tmp_path / "run.trec").write_text("\n".join(rows) + "\n")
         rows = [f"{q} 0 {d} {g}" for q, grades in qrels.items() for d, g in grades.items()]
         (tmp_path / "qrels.txt").write_text("\n".join(rows) + "\n")
         config = RetrievalConfig(
-            run=str(tmp_path / "run.trec"), qrels=str(tmp_path / "qrels.txt"), metrics=metrics,
-            drop_self=drop_self,
+            run=str(tmp_path / "run.trec"), qrels=str(tmp_path / "qrels.txt"), metrics=metrics
         )  # fmt: skip
         (found,) = evaluate_retrieval(config)["datasets"].values()
         return found
@@ -28,10 +27,10 @@ def judge(tmp_path):
 def test_ids_that_are_judged_to_be_of_other_texts_are_kept(judge):
     qrels = {"1": {"7": 1}, "2": {"2": 1}}
     run = {"1": {"1": 0.9, "7": 0.8}, "2": {"2": 0.9}}
-    for drop, figure, left_out in ((None, 75, 0), (True, 50, 2)):
-        found = judge(run, qrels, ("mrr@10",), drop)
-        assert (found["mrr@10"], found["counts"]["hits_of_self"]) == (figure, left_out)
-    assert judge(run, {"1": {"7": 1}, "2": {"2": 0}}, ("mrr@10",))["drop_self"]
+    found = judge(run, qrels, ("mrr@10",))
+    assert (found["mrr@10"], found["counts"]["hits_of_self"]) == (75, 0)
+    found = judge(run, {"1": {"7": 1}, "2": {"2": 0}}, ("mrr@10",))
+    assert (found["drop_self"], found["counts"]["hits_of_self"]) == (True, 2)
 
 
 def test_what_run_and_judgements_lack_is_counted(judge):

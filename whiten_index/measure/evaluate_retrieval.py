@@ -137,7 +137,7 @@ def _read_set(config: RetrievalConfig, number: int, work: Path) -> _Set:
     queries = queries_file(folder) if folder else Path(str(config.queries))
     qrels, split = _judgements(config, number)
     judged = read_judged(queries, qrels, split=split)
-    drops = drops_self(config.drop_self, judged.qrels)
+    drops = drops_self(judged.qrels)
     if not config.builds or folder is None:
         return _Set(name, judged, config, drops)
     found = _Set(name, judged, config, drops, parquet_corpus(corpus_file(folder), work))
@@ -241,7 +241,7 @@ def _judge_file(config: RetrievalConfig, source: str, stages: Stages) -> dict[st
             "for; deeper metrics count what is there"
         )
     _require_match(run, relevant, source, str(path))
-    drop, dropped = drops_self(config.drop_self, qrels), 0
+    drop, dropped = drops_self(qrels), 0
     if drop:
         dropped = sum(query in found for query, found in run.items())
         run = {
@@ -281,15 +281,13 @@ def _judged(
     }
 
 
-def drops_self(asked: bool | None, qrels: Qrels) -> bool:
+def drops_self(qrels: Qrels) -> bool:
     """Return whether hits with the query's own id are left out.
 
     Where queries are documents (ArguAna, Quora) each finds itself first, and no judgement says so;
     BEIR's evaluation leaves such hits out of every set. A judgement that calls one relevant shows
     that ids of queries and documents have nothing to do with each other, as in Cranfield.
     """
-    if asked is not None:
-        return asked
     return not any(grades.get(query, 0) > 0 for query, grades in qrels.items())
 
 

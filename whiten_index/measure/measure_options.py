@@ -58,12 +58,6 @@ class RetrievalOptions(RunnerOptions, JudgementOptions, SimilarityOption):
         min_length=1,
         flag="--metric",
     )
-    drop_self: bool | None = option(
-        "Leave out hits with the query's own id, as BEIR does.",
-        JUDGEMENTS,
-        default=None,
-        shown="yes, unless the judgements call such a hit relevant",
-    )
 
 
 @schema
