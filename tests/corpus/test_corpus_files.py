@@ -158,6 +158,11 @@ class _Refusing(MemoryFileSystem):  # type: ignore[misc]
         return super().ls(path, detail, **options)
 
 
+def test_an_address_that_says_too_little_is_refused():
+    with pytest.raises(CorpusError, match="use a URI that pyarrow"):
+        open_corpus("reference://")
+
+
 def test_a_folder_that_a_server_refuses_is_not_left_out(tmp_path, write_parquet):
     write_parquet(tmp_path / "a.parquet", {"text": ["a"]})
     fsspec.register_implementation("refusing", _Refusing, clobber=True)

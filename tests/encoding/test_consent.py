@@ -246,6 +246,7 @@ def test_modules_of_other_packages_never_run(plain, tmp_path, monkeypatch):
         ({"model_type": "dpt", "backbone": "acme/eye"}, "names another model ('acme/eye')"),
         ({"num_hidden_layers": 1001}, "more than 1,000 layers"),
         ({"text_config": {"decoder_layers": 1001}}, "more than 1,000 layers"),
+        ({"num_labels": (1 << 20) + 1}, "more than 1,048,576 labels"),
     ],
 )
 def test_a_configuration_is_looked_at_before_a_model_is_made(change, message, plain, tmp_path):

@@ -118,7 +118,7 @@ def resolve(source: str) -> tuple[Any, str]:
 
         try:
             known, path = fsspec.core.url_to_fs(source)
-        except (ValueError, ImportError, OSError) as error:
+        except (ValueError, TypeError, ImportError, OSError) as error:
             raise CorpusError(
                 f"{source} cannot be opened ({first_line(error)}); use a URI that pyarrow or an "
                 "installed fsspec package reads"

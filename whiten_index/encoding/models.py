@@ -46,8 +46,11 @@ _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "u
 _WIDTHS = ("hidden_size", "d_model", "dim", "n_embd")
 UNLIMITED = 1 << 30
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
-# A model is made in memory before its weights are read.
-_MOST_LAYERS = 1000
+# A model, and a name for each label, is made in memory before its weights are read.
+_MOST: dict[str, tuple[Any, ...]] = {
+    "layers": (1000, *_LAYERS, "encoder_layers", "decoder_layers", "num_decoder_layers"),
+    "labels": (1 << 20, "num_labels"),
+}
 _PINNED = re.compile(r"@[0-9a-f]{40}\b")
 # These count positions from the padding index on, which is 1 unless they say so.
 _OFFSET_POSITIONS = (
@@ -260,12 +263,12 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
             f"config.json of model {name} names another model ({backbones[0]!r}) as its backbone, "
             "which would be looked up on the hub; choose a text encoder, which has none"
         )
-    stacks = _named(config, *_LAYERS, "encoder_layers", "decoder_layers", "num_decoder_layers")
-    if any(isinstance(each, int) and each > _MOST_LAYERS for each in stacks):
-        raise EncoderError(
-            f"config.json of model {name} names more than {_MOST_LAYERS:,} layers; restore the "
-            "model folder, or choose another model"
-        )
+    for what, (most, *keys) in _MOST.items():
+        if any(isinstance(each, int) and each > most for each in _named(config, *keys)):
+            raise EncoderError(
+                f"config.json of model {name} names more than {most:,} {what}; restore the model "
+                "folder, or choose another model"
+            )
     settings = read_object(root / "sentence_bert_config.json") if modules else {}
     weights = weight_files(root)
     # A configuration may name a file of weights, which then comes first.

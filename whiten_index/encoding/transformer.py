@@ -168,8 +168,6 @@ def load_transformer(
         with torch.inference_mode():
             # A wrong value of the configuration may be noticed no sooner.
             encoder(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device))
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:
         raise cannot_load(f"model {spec.model}", error) from error
     # Poolers are left out of many checkpoints and never used here.
