@@ -42,21 +42,21 @@ def exponents() -> str:
 
 def choice() -> str:
     """Return what each rule loses against the best of the grid, on average and at worst."""
-    columns = [row for row in read("choice") if "group" in row]
-    header = [f"{row['group']}, {dict(_LAYERS)[row['layer']]}" for row in columns]
-    lines = [f"| nDCG@10 lost, mean (worst) | {' | '.join(header)} |", _rule(len(header) + 1)]
-    below = [
-        [
-            row
-            for row in _given_widths()
-            if row["set"] in GROUPS[column["group"]] and row["layer"] == column["layer"]
+    columns = {
+        (group, layer): [
+            row for row in _given_widths() if row["set"] in sets and row["layer"] == layer
         ]
-        for column in columns
-    ]
+        for group, sets in GROUPS.items()
+        for layer, _ in _LAYERS
+    }
+    columns = {column: rows for column, rows in columns.items() if rows}
+    header = [f"{group}, {dict(_LAYERS)[layer]}" for group, layer in columns]
+    lines = [f"| nDCG@10 lost, mean (worst) | {' | '.join(header)} |", _rule(len(header) + 1)]
     for name, figure in _RULES:
-        lines.append(f"| {name} | {' | '.join(_lost(rows, figure) for rows in below)} |")
-    lines.insert(3, f"| 95 % interval of the mean | {' | '.join(map(_interval, columns))} |")
-    gained = " | ".join(map(_above_pca, below))
+        cells = " | ".join(_lost(rows, figure) for rows in columns.values())
+        lines.append(f"| {name} | {cells} |")
+    lines[3:3] = _intervals(row for row in read("choice") if "group" in row)
+    gained = " | ".join(map(_above_pca, columns.values()))
     return "\n".join([*lines, f"| auto above PCA, mean (least) | {gained} |"])
 
 
@@ -138,7 +138,7 @@ def short_texts() -> str:
             _lost([row for row in rows if row["layer"] == layer], figure) for layer, _ in _LAYERS
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    lines.insert(3, f"| 95 % interval of the mean | {' | '.join(map(_interval, columns))} |")
+    lines[3:3] = _intervals(columns)
     return "\n".join(lines)
 
 
@@ -186,9 +186,9 @@ def _above_pca(rows: Sequence[Row]) -> str:
     return f"{statistics.mean(gained):+.2f} ({min(gained):+.2f})"
 
 
-def _interval(column: Row) -> str:
-    low, high = column["lost"]
-    return f"{low:.2f} to {high:.2f}"
+def _intervals(columns: Iterable[Row]) -> list[str]:
+    cells = ["{:.2f} to {:.2f}".format(*column["lost"]) for column in columns]
+    return [f"| 95 % interval of the mean | {' | '.join(cells)} |"] if cells else []
 
 
 def _rule(columns: int) -> str:
