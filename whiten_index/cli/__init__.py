@@ -18,6 +18,7 @@ from whiten_index.cli import (
     export_commands,
     maintenance_commands,
     measure_commands,
+    serve_commands,
     terminal,
 )
 from whiten_index.cli.schema_options import own_config_option
@@ -31,6 +32,7 @@ _SECTIONS: dict[str, tuple[click.Command, ...]] = {
         commands.build,
         commands.encode,
         commands.search,
+        serve_commands.serve,
         commands.inspect,
         export_commands.export,
         export_commands.push,

@@ -179,6 +179,12 @@ class Encoder:
         prepared = self._prepare(_listed(texts), self.spec.query_prompt, low_latency=True)
         return self.collect(self.run(prepared)).embeddings
 
+    def count_tokens(self, texts: Sequence[str]) -> int:
+        """Return how many tokens queries have together, without those that are cut."""
+        return len(
+            self._prepare(_listed(texts), self.spec.query_prompt, low_latency=True).tokens.ids
+        )
+
     def stream(
         self, chunks: Iterable[Sequence[str]], *, advance: Callable[[int], None] | None = None
     ) -> Iterator[NDArray[np.float32]]:

@@ -1,5 +1,6 @@
 """Candidates of an index ranked again by the raw embeddings in the store it was built from."""
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,12 @@ class Reranker:
         self._by, self._version = by, version
         self._store, self._whitening = store, whitening
         self._rows = CorpusEmbeddings(store, record, subset)
+
+    def of(self, candidates: int) -> "Reranker":
+        """Return the same one for another number of candidates."""
+        other = copy.copy(self)
+        other.candidates = candidates
+        return other
 
     def embeddings(self, rows: Rows) -> NDArray[np.float64]:
         """Return the raw embeddings (n, d) of rows (n,), in the order given."""

@@ -129,10 +129,23 @@ class Opened:
         return self.queries.get().encode_queries(texts)
 
     def search(
-        self, embeddings: NDArray[np.floating], top_k: int, chosen: RowFilter | None
+        self,
+        embeddings: NDArray[np.floating],
+        top_k: int,
+        chosen: RowFilter | None,
+        *,
+        rerank: int | None = None,
     ) -> list[Hits]:
-        """Return the hits of raw embeddings (n, d)."""
-        scores, rows = self._nearest(embeddings, top_k, chosen)
+        """Return the hits of raw embeddings (n, d); ``rerank`` other candidates than opened for."""
+        reranker = self.reranker
+        if rerank is not None:
+            if reranker is None and rerank:
+                raise ConfigError(
+                    "the index was opened without its store, which ranks candidates again; open it "
+                    "with --rerank N, or ask for 0"
+                )
+            reranker = reranker.of(rerank) if reranker and rerank else None
+        scores, rows = self.bundle.search(embeddings, top_k, row_filter=chosen, rescorer=reranker)
         return [hits_of(self.bundle, *pair) for pair in zip(scores, rows, strict=True)]
 
     def search_like(self, document_id: str | int, top_k: int, chosen: RowFilter | None) -> Hits:
@@ -207,8 +220,13 @@ class SearchIndex:
         return self._mirror.uri or self._root
 
     @property
+    def opened(self) -> Opened:
+        """The opened version, which stays as it is when ``reload`` opens another."""
+        return self._opened
+
+    @property
     def bundle(self) -> Bundle:
-        """The opened version."""
+        """Its files and facts."""
         return self._opened.bundle
 
     @property

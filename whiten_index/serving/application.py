@@ -1,0 +1,166 @@
+"""The HTTP server: routes, the page, and MCP beside them."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict, is_dataclass
+from importlib.resources import files
+from typing import Any
+
+import pydantic_core
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+
+import whiten_index
+from whiten_index.serving.bodies import (
+    CompareBody,
+    ComparisonBody,
+    EmbeddingsBody,
+    FoundBody,
+    ProblemBody,
+    SearchBody,
+    VectorsBody,
+)
+from whiten_index.serving.guard import Guard
+from whiten_index.serving.mcp_tools import mcp_server
+from whiten_index.serving.problems import HANDLERS, PROBLEM
+from whiten_index.serving.service import Service
+
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ProblemBody, "description": text, "content": {PROBLEM: {}}}
+    for status, text in {
+        400: "It cannot be answered as asked.",
+        401: "The token is missing or wrong.",
+        404: "No such index or document.",
+        413: "It is too large.",
+        422: "The body does not fit its schema.",
+        429: "Too many requests at once.",
+        503: "A file that is needed is damaged or cannot be read.",
+        504: "It took too long.",
+    }.items()
+}
+_PAGE = {"/": ("page.html", "text/html"), "/page.js": ("page.js", "text/javascript"),
+         "/page.css": ("page.css", "text/css")}  # fmt: skip
+
+
+def application(service: Service) -> FastAPI:
+    """Return the ASGI application of a service."""
+    options = service.options
+    mcp = mcp_server(service)
+    own = mcp.streamable_http_app(
+        stateless_http=True,
+        json_response=True,
+        max_request_body_size=options.body_bytes,
+        host=options.host,
+    )
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with service.running(), mcp.session_manager.run():
+            yield
+
+    app = FastAPI(
+        title="whiten-index",
+        version=whiten_index.__version__,
+        description="Search in reduced embeddings.",
+        lifespan=lifespan,
+        # They would load scripts from elsewhere.
+        docs_url=None,
+        redoc_url=None,
+        responses=_PROBLEMS,
+    )
+    for kind, handler in HANDLERS.items():
+        app.add_exception_handler(kind, handler)
+    app.add_middleware(Guard, options=options, metrics=service.metrics)
+    if options.cors_origin:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(options.cors_origin),
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type"],
+        )
+    _add_routes(app, service)
+    app.router.routes.extend(own.routes)
+    for path, (name, kind) in _PAGE.items():
+        app.add_api_route(path, _static(name, kind), include_in_schema=False)
+    return app
+
+
+def _add_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/search", response_model=FoundBody)
+    async def search(body: SearchBody) -> Response:
+        """Find documents by texts, by raw embeddings, or by another document."""
+        return _json(await service.search(body))
+
+    @app.post("/v1/embeddings", response_model=VectorsBody)
+    async def embeddings(body: EmbeddingsBody) -> Response:
+        """Return reduced vectors of queries, in the format of OpenAI's API."""
+        return _json(await service.vectors(body))
+
+    @app.post("/v1/compare", response_model=ComparisonBody)
+    async def compare(body: CompareBody) -> Response:
+        """Search by raw embeddings, by the indexes, and by each width of one fit."""
+        return _json(await service.compare(body))
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        """List the indexes in the format of OpenAI's API."""
+        data = [{"id": name, "object": "model", "created": 0, "owned_by": "whiten-index"}
+                for name in service.indexes]  # fmt: skip
+        return _json({"object": "list", "data": data})
+
+    @app.get("/v1/indexes")
+    async def indexes() -> Response:
+        """List the indexes."""
+        return _json({"indexes": service.summaries()})
+
+    # Files are read: in another thread than the loop's.
+    @app.get("/v1/indexes/{name}")
+    def describe(name: str) -> Response:
+        """Return what is known of the published version of an index."""
+        return _json(service.describe(name))
+
+    @app.get("/v1/indexes/{name}/versions")
+    def versions(name: str) -> Response:
+        """List the versions of an index, newest first."""
+        return _json(service.versions(name))
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        """Answer if the server runs."""
+        return _json({"status": "ok"})
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        """Answer which versions are searched, and why a newer one is not."""
+        found = {
+            each["name"]: {"version": each["version"], "fault": each["fault"]}
+            for each in service.summaries()
+        }
+        return _json({"status": "ok", "indexes": found})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Return counters for Prometheus."""
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+def _json(value: Any) -> Response:
+    """Return JSON; kept columns of any type are in it."""
+    return Response(
+        pydantic_core.to_json(value, fallback=_plain, bytes_mode="base64"),
+        media_type="application/json",
+    )
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+
+
+def _static(name: str, kind: str) -> Callable[[], Response]:
+    content = files(whiten_index.serving).joinpath(name).read_bytes()
+
+    async def answer() -> Response:
+        return Response(content, media_type=kind)
+
+    return answer

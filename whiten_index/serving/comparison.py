@@ -1,0 +1,170 @@
+"""Exact search of the raw embeddings, and of every width of one fit, in a single pass.
+
+All embeddings are held along the eigenvectors of the index's transform. There the vectors of k
+dims are the first k columns, scaled: one product with a query gives the scores of each width, and
+those of the raw embeddings, as the eigenvectors with their complement are a rotation.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.errors import ConfigError, WhiteningError
+from whiten_index.index.exact import Rows, Scores
+from whiten_index.index.vector_search import search_documents
+from whiten_index.search.search_index import Hits, Opened, hits_of
+from whiten_index.store.sampling import CorpusEmbeddings
+from whiten_index.versions.published import MOMENTS
+from whiten_index.versions.references import corpus_record, open_store
+from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.selection import widths
+from whiten_index.whitening.spectrum import unit_rows
+from whiten_index.whitening.transform import Whitening
+from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
+
+Array = NDArray[np.float32]
+_REMEDY = "name it with --store DIR"
+# Of unit vectors; one fit gives the same directions again to far more digits.
+_SAME = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The raw embeddings of a version, along the eigenvectors of its transform."""
+
+    opened: Opened
+    fit: Whitening  # the index's transform, of as many directions as its moments still give
+    rotation: NDArray[np.float64]  # (d, d) its directions, and others to the full width
+    blocks: Sequence[Array]  # (n, ·) each, side by side: embeddings less the mean, rotated
+    lengths: Mapping[int, Array]  # width -> length of each row's vector, (n,)
+    raw_scale: Array  # (n,) by which a raw product becomes a score
+
+    @classmethod
+    def of(
+        cls, opened: Opened, place: Path | str, store: Path | str | None, most_bytes: int
+    ) -> "Comparison":
+        """Read the embeddings of a version.
+
+        Raises:
+            ArtifactError: the store is not at hand, or lacks some.
+            ConfigError: they would take more than ``most_bytes``.
+        """
+        bundle = opened.bundle
+        rows, dim = len(bundle), bundle.dim
+        fit = _whole(opened)
+        ks = () if fit.kind.rotates_back else tuple(sorted({*widths(fit.k), bundle.whitening.k}))
+        if (needed := 4 * rows * (dim + len(ks) + 1)) > most_bytes:
+            raise ConfigError(
+                f"the comparison with raw embeddings would hold {needed:,} bytes and may hold "
+                f"{most_bytes:,}; raise --compare-memory"
+            )
+        found = open_store(
+            place, bundle.manifest, given=store, reader="the comparison", remedy=_REMEDY
+        )
+        embeddings = CorpusEmbeddings(found, corpus_record(bundle.source))
+        rotation, mean = _completed(fit.basis), fit.mean if fit.center else np.zeros(dim)
+        edges = [0, *ks, dim] if not ks or ks[-1] < dim else [0, *ks]
+        blocks = [
+            np.empty((rows, e - s), np.float32) for s, e in zip(edges, edges[1:], strict=False)
+        ]
+        lengths = {k: np.empty(rows, np.float32) for k in ks}
+        raw_scale, start = np.empty(rows, np.float32), 0
+        for some in embeddings.blocks():
+            x = some.astype(np.float64)
+            part = slice(start, start + len(x))
+            own = np.linalg.norm(x, axis=1)
+            if fit.normalize_input:
+                x = unit_rows(x)
+            taken = np.linalg.norm(x, axis=1)
+            raw_scale[part] = _ratio(1.0 if fit.similarity == "cosine" else own, taken)
+            rotated = (x - mean) @ rotation
+            for block, first in zip(blocks, edges, strict=False):
+                block[part] = rotated[:, first : first + block.shape[1]]
+            squares = np.cumsum((rotated[:, : fit.k] * fit.scales()) ** 2, axis=1) if ks else None
+            for k in ks:
+                assert squares is not None
+                lengths[k][part] = np.sqrt(squares[:, k - 1])
+            start += len(x)
+        return cls(opened, fit, rotation, blocks, lengths, raw_scale)
+
+    def search(self, embedding: NDArray[np.floating], top_k: int) -> tuple[Hits, dict[int, Hits]]:
+        """Return the hits of a query's raw embedding (d,): of raw embeddings, and of each width."""
+        fit, cosine = self.fit, self.fit.similarity == "cosine"
+        q = np.asarray(embedding, dtype=np.float64)
+        asked = unit_rows(q[None])[0] if fit.normalize_input else q
+        mean = fit.mean if fit.center else np.zeros(len(q))
+        turned, scales = (asked - mean) @ self.rotation, np.zeros(len(q))
+        scales[: len(fit.scales())] = fit.scales()
+        pair = np.stack([turned * scales**2, q @ self.rotation], axis=1).astype(np.float32)
+        products = np.zeros((len(self.raw_scale), 2), dtype=np.float32)
+        ends, start, found = iter(self.lengths.items()), 0, dict[int, Hits]()
+        for block in self.blocks:
+            stop = start + block.shape[1]
+            products += block @ pair[start:stop]
+            k, lengths = next(ends, (0, None))
+            if k == stop and lengths is not None:
+                length = float(np.linalg.norm((turned * scales)[:k]))
+                scores = _ratio(products[:, 0], lengths * length) if cosine else products[:, 0]
+                found[k] = self._hits(scores, top_k)
+            start = stop
+        raw = (products[:, 1] + np.float32(mean @ q)) * self.raw_scale
+        if cosine:
+            raw /= np.float32(np.linalg.norm(q) or 1)
+        return self._hits(raw, top_k), found
+
+    def _hits(self, scores: Array, top_k: int) -> Hits:
+        """Return the documents of the best scores (n,)."""
+        bundle, rows = self.opened.bundle, len(scores)
+
+        def best(_: object, most: int) -> tuple[Scores, Rows]:
+            near = np.argpartition(-scores, min(most, rows - 1))[:most]
+            near = near[np.lexsort((near, -scores[near]))]
+            return scores[None, near], near[None].astype(np.int64)
+
+        if bundle.grouped:
+            query, of = np.zeros((1, 1), np.float32), bundle.documents.first_rows
+            found = search_documents(best, of, query, top_k=min(top_k, rows), rows=rows)
+        else:
+            found = best(None, min(top_k, rows))
+        return hits_of(bundle, found[0][0], found[1][0])
+
+
+def _whole(opened: Opened) -> Whitening:
+    """Return the transform with all its directions, if the version's moments still give the same.
+
+    They do not after an update that kept the transform: then it has the index's own.
+    """
+    own = opened.bundle.whitening
+    if own.kind not in (Kind.WHITENING, Kind.PCA) or own.estimator != "empirical" or own.remove_top:
+        return own
+    config = WhiteningConfig(
+        kind=Kind.WHITENING,
+        k="full",
+        exponent=own.exponent,
+        center=own.center,
+        normalize_input=own.normalize_input,
+        floor=own.floor or None,
+        similarity=own.similarity,
+    )
+    try:
+        moments = Moments.load(opened.bundle.source.file(MOMENTS))
+        whole = Whitening.fit(moments, config)
+    except WhiteningError:
+        return own
+    same = whole.k >= own.k and np.allclose(whole.basis[:, : own.k], own.basis, atol=_SAME)
+    return whole if same and np.allclose(whole.mean, own.mean, atol=_SAME) else own
+
+
+def _completed(basis: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return orthonormal columns (d, r) and others to d of them."""
+    complete, _ = np.linalg.qr(basis, mode="complete")
+    return np.hstack([basis, complete[:, basis.shape[1] :]])
+
+
+def _ratio(above: NDArray[np.floating] | float, below: NDArray[np.floating]) -> Array:
+    """Return the quotient, 0 where a length is 0."""
+    safe = np.where(below > 0, below, 1)
+    return np.where(below > 0, above / safe, 0).astype(np.float32)

@@ -1,0 +1,58 @@
+"""Tools of the Model Context Protocol: a language model searches the indexes by itself."""
+
+from typing import Any
+
+import pydantic_core
+from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+
+import whiten_index
+from whiten_index.errors import WhitenIndexError
+from whiten_index.serving.bodies import SearchBody
+from whiten_index.serving.service import Service
+
+
+def mcp_server(service: Service) -> MCPServer[Any]:
+    """Return a server with the tools ``search`` and ``describe_index``."""
+    server = MCPServer[Any](
+        "whiten-index",
+        version=whiten_index.__version__,
+        instructions="Semantic search in these indexes of documents: " + ", ".join(service.indexes),
+    )
+
+    @server.tool()
+    async def search(
+        query: str, index: str | None = None, top_k: int = 5, filter: str | None = None
+    ) -> dict[str, Any]:
+        """Find the documents that answer a query.
+
+        Args:
+            query: a question or a description, in words.
+            index: which index; may be left out if there is one.
+            top_k: how many documents.
+            filter: a condition on their columns, such as lang == 'en'; describe_index names them.
+        """
+        try:
+            body = SearchBody(index=index, texts=query, top_k=top_k, filter=filter)
+            found = await service.search(body)
+        except (WhitenIndexError, ValueError) as error:
+            raise ToolError(str(error)) from error
+        return _plain({**found, "results": found["results"][0]["hits"]})
+
+    @server.tool()
+    async def describe_index(index: str | None = None) -> dict[str, Any]:
+        """Say what an index holds: its rows, its columns, its version and its size."""
+        try:
+            name = service.find(index).name
+        except WhitenIndexError as error:
+            raise ToolError(str(error)) from error
+        return next(each for each in service.summaries() if each["name"] == name)
+
+    return server
+
+
+def _plain(value: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = pydantic_core.to_jsonable_python(
+        value, fallback=str, bytes_mode="base64"
+    )
+    return found

@@ -1,0 +1,263 @@
+"""What the server can do, whether by HTTP or by MCP: search, vectors, facts, comparison."""
+
+import asyncio
+import base64
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.errors import ConfigError, CorpusError, WhitenIndexError
+from whiten_index.paths import shown
+from whiten_index.search.query_encoder import require_texts
+from whiten_index.search.search_index import Hit, Hits, Opened
+from whiten_index.serving.batcher import Batcher, Job
+from whiten_index.serving.bodies import CompareBody, EmbeddingsBody, SearchBody
+from whiten_index.serving.metrics import Metrics
+from whiten_index.serving.serve_options import ServeOptions
+from whiten_index.serving.served_index import ServedIndex
+from whiten_index.versions.retention import describe_index, list_versions
+from whiten_index.whitening.spectrum import real_rows
+
+_LOG = logging.getLogger("whiten_index.serving")
+
+
+class NotFoundError(CorpusError):
+    """An index or a document that is not there."""
+
+
+class Service:
+    """Indexes by name, and one thread that answers their queries."""
+
+    def __init__(self, places: Mapping[str, Path | str], options: ServeOptions) -> None:
+        """Open the indexes and load their encoders."""
+        self.options, self.metrics = options, Metrics()
+        self.indexes = {
+            name: ServedIndex(name, place, options, self.metrics) for name, place in places.items()
+        }
+        self._batcher = Batcher(self.metrics)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Look for new versions until the server ends."""
+        watcher = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            watcher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watcher
+            await asyncio.to_thread(self._batcher.close)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self.options.reload_seconds)
+            for each in self.indexes.values():
+                before = each.fault
+                try:
+                    await asyncio.to_thread(each.reload)
+                except Exception:
+                    _LOG.exception("looking for a new version of %s failed", each.name)
+                if each.fault != before:
+                    _LOG.warning(
+                        "%s: %s", each.name, each.fault or "the newest version answers again"
+                    )
+
+    def find(self, name: str | None) -> ServedIndex:
+        """Return an index by its name, or the only one."""
+        if name is None and len(self.indexes) == 1:
+            return next(iter(self.indexes.values()))
+        if name is None:
+            raise ConfigError(f"name an index, one of {', '.join(self.indexes)}")
+        if (found := self.indexes.get(name)) is None:
+            raise NotFoundError(
+                f"no index is served as {shown(name)}; there are {', '.join(self.indexes)}"
+            )
+        return found
+
+    async def search(self, body: SearchBody) -> dict[str, Any]:
+        """Return what a search found, as ``FoundBody``."""
+        served = self.find(body.index)
+        opened = served.opened
+        texts = [body.texts] if isinstance(body.texts, str) else body.texts or ()
+        self._check(max(len(texts), len(body.embeddings or ())), body.top_k)
+        self._log(texts)
+        require_texts(texts)
+        found: list[Hits] = await self._batcher.run(
+            Job(
+                opened,
+                texts,
+                body.embeddings and _embeddings(body.embeddings, opened),
+                body.id,
+                body.top_k,
+                body.filter,
+                body.rerank,
+            )
+        )
+        names = _columns(opened, body.columns)
+        return {
+            "index": served.name,
+            "version": opened.bundle.version,
+            "results": [{"hits": [_hit(hit, names) for hit in hits]} for hits in found],
+        }
+
+    async def vectors(self, body: EmbeddingsBody) -> dict[str, Any]:
+        """Return reduced vectors of queries, as ``VectorsBody``."""
+        served = self.find(body.model)
+        opened = served.opened
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        self._check(len(texts), 1)
+        self._log(texts)
+        require_texts(texts)
+        whitening = opened.bundle.whitening
+        if body.dimensions is not None and body.dimensions > whitening.k:
+            raise ConfigError(f"{served.name} has vectors of {whitening.k} dims, no more")
+        vectors, tokens = await self._batcher.run(Job(opened, texts))
+        if body.dimensions is not None:
+            vectors = whitening.compared(vectors[:, : body.dimensions])
+        rows = np.ascontiguousarray(vectors, dtype="<f4")
+        data: list[Any] = (
+            [base64.b64encode(row.tobytes()).decode() for row in rows]
+            if body.encoding_format == "base64"
+            else rows.tolist()
+        )
+        return {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": number, "embedding": each}
+                for number, each in enumerate(data)
+            ],
+            "model": served.name,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+
+    async def compare(self, body: CompareBody) -> dict[str, Any]:
+        """Search by raw embeddings, by every index of the same encoder, and by every width."""
+        served = self.find(body.index)
+        self._check(1, body.top_k)
+        self._log([body.text])
+        require_texts([body.text])
+        opened = served.opened
+        others = [each for each in self.indexes.values() if each is not served and each.encodes]
+        columns = [await self._column(each, body) for each in (served, *others)]
+        note, raw, widths = None, None, list[dict[str, Any]]()
+        try:
+            comparison = await asyncio.to_thread(served.comparison)
+            opened = comparison.opened
+            embedding = (await asyncio.to_thread(opened.encode, [body.text]))[0]
+            started = time.perf_counter()
+            hits, each_width = await asyncio.to_thread(comparison.search, embedding, body.top_k)
+            spent, dim, rows = time.perf_counter() - started, opened.bundle.dim, len(opened.bundle)
+            raw = _compared("raw embeddings", "raw", dim, 4 * dim * rows, rows, spent, hits)
+            widths = [
+                _compared(f"k = {k}", "width", k, 4 * k * rows, rows, None, found)
+                for k, found in each_width.items()
+            ]
+            wanted = {hit["id"] for hit in raw["hits"]}
+            for each in (raw, *columns, *widths):
+                common = wanted & {hit["id"] for hit in each["hits"]}
+                each["overlap"] = len(common) / len(wanted) if wanted else None
+        except WhitenIndexError as error:
+            note = str(error)
+        return {
+            "index": served.name,
+            "version": opened.bundle.version,
+            "note": note,
+            "columns": ([raw] if raw else []) + columns,
+            "widths": widths,
+        }
+
+    async def _column(self, served: ServedIndex, body: CompareBody) -> dict[str, Any]:
+        opened, started = served.opened, time.perf_counter()
+        found = await self._batcher.run(Job(opened, [body.text], top_k=body.top_k))
+        spent, sizes = time.perf_counter() - started, opened.bundle.manifest["bytes"]
+        size, rows, k = sizes["index"]["total"], len(opened.bundle), opened.bundle.whitening.k
+        return _compared(served.name, "index", k, size, rows, spent, found[0])
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """Return name, version and size of each index."""
+        found = []
+        for each in self.indexes.values():
+            bundle = each.opened.bundle
+            found.append(
+                {
+                    "name": each.name,
+                    "version": bundle.version,
+                    "rows": len(bundle),
+                    "dim": bundle.dim,
+                    "k": bundle.whitening.k,
+                    "similarity": bundle.whitening.similarity,
+                    "columns": list(bundle.documents.columns),
+                    "texts": each.encodes,
+                    "fault": each.fault,
+                }
+            )
+        return found
+
+    def describe(self, name: str | None) -> dict[str, Any]:
+        """Return what ``whiten-index inspect`` knows of the published version."""
+        found = describe_index(self.find(name).place, verify="manifest")
+        # Where it lies is not a client's business.
+        return {key: value for key, value in found.items() if key != "path"}
+
+    def versions(self, name: str | None) -> dict[str, Any]:
+        """Return what ``whiten-index versions`` lists."""
+        return {"versions": list_versions(self.find(name).place)}
+
+    def _check(self, texts: int, top_k: int) -> None:
+        most, hits = self.options.max_texts, self.options.max_top_k
+        if texts > most:
+            raise ConfigError(f"a request takes {most} texts or embeddings; {texts} were given")
+        if top_k > hits:
+            raise ConfigError(f"top_k is at most {hits} here; {top_k} was given")
+
+    def _log(self, texts: Sequence[str]) -> None:
+        if self.options.log_queries:
+            for text in texts:
+                _LOG.info("query %s", shown(text))
+
+
+def _embeddings(given: Sequence[Sequence[float]], opened: Opened) -> NDArray[np.float32]:
+    if len({len(each) for each in given}) != 1 or len(given[0]) != opened.bundle.dim:
+        raise ConfigError(
+            f"embeddings of {opened.bundle.dim} numbers are needed; "
+            f"{', '.join(sorted({str(len(each)) for each in given}))} were given"
+        )
+    rows: NDArray[np.float32] = real_rows(
+        np.array(given), opened.bundle.dim, taker="this index"
+    ).astype(np.float64)
+    return rows
+
+
+def _columns(opened: Opened, names: Sequence[str] | None) -> Sequence[str] | None:
+    known = opened.bundle.documents.columns
+    if names is not None and (unknown := [name for name in names if name not in known]):
+        raise ConfigError(
+            f"column {shown(unknown[0])} is not kept; kept are {', '.join(known) or 'none'}"
+        )
+    return names
+
+
+def _hit(hit: Hit, names: Sequence[str] | None = None) -> dict[str, Any]:
+    columns = hit.columns if names is None else {name: hit.columns[name] for name in names}
+    return {"id": hit.id, "score": hit.score, "columns": columns}
+
+
+def _compared(
+    name: str, kind: str, k: int, size: int, rows: int, seconds: float | None, hits: Hits
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "kind": kind,
+        "k": k,
+        "bytes_a_row": size / max(rows, 1),
+        "bytes": size,
+        "milliseconds": None if seconds is None else 1000 * seconds,
+        "overlap": None,
+        "hits": [_hit(hit) for hit in hits],
+    }
