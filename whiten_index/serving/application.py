@@ -1,7 +1,7 @@
 """The HTTP server: routes, the page, and MCP beside them."""
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, is_dataclass
 from importlib.resources import files
 from typing import Any
@@ -81,8 +81,8 @@ def application(service: Service) -> FastAPI:
         )
     _add_routes(app, service)
     app.router.routes.extend(own.routes)
-    for path, (name, kind) in _PAGE.items():
-        app.add_api_route(path, _static(name, kind), include_in_schema=False)
+    for path, (name, media_type) in _PAGE.items():
+        app.add_api_route(path, _static(name, media_type), include_in_schema=False)
     return app
 
 
@@ -157,10 +157,10 @@ def _plain(value: Any) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
-def _static(name: str, kind: str) -> Callable[[], Response]:
+def _static(name: str, media_type: str) -> Callable[[], Awaitable[Response]]:
     content = files(whiten_index.serving).joinpath(name).read_bytes()
 
     async def answer() -> Response:
-        return Response(content, media_type=kind)
+        return Response(content, media_type=media_type)
 
     return answer

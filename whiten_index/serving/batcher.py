@@ -26,7 +26,7 @@ class Job:
 
     opened: Opened  # the version that answers all of it
     texts: Sequence[str] = ()
-    embeddings: NDArray[np.float32] | None = None
+    embeddings: NDArray[np.floating] | None = None  # given, or of the texts
     document_id: str | int | None = None
     top_k: int = 0  # 0: reduced vectors are asked for, not hits
     row_filter: str | None = None
@@ -36,13 +36,18 @@ class Job:
     def run(self) -> list[Hits] | tuple[NDArray[np.float64], int]:
         """Return the hits of each query, or the vectors and their tokens; texts are encoded."""
         opened = self.opened
+        if self.document_id is not None:
+            chosen = opened.filter(self.row_filter)
+            return [opened.search_like(self.document_id, self.top_k, chosen)]
+        assert self.embeddings is not None
         if not self.top_k:
             tokens = opened.queries.get().count_tokens(self.texts)
             return opened.bundle.whitening.vectors(self.embeddings), tokens
         chosen = opened.filter(self.row_filter)
-        if self.document_id is not None:
-            return [opened.search_like(self.document_id, self.top_k, chosen)]
         return opened.search(self.embeddings, self.top_k, chosen, rerank=self.rerank)
+
+
+_Pair = tuple[Job, asyncio.Future[Any]]
 
 
 class Batcher:
@@ -54,7 +59,7 @@ class Batcher:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._jobs: queue.SimpleQueue[tuple[Job, asyncio.Future[Any]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Pair | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
         self._thread.start()
 
@@ -78,24 +83,25 @@ class Batcher:
             for some in _by(batch, lambda job: id(job.opened.queries)):
                 self._answer(some)
 
-    def _next(self, expected: int) -> list[tuple[Job, asyncio.Future[Any]]]:
+    def _next(self, expected: int) -> list[_Pair]:
         """Return the jobs that wait; none when it is time to end."""
-        batch = [self._jobs.get()]
-        until = time.perf_counter() + _WAIT_SECONDS
-        while batch[-1] is not None and sum(max(len(pair[0].texts), 1) for pair in batch) < _MOST:
+        first = self._jobs.get()
+        batch = [] if first is None else [first]
+        until, texts = time.perf_counter() + _WAIT_SECONDS, 0
+        while batch and texts < _MOST:
             left = until - time.perf_counter() if len(batch) < expected else 0
             try:
-                batch.append(self._jobs.get(timeout=left) if left > 0 else self._jobs.get_nowait())
+                found = self._jobs.get(timeout=left) if left > 0 else self._jobs.get_nowait()
             except queue.Empty:
                 break
-        if batch[-1] is None:
-            # The others are answered first.
-            if len(batch) > 1:
-                self._jobs.put(None)
-            batch.pop()
+            if found is None:
+                self._jobs.put(None)  # after this batch
+                break
+            batch.append(found)
+            texts += len(found[0].texts)
         return batch
 
-    def _answer(self, batch: list[tuple[Job, asyncio.Future[Any]]]) -> None:
+    def _answer(self, batch: list[_Pair]) -> None:
         """Encode the texts of a batch at once, then search; an error hits no other job."""
         started = time.perf_counter()
         results: list[Any] = []
@@ -131,10 +137,8 @@ class Batcher:
                 start += len(job.texts)
 
 
-def _by(
-    batch: Iterable[tuple[Job, Any]], key: Callable[[Job], Any]
-) -> Iterable[list[tuple[Job, Any]]]:
-    groups: defaultdict[Any, list[tuple[Job, Any]]] = defaultdict(list)
+def _by(batch: Iterable[_Pair], key: Callable[[Job], Any]) -> Iterable[list[_Pair]]:
+    groups: defaultdict[Any, list[_Pair]] = defaultdict(list)
     for pair in batch:
         groups[key(pair[0])].append(pair)
     return groups.values()

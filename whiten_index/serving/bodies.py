@@ -29,17 +29,21 @@ class SearchBody(_Body):
     index: IndexName = None
     texts: str | Annotated[list[str], Field(min_length=1)] | None = None
     embeddings: Annotated[list[Embedding], Field(min_length=1)] | None = Field(
-        None, description="Raw embeddings of queries, as wide as the encoder's."
+        default=None, description="Raw embeddings of queries, as wide as the encoder's."
     )
-    id: DocumentId | None = Field(None, description="A document, whose neighbours are wanted.")
+    id: DocumentId | None = Field(
+        default=None, description="A document, whose neighbours are wanted."
+    )
     top_k: TopK = 10
     filter: str | None = Field(
-        None, description="Condition on id and kept columns.", examples=["lang == 'en'"]
+        default=None, description="Condition on id and kept columns.", examples=["lang == 'en'"]
     )
     rerank: int | None = Field(
-        None, ge=0, description="Candidates ranked again by the store; 0 for none."
+        default=None, ge=0, description="Candidates ranked again by the store; 0 for none."
     )
-    columns: list[str] | None = Field(None, description="Kept columns to return; all by default.")
+    columns: list[str] | None = Field(
+        default=None, description="Kept columns to return; all by default."
+    )
 
     @model_validator(mode="after")
     def _one(self) -> "SearchBody":
@@ -56,7 +60,9 @@ class EmbeddingsBody(BaseModel):
     )
     model: str = Field(description="Name of an index.")
     input: str | Annotated[list[str], Field(min_length=1)]
-    dimensions: int | None = Field(None, ge=1, description="Keep the first dimensions only.")
+    dimensions: int | None = Field(
+        default=None, ge=1, description="Keep the first dimensions only."
+    )
     encoding_format: Literal["float", "base64"] = "float"
     user: str | None = None
 

@@ -5,6 +5,7 @@ dims are the first k columns, scaled: one product with a query gives the scores 
 those of the raw embeddings, as the eigenvectors with their complement are a rotation.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,9 +68,7 @@ class Comparison:
         embeddings = CorpusEmbeddings(found, corpus_record(bundle.source))
         rotation, mean = _completed(fit.basis), fit.mean if fit.center else np.zeros(dim)
         edges = [0, *ks, dim] if not ks or ks[-1] < dim else [0, *ks]
-        blocks = [
-            np.empty((rows, e - s), np.float32) for s, e in zip(edges, edges[1:], strict=False)
-        ]
+        blocks = [np.empty((rows, b - a), np.float32) for a, b in itertools.pairwise(edges)]
         lengths = {k: np.empty(rows, np.float32) for k in ks}
         raw_scale, start = np.empty(rows, np.float32), 0
         for some in embeddings.blocks():

@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import logging
+import re
 import time
 from http import HTTPStatus
 
@@ -82,11 +83,7 @@ class Guard:
     def _refused(self, scope: Scope) -> Response | None:
         """Return the response to a request that goes no further."""
         headers, path = Headers(scope=scope), scope["path"]
-        host = (
-            headers.get("host", "").rsplit(":", 1)[0]
-            if "]" not in headers.get("host", "")
-            else (headers["host"].partition("]")[0] + "]")
-        )
+        host = re.sub(r":\d*$", "", headers.get("host", ""))
         if self._token is None and self._options.loopback and host not in _LOCAL:
             # A web page may have its own name point to this machine.
             return problem(

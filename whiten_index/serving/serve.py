@@ -76,7 +76,7 @@ def serve_stdio(places: Mapping[str, Path | str], options: ServeOptions | None =
 
 
 def named(arguments: tuple[str, ...]) -> dict[str, str]:
-    """Return name -> place of arguments ``PLACE`` or ``NAME=PLACE``; a name is a folder's last part.
+    """Return name -> place of arguments ``PLACE``, named by its last part, or ``NAME=PLACE``.
 
     Examples:
         >>> named(("docs/index", "news=s3://bucket/news"))

@@ -22,7 +22,6 @@ from whiten_index.serving.metrics import Metrics
 from whiten_index.serving.serve_options import ServeOptions
 from whiten_index.serving.served_index import ServedIndex
 from whiten_index.versions.retention import describe_index, list_versions
-from whiten_index.whitening.spectrum import real_rows
 
 _LOG = logging.getLogger("whiten_index.serving")
 
@@ -92,7 +91,7 @@ class Service:
             Job(
                 opened,
                 texts,
-                body.embeddings and _embeddings(body.embeddings, opened),
+                _embeddings(body.embeddings, opened),
                 body.id,
                 body.top_k,
                 body.filter,
@@ -222,16 +221,18 @@ class Service:
                 _LOG.info("query %s", shown(text))
 
 
-def _embeddings(given: Sequence[Sequence[float]], opened: Opened) -> NDArray[np.float32]:
-    if len({len(each) for each in given}) != 1 or len(given[0]) != opened.bundle.dim:
+def _embeddings(
+    given: Sequence[Sequence[float]] | None, opened: Opened
+) -> NDArray[np.float64] | None:
+    if given is None:
+        return None
+    dim, widths = opened.bundle.dim, {len(each) for each in given}
+    if widths != {dim}:
         raise ConfigError(
-            f"embeddings of {opened.bundle.dim} numbers are needed; "
-            f"{', '.join(sorted({str(len(each)) for each in given}))} were given"
+            f"embeddings of {dim} numbers are needed; "
+            f"{', '.join(map(str, sorted(widths)))} were given"
         )
-    rows: NDArray[np.float32] = real_rows(
-        np.array(given), opened.bundle.dim, taker="this index"
-    ).astype(np.float64)
-    return rows
+    return np.array(given, dtype=np.float64)
 
 
 def _columns(opened: Opened, names: Sequence[str] | None) -> Sequence[str] | None:
