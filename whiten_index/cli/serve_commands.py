@@ -23,9 +23,9 @@ def serve(indexes: tuple[str, ...], stdio: bool, **options: Any) -> None:
     unless it is given another, NAME=INDEX.
     """
     require_installed("fastapi", "uvicorn", "mcp", "prometheus_client", by="serve", extra="serve")
+    chosen = ServeOptions(**given(options))
     from whiten_index.serving import serve as server
 
-    chosen = ServeOptions(**given(options))
     places = server.named(indexes)
     quiet = logging.WARNING if terminal.CHOSEN["quiet"] else logging.INFO
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")

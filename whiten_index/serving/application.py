@@ -132,9 +132,9 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/readyz")
     async def readyz() -> Response:
-        """Answer which versions are searched, and why a newer one is not."""
+        """Answer which versions are searched, and whether a newer one cannot be opened."""
         found = {
-            each["name"]: {"version": each["version"], "fault": each["fault"]}
+            each["name"]: {"version": each["version"], "reload_failed": bool(each["fault"])}
             for each in service.summaries()
         }
         return _json({"status": "ok", "indexes": found})

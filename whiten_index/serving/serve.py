@@ -14,6 +14,8 @@ from whiten_index.serving.mcp_tools import mcp_server
 from whiten_index.serving.serve_options import ServeOptions
 from whiten_index.serving.service import Service
 
+_BACKLOG = 2048
+
 
 def serve(
     places: Mapping[str, Path | str],
@@ -49,11 +51,13 @@ def serve(
         app = application(Service(places, options))
         config = uvicorn.Config(
             app,
+            backlog=_BACKLOG,
             log_config=None,
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=int(options.max_seconds) + 1,
         )
+        listening.listen(_BACKLOG)
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         host = f"[{options.host}]" if family == socket.AF_INET6 else options.host
         ready(f"http://{host}:{listening.getsockname()[1]}")

@@ -96,12 +96,13 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         _ = self.body_bytes, self.compare_bytes
+        token = self.token
         for origin in self.cors_origin:
             if origin != "*" and not origin.startswith(("http://", "https://")):
                 raise ConfigError(
                     f"--cors-origin {origin!r} is no origin; write one as https://example.org, or *"
                 )
-        if not (self.no_auth or self.loopback or self.token):
+        if not (self.no_auth or self.loopback or token):
             raise ConfigError(
                 f"others can reach --host {self.host}; give a token with --token-file FILE or "
                 f"{TOKEN_VARIABLE}, or allow everybody with --no-auth"

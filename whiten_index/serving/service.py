@@ -87,18 +87,15 @@ class Service:
         self._check(max(len(texts), len(body.embeddings or ())), body.top_k)
         self._log(texts)
         require_texts(texts)
-        found: list[Hits] = await self._batcher.run(
-            Job(
-                opened,
-                texts,
-                _embeddings(body.embeddings, opened),
-                body.id,
-                body.top_k,
-                body.filter,
-                body.rerank,
-            )
-        )
         names = _columns(opened, body.columns)
+        given = _embeddings(body.embeddings, opened)
+        job = Job(opened, texts, given, body.id, body.top_k, body.filter, body.rerank)
+        try:
+            found: list[Hits] = await self._batcher.run(job)
+        except CorpusError:
+            if body.id is not None:
+                _require_document(opened, body.id)
+            raise
         return {
             "index": served.name,
             "version": opened.bundle.version,
@@ -233,6 +230,13 @@ def _embeddings(
             f"{', '.join(map(str, sorted(widths)))} were given"
         )
     return np.array(given, dtype=np.float64)
+
+
+def _require_document(opened: Opened, name: str | int) -> None:
+    try:
+        opened.bundle.documents.find(name)
+    except CorpusError as error:
+        raise NotFoundError(str(error)) from error
 
 
 def _columns(opened: Opened, names: Sequence[str] | None) -> Sequence[str] | None:

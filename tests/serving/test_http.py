@@ -1,0 +1,363 @@
+"""Requests over HTTP: what they find, and how they are refused."""
+
+from __future__ import annotations
+
+import base64
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from tests.serving.conftest import COMMAND, ROWS, K, Serve, Server, build, corpus
+from whiten_index import QueryTransform, open_index
+from whiten_index.cli import cli
+from whiten_index.versions.retention import prune, rollback
+
+TEXT = "a cat sat on the mat"
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> httpx.Client:
+    return server.client()
+
+
+def found(client: httpx.Client, **body: Any) -> dict[str, Any]:
+    answer = client.post("/v1/search", json={"index": "docs", **body})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_search_finds_what_the_library_finds(client: httpx.Client, index: Path) -> None:
+    opened = open_index(index)
+    texts = [TEXT, "two birds flew north"]
+    wanted = opened.search(texts, top_k=5, row_filter="lang == 'en'")
+    answer = found(client, texts=texts, top_k=5, filter="lang == 'en'", columns=["lang"])
+    assert answer["version"] == opened.bundle.version
+    for hits, result in zip(wanted, answer["results"], strict=True):
+        assert [hit["id"] for hit in result["hits"]] == [hit.id for hit in hits]
+        assert np.allclose(
+            [hit["score"] for hit in result["hits"]], [h.score for h in hits], atol=1e-5
+        )
+        assert all(hit["columns"] == {"lang": "en"} for hit in result["hits"])
+    embeddings = opened.encode(texts).tolist()
+    again = found(client, embeddings=embeddings, top_k=5, filter="lang == 'en'")["results"]
+    for hits, result in zip(wanted, again, strict=True):
+        assert [hit["id"] for hit in result["hits"]] == [hit.id for hit in hits]
+    like = found(client, id="d7", top_k=3)["results"][0]["hits"]
+    assert [hit["id"] for hit in like] == [hit.id for hit in opened.search_like("d7", top_k=3)]
+
+
+def test_candidates_are_ranked_again_if_the_index_was_opened_so(serve: Serve, index: Path) -> None:
+    wanted = open_index(index, rerank=ROWS, rerank_by="vectors").search(TEXT, top_k=5)
+    with serve(index, "--rerank", 20).client() as client:
+        for rerank in (None, 0, ROWS):
+            body = {"texts": TEXT, "top_k": 5, "rerank": rerank}
+            hits = client.post("/v1/search", json=body).json()["results"][0]["hits"]
+            assert [hit["id"] for hit in hits] == [hit.id for hit in wanted]
+
+
+@pytest.mark.parametrize("dimensions", [None, 3])
+def test_vectors_are_those_that_a_push_sends(
+    client: httpx.Client, index: Path, dimensions: int | None
+) -> None:
+    wanted = QueryTransform.of(index, k=dimensions).encode_queries([TEXT, "one"])
+    body = {"model": "docs", "input": [TEXT, "one"], "dimensions": dimensions}
+    plain = client.post("/v1/embeddings", json=body).json()
+    assert np.allclose([each["embedding"] for each in plain["data"]], wanted, atol=1e-5)
+    assert plain["usage"]["prompt_tokens"] == 8 + 3
+    packed = client.post("/v1/embeddings", json={**body, "encoding_format": "base64"}).json()
+    rows = [np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in packed["data"]]
+    assert np.allclose(rows, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("search", {"texts": TEXT}, 400, "name an index, one of docs, other"),
+        ("search", {"index": "x", "texts": TEXT}, 404, "no index is served as 'x'"),
+        ("search", {"index": "docs"}, 422, "give one of texts, embeddings, id"),
+        ("search", {"index": "docs", "texts": TEXT, "id": "d1"}, 422, "give one of"),
+        ("search", {"index": "docs", "texts": " "}, 400, "blank"),
+        ("search", {"index": "docs", "texts": TEXT, "top_k": 0}, 422, "top_k"),
+        ("search", {"index": "docs", "texts": TEXT, "top_k": 51}, 400, "at most 50"),
+        ("search", {"index": "docs", "texts": ["a"] * 41}, 400, "takes 40 texts"),
+        ("search", {"index": "docs", "texts": TEXT, "filter": "lang =="}, 400, "filter"),
+        ("search", {"index": "docs", "texts": TEXT, "filter": "x == 1"}, 400, "does not keep"),
+        ("search", {"index": "docs", "texts": TEXT, "columns": ["x"]}, 400, "'x' is not kept"),
+        ("search", {"index": "docs", "texts": TEXT, "rerank": 10}, 400, "without its store"),
+        ("search", {"index": "docs", "id": "nobody"}, 404, "no document has the id"),
+        ("search", {"index": "docs", "embeddings": [[1.0, 2.0]]}, 400, "embeddings of 32 numbers"),
+        ("search", {"index": "docs", "embeddings": [[1e300] * 32]}, 400, "float32"),
+        ("search", {"index": "docs", "texts": TEXT, "k": 1}, 422, "k: Extra inputs"),
+        ("embeddings", {"model": "docs", "input": TEXT, "dimensions": K + 1}, 400, "vectors of 8"),
+        ("embeddings", {"model": "docs", "input": [[1, 2]]}, 422, "input"),
+        ("compare", {"index": "docs", "text": ""}, 400, "blank"),
+        ("nothing", {}, 404, "Not Found"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_answered_is_a_problem_in_words(
+    client: httpx.Client, path: str, body: dict[str, Any], status: int, words: str
+) -> None:
+    answer = client.post(f"/v1/{path}", json=body)
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json()
+    assert (answer.status_code, problem["status"]) == (status, status), answer.text
+    assert words in problem["detail"]
+    assert set(problem) == {"type", "title", "status", "detail"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"\xff",
+        b"[" * 5000,
+        b'{"index": "docs", "texts": NaN}',
+        b'{"index": "docs", "texts": "\\ud800"}',
+    ],
+)
+def test_a_body_that_is_no_json_is_refused(client: httpx.Client, body: bytes) -> None:
+    answer = client.post("/v1/search", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 422 or answer.status_code == 400, answer.text
+
+
+def test_what_is_known_of_an_index_is_told(client: httpx.Client, index: Path) -> None:
+    both = client.get("/v1/indexes").json()["indexes"]
+    assert [(each["name"], each["rows"], each["k"]) for each in both] == [
+        ("docs", ROWS, K), ("other", ROWS, K),
+    ]  # fmt: skip
+    facts = client.get("/v1/indexes/docs").json()
+    assert facts["whitening"]["k"] == K
+    assert facts["spectrum"]
+    assert "path" not in facts
+    assert client.get("/v1/indexes/docs/versions").json()["versions"][0]["published"]
+    assert [each["id"] for each in client.get("/v1/models").json()["data"]] == ["docs", "other"]
+    assert client.get("/v1/indexes/x").status_code == 404
+    assert client.get("/healthz").json() == {"status": "ok"}
+
+
+def test_a_comparison_holds_raw_search_and_every_width(client: httpx.Client, index: Path) -> None:
+    body = {"index": "docs", "text": TEXT, "top_k": 10}
+    answer = client.post("/v1/compare", json=body).json()
+    raw, own, other = answer["columns"]
+    exact = open_index(index, rerank=ROWS, rerank_by="embeddings").search(TEXT, top_k=10)
+    assert [hit["id"] for hit in raw["hits"]] == [hit.id for hit in exact]
+    assert np.allclose([hit["score"] for hit in raw["hits"]], [h.score for h in exact], atol=1e-5)
+    assert own["hits"] == other["hits"]
+    common = {hit["id"] for hit in own["hits"]} & {hit.id for hit in exact}
+    assert own["overlap"] == pytest.approx(len(common) / 10)
+    whole = {each["k"]: each for each in answer["widths"]}
+    assert max(whole) > K
+    assert [hit["id"] for hit in whole[K]["hits"]] == [hit["id"] for hit in own["hits"]]
+    assert np.allclose(
+        [h["score"] for h in whole[K]["hits"]], [h["score"] for h in own["hits"]], atol=1e-4
+    )
+
+
+def test_without_memory_the_comparison_has_no_raw_column(serve: Serve, index: Path) -> None:
+    with serve(index, "--compare-memory", 0).client() as client:
+        answer = client.post("/v1/compare", json={"text": TEXT}).json()
+    assert "raise --compare-memory" in answer["note"]
+    assert [each["kind"] for each in answer["columns"]] == ["index"]
+
+
+def test_queries_at_once_are_encoded_together_and_answered_each(client: httpx.Client) -> None:
+    texts = [f"{word} {number % 7}" for number, word in enumerate(["cat", "dog", "bird"] * 30)]
+    alone = {text: found(client, texts=text)["results"] for text in set(texts)}
+    with ThreadPoolExecutor(30) as pool:
+        answers = list(pool.map(lambda text: (text, found(client, texts=text)["results"]), texts))
+    for text, results in answers:
+        assert [h["id"] for h in results[0]["hits"]] == [h["id"] for h in alone[text][0]["hits"]]
+    counted = dict(line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines())
+    together = "whiten_index_serve_batch_requests"
+    assert float(counted[together + "_sum"]) > float(counted[together + "_count"])
+    assert float(counted['whiten_index_serve_reload_failed{index="docs"}']) == 0
+
+
+def test_versions_come_and_go_without_a_failed_or_mixed_answer(
+    serve: Serve, tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...]
+) -> None:
+    out = build(tmp_path / "o", corpus(tmp_path / "c", tiny_words), tiny_model)
+    server = serve(out, "--reload-seconds", 0.1)
+    stop, seen, failures = threading.Event(), set[tuple[str, str]](), list[str]()
+
+    def ask() -> None:
+        with server.client() as client:
+            while not stop.is_set():
+                answer = client.post("/v1/search", json={"texts": TEXT, "top_k": 1})
+                if answer.status_code != 200:
+                    failures.append(answer.text)
+                    return
+                value = answer.json()
+                seen.add((value["version"], value["results"][0]["hits"][0]["columns"]["text"]))
+
+    def ready(client: httpx.Client) -> dict[str, str]:
+        return client.get("/readyz").json()["indexes"]["o"]
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    first = server.until(ready)["version"]
+    build(out, corpus(tmp_path / "c", tiny_words, seed=1), tiny_model)
+    assert server.until(lambda client: ready(client)["version"] != first)
+    second = server.until(ready)["version"]
+    build(out, corpus(tmp_path / "c", tiny_words, seed=2), tiny_model, k=4)
+    assert server.until(lambda client: ready(client)["version"] != second)
+    rollback(out, to=first)
+    assert server.until(lambda client: ready(client)["version"] == first)
+    prune(out, keep=1)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    # One text for each version: no answer is of two.
+    assert len(seen) == len({version for version, _ in seen}) == 3
+
+
+def ready_version(server: Server) -> str:
+    with server.client() as client:
+        return client.get("/readyz").json()["indexes"]["o"]["version"]
+
+
+def test_a_version_that_cannot_be_opened_leaves_the_one_before(
+    serve: Serve, tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...]
+) -> None:
+    out = build(tmp_path / "o", corpus(tmp_path / "c", tiny_words), tiny_model)
+    server = serve(out, "--reload-seconds", 0.1)
+    first = ready_version(server)
+    current = out / "CURRENT"
+    whole = current.read_bytes()
+    current.write_bytes(whole[:-20])
+    assert server.until(lambda c: c.get("/readyz").json()["indexes"]["o"]["reload_failed"])
+    with server.client() as client:
+        assert "CURRENT" in client.get("/v1/indexes").json()["indexes"][0]["fault"]
+        assert client.post("/v1/search", json={"texts": TEXT}).json()["version"] == first
+        assert 'reload_failed{index="o"} 1.0' in client.get("/metrics").text
+    current.write_bytes(whole)
+    assert server.until(lambda c: not c.get("/readyz").json()["indexes"]["o"]["reload_failed"])
+
+
+def test_sigterm_answers_what_is_under_way(serve: Serve, index: Path) -> None:
+    server = serve(index)
+    with server.client() as client, ThreadPoolExecutor(8) as pool:
+        body = {"texts": [f"{TEXT} {n}" for n in range(250)], "top_k": 300}
+        asked = [pool.submit(client.post, "/v1/search", json=body) for _ in range(8)]
+        server.until(lambda c: "requests_under_way 9.0" in c.get("/metrics").text, 20)
+        server.process.send_signal(signal.SIGTERM)
+        assert [each.result().status_code for each in asked] == [200] * 8
+    assert server.process.wait(60) == 0
+
+
+TOKEN = "0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def guarded(serve: Serve, index: Path, tmp_path_factory: pytest.TempPathFactory) -> Server:
+    """A server with a token and small limits."""
+    file = tmp_path_factory.mktemp("token") / "token"
+    file.write_text(TOKEN + "\n")
+    return serve(
+        index, "--token-file", file, "--max-body", "2KiB", "--max-requests", 4,
+        "--max-seconds", 0.5, "--cors-origin", "https://example.org", "--log-queries",
+    )  # fmt: skip
+
+
+def test_a_token_is_needed_for_data_and_none_for_probes(guarded: Server) -> None:
+    with guarded.client() as client:
+        for path in ("/healthz", "/readyz", "/"):
+            assert client.get(path).status_code == 200
+        for path in ("/v1/indexes", "/metrics", "/openapi.json", "/v1/models", "/mcp"):
+            for header in (
+                "",
+                "Bearer",
+                f"Bearer {TOKEN}x",
+                TOKEN,
+                "Bearer \xe9".encode("latin-1"),
+            ):
+                refused = client.get(path, headers={"authorization": header})
+                assert refused.status_code == 401, path
+                assert refused.headers["www-authenticate"] == "Bearer"
+        client.headers["authorization"] = f"Bearer {TOKEN}"
+        assert client.get("/v1/indexes").status_code == 200
+        assert TOKEN not in guarded.log.read_text()
+
+
+def test_requests_have_limits(guarded: Server) -> None:
+    headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
+    with guarded.client(headers=headers) as client:
+        large = client.post("/v1/search", json={"texts": "cat " * 600})
+        assert large.status_code == 413
+        assert "2,048 bytes" in large.json()["detail"]
+        # Without a length in its header.
+        chunks = client.post("/v1/search", content=iter([b"[", b"1," * 2000]))
+        assert chunks.status_code == 413
+
+        def slowly() -> Any:
+            yield b"{"
+            threading.Event().wait(2)
+            yield b"}"
+
+        assert client.post("/v1/search", content=slowly()).status_code == 504
+        with ThreadPoolExecutor(12) as pool:
+            sent = [pool.submit(client.post, "/v1/search", content=slowly()) for _ in range(12)]
+            answers = [each.result() for each in sent]
+        assert {answer.status_code for answer in answers} == {429, 504}
+        assert all(a.headers["retry-after"] for a in answers if a.status_code == 429)
+        assert client.post("/v1/search", json={"texts": TEXT}).status_code == 200
+
+
+def test_pages_of_others_ask_only_where_they_are_allowed_to(
+    guarded: Server, server: Server
+) -> None:
+    asked = {"origin": "https://example.org", "access-control-request-method": "POST"}
+    with guarded.client() as client:
+        allowed = client.options("/v1/search", headers=asked)
+        assert allowed.headers["access-control-allow-origin"] == "https://example.org"
+        other = client.options("/v1/search", headers={**asked, "origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in other.headers
+    with server.client() as client:
+        assert "access-control-allow-origin" not in client.get("/healthz", headers=asked).headers
+        # A name that points to this machine, in a browser.
+        evil = client.get("/v1/indexes", headers={"host": "evil.example"})
+        assert evil.status_code == 421
+        page = client.get("/")
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        assert page.headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_log_has_queries_only_if_asked(guarded: Server, server: Server) -> None:
+    with guarded.client(headers={"authorization": f"Bearer {TOKEN}"}) as client:
+        client.post("/v1/search", json={"texts": "secret \x1b[31m cat"})
+    with server.client() as client:
+        client.post("/v1/search", json={"index": "docs", "texts": "secret dog"})
+    assert "secret \\x1b[31m cat" in guarded.log.read_text()
+    assert "POST /v1/search 200" in server.log.read_text()
+    assert "secret" not in server.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["--host", "0.0.0.0"], 2, "others can reach --host 0.0.0.0"),
+        (["--token-file", "nowhere"], 2, "cannot be read"),
+        (["--cors-origin", "example.org"], 2, "is no origin"),
+        (["--max-body", "much"], 2, "--max-body 'much' is no size"),
+        (["--port", "70000"], 2, "--port"),
+        (["--host", "192.0.2.1", "--no-auth"], 7, "cannot be listened on"),
+        (["{index}"], 2, "two indexes are called docs"),
+        (["nowhere"], 5, "does not exist"),
+    ],
+)  # fmt: skip
+def test_a_server_that_cannot_start_says_why(
+    index: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], status: int, words: str
+) -> None:
+    given = ["serve", str(index), *(each.format(index=index) for each in arguments)]
+    monkeypatch.delenv("WHITEN_INDEX_TOKEN", raising=False)
+    done = CliRunner().invoke(cli, given if "--port" in given else [*given, "--port", "0"])
+    assert (done.exit_code, words in done.output) == (status, True), done.output

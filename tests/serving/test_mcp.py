@@ -1,0 +1,46 @@
+"""The tools of MCP, called by the protocol's own client."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp import Client, StdioServerParameters
+
+from tests.serving.conftest import COMMAND, ROWS, K, Server
+from whiten_index import open_index
+
+TEXT = "a cat sat on the mat"
+
+
+def talk(to: Any) -> tuple[list[str], Any, Any, Any]:
+    async def ask() -> Any:
+        async with Client(to) as client:
+            tools = await client.list_tools()
+            found = await client.call_tool("search", {"query": TEXT, "index": "docs", "top_k": 3})
+            facts = await client.call_tool("describe_index", {"index": "docs"})
+            wrong = await client.call_tool("search", {"query": TEXT, "index": "x"})
+            return [tool.name for tool in tools.tools], found, facts, wrong
+
+    return anyio.run(ask)
+
+
+@pytest.mark.parametrize("transport", ["http", "stdio"])
+def test_a_client_finds_documents(server: Server, index: Path, transport: str) -> None:
+    stdio = StdioServerParameters(
+        command=COMMAND[0],
+        args=[*COMMAND[1:], f"docs={index}", "--stdio"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    names, found, facts, wrong = talk(server.url + "/mcp" if transport == "http" else stdio)
+    assert names == ["search", "describe_index"]
+    hits = found.structured_content["results"]
+    wanted = open_index(index).search(TEXT, top_k=3)
+    assert [hit["id"] for hit in hits] == [hit.id for hit in wanted]
+    assert facts.structured_content["rows"] == ROWS
+    assert facts.structured_content["k"] == K
+    assert wrong.is_error
+    assert "no index is served as 'x'" in wrong.content[0].text
