@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE ?= 1
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip --disable-pip-version-check install --quiet 'pip>=25.1'
 	$(PIP) torch
-	$(PIP) --editable '.[cpu,embedded,eval]'
+	$(PIP) --editable '.[cpu,embedded,eval,serve]'
 	touch $@
 
 .venv/tools: .venv/runtime
@@ -20,13 +20,7 @@ export HF_HUB_OFFLINE ?= 1
 	touch $@
 
 demo: .venv/runtime
-	$(BIN)/python -m pipelines.docstrings_corpus demo/corpus
-	$(BIN)/whiten-index build demo/corpus --text-column name --text-column text --id-column id \
-	    --keep signature --max-length 128 --k 128 --exponent 0.25 --out demo/index
-	$(BIN)/whiten-index search demo/index --top-k 3 \
-	    "how do I parse a date from a string" "read a gzip compressed file" \
-	    "run a function in several processes at once" "eigenvalues of a symmetric matrix" \
-	    "split a text into tokens for a language model"
+	$(BIN)/whiten-index demo demo
 
 # One process a core, of one thread each: on small arrays several are far slower.
 test: .venv/tools

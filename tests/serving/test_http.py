@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from tests.serving.conftest import COMMAND, ROWS, K, Serve, Server, build, corpus
+from tests.serving.conftest import ROWS, K, Serve, Server, build, corpus
 from whiten_index import QueryTransform, open_index
 from whiten_index.cli import cli
 from whiten_index.versions.retention import prune, rollback
@@ -109,7 +109,7 @@ def test_what_cannot_be_answered_is_a_problem_in_words(
     problem = answer.json()
     assert (answer.status_code, problem["status"]) == (status, status), answer.text
     assert words in problem["detail"]
-    assert set(problem) == {"type", "title", "status", "detail"}
+    assert set(problem) == {"type", "title", "status", "detail", "message"}
 
 
 @pytest.mark.parametrize(

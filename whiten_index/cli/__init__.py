@@ -15,6 +15,7 @@ import whiten_index
 from whiten_index.artifacts.files import unforeseen
 from whiten_index.cli import (
     commands,
+    demo,
     export_commands,
     maintenance_commands,
     measure_commands,
@@ -29,6 +30,7 @@ from whiten_index.paths import cell, require_no_secret, require_plain_environmen
 
 _SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Build and search": (
+        demo.demo,
         commands.build,
         commands.encode,
         commands.search,

@@ -154,3 +154,4 @@ class ProblemBody(BaseModel):
     title: str
     status: int
     detail: str
+    message: str

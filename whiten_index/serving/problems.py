@@ -22,6 +22,7 @@ def problem(status: int, detail: str, *, headers: Mapping[str, str] | None = Non
         "title": HTTPStatus(status).phrase,
         "status": int(status),
         "detail": detail,
+        "message": detail,  # OpenAI's client shows this one
     }
     return Response(pydantic_core.to_json(value), status, headers, PROBLEM)
 
