@@ -73,10 +73,12 @@ def docstrings(most: int) -> list[dict[str, str]]:
     files = {path: root for root in paths for path in sorted(root.rglob("*.py"))}
     found, drawn = dict[str, str](), random.Random(0)
     # The best known names are in modules that are in few packages.
-    for path in sorted(
-        files, key=lambda each: (len(each.relative_to(files[each]).parts), drawn.random())
-    ):
-        module = path.relative_to(files[path]).with_suffix("").parts
+    order = sorted(
+        (len(path.relative_to(root).parts), drawn.random(), path, root)
+        for path, root in files.items()
+    )
+    for _, _, path, root in order:
+        module = path.relative_to(root).with_suffix("").parts
         if not _SKIPPED.isdisjoint(module) or "site-packages" in module:
             continue
         for name, text in _public(path)[:_MOST_OF_A_FILE]:

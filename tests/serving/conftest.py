@@ -1,0 +1,125 @@
+"""A small index of texts, and real servers of it, each a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from whiten_index import BuildConfig, build_index
+
+ROWS, K = 300, 8
+HOSTILE = "<img src=x onerror=alert(1)>"
+COMMAND = [sys.executable, "-c", "from whiten_index.cli import main; main()", "serve"]
+
+
+@dataclass
+class Server:
+    """A server that runs."""
+
+    url: str
+    process: subprocess.Popen[str]
+    log: Path
+
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=60, **options)
+
+    def until(self, holds: Callable[[httpx.Client], Any], seconds: float = 60) -> Any:
+        """Return what holds in the end."""
+        with self.client() as client:
+            end = time.monotonic() + seconds
+            while not (found := holds(client)) and time.monotonic() < end:
+                time.sleep(0.05)
+            return found
+
+
+Serve = Callable[..., Server]
+
+
+def corpus(folder: Path, words: tuple[str, ...], *, seed: int = 0, rows: int = ROWS) -> Path:
+    """Write texts of random words with two kept columns."""
+    random = np.random.default_rng(seed)
+    texts = [" ".join(random.choice(words, size=n)) for n in random.integers(3, 12, rows)]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "corpus.parquet"
+    table = {
+        "id": [f"d{i}" for i in range(rows)],
+        "text": texts,
+        "lang": ["en", "de", HOSTILE] * (rows // 3),
+    }
+    pq.write_table(pa.table(table), path)
+    return path
+
+
+def build(out: Path, source: Path, model: Path, **options: Any) -> Path:
+    given: dict[str, Any] = {"k": K, "whiten": "whitening", "keep": ("text", "lang"), **options}
+    config = BuildConfig(
+        corpus=(str(source),), out=str(out), text_columns=("text",), id_column="id",
+        model=str(model), **given,
+    )  # fmt: skip
+    return build_index(config).out
+
+
+@pytest.fixture(scope="session")
+def index(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tiny_words: tuple[str, ...]
+) -> Path:
+    """An index of texts. Do not write to it."""
+    folder = tmp_path_factory.mktemp("served")
+    return build(folder / "docs", corpus(folder / "c", tiny_words), tiny_model)
+
+
+@contextlib.contextmanager
+def started(
+    folder: Path, *arguments: str, variables: dict[str, str] | None = None
+) -> Iterator[Server]:
+    log = folder / "serve.log"
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [*COMMAND, "--port", "0", *arguments],
+            stderr=errors,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(variables or {})},
+        )
+        try:
+            end = time.monotonic() + 120
+            while "http://" not in log.read_text():
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < end, log.read_text()
+                time.sleep(0.05)
+            url = next(word for word in log.read_text().split() if word.startswith("http://"))
+            yield Server(url, process, log)
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+@pytest.fixture(scope="session")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """Return ``serve(*arguments, variables=None) -> Server``; all of them end with the session."""
+    with contextlib.ExitStack() as running:
+
+        def start(*arguments: Any, variables: dict[str, str] | None = None) -> Server:
+            folder = tmp_path_factory.mktemp("server")
+            given = [*map(str, arguments)]
+            return running.enter_context(started(folder, *given, variables=variables))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def server(serve: Serve, index: Path) -> Server:
+    """A server of one index under two names."""
+    return serve(f"docs={index}", f"other={index}", "--max-texts", 40, "--max-top-k", 50)
