@@ -57,7 +57,7 @@ def indexed(work: Path, texts: Path, **options: Any) -> Path:
     config = BuildConfig(
         corpus=(str(texts),), text_columns=("text",), model="all-MiniLM-L6-v2", **given
     )
-    return build_index(config).out
+    return Path(build_index(config).out)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import yaml
 from whiten_index.cli.monitoring import OUTCOMES
 from whiten_index.cli.nightly_job import NightlyJob
 from whiten_index.cli.signals import INTERRUPTED
+from whiten_index.serving.serve_options import PROBES, ServeOptions
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "pipelines" / "deploy"
@@ -74,6 +75,23 @@ def test_systemd_finds_no_fault(analyze: str, units: Path) -> None:
 def documents() -> dict[str, Any]:
     read = yaml.safe_load_all((DEPLOY / "kubernetes" / "cronjob.yaml").read_text())
     return {document["kind"]: document for document in read}
+
+
+def test_the_deployment_asks_what_the_server_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = yaml.safe_load_all((DEPLOY / "kubernetes" / "serve.yaml").read_text())
+    deployment, service = read
+    pod = deployment["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    (variable,) = [each for each in container["env"] if "valueFrom" in each]
+    monkeypatch.setenv(variable["name"], "0123456789abcdef")
+    _, *given = container["args"]
+    options = {name[2:]: value for name, value in zip(given[::2], given[1::2], strict=True)}
+    chosen = ServeOptions(**{**options, "port": int(options["port"])})
+    assert chosen.port == container["ports"][0]["containerPort"]
+    assert chosen.max_seconds < pod["spec"]["terminationGracePeriodSeconds"]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"]["path"] in PROBES
 
 
 def job_texts() -> dict[str, str]:

@@ -14,11 +14,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from whiten_index.serving.metrics import Metrics
 from whiten_index.serving.problems import problem
-from whiten_index.serving.serve_options import ServeOptions
+from whiten_index.serving.serve_options import PROBES, ServeOptions
 
 _LOG = logging.getLogger("whiten_index.serving")
 # Whoever asks these sees no data.
-_OPEN = ("/", "/healthz", "/readyz", "/page.js", "/page.css")
+_OPEN = ("/", "/page.js", "/page.css", *PROBES)
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
 _HEADERS = {
     "x-content-type-options": "nosniff",

@@ -12,6 +12,7 @@ from whiten_index.options import INDEX, MODEL, RESOURCES, option, parse_bytes, s
 
 SERVER, LIMITS = "Server", "Limits"
 TOKEN_VARIABLE = "WHITEN_INDEX_TOKEN"
+PROBES = ("/healthz", "/readyz")
 _SHORTEST_TOKEN = 16
 
 
