@@ -55,6 +55,10 @@ class CorpusError(WhitenIndexError):
     exit_code = 3
 
 
+class NotFoundError(CorpusError):
+    """A document, or an index of a server, that is not there."""
+
+
 class EncoderError(WhitenIndexError):
     """A model that cannot be had, loaded or matched."""
 

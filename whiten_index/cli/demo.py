@@ -11,7 +11,7 @@ import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from whiten_index.artifacts.files import writing
+from whiten_index.artifacts.files import walk_files, writing
 from whiten_index.cli import terminal
 from whiten_index.cli.schema_options import PATH
 
@@ -69,8 +69,9 @@ def docstrings(most: int) -> list[dict[str, str]]:
 
     Sources are parsed and never imported.
     """
-    paths = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
-    files = {path: root for root in paths for path in sorted(root.rglob("*.py"))}
+    roots = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
+    # The packages are below the standard library.
+    files = {path: root for root in roots for path in walk_files(root) if path.suffix == ".py"}
     found, drawn = dict[str, str](), random.Random(0)
     # The best known names are in modules that are in few packages.
     order = sorted(

@@ -24,7 +24,7 @@ def serve(indexes: tuple[str, ...], stdio: bool, **options: Any) -> None:
     """
     require_installed("fastapi", "uvicorn", "mcp", "prometheus_client", by="serve", extra="serve")
     chosen = ServeOptions(**given(options))
-    from whiten_index.serving import serve as server
+    from whiten_index.serving import server
 
     places = server.named(indexes)
     quiet = logging.WARNING if terminal.CHOSEN["quiet"] else logging.INFO

@@ -1,6 +1,6 @@
 """Tools of the Model Context Protocol: a language model searches the indexes by itself."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pydantic_core
 from mcp.server import MCPServer
@@ -9,10 +9,12 @@ from mcp.server.mcpserver.exceptions import ToolError
 import whiten_index
 from whiten_index.errors import WhitenIndexError
 from whiten_index.serving.bodies import SearchBody
-from whiten_index.serving.service import Service
+
+if TYPE_CHECKING:
+    from whiten_index.serving.service import Service
 
 
-def mcp_server(service: Service) -> MCPServer[Any]:
+def mcp_server(service: "Service") -> MCPServer[Any]:
     """Return a server with the tools ``search`` and ``describe_index``."""
     server = MCPServer[Any](
         "whiten-index",

@@ -9,8 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from whiten_index.errors import ConfigError, CorpusError, WhitenIndexError
-from whiten_index.serving.service import NotFoundError
+from whiten_index.errors import ConfigError, CorpusError, NotFoundError, WhitenIndexError
 
 PROBLEM = "application/problem+json"
 

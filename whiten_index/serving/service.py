@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -12,22 +13,82 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.errors import ConfigError, CorpusError, WhitenIndexError
-from whiten_index.paths import shown
+from whiten_index.errors import ConfigError, NotFoundError, WhitenIndexError
+from whiten_index.paths import cell, shown
 from whiten_index.search.query_encoder import require_texts
-from whiten_index.search.search_index import Hit, Hits, Opened
+from whiten_index.search.search_index import Hit, Hits, Opened, SearchIndex, open_index
 from whiten_index.serving.batcher import Batcher, Job
 from whiten_index.serving.bodies import CompareBody, EmbeddingsBody, SearchBody
+from whiten_index.serving.comparison import Comparison
 from whiten_index.serving.metrics import Metrics
 from whiten_index.serving.serve_options import ServeOptions
-from whiten_index.serving.served_index import ServedIndex
 from whiten_index.versions.retention import describe_index, list_versions
 
 _LOG = logging.getLogger("whiten_index.serving")
 
 
-class NotFoundError(CorpusError):
-    """An index or a document that is not there."""
+_OPENING = ("store", "rerank", "mapped", "verify", "model", "trust_remote_code", "device",
+            "backend", "threads")  # fmt: skip
+
+
+class ServedIndex:
+    """An opened index under a name; ``opened`` is the version that answers now."""
+
+    def __init__(
+        self, name: str, place: Path | str, options: ServeOptions, metrics: Metrics
+    ) -> None:
+        given: dict[str, Any] = {each: getattr(options, each) for each in _OPENING}
+        self.name, self.place, self._options, self._metrics = name, place, options, metrics
+        self._index: SearchIndex = open_index(
+            place, **{each: value for each, value in given.items() if value is not None}
+        )
+        if self.encodes:
+            _ = self._index.encoder
+        # Why the newest version does not answer; empty if it does.
+        self.fault = ""
+        self._comparing = threading.Lock()
+        self._comparison: tuple[Opened, Comparison] | None = None
+        metrics.version(name, self.opened.bundle.version, len(self.opened.bundle), None)
+
+    @property
+    def opened(self) -> Opened:
+        """The version that answers."""
+        return self._index.opened
+
+    @property
+    def encodes(self) -> bool:
+        """True if the index knows the encoder of its queries."""
+        return self._index.encoder_config is not None
+
+    def reload(self) -> None:
+        """Open the newest version; if that fails, the one before goes on answering."""
+        before = self.opened.bundle.version
+        try:
+            if self._index.reload():
+                bundle = self.opened.bundle
+                self._metrics.version(self.name, bundle.version, len(bundle), before)
+                self._comparison = None
+            self.fault = ""
+        except WhitenIndexError as error:
+            self.fault = cell(error)
+        self._metrics.fault(self.name, failed=bool(self.fault))
+
+    def comparison(self) -> Comparison:
+        """Return the raw embeddings of the version that answers, read on the first call.
+
+        Raises:
+            ArtifactError: the store is not at hand.
+            ConfigError: they are larger than what the server may hold.
+        """
+        with self._comparing:
+            opened = self.opened
+            if self._comparison is None or self._comparison[0] is not opened:
+                self._comparison = None
+                made = Comparison.of(
+                    opened, self.place, self._options.store, self._options.compare_bytes
+                )
+                self._comparison = opened, made
+            return self._comparison[1]
 
 
 class Service:
@@ -90,12 +151,7 @@ class Service:
         names = _columns(opened, body.columns)
         given = _embeddings(body.embeddings, opened)
         job = Job(opened, texts, given, body.id, body.top_k, body.filter, body.rerank)
-        try:
-            found: list[Hits] = await self._batcher.run(job)
-        except CorpusError:
-            if body.id is not None:
-                _require_document(opened, body.id)
-            raise
+        found: list[Hits] = await self._batcher.run(job)
         return {
             "index": served.name,
             "version": opened.bundle.version,
@@ -230,13 +286,6 @@ def _embeddings(
             f"{', '.join(map(str, sorted(widths)))} were given"
         )
     return np.array(given, dtype=np.float64)
-
-
-def _require_document(opened: Opened, name: str | int) -> None:
-    try:
-        opened.bundle.documents.find(name)
-    except CorpusError as error:
-        raise NotFoundError(str(error)) from error
 
 
 def _columns(opened: Opened, names: Sequence[str] | None) -> Sequence[str] | None:

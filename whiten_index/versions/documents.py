@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from whiten_index.corpus.arrow_types import read_documents, times_as_numbers
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.corpus.row_filter import RowFilter
-from whiten_index.errors import ArtifactError, ConfigError, CorpusError, first_line
+from whiten_index.errors import ArtifactError, ConfigError, NotFoundError, first_line
 from whiten_index.index.vector_search import Selection
 from whiten_index.store.segments import REMEDY
 
@@ -125,7 +125,7 @@ class Documents:
         position = -1 if scalar is None else int(pc.index(self._columns[ID], scalar).as_py())
         if position >= 0:
             return position
-        raise CorpusError(
+        raise NotFoundError(
             f"no document has the id {wanted!r}; ids here are {kind}, the first being "
             f"{self.ids([0])[0]!r}"
         )
