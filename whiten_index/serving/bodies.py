@@ -132,7 +132,9 @@ class ComparedBody(BaseModel):
     k: int
     bytes_a_row: float
     bytes: int
-    milliseconds: float | None
+    milliseconds: float | None = Field(
+        description="Time of the search, without encoding; of raw embeddings, with all widths."
+    )
     overlap: float | None = Field(description="Share of the raw hits that are found.")
     hits: list[HitBody]
 

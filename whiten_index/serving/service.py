@@ -225,8 +225,10 @@ class Service:
         }
 
     async def _column(self, served: ServedIndex, body: CompareBody) -> dict[str, Any]:
-        opened, started = served.opened, time.perf_counter()
-        found = await self._batcher.run(Job(opened, [body.text], top_k=body.top_k))
+        opened = served.opened
+        embeddings = await asyncio.to_thread(opened.encode, [body.text])
+        started = time.perf_counter()
+        found = await self._batcher.run(Job(opened, embeddings=embeddings, top_k=body.top_k))
         spent, sizes = time.perf_counter() - started, opened.bundle.manifest["bytes"]
         size, rows, k = sizes["index"]["total"], len(opened.bundle), opened.bundle.whitening.k
         return _compared(served.name, "index", k, size, rows, spent, found[0])

@@ -56,6 +56,7 @@ class VersionFacts:
     unread: str  # empty, or the error of the system; the version may be sound
     decision: str | None  # of the update that made it: keep or refit; None for a build
     base: str | None  # the version that update started from
+    drift: float | None  # that it measured, in nats a dimension
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,7 @@ def _facts(
         unread=unread,
         decision=update and update["decision"]["whitening"],
         base=update and update["base"],
+        drift=update and update["drift"].get("kl_of_refit"),
     )
 
 
