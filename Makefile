@@ -131,7 +131,7 @@ packages: $(SYSTEMD) $(PROMTOOL) $(STRACE) $(CC) $(CHROMIUM)
 
 docs: .venv/docs $(CHROMIUM)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	$(BIN)/python -m pytest -m site tests/project
+	$(BIN)/python -m pytest -m site tests/project tests/serving
 
 lint: .venv/tools
 	$(BIN)/ruff check .
