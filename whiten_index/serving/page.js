@@ -21,9 +21,9 @@ const pairs = (facts) =>
   facts.filter(([, value]) => value != null)
     .flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]);
 const count = (number) => number.toLocaleString("en");
-const percent = (share) => `${Math.round(100 * share)} %`;
+const percent = (share) => (share == null ? null : `${Math.round(100 * share)} %`);
 const short = (number) => String(Number(number.toPrecision(3)));
-const time = (milliseconds) => `${milliseconds < 10 ? milliseconds.toFixed(1) : Math.round(milliseconds)}\u00a0ms`;
+const time = (milliseconds) => `${milliseconds.toFixed(milliseconds < 10 ? 1 : 0)}\u00a0ms`;
 
 function bytes(number) {
   const power = Math.min(Math.floor(Math.log10(Math.max(number, 1)) / 3), 4);
@@ -92,7 +92,8 @@ async function search() {
 function show({ columns, widths }) {
   const raw = columns.find((each) => each.kind === "raw");
   const sections = columns.map((each) => column(each, each.name, raw));
-  if (widths.length) sections.push(slidingColumn(widths, columns.find((each) => each.kind === "index").k, raw));
+  const index = columns.find((each) => each.kind === "index");
+  if (widths.length) sections.push(slidingColumn(widths, index.k, raw));
   $("columns").replaceChildren(...sections, draw("svg", { "aria-hidden": "true" }));
   $("scroller").hidden = !sections.length;
   $("legend").hidden = !raw;
@@ -133,12 +134,13 @@ function fillColumn(section, each, raw) {
   const note = each === raw ? ", all widths" : "";
   section.querySelector("dl").replaceChildren(...pairs([
     [each.kind === "raw" ? "dims" : "k", each.k],
-    [`overlap@${raw?.hits.length}`, each === raw ? "reference" : each.overlap == null ? null : percent(each.overlap)],
+    [`overlap@${raw?.hits.length}`, each === raw ? "reference" : percent(each.overlap)],
     ["search", each.milliseconds == null ? null : time(each.milliseconds) + note],
     ["size", `${bytes(each.bytes_a_row)} a row, ${bytes(each.bytes)}`],
   ]));
   section.querySelector("ol").replaceChildren(
-    ...each.hits.map((hit, i) => row(hit, i + 1, ranks.size ? moved(i + 1, ranks.get(hit.id)) : make("span"))),
+    ...each.hits.map((hit, i) =>
+      row(hit, i + 1, ranks.size ? moved(i + 1, ranks.get(hit.id)) : make("span"))),
     ...(ranks.size ? raw.hits : []).filter((hit) => !found.has(hit.id)).map((hit) =>
       row(hit, "–", mark("gone", `was ${ranks.get(hit.id)}`,
         `not found here; rank ${ranks.get(hit.id)} by raw embeddings`), "hit gone")),
@@ -151,13 +153,15 @@ const mark = (kind, shown, spoken) => make("span", { class: `mark ${kind}` },
 function moved(rank, before) {
   if (before == null) return mark("new", "new", "new: not found by raw embeddings");
   if (before === rank) return mark("same", "=", "same rank as by raw embeddings");
-  const by = Math.abs(rank - before), [kind, arrow] = rank < before ? ["up", "↑"] : ["down", "↓"];
+  const by = Math.abs(rank - before);
+  const [kind, arrow] = rank < before ? ["up", "↑"] : ["down", "↓"];
   return mark(kind, `${arrow} ${by}`, `${by} ${kind} from rank ${before} by raw embeddings`);
 }
 
 function row(hit, rank, mark, kind = "hit") {
   const texts = Object.entries(hit.columns).filter(([, value]) => value != null && value !== "")
-    .map(([name, value]) => [name, typeof value === "object" ? JSON.stringify(value) : String(value)]);
+    .map(([name, value]) =>
+      [name, typeof value === "object" ? JSON.stringify(value) : String(value)]);
   const first = texts.findIndex(([name]) => typeof hit.columns[name] === "string");
   const [main] = first < 0 ? [] : texts.splice(first, 1);
   const element = make("li", { class: kind },
@@ -233,24 +237,28 @@ async function about() {
       ["encoder", facts.encoder?.model],
       ["transform", whitening && `${whitening.kind}, k = ${whitening.k} of ${whitening.dim}`],
       ["exponent", whitening?.exponent],
-      ["variance kept", whitening?.variance_kept == null ? null : percent(whitening.variance_kept)],
+      ["variance kept", percent(whitening?.variance_kept)],
       ["why", facts.choice?.why],
-      ["agreement@10 with raw", facts.quality?.agreement_at_10 == null ? null : percent(facts.quality.agreement_at_10)],
+      ["agreement@10 with raw", percent(facts.quality?.agreement_at_10)],
       ["index", bytes(facts.bytes.index.total)],
       ["raw embeddings", bytes(4 * facts.rows * whitening.dim)],
     ])),
     ...(spectrum?.length ? [
       heading("Spectrum"),
       make("div", { class: "charts" },
-        chart("Variance kept by the first k directions", spectrum.map((each) => [each.k, each.variance_kept]), whitening.k, percent),
-        chart("Eigenvalue of direction k, logarithmic", spectrum.map((each) => [each.k, each.eigenvalue]), whitening.k, short, Math.log10)),
+        chart("Variance kept by the first k directions",
+          spectrum.map((each) => [each.k, each.variance_kept]), whitening.k, percent),
+        chart("Eigenvalue of direction k, logarithmic",
+          spectrum.map((each) => [each.k, each.eigenvalue]), whitening.k, short, Math.log10)),
       make("details", {}, make("summary", {}, "The same as a table"),
         table("Spectrum", ["k", "eigenvalue", "variance kept"],
           spectrum.map((each) => [each.k, short(each.eigenvalue), percent(each.variance_kept)]))),
     ] : []),
     ...(certificate ? [
       heading("Certificate"),
-      make("p", {}, `${certificate.measure} is ${certificate.index.toFixed(2)}, and ${certificate.raw.toFixed(2)} by exact search of the raw embeddings; no part measured loses more than ${certificate.at_most.toFixed(2)} points.`),
+      make("p", {}, `${certificate.measure} is ${certificate.index.toFixed(2)}, and `,
+        `${certificate.raw.toFixed(2)} by exact search of the raw embeddings; no part measured `,
+        `loses more than ${certificate.at_most.toFixed(2)} points.`),
       table("Points lost", ["questions with", "number", "points lost", "95 % interval"],
         [certificate, ...certificate.strata].map((each) => [
           each.by == null ? "all" : `${each.by} ${each.value}`, count(each.questions),
@@ -258,10 +266,11 @@ async function about() {
         ])),
     ] : []),
     heading("Versions"),
-    table("Newest first; drift in nats a dimension", ["version", "made", "rows", "size", "decision", "drift", "state"],
+    table("Newest first; drift in nats a dimension",
+      ["version", "made", "rows", "size", "decision", "drift", "state"],
       versions.map((each) => [
         each.name, each.created ? `${each.created.slice(0, 16).replace("T", " ")} UTC` : "–",
-        each.rows == null ? "–" : count(each.rows), bytes(each.bytes), each.decision ?? (each.base ? "–" : "build"),
+        each.rows == null ? "–" : count(each.rows), bytes(each.bytes), each.decision ?? "build",
         each.drift == null ? "–" : short(each.drift),
         ["published", "withdrawn", "candidate"].filter((name) => each[name])
           .concat(each.sound ? "damaged" : each.unread ? "not readable" : []).join(", ") || "–",
@@ -273,8 +282,8 @@ const table = (caption, heads, rows) =>
   make("div", { class: "table", tabindex: "0", role: "region", "aria-label": caption },
     make("table", {}, make("caption", {}, caption),
       make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))),
-      make("tbody", {}, ...rows.map(([first, ...others]) =>
-        make("tr", {}, make("th", { scope: "row" }, first), ...others.map((cell) => make("td", {}, cell)))))));
+      make("tbody", {}, ...rows.map(([first, ...others]) => make("tr", {},
+        make("th", { scope: "row" }, first), ...others.map((cell) => make("td", {}, cell)))))));
 
 /** A line over log k; the dashed line is the index's own width. */
 function chart(title, points, own, text, scale = (value) => value) {
