@@ -194,44 +194,54 @@ class Service:
         self._check(1, body.top_k)
         self._log([body.text])
         require_texts([body.text])
-        opened = served.opened
-        others = [each for each in self.indexes.values() if each is not served and each.encodes]
-        columns = [await self._column(each, body) for each in (served, *others)]
-        note, raw, widths = None, None, list[dict[str, Any]]()
+        others = {
+            name: each.opened
+            for name, each in self.indexes.items()
+            if each is not served and each.encodes
+        }
+        opened, comparison, note = served.opened, None, None
         try:
             comparison = await asyncio.to_thread(served.comparison)
+            # One version answers in all columns of the index.
             opened = comparison.opened
-            embedding = (await asyncio.to_thread(opened.encode, [body.text]))[0]
+        except WhitenIndexError as error:
+            note = str(error)
+        columns = list[dict[str, Any]]()
+        for name, each in {served.name: opened, **others}.items():
+            embedding = await asyncio.to_thread(each.encode, [body.text])
+            columns.append(await self._column(name, each, embedding, body.top_k))
+        widths = list[dict[str, Any]]()
+        if comparison is not None:
+            embedding = await asyncio.to_thread(opened.encode, [body.text])
             started = time.perf_counter()
-            hits, each_width = await asyncio.to_thread(comparison.search, embedding, body.top_k)
+            hits, each_width = await asyncio.to_thread(comparison.search, embedding[0], body.top_k)
             spent, dim, rows = time.perf_counter() - started, opened.bundle.dim, len(opened.bundle)
             raw = _compared("raw embeddings", "raw", dim, 4 * dim * rows, rows, spent, hits)
             widths = [
-                _compared(f"k = {k}", "width", k, 4 * k * rows, rows, None, found)
-                for k, found in each_width.items()
+                _compared(f"k = {k}", "width", k, 4 * k * rows, rows, None, own)
+                for k, own in each_width.items()
             ]
+            columns.insert(0, raw)
             wanted = {hit["id"] for hit in raw["hits"]}
-            for each in (raw, *columns, *widths):
-                common = wanted & {hit["id"] for hit in each["hits"]}
-                each["overlap"] = len(common) / len(wanted) if wanted else None
-        except WhitenIndexError as error:
-            note = str(error)
+            for found in (*columns, *widths):
+                common = wanted & {hit["id"] for hit in found["hits"]}
+                found["overlap"] = len(common) / len(wanted) if wanted else None
         return {
             "index": served.name,
             "version": opened.bundle.version,
             "note": note,
-            "columns": ([raw] if raw else []) + columns,
+            "columns": columns,
             "widths": widths,
         }
 
-    async def _column(self, served: ServedIndex, body: CompareBody) -> dict[str, Any]:
-        opened = served.opened
-        embeddings = await asyncio.to_thread(opened.encode, [body.text])
+    async def _column(
+        self, name: str, opened: Opened, embedding: NDArray[np.float32], top_k: int
+    ) -> dict[str, Any]:
         started = time.perf_counter()
-        found = await self._batcher.run(Job(opened, embeddings=embeddings, top_k=body.top_k))
+        found = await self._batcher.run(Job(opened, embeddings=embedding, top_k=top_k))
         spent, sizes = time.perf_counter() - started, opened.bundle.manifest["bytes"]
         size, rows, k = sizes["index"]["total"], len(opened.bundle), opened.bundle.whitening.k
-        return _compared(served.name, "index", k, size, rows, spent, found[0])
+        return _compared(name, "index", k, size, rows, spent, found[0])
 
     def summaries(self) -> list[dict[str, Any]]:
         """Return name, version and size of each index."""
