@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from whiten_index import BuildConfig, UpdateConfig, build_index, certify_index, update_index
-from whiten_index.pipeline.certify import CertifyConfig
+from whiten_index.pipeline.update_config import CertifyConfig
 
 if TYPE_CHECKING:
     from tests.serving.conftest import Serve, Server
