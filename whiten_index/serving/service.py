@@ -27,6 +27,9 @@ from whiten_index.versions.retention import describe_index, list_versions
 _LOG = logging.getLogger("whiten_index.serving")
 
 
+# Facts of a manifest that name no files.
+_DESCRIBED = ("version", "created", "rows", "counts", "whitening", "quality", "choice", "factory",
+              "spectrum", "bytes")  # fmt: skip
 _OPENING = ("store", "rerank", "mapped", "verify", "model", "trust_remote_code", "device",
             "backend", "threads")  # fmt: skip
 
@@ -189,17 +192,17 @@ class Service:
         }
 
     async def compare(self, body: CompareBody) -> dict[str, Any]:
-        """Search by raw embeddings, by every index of the same encoder, and by every width."""
+        """Search by raw embeddings, by every index of the same corpus, and by every width."""
         served = self.find(body.index)
         self._check(1, body.top_k)
         self._log([body.text])
         require_texts([body.text])
+        opened, comparison, note = served.opened, None, None
         others = {
             name: each.opened
             for name, each in self.indexes.items()
-            if each is not served and each.encodes
+            if each.encodes and each is not served and _corpus(each.opened) == _corpus(opened)
         }
-        opened, comparison, note = served.opened, None, None
         try:
             comparison = await asyncio.to_thread(served.comparison)
             # One version answers in all columns of the index.
@@ -264,10 +267,14 @@ class Service:
         return found
 
     def describe(self, name: str | None) -> dict[str, Any]:
-        """Return what ``whiten-index inspect`` knows of the published version."""
-        found = describe_index(self.find(name).place, verify="manifest")
-        # Where it lies is not a client's business.
-        return {key: value for key, value in found.items() if key != "path"}
+        """Return what ``whiten-index inspect`` knows of the published version, without its paths."""
+        facts = describe_index(self.find(name).place, verify="manifest")
+        found = {key: facts[key] for key in _DESCRIBED if key in facts}
+        model = facts["encoder"].get("model")
+        found["encoder"] = {"model": model and model.rstrip("/").rpartition("/")[2]}
+        if certificate := facts.get("certificate"):
+            found["certificate"] = {**certificate, "inputs": None}
+        return found
 
     def versions(self, name: str | None) -> dict[str, Any]:
         """Return what ``whiten-index versions`` lists."""
@@ -284,6 +291,10 @@ class Service:
         if self.options.log_queries:
             for text in texts:
                 _LOG.info("query %s", shown(text))
+
+
+def _corpus(opened: Opened) -> str:
+    return str(opened.bundle.manifest["corpus"]["fingerprint"])
 
 
 def _embeddings(
