@@ -267,7 +267,7 @@ class Service:
         return found
 
     def describe(self, name: str | None) -> dict[str, Any]:
-        """Return what ``whiten-index inspect`` knows of the published version, without its paths."""
+        """Return what ``whiten-index inspect`` knows of the published version, without paths."""
         facts = describe_index(self.find(name).place, verify="manifest")
         found = {key: facts[key] for key in _DESCRIBED if key in facts}
         model = facts["encoder"].get("model")
