@@ -21,7 +21,7 @@ def describe(*, k=16, exponent=0.25, kind="whitening", center=True, choice=True)
         "encoder": {"model": "a/model"},
         "whitening": {
             "kind": kind, "dim": DIM, "k": k, "exponent": exponent, "center": center,
-            "normalize_input": False, "rank": RANK, "condition_number": 30.6,
+            "normalize_input": False, "rank": RANK,
             "variance_kept": EIGENVALUES[:k].sum() / EIGENVALUES.sum(), "rows": 184_213,
         },
     }  # fmt: skip

@@ -4,10 +4,9 @@ import csv
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.training.helpers import sentences, weights
+from tests.training.helpers import weights
 from whiten_index.training.train import train_encoder
 from whiten_index.training.training_config import Precision
 
@@ -44,18 +43,3 @@ def test_variants_train_other_weights(
     found = weights(report)
     assert all(each.isfinite().all() for each in found.values())
     assert any(not each.equal(plain[name]) for name, each in found.items())
-
-
-def test_the_folder_is_read_by_sentence_transformers_and_here_alike(
-    config: Any, pairs: Path
-) -> None:
-    from sentence_transformers import SentenceTransformer
-
-    from whiten_index.encoding.encoder import Encoder
-
-    report = train_encoder(config(), pairs=pairs)
-    texts = sentences(20, seed=7)
-    theirs = SentenceTransformer(str(report.out), device="cpu").encode(texts)
-    ours = Encoder.load(str(report.out), device="cpu").encode(texts)
-    np.testing.assert_allclose(ours, theirs, atol=1e-5)
-    assert ours.std() > 0

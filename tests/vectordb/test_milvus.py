@@ -7,9 +7,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from milvus_lite.index.faiss_hnsw import FaissHnswIndex
@@ -19,7 +17,6 @@ from pymilvus.client.grpc_handler import GrpcHandler
 
 from tests.helpers.bad_input import process
 from tests.vectordb.pushed_rows import (
-    K,
     Rows,
     assert_finds,
     assert_holds,
@@ -221,19 +218,6 @@ def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DatabaseError, match=r"could not be reached .* check that the") as caught:
         open_writer(f"milvus://127.0.0.1:{port}", "docs")
     assert_no_secret("".join(traceback.format_exception(caught.value)), SECRET)
-
-
-def test_pages_that_never_end(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    query = MilvusClient.query
-
-    def first_page(self: MilvusClient, *given: Any, filter: str, **more: Any) -> Any:
-        return query(self, *given, filter="", **more)
-
-    with open_writer(f"milvus://{file}", "docs") as writer:
-        fill(writer, Rows.make(5))
-        monkeypatch.setattr(MilvusClient, "query", first_page)
-        with pytest.raises(DatabaseError, match="it gives more rows than it counts"):
-            writer.search(np.ones((1, K), np.float32), 1, exact=True)
 
 
 def test_a_server_that_falls_silent(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,15 +200,14 @@ class MilvusWriter(AliasWriter):
     def _pages(self, stored: Stored) -> Iterator[NDArray[np.float32]]:
         """Yield all vectors, in the order of the primary keys."""
         primary = _PRIMARY if PASSAGE in stored.table.columns else ID
-        # The client's own iterator quotes no key. Pages are read with no consistency, so what was
-        # written is waited for before.
-        left, after = self._count(stored), ""
+        # Pages are read with no consistency, so what was written is waited for before.
+        self._count(stored)
+        # The client's own iterator quotes no key.
+        after = ""
         while page := self._milvus.query(
             stored.name, filter=after, limit=_PAGE_ROWS, output_fields=[primary, VECTOR],
             iterator="True", reduce_stop_for_best="True",
         ):  # fmt: skip
-            if (left := left - len(page)) < 0:
-                raise ValueError("it gives more rows than it counts")
             yield _as_matrix([row[VECTOR] for row in page], stored.table.k)
             # A page ends early where a segment does; the last one is empty.
             after = f"{primary} > {_quoted(page[-1][primary])}"

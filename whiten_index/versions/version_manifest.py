@@ -74,7 +74,6 @@ class _Whitening(TypedDict):
     similarity: Literal["cosine", "dot"]
     remove_top: NotRequired[Count]
     rank: Count
-    condition_number: Number | None
 
 
 class _Setting(TypedDict):

@@ -80,12 +80,6 @@ def variance_kept(eigenvalues: NDArray[np.float64], k: int) -> float:
     return float(eigenvalues[:k].sum()) / total if total > 0 else 0.0
 
 
-def condition_number(eigenvalues: NDArray[np.float64]) -> float:
-    """Return the first eigenvalue over the last one within the numerical rank."""
-    rank = numerical_rank(eigenvalues)
-    return float(eigenvalues[0] / eigenvalues[rank - 1]) if rank else math.inf
-
-
 @dataclass(frozen=True, slots=True)
 class WidthSpec:
     """Specification of k: a number, ``full``, a share of variance, or nothing."""

@@ -25,7 +25,6 @@ from whiten_index.whitening.directions import find_directions
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.spectrum import (
     Real,
-    condition_number,
     least_share,
     numerical_rank,
     real_rows,
@@ -397,7 +396,7 @@ class Whitening:
         return content_digest(arrays, {"choices": choices})[:32]
 
     def describe(self) -> dict[str, Any]:
-        """Return kind, k, rank, condition number, variance kept and the other choices.
+        """Return kind, k, rank, variance kept and the other choices.
 
         For a kind that keeps all coordinates, ``directions`` is the number of directions they hold.
         """
@@ -411,7 +410,6 @@ class Whitening:
             **({"shrinkage": self.shrinkage} if shrunk else {}),
             **({"directions": int(self.basis.shape[1])} if self.kind.rotates_back else {}),
             "rank": self.rank,
-            "condition_number": condition_number(self.eigenvalues) if self.rank else None,
             "variance_kept": 1.0 if self.kind is Kind.NONE else kept,
             "rows": self.count,
         }
