@@ -55,7 +55,7 @@ def choice() -> str:
     for name, figure in _RULES:
         cells = " | ".join(_lost(rows, figure) for rows in columns.values())
         lines.append(f"| {name} | {cells} |")
-    lines[3:3] = _intervals(row for row in read("choice") if "group" in row)
+    lines.insert(3, _intervals(row for row in read("choice") if "group" in row))
     gained = " | ".join(map(_above_pca, columns.values()))
     return "\n".join([*lines, f"| auto above PCA, mean (least) | {gained} |"])
 
@@ -138,7 +138,7 @@ def short_texts() -> str:
             _lost([row for row in rows if row["layer"] == layer], figure) for layer, _ in _LAYERS
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    lines[3:3] = _intervals(columns)
+    lines.insert(3, _intervals(columns))
     return "\n".join(lines)
 
 
@@ -186,9 +186,9 @@ def _above_pca(rows: Sequence[Row]) -> str:
     return f"{statistics.mean(gained):+.2f} ({min(gained):+.2f})"
 
 
-def _intervals(columns: Iterable[Row]) -> list[str]:
+def _intervals(columns: Iterable[Row]) -> str:
     cells = ["{:.2f} to {:.2f}".format(*column["lost"]) for column in columns]
-    return [f"| 95 % interval of the mean | {' | '.join(cells)} |"] if cells else []
+    return f"| 95 % interval of the mean | {' | '.join(cells)} |"
 
 
 def _rule(columns: int) -> str:
