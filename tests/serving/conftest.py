@@ -48,8 +48,10 @@ class Server:
 Serve = Callable[..., Server]
 
 
-def corpus(folder: Path, words: tuple[str, ...], *, seed: int = 0, rows: int = ROWS) -> Path:
-    """Write texts of random words with two kept columns."""
+def corpus(
+    folder: Path, words: tuple[str, ...], *, seed: int = 0, rows: int = ROWS, **columns: Any
+) -> Path:
+    """Write texts of random words with other columns."""
     random = np.random.default_rng(seed)
     texts = [" ".join(random.choice(words, size=n)) for n in random.integers(3, 12, rows)]
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,6 +60,7 @@ def corpus(folder: Path, words: tuple[str, ...], *, seed: int = 0, rows: int = R
         "id": [f"d{i}" for i in range(rows)],
         "text": texts,
         "lang": ["en", "de", HOSTILE] * (rows // 3),
+        **columns,
     }
     pq.write_table(pa.table(table), path)
     return path
@@ -122,4 +125,4 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
 @pytest.fixture(scope="session")
 def server(serve: Serve, index: Path) -> Server:
     """A server of one index under two names."""
-    return serve(f"docs={index}", f"other={index}", "--max-texts", 40, "--max-top-k", 50)
+    return serve(f"docs={index}", f"other={index}", "--max-texts", 40, "--max-hits", 2000)

@@ -48,19 +48,71 @@ def test_a_search_finds_what_the_library_finds(client: httpx.Client, index: Path
         assert all(hit["columns"] == {"lang": "en"} for hit in result["hits"])
     embeddings = opened.encode(texts).tolist()
     again = found(client, embeddings=embeddings, top_k=5, filter="lang == 'en'")["results"]
-    for hits, result in zip(wanted, again, strict=True):
+    packed = [base64.b64encode(np.array(each, "<f4").tobytes()).decode() for each in embeddings]
+    again += found(client, embeddings=packed, top_k=5, filter="lang == 'en'")["results"]
+    for hits, result in zip(wanted * 2, again, strict=True):
         assert [hit["id"] for hit in result["hits"]] == [hit.id for hit in hits]
     like = found(client, id="d7", top_k=3)["results"][0]["hits"]
     assert [hit["id"] for hit in like] == [hit.id for hit in opened.search_like("d7", top_k=3)]
 
 
-def test_candidates_are_ranked_again_if_the_index_was_opened_so(serve: Serve, index: Path) -> None:
-    wanted = open_index(index, rerank=ROWS, rerank_by="vectors").search(TEXT, top_k=5)
-    with serve(index, "--rerank", 20).client() as client:
-        for rerank in (None, 0, ROWS):
+def test_candidates_are_ranked_again_if_the_index_was_opened_so(
+    serve: Serve, index: Path, tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...]
+) -> None:
+    coarse = build(
+        tmp_path / "o", corpus(tmp_path / "c", tiny_words), tiny_model, factory="PQ2x4",
+        store=str(tmp_path / "st"),
+    )  # fmt: skip
+    exact = open_index(coarse, rerank=ROWS).search(TEXT, top_k=5)
+    rough = open_index(coarse, rerank=0).search(TEXT, top_k=5)
+    assert [hit.id for hit in exact] != [hit.id for hit in rough]
+    (tmp_path / "st").rename(tmp_path / "moved")
+    with serve(coarse, "--rerank", ROWS, "--store", tmp_path / "moved").client() as client:
+        for rerank, wanted in ((None, exact), (0, rough), (ROWS, exact)):
             body = {"texts": TEXT, "top_k": 5, "rerank": rerank}
             hits = client.post("/v1/search", json=body).json()["results"][0]["hits"]
             assert [hit["id"] for hit in hits] == [hit.id for hit in wanted]
+        like = [
+            client.post("/v1/search", json={"id": "d7", "rerank": rerank}).json()["results"]
+            for rerank in (0, ROWS)
+        ]
+        assert like[0] != like[1]
+        assert client.post("/v1/compare", json={"text": TEXT}).json()["note"] is None
+
+
+def test_a_store_that_moved_is_named_for_the_comparison(
+    serve: Serve, tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...]
+) -> None:
+    options = {"store": str(tmp_path / "st"), "whiten": "zca", "k": "full", "keep": ("score",)}
+    source = corpus(tmp_path / "c", tiny_words, score=[np.nan, 1.0, np.inf] * (ROWS // 3))
+    out = build(tmp_path / "o", source, tiny_model, **options)
+    (tmp_path / "st").rename(tmp_path / "moved")
+    with serve(out, "--store", tmp_path / "moved").client() as client:
+        answer = client.post("/v1/compare", json={"text": TEXT}).json()
+        assert [each["kind"] for each in answer["columns"]] == ["raw", "index"]
+        # Numbers that JSON does not have.
+        scores = {str(hit["columns"]["score"]) for hit in answer["columns"][1]["hits"]}
+        assert scores <= {"None", "1.0"}
+        cut = client.post("/v1/embeddings", json={"model": "o", "input": TEXT, "dimensions": 3})
+        assert (cut.status_code, "cannot be cut" in cut.json()["detail"]) == (400, True)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_a_comparison_of_passages_is_by_document(
+    serve: Serve, tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...], similarity: str
+) -> None:
+    source = corpus(tmp_path / "c", tiny_words)
+    options = {"passage_tokens": 6, "similarity": similarity, "keep": ("lang",)}
+    out = build(tmp_path / "o", source, tiny_model, **options)
+    exact = open_index(out, rerank=4 * ROWS, rerank_by="embeddings").search(TEXT, top_k=10)
+    own = open_index(out).search(TEXT, top_k=10)
+    with serve(out).client() as client:
+        answer = client.post("/v1/compare", json={"text": TEXT}).json()
+    raw, width = answer["columns"][0], {each["k"]: each for each in answer["widths"]}[K]
+    for found, wanted in ((raw, exact), (width, own)):
+        assert [hit["id"] for hit in found["hits"]] == [hit.id for hit in wanted]
+        scores = [hit.score for hit in wanted]
+        assert np.allclose([hit["score"] for hit in found["hits"]], scores, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("dimensions", [None, 3])
@@ -86,7 +138,8 @@ def test_vectors_are_those_that_a_push_sends(
         ("search", {"index": "docs", "texts": TEXT, "id": "d1"}, 422, "give one of"),
         ("search", {"index": "docs", "texts": " "}, 400, "blank"),
         ("search", {"index": "docs", "texts": TEXT, "top_k": 0}, 422, "top_k"),
-        ("search", {"index": "docs", "texts": TEXT, "top_k": 51}, 400, "at most 50"),
+        ("search", {"index": "docs", "texts": [TEXT] * 21, "top_k": 100}, 400, "2,000 hits"),
+        ("search", {"index": "docs", "texts": TEXT, "rerank": 2001}, 400, "2,000 hits"),
         ("search", {"index": "docs", "texts": ["a"] * 41}, 400, "takes 40 texts"),
         ("search", {"index": "docs", "texts": TEXT, "filter": "lang =="}, 400, "filter"),
         ("search", {"index": "docs", "texts": TEXT, "filter": "x == 1"}, 400, "does not keep"),
@@ -94,9 +147,11 @@ def test_vectors_are_those_that_a_push_sends(
         ("search", {"index": "docs", "texts": TEXT, "rerank": 10}, 400, "without its store"),
         ("search", {"index": "docs", "id": "nobody"}, 404, "no document has the id"),
         ("search", {"index": "docs", "embeddings": [[1.0, 2.0]]}, 400, "embeddings of 32 numbers"),
+        ("search", {"index": "docs", "embeddings": ["AAAA"]}, 400, "base64 of 32-bit floats"),
+        ("search", {"index": "docs", "embeddings": ["%"]}, 400, "base64 of 32-bit floats"),
         ("search", {"index": "docs", "embeddings": [[1e300] * 32]}, 400, "float32"),
         ("search", {"index": "docs", "texts": TEXT, "k": 1}, 422, "k: Extra inputs"),
-        ("embeddings", {"model": "docs", "input": TEXT, "dimensions": K + 1}, 400, "vectors of 8"),
+        ("embeddings", {"model": "docs", "input": TEXT, "dimensions": K + 1}, 400, "cut to 9"),
         ("embeddings", {"model": "docs", "input": [[1, 2]]}, 422, "input"),
         ("compare", {"index": "docs", "text": ""}, 400, "blank"),
         ("nothing", {}, 404, "Not Found"),
@@ -191,9 +246,11 @@ def test_versions_come_and_go_without_a_failed_or_mixed_answer(
     def ask() -> None:
         with server.client() as client:
             while not stop.is_set():
-                answer = client.post("/v1/search", json={"texts": TEXT, "top_k": 1})
-                if answer.status_code != 200:
-                    failures.append(answer.text)
+                try:
+                    answer = client.post("/v1/search", json={"texts": TEXT, "top_k": 1})
+                    answer.raise_for_status()
+                except httpx.HTTPError as error:
+                    failures.append(str(error))
                     return
                 value = answer.json()
                 seen.add((value["version"], value["results"][0]["hits"][0]["columns"]["text"]))
@@ -247,9 +304,9 @@ def test_a_version_that_cannot_be_opened_leaves_the_one_before(
 def test_sigterm_answers_what_is_under_way(serve: Serve, index: Path) -> None:
     server = serve(index)
     with server.client() as client, ThreadPoolExecutor(8) as pool:
-        body = {"texts": [f"{TEXT} {n}" for n in range(250)], "top_k": 300}
+        body = {"texts": [f"{TEXT} {n}" for n in range(250)], "top_k": 40}
         asked = [pool.submit(client.post, "/v1/search", json=body) for _ in range(8)]
-        server.until(lambda c: "requests_under_way 9.0" in c.get("/metrics").text, 20)
+        assert server.until(lambda c: "requests_under_way 9.0" in c.get("/metrics").text, 20)
         server.process.send_signal(signal.SIGTERM)
         assert [each.result().status_code for each in asked] == [200] * 8
     assert server.process.wait(60) == 0
@@ -274,6 +331,7 @@ def test_a_token_is_needed_for_data_and_none_for_probes(guarded: Server) -> None
         for path in ("/healthz", "/readyz", "/"):
             assert client.get(path).status_code == 200
         for path in ("/v1/indexes", "/metrics", "/openapi.json", "/v1/models", "/mcp"):
+            assert client.options(path).status_code == 401
             for header in (
                 "",
                 "Bearer",
@@ -284,8 +342,14 @@ def test_a_token_is_needed_for_data_and_none_for_probes(guarded: Server) -> None
                 refused = client.get(path, headers={"authorization": header})
                 assert refused.status_code == 401, path
                 assert refused.headers["www-authenticate"] == "Bearer"
-        client.headers["authorization"] = f"Bearer {TOKEN}"
+        client.headers["authorization"] = f"bearer {TOKEN}"
         assert client.get("/v1/indexes").status_code == 200
+        # Behind a proxy that keeps the name.
+        proxied = {"host": "search.example.org", "origin": "https://search.example.org"}
+        asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+        accepts = {"accept": "application/json, text/event-stream"}
+        assert client.post("/mcp", json=asked, headers={**proxied, **accepts}).status_code == 200
+        assert client.get("/mcp", headers=accepts).status_code == 405
         assert TOKEN not in guarded.log.read_text()
 
 

@@ -299,12 +299,12 @@ def test_a_token_is_asked_for_and_kept_for_the_tab(
 def test_errors_are_shown_in_the_server_s_words(
     open_page: Open, serve: Serve, page_index: Path
 ) -> None:
-    page = open_page(url=serve(page_index, "--max-top-k", 5).url)
+    page = open_page(url=serve(page_index, "--max-hits", 5).url)
     page.get_by_role("searchbox").fill(QUERY)
     page.keyboard.press("Enter")
     said = page.get_by_role("status").filter(has_text="Error:")
     said.wait_for()
-    assert "Error: top_k is at most 5 here; 10 was given" in said.inner_text()
+    assert "Error: a request has 5 hits or candidates at most" in said.inner_text()
 
 
 def test_an_index_without_raw_embeddings_is_searched_alone(

@@ -137,24 +137,32 @@ class Opened:
         rerank: int | None = None,
     ) -> list[Hits]:
         """Return the hits of raw embeddings (n, d); ``rerank`` other candidates than opened for."""
-        reranker = self.reranker
-        if rerank is not None:
-            if reranker is None and rerank:
-                raise ConfigError(
-                    "the index was opened without its store, which ranks candidates again; open it "
-                    "with --rerank N, or ask for 0"
-                )
-            reranker = reranker.of(rerank) if reranker and rerank else None
+        reranker = self._reranker(rerank)
         scores, rows = self.bundle.search(embeddings, top_k, row_filter=chosen, rescorer=reranker)
         return [hits_of(self.bundle, *pair) for pair in zip(scores, rows, strict=True)]
 
-    def search_like(self, document_id: str | int, top_k: int, chosen: RowFilter | None) -> Hits:
-        """Return the documents nearest to a document, itself left out."""
-        row = self.bundle.documents.find(document_id)
-        scores, rows = self.bundle.search_like(
-            row, top_k, row_filter=chosen, rescorer=self.reranker
-        )
+    def search_like(
+        self,
+        document_id: str | int,
+        top_k: int,
+        chosen: RowFilter | None,
+        *,
+        rerank: int | None = None,
+    ) -> Hits:
+        """Return the documents nearest to a document, itself left out; ``rerank`` as in search."""
+        row, reranker = self.bundle.documents.find(document_id), self._reranker(rerank)
+        scores, rows = self.bundle.search_like(row, top_k, row_filter=chosen, rescorer=reranker)
         return hits_of(self.bundle, scores[0], rows[0])
+
+    def _reranker(self, candidates: int | None) -> Reranker | None:
+        if self.reranker is None and candidates:
+            raise ConfigError(
+                "the index was opened without its store, which ranks candidates again; open it "
+                "with --rerank N, or ask for 0"
+            )
+        if self.reranker is None or candidates == 0:
+            return None
+        return self.reranker if candidates is None else self.reranker.of(candidates)
 
     def rankings(
         self,

@@ -1,6 +1,7 @@
 """One thread that encodes and searches. Queries that wait meanwhile are encoded together."""
 
 import asyncio
+import logging
 import queue
 import threading
 import time
@@ -12,54 +13,78 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.search.search_index import Hits, Opened
+from whiten_index.corpus.row_filter import RowFilter
+from whiten_index.errors import WhitenIndexError, first_line
+from whiten_index.search.search_index import Opened
 from whiten_index.serving.metrics import Metrics
+from whiten_index.whitening.transform import Whitening
 
-# Queries encoded at once; more take no less time each.
+_LOG = logging.getLogger("whiten_index.serving")
+# Queries of a batch; more at once take no less time each.
 _MOST = 256
 _WAIT_SECONDS = 0.005
 
 
 @dataclass(eq=False)
 class Job:
-    """A request: texts, raw embeddings or a document's id, and what is asked about them."""
+    """A request: texts, raw embeddings or a document's id, and what is asked about them.
+
+    Without ``top_k`` and ``reduced``, its result are the raw embeddings of its texts.
+    """
 
     opened: Opened  # the version that answers all of it
     texts: Sequence[str] = ()
     embeddings: NDArray[np.floating] | None = None  # given, or of the texts
     document_id: str | int | None = None
-    top_k: int = 0  # 0: reduced vectors are asked for, not hits
+    top_k: int = 0
     row_filter: str | None = None
     rerank: int | None = None
+    reduced: Whitening | None = None  # the transform of the vectors that are asked for
     asked: float = field(default_factory=time.perf_counter)
+    chosen: RowFilter | None = None
+    seconds: float = 0.0  # spent on the search alone
 
-    def run(self) -> list[Hits] | tuple[NDArray[np.float64], int]:
-        """Return the hits of each query, or the vectors and their tokens; texts are encoded."""
-        opened = self.opened
+    @property
+    def queries(self) -> int:
+        """How many queries it is."""
+        return max(len(self.texts), 0 if self.embeddings is None else len(self.embeddings), 1)
+
+    @property
+    def alike(self) -> object:
+        """What jobs have in common that are searched at once."""
+        if self.embeddings is None or not self.top_k:
+            return id(self)
+        return id(self.opened), self.top_k, self.row_filter, self.rerank
+
+    def run(self, embeddings: NDArray[np.floating] | None) -> Any:
+        """Return the hits of each query, or its vector with the tokens of all."""
         if self.document_id is not None:
-            chosen = opened.filter(self.row_filter)
-            return [opened.search_like(self.document_id, self.top_k, chosen)]
-        assert self.embeddings is not None
+            like = self.document_id, self.top_k, self.chosen
+            return [self.opened.search_like(*like, rerank=self.rerank)]
+        assert embeddings is not None
+        if self.reduced is not None:
+            tokens = self.opened.queries.get().count_tokens(self.texts)
+            return self.reduced.vectors(embeddings), tokens
         if not self.top_k:
-            tokens = opened.queries.get().count_tokens(self.texts)
-            return opened.bundle.whitening.vectors(self.embeddings), tokens
-        chosen = opened.filter(self.row_filter)
-        return opened.search(self.embeddings, self.top_k, chosen, rerank=self.rerank)
+            return embeddings
+        return self.opened.search(embeddings, self.top_k, self.chosen, rerank=self.rerank)
 
 
 _Pair = tuple[Job, asyncio.Future[Any]]
+_Result = tuple[asyncio.Future[Any], Any]
 
 
 class Batcher:
     """Runs jobs in one thread, so that encoder and index take turns on the cores.
 
-    A job that comes alone starts at once. While others run, jobs collect; after a batch of several
-    the thread waits for as many again, 5 ms at most.
+    While jobs run, others collect. After a batch of several the thread waits for as many again,
+    5 ms at most; else a job starts at once.
     """
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._jobs: queue.SimpleQueue[_Pair | None] = queue.SimpleQueue()
+        self._held: _Pair | None = None  # for the next batch
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
         self._thread.start()
 
@@ -69,26 +94,31 @@ class Batcher:
         self._jobs.put((job, future))
         return await future
 
-    def close(self) -> None:
-        """Stop the thread when the jobs before are done."""
+    def close(self, seconds: float) -> None:
+        """Stop the thread when the jobs before are done, or when the time is over."""
         self._jobs.put(None)
-        self._thread.join()
+        self._thread.join(seconds)
 
     def _run(self) -> None:
         expected = 1
         while batch := self._next(expected):
             expected = len(batch)
-            # Their clients may be gone.
-            batch = [pair for pair in batch if not pair[1].cancelled()]
             for some in _by(batch, lambda job: id(job.opened.queries)):
-                self._answer(some)
+                try:
+                    self._answer(some)
+                except BaseException as error:
+                    # Also a panic of the tokenizer: the next batch must find this thread alive.
+                    _LOG.exception("a batch failed")
+                    _deliver([(future, error) for _, future in some])
 
     def _next(self, expected: int) -> list[_Pair]:
-        """Return the jobs that wait; none when it is time to end."""
-        first = self._jobs.get()
-        batch = [] if first is None else [first]
-        until, texts = time.perf_counter() + _WAIT_SECONDS, 0
-        while batch and texts < _MOST:
+        """Return the jobs that wait, of 256 queries or one job; none when it is time to end."""
+        first, self._held = self._held or self._jobs.get(), None
+        if first is None:
+            return []
+        batch, queries = [first], first[0].queries
+        until = time.perf_counter() + _WAIT_SECONDS
+        while queries < _MOST:
             left = until - time.perf_counter() if len(batch) < expected else 0
             try:
                 found = self._jobs.get(timeout=left) if left > 0 else self._jobs.get_nowait()
@@ -97,44 +127,72 @@ class Batcher:
             if found is None:
                 self._jobs.put(None)  # after this batch
                 break
+            queries += found[0].queries
+            if queries > _MOST:
+                self._held = found
+                break
             batch.append(found)
-            texts += len(found[0].texts)
         return batch
 
     def _answer(self, batch: list[_Pair]) -> None:
         """Encode the texts of a batch at once, then search; an error hits no other job."""
         started = time.perf_counter()
-        results: list[Any] = []
+        ready = list[_Pair]()
+        for job, future in batch:
+            # The time of some is up.
+            if not future.cancelled():
+                try:
+                    job.chosen = job.opened.filter(job.row_filter)
+                    ready.append((job, future))
+                except WhitenIndexError as error:
+                    _deliver([(future, error)])
         try:
-            self._encode([job for job, _ in batch])
-        except Exception as error:
-            if len(batch) == 1:
-                _deliver([(batch[0][1], error)])
-                return
-            for pair in batch:
-                self._answer([pair])
+            _encode([job for job, _ in ready])
+        except WhitenIndexError as error:
+            if len(ready) == 1:
+                _deliver([(ready[0][1], error)])
+            else:
+                for pair in ready:
+                    self._answer([pair])
             return
         encoded = time.perf_counter()
-        for job, future in batch:
-            try:
-                results.append((future, job.run()))
-            except Exception as error:
-                results.append((future, error))
-        ended = time.perf_counter()
-        _deliver(results)
-        self._metrics.batch(
-            [started - job.asked for job, _ in batch], encoded - started, ended - encoded
-        )
+        for some in _by(ready, lambda job: job.alike):
+            _deliver(_search(some))
+        waits = [started - job.asked for job, _ in ready]
+        self._metrics.batch(waits, encoded - started, time.perf_counter() - encoded)
 
-    def _encode(self, jobs: Sequence[Job]) -> None:
-        with_texts = [job for job in jobs if job.texts]
-        if with_texts:
-            texts = [text for job in with_texts for text in job.texts]
-            embeddings = with_texts[0].opened.encode(texts)
-            start = 0
-            for job in with_texts:
-                job.embeddings = embeddings[start : start + len(job.texts)]
-                start += len(job.texts)
+
+def _encode(jobs: Sequence[Job]) -> None:
+    with_texts = [job for job in jobs if job.texts]
+    if with_texts:
+        texts = [text for job in with_texts for text in job.texts]
+        embeddings, start = with_texts[0].opened.encode(texts), 0
+        for job in with_texts:
+            job.embeddings = embeddings[start : start + len(job.texts)]
+            start += len(job.texts)
+
+
+def _search(batch: list[_Pair]) -> list[_Result]:
+    """Return the results of jobs that are alike; an error hits no other job."""
+    batch = [pair for pair in batch if not pair[1].cancelled()]
+    if not batch:
+        return []
+    (first, future), *others = batch
+    rows = [job.embeddings for job, _ in batch if job.embeddings is not None]
+    started = time.perf_counter()
+    try:
+        found = first.run(np.concatenate(rows) if rows else None)
+    except WhitenIndexError as error:
+        if not others:
+            return [(future, error)]
+        return [result for pair in batch for result in _search([pair])]
+    for job, _ in batch:
+        job.seconds = time.perf_counter() - started
+    if not others:
+        return [(future, found)]
+    ends = np.cumsum([len(each) for each in rows]).tolist()
+    pairs = zip(batch, [0, *ends], ends, strict=False)
+    return [(future, found[start:end]) for (_, future), start, end in pairs]
 
 
 def _by(batch: Iterable[_Pair], key: Callable[[Job], Any]) -> Iterable[list[_Pair]]:
@@ -144,16 +202,19 @@ def _by(batch: Iterable[_Pair], key: Callable[[Job], Any]) -> Iterable[list[_Pai
     return groups.values()
 
 
-def _deliver(results: Sequence[tuple[asyncio.Future[Any], Any]]) -> None:
+def _deliver(results: Sequence[_Result]) -> None:
     """Hand results to the event loop, which is woken once."""
 
     def set_all() -> None:
         for future, result in results:
             if future.done():
                 continue
-            if isinstance(result, Exception):
+            if not isinstance(result, BaseException):
+                future.set_result(result)
+            elif isinstance(result, WhitenIndexError):
                 future.set_exception(result)
             else:
-                future.set_result(result)
+                future.set_exception(RuntimeError(first_line(result)))
 
-    results[0][0].get_loop().call_soon_threadsafe(set_all)
+    if results:
+        results[0][0].get_loop().call_soon_threadsafe(set_all)

@@ -28,8 +28,14 @@ class SearchBody(_Body):
     )
     index: IndexName = None
     texts: str | Annotated[list[str], Field(min_length=1)] | None = None
-    embeddings: Annotated[list[Embedding], Field(min_length=1)] | None = Field(
-        default=None, description="Raw embeddings of queries, as wide as the encoder's."
+    embeddings: (
+        Annotated[list[Embedding], Field(min_length=1)]
+        | Annotated[list[str], Field(min_length=1)]
+        | None
+    ) = Field(
+        default=None,
+        description="Raw embeddings of queries, as wide as the encoder's: numbers, or base64 of "
+        "32-bit floats, low byte first.",
     )
     id: DocumentId | None = Field(
         default=None, description="A document, whose neighbours are wanted."
@@ -39,7 +45,10 @@ class SearchBody(_Body):
         default=None, description="Condition on id and kept columns.", examples=["lang == 'en'"]
     )
     rerank: int | None = Field(
-        default=None, ge=0, description="Candidates ranked again by the store; 0 for none."
+        default=None,
+        ge=0,
+        lt=1 << 31,
+        description="Candidates ranked again by the store; 0 for none.",
     )
     columns: list[str] | None = Field(
         default=None, description="Kept columns to return; all by default."
@@ -64,7 +73,6 @@ class EmbeddingsBody(BaseModel):
         default=None, ge=1, description="Keep the first dimensions only."
     )
     encoding_format: Literal["float", "base64"] = "float"
-    user: str | None = None
 
 
 class CompareBody(_Body):
@@ -75,7 +83,7 @@ class CompareBody(_Body):
     )
     index: IndexName = None
     text: str
-    top_k: TopK = 10
+    top_k: Annotated[int, Field(ge=1, le=100, description="Hits of each way.")] = 10
 
 
 class HitBody(BaseModel):

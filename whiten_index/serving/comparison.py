@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.errors import ConfigError, WhiteningError
+from whiten_index.errors import ArtifactError, ConfigError, WhiteningError
 from whiten_index.index.exact import Rows, Scores
 from whiten_index.index.vector_search import search_documents
 from whiten_index.search.search_index import Hits, Opened, hits_of
@@ -65,7 +65,10 @@ class Comparison:
         found = open_store(
             place, bundle.manifest, given=store, reader="the comparison", remedy=_REMEDY
         )
-        embeddings = CorpusEmbeddings(found, corpus_record(bundle.source))
+        record = corpus_record(bundle.source)
+        if record.rows != rows:
+            raise ArtifactError(f"the index has {rows} rows and its record {record.rows}")
+        embeddings = CorpusEmbeddings(found, record)
         rotation, mean = _completed(fit.basis), fit.mean if fit.center else np.zeros(dim)
         edges = [0, *ks, dim] if not ks or ks[-1] < dim else [0, *ks]
         blocks = [np.empty((rows, b - a), np.float32) for a, b in itertools.pairwise(edges)]
@@ -73,6 +76,10 @@ class Comparison:
         raw_scale, start = np.empty(rows, np.float32), 0
         for some in embeddings.blocks():
             x = some.astype(np.float64)
+            if not np.isfinite(x).all():
+                raise ArtifactError(
+                    f"the store {found.place} holds NaN or infinity; encode the corpus again"
+                )
             part = slice(start, start + len(x))
             own = np.linalg.norm(x, axis=1)
             if fit.normalize_input:
@@ -151,7 +158,7 @@ def _whole(opened: Opened) -> Whitening:
     try:
         moments = Moments.load(opened.bundle.source.file(MOMENTS))
         whole = Whitening.fit(moments, config)
-    except WhiteningError:
+    except (ArtifactError, WhiteningError):
         return own
     same = whole.k >= own.k and np.allclose(whole.basis[:, : own.k], own.basis, atol=_SAME)
     return whole if same and np.allclose(whole.mean, own.mean, atol=_SAME) else own

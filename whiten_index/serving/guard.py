@@ -42,7 +42,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it."""
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         started, status, begun = time.perf_counter(), 500, False
@@ -62,10 +62,10 @@ class Guard:
             if (refused := self._refused(scope)) is not None:
                 await refused(scope, receive, send_on)
             else:
-                async with asyncio.timeout(self._options.max_seconds):
+                async with asyncio.timeout(self._options.max_seconds) as limit:
                     await self._app(scope, self._bounded(receive), send_on)
         except TimeoutError:
-            if begun:
+            if begun or not limit.expired():
                 raise
             late = problem(
                 HTTPStatus.GATEWAY_TIMEOUT,
@@ -84,15 +84,20 @@ class Guard:
         """Return the response to a request that goes no further."""
         headers, path = Headers(scope=scope), scope["path"]
         host = re.sub(r":\d*$", "", headers.get("host", ""))
-        if self._token is None and self._options.loopback and host not in _LOCAL:
+        if (
+            self._token is None
+            and self._options.loopback
+            and host not in (*_LOCAL, self._options.host)
+        ):
             # A web page may have its own name point to this machine.
             return problem(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 "this server answers to localhost; use that name, or give the server a token",
             )
-        if self._token is not None and path not in _OPEN and scope["method"] != "OPTIONS":
-            given = headers.get("authorization", "").encode()
-            if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+        if self._token is not None and path not in _OPEN:
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            same = hmac.compare_digest(given.encode(), self._token.encode())
+            if scheme.lower() != "bearer" or not same:
                 return problem(
                     HTTPStatus.UNAUTHORIZED,
                     "send the server's token: Authorization: Bearer TOKEN",

@@ -26,13 +26,15 @@ class Metrics:
         self._batch_jobs = Histogram(
             _PREFIX + "batch_requests", "Requests encoded together.", buckets=_SIZES, **own
         )
-        self._stage_seconds = Histogram(
+        stage_seconds = Histogram(
             _PREFIX + "stage_seconds",
             "Time of a request in the queue, and of a batch in the encoder and in the index.",
             ["stage"],
             buckets=_SECONDS,
             **own,
         )
+        stages = ("queue", "encoder", "index")
+        self._queue, self._encoder, self._index = map(stage_seconds.labels, stages)
         self._version = Gauge(
             _PREFIX + "version_info", "The version that answers.", ["index", "version"], **own
         )
@@ -50,9 +52,9 @@ class Metrics:
         """Count a batch: the seconds that each of its requests waited, and those of its stages."""
         self._batch_jobs.observe(len(waits))
         for seconds in waits:
-            self._stage_seconds.labels("queue").observe(seconds)
-        self._stage_seconds.labels("encoder").observe(encoding)
-        self._stage_seconds.labels("index").observe(searching)
+            self._queue.observe(seconds)
+        self._encoder.observe(encoding)
+        self._index.observe(searching)
 
     def version(self, index: str, version: str, rows: int, before: str | None) -> None:
         """Note the version that answers now."""

@@ -1,5 +1,6 @@
 """Errors as problem details (RFC 9457), in the words of the command line."""
 
+import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 
@@ -9,8 +10,15 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from whiten_index.errors import ConfigError, CorpusError, NotFoundError, WhitenIndexError
+from whiten_index.errors import (
+    ConfigError,
+    CorpusError,
+    EncoderError,
+    NotFoundError,
+    WhitenIndexError,
+)
 
+_LOG = logging.getLogger("whiten_index.serving")
 PROBLEM = "application/problem+json"
 
 
@@ -31,7 +39,7 @@ async def of_product(_: Request, error: Exception) -> Response:
     status = HTTPStatus.SERVICE_UNAVAILABLE
     if isinstance(error, NotFoundError):
         status = HTTPStatus.NOT_FOUND
-    elif isinstance(error, ConfigError | CorpusError):
+    elif isinstance(error, ConfigError | CorpusError | EncoderError):
         status = HTTPStatus.BAD_REQUEST
     return problem(status, str(error))
 
@@ -40,8 +48,9 @@ async def of_body(_: Request, error: Exception) -> Response:
     """Answer a body that its schema refuses: the first finding, and where it is."""
     assert isinstance(error, RequestValidationError)
     found = error.errors()[0]
-    where = ".".join(map(str, found["loc"][1:])) or "the body"
-    return problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{where}: {found['msg']}")
+    where = f"{found['loc'][1]}: " if len(found["loc"]) > 1 else ""
+    said = str(found["msg"]).removeprefix("Value error, ")
+    return problem(HTTPStatus.UNPROCESSABLE_ENTITY, where + said)
 
 
 async def of_http(_: Request, error: Exception) -> Response:
@@ -50,8 +59,9 @@ async def of_http(_: Request, error: Exception) -> Response:
     return problem(error.status_code, str(error.detail), headers=error.headers)
 
 
-async def of_unforeseen(_: Request, __: Exception) -> Response:
+async def of_unforeseen(request: Request, error: Exception) -> Response:
     """Answer an error that nobody foresaw, without its text."""
+    _LOG.error("%s failed", request.url.path, exc_info=error)
     return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "an unforeseen error; see the server's log")
 
 

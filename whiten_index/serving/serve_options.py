@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -68,7 +69,9 @@ class ServeOptions:
         "Compare every file's checksum, or only its size.", INDEX, default="full"
     )
     compare_memory: str | int = option(
-        "Memory for the page's comparison with raw embeddings; 0 for none.", INDEX, default="2GiB"
+        "Memory for the comparison of an index with its raw embeddings; 0 for none.",
+        INDEX,
+        default="2GiB",
     )
     model: str | None = option(
         "Where the indexes' own encoder is now, if it moved.", MODEL, default=None
@@ -81,9 +84,11 @@ class ServeOptions:
     threads: int | None = option(
         "CPU threads of encoder and FAISS.", RESOURCES, default=None, ge=1, le=1024
     )
-    max_body: str | int = option("Size of a request.", LIMITS, default="1MiB")
+    max_body: str | int = option("Size of a request.", LIMITS, default="4MiB")
     max_texts: int = option("Texts or embeddings of a request.", LIMITS, default=256, ge=1)
-    max_top_k: int = option("Hits of a query.", LIMITS, default=1000, ge=1)
+    max_hits: int = option(
+        "Hits or candidates of a request, of all its queries.", LIMITS, default=10_000, ge=1
+    )
     max_requests: int = option(
         "Requests at once; others get status 429.", LIMITS, default=256, ge=1
     )
@@ -99,7 +104,7 @@ class ServeOptions:
         _ = self.body_bytes, self.compare_bytes
         token = self.token
         for origin in self.cors_origin:
-            if origin != "*" and not origin.startswith(("http://", "https://")):
+            if origin != "*" and not re.fullmatch(r"https?://[^/]+", origin):
                 raise ConfigError(
                     f"--cors-origin {origin!r} is no origin; write one as https://example.org, or *"
                 )

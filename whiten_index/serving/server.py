@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import asdict, is_dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -12,9 +12,12 @@ from typing import Any
 import anyio
 import pydantic_core
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.routing import APIRoute
+from mcp.server.transport_security import TransportSecuritySettings
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
+from starlette.routing import Route
 
 import whiten_index
 from whiten_index.errors import ConfigError, StorageError
@@ -59,7 +62,8 @@ def application(service: Service) -> FastAPI:
         stateless_http=True,
         json_response=True,
         max_request_body_size=options.body_bytes,
-        host=options.host,
+        # The guard looks at hosts.
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
 
     @contextlib.asynccontextmanager
@@ -77,6 +81,7 @@ def application(service: Service) -> FastAPI:
         redoc_url=None,
         responses=_PROBLEMS,
     )
+    app.router.route_class = _Route
     for kind, handler in HANDLERS.items():
         app.add_exception_handler(kind, handler)
     app.add_middleware(Guard, options=options, metrics=service.metrics)
@@ -85,13 +90,33 @@ def application(service: Service) -> FastAPI:
             CORSMiddleware,
             allow_origins=list(options.cors_origin),
             allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type"],
+            allow_headers=["authorization", "content-type", "mcp-protocol-version"],
         )
     _add_routes(app, service)
-    app.router.routes.extend(own.routes)
+    for route in own.routes:
+        if isinstance(route, Route):
+            route.methods = {"POST"}  # there is no stream of events to listen to
+        app.router.routes.append(route)
     for path, (name, media_type) in _PAGE.items():
         app.add_api_route(path, _static(name, media_type), include_in_schema=False)
     return app
+
+
+class _Request(Request):
+    async def json(self) -> Any:
+        """Return the body, parsed in a fifth of the time that Python takes for numbers."""
+        return pydantic_core.from_json(await self.body())
+
+
+class _Route(APIRoute):
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return a handler that reads bodies by pydantic's parser."""
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            return await handle(_Request(request.scope, request.receive))
+
+        return answer
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
@@ -156,7 +181,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 def _json(value: Any) -> Response:
     """Return JSON; kept columns of any type are in it."""
     return Response(
-        pydantic_core.to_json(value, fallback=_plain, bytes_mode="base64"),
+        pydantic_core.to_json(value, fallback=_plain, bytes_mode="base64", inf_nan_mode="null"),
         media_type="application/json",
     )
 
@@ -198,11 +223,11 @@ def serve(
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((options.host, options.port))
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         listening.close()
         raise StorageError(
-            f"{options.host}:{options.port} cannot be listened on ({error.strerror or error}); "
-            "take another --host or --port"
+            f"{options.host}:{options.port} cannot be listened on ({error}); take another --host "
+            "or --port"
         ) from error
     with listening:
         app = application(Service(places, options))

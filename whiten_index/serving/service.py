@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.errors import ConfigError, NotFoundError, WhitenIndexError
+from whiten_index.errors import ConfigError, NotFoundError, WhitenIndexError, first_line
 from whiten_index.paths import cell, shown
 from whiten_index.search.query_encoder import require_texts
 from whiten_index.search.search_index import Hit, Hits, Opened, SearchIndex, open_index
@@ -22,15 +22,17 @@ from whiten_index.serving.bodies import CompareBody, EmbeddingsBody, SearchBody
 from whiten_index.serving.comparison import Comparison
 from whiten_index.serving.metrics import Metrics
 from whiten_index.serving.serve_options import ServeOptions
-from whiten_index.versions.retention import describe_index, list_versions
+from whiten_index.versions.retention import described, list_versions
 
 _LOG = logging.getLogger("whiten_index.serving")
 
 
+# Turns between two tries to open a version that could not be opened.
+_MOST_LEFT = 60
 # Facts of a manifest that name no files.
 _DESCRIBED = ("version", "created", "rows", "counts", "whitening", "quality", "choice", "factory",
               "spectrum", "bytes")  # fmt: skip
-_OPENING = ("store", "rerank", "mapped", "verify", "model", "trust_remote_code", "device",
+_OPENING = ("rerank", "mapped", "verify", "model", "trust_remote_code", "device",
             "backend", "threads")  # fmt: skip
 
 
@@ -42,6 +44,8 @@ class ServedIndex:
     ) -> None:
         given: dict[str, Any] = {each: getattr(options, each) for each in _OPENING}
         self.name, self.place, self._options, self._metrics = name, place, options, metrics
+        if options.rerank:
+            given["store"] = options.store
         self._index: SearchIndex = open_index(
             place, **{each: value for each, value in given.items() if value is not None}
         )
@@ -50,7 +54,9 @@ class ServedIndex:
         # Why the newest version does not answer; empty if it does.
         self.fault = ""
         self._comparing = threading.Lock()
-        self._comparison: tuple[Opened, Comparison] | None = None
+        self._comparison: Comparison | None = None
+        # Failures to open the newest version, and how often it is not tried now.
+        self._failures, self._left = 0, 0
         metrics.version(name, self.opened.bundle.version, len(self.opened.bundle), None)
 
     @property
@@ -65,33 +71,43 @@ class ServedIndex:
 
     def reload(self) -> None:
         """Open the newest version; if that fails, the one before goes on answering."""
-        before = self.opened.bundle.version
+        if self._left > 0:
+            self._left -= 1
+            return
+        before, told = self.opened.bundle.version, self.fault
         try:
             if self._index.reload():
                 bundle = self.opened.bundle
                 self._metrics.version(self.name, bundle.version, len(bundle), before)
                 self._comparison = None
-            self.fault = ""
-        except WhitenIndexError as error:
-            self.fault = cell(error)
+            self.fault, self._failures = "", 0
+        except Exception as error:
+            # It is read as a whole each time, so less and less often.
+            self.fault = cell(first_line(error))
+            self._failures += 1
+            self._left = min(2**self._failures, _MOST_LEFT)
         self._metrics.fault(self.name, failed=bool(self.fault))
+        if self.fault != told:
+            _LOG.warning("%s: %s", self.name, self.fault or "the newest version answers again")
 
     def comparison(self) -> Comparison:
         """Return the raw embeddings of the version that answers, read on the first call.
 
         Raises:
             ArtifactError: the store is not at hand.
-            ConfigError: they are larger than what the server may hold.
+            ConfigError: they are larger than what the server may hold, or no texts can be asked.
         """
         with self._comparing:
-            opened = self.opened
-            if self._comparison is None or self._comparison[0] is not opened:
-                self._comparison = None
-                made = Comparison.of(
+            opened, kept = self.opened, self._comparison
+            _ = opened.queries.recorded
+            if kept is None or kept.opened is not opened:
+                self._comparison = kept = None
+                kept = Comparison.of(
                     opened, self.place, self._options.store, self._options.compare_bytes
                 )
-                self._comparison = opened, made
-            return self._comparison[1]
+                if self.opened is opened:
+                    self._comparison = kept
+            return kept
 
 
 class Service:
@@ -108,28 +124,20 @@ class Service:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Look for new versions until the server ends."""
-        watcher = asyncio.create_task(self._watch())
+        stop = threading.Event()
+
+        def watch() -> None:
+            while not stop.wait(self.options.reload_seconds):
+                for each in self.indexes.values():
+                    each.reload()
+
+        # A thread that nobody waits for: a large version may take minutes to open.
+        threading.Thread(target=watch, name="versions", daemon=True).start()
         try:
             yield
         finally:
-            watcher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watcher
-            await asyncio.to_thread(self._batcher.close)
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(self.options.reload_seconds)
-            for each in self.indexes.values():
-                before = each.fault
-                try:
-                    await asyncio.to_thread(each.reload)
-                except Exception:
-                    _LOG.exception("looking for a new version of %s failed", each.name)
-                if each.fault != before:
-                    _LOG.warning(
-                        "%s: %s", each.name, each.fault or "the newest version answers again"
-                    )
+            stop.set()
+            self._batcher.close(self.options.max_seconds)
 
     def find(self, name: str | None) -> ServedIndex:
         """Return an index by its name, or the only one."""
@@ -148,7 +156,8 @@ class Service:
         served = self.find(body.index)
         opened = served.opened
         texts = [body.texts] if isinstance(body.texts, str) else body.texts or ()
-        self._check(max(len(texts), len(body.embeddings or ())), body.top_k)
+        number = max(len(texts), len(body.embeddings or ()), 1)
+        self._check(number, max(body.top_k, body.rerank or 0))
         self._log(texts)
         require_texts(texts)
         names = _columns(opened, body.columns)
@@ -170,11 +179,9 @@ class Service:
         self._log(texts)
         require_texts(texts)
         whitening = opened.bundle.whitening
-        if body.dimensions is not None and body.dimensions > whitening.k:
-            raise ConfigError(f"{served.name} has vectors of {whitening.k} dims, no more")
-        vectors, tokens = await self._batcher.run(Job(opened, texts))
         if body.dimensions is not None:
-            vectors = whitening.compared(vectors[:, : body.dimensions])
+            whitening = whitening.truncate(body.dimensions)
+        vectors, tokens = await self._batcher.run(Job(opened, texts, reduced=whitening))
         rows = np.ascontiguousarray(vectors, dtype="<f4")
         data: list[Any] = (
             [base64.b64encode(row.tobytes()).decode() for row in rows]
@@ -198,31 +205,30 @@ class Service:
         self._log([body.text])
         require_texts([body.text])
         opened, comparison, note = served.opened, None, None
-        others = {
-            name: each.opened
-            for name, each in self.indexes.items()
-            if each.encodes and each is not served and _corpus(each.opened) == _corpus(opened)
-        }
         try:
             comparison = await asyncio.to_thread(served.comparison)
             # One version answers in all columns of the index.
             opened = comparison.opened
         except WhitenIndexError as error:
             note = str(error)
-        columns = list[dict[str, Any]]()
-        for name, each in {served.name: opened, **others}.items():
-            embedding = await asyncio.to_thread(each.encode, [body.text])
-            columns.append(await self._column(name, each, embedding, body.top_k))
+        embedding = await self._batcher.run(Job(opened, [body.text]))
+        columns = [await self._column(served.name, opened, embedding, body.top_k)]
+        for name, each in self.indexes.items():
+            other = each.opened
+            if each is not served and each.encodes and _corpus(other) == _corpus(opened):
+                own = embedding
+                if not other.queries.equals(opened.queries):
+                    own = await self._batcher.run(Job(other, [body.text]))
+                columns.append(await self._column(name, other, own, body.top_k))
         widths = list[dict[str, Any]]()
         if comparison is not None:
-            embedding = await asyncio.to_thread(opened.encode, [body.text])
             started = time.perf_counter()
             hits, each_width = await asyncio.to_thread(comparison.search, embedding[0], body.top_k)
             spent, dim, rows = time.perf_counter() - started, opened.bundle.dim, len(opened.bundle)
             raw = _compared("raw embeddings", "raw", dim, 4 * dim * rows, rows, spent, hits)
             widths = [
-                _compared(f"k = {k}", "width", k, 4 * k * rows, rows, None, own)
-                for k, own in each_width.items()
+                _compared(f"k = {k}", "width", k, 4 * k * rows, rows, None, own_hits)
+                for k, own_hits in each_width.items()
             ]
             columns.insert(0, raw)
             wanted = {hit["id"] for hit in raw["hits"]}
@@ -240,11 +246,10 @@ class Service:
     async def _column(
         self, name: str, opened: Opened, embedding: NDArray[np.float32], top_k: int
     ) -> dict[str, Any]:
-        started = time.perf_counter()
-        found = await self._batcher.run(Job(opened, embeddings=embedding, top_k=top_k))
-        spent, sizes = time.perf_counter() - started, opened.bundle.manifest["bytes"]
+        job = Job(opened, embeddings=embedding, top_k=top_k)
+        found, sizes = await self._batcher.run(job), opened.bundle.manifest["bytes"]
         size, rows, k = sizes["index"]["total"], len(opened.bundle), opened.bundle.whitening.k
-        return _compared(name, "index", k, size, rows, spent, found[0])
+        return _compared(name, "index", k, size, rows, job.seconds, found[0])
 
     def summaries(self) -> list[dict[str, Any]]:
         """Return name, version and size of each index."""
@@ -267,8 +272,9 @@ class Service:
         return found
 
     def describe(self, name: str | None) -> dict[str, Any]:
-        """Return what ``whiten-index inspect`` knows of the published version, without paths."""
-        facts = describe_index(self.find(name).place, verify="manifest")
+        """Return what ``whiten-index inspect`` knows of the version that answers, without paths."""
+        bundle = self.find(name).opened.bundle
+        facts = described(bundle.manifest, bundle.whitening)
         found = {key: facts[key] for key in _DESCRIBED if key in facts}
         model = facts["encoder"].get("model")
         found["encoder"] = {"model": model and model.rstrip("/").rpartition("/")[2]}
@@ -280,12 +286,15 @@ class Service:
         """Return what ``whiten-index versions`` lists."""
         return {"versions": list_versions(self.find(name).place)}
 
-    def _check(self, texts: int, top_k: int) -> None:
-        most, hits = self.options.max_texts, self.options.max_top_k
-        if texts > most:
-            raise ConfigError(f"a request takes {most} texts or embeddings; {texts} were given")
-        if top_k > hits:
-            raise ConfigError(f"top_k is at most {hits} here; {top_k} was given")
+    def _check(self, queries: int, hits: int) -> None:
+        most, most_hits = self.options.max_texts, self.options.max_hits
+        if queries > most:
+            raise ConfigError(f"a request takes {most} texts or embeddings; {queries} were given")
+        if queries * hits > most_hits:
+            raise ConfigError(
+                f"a request has {most_hits:,} hits or candidates at most, and {queries} times "
+                f"{hits:,} were asked for; ask for less, or in several requests"
+            )
 
     def _log(self, texts: Sequence[str]) -> None:
         if self.options.log_queries:
@@ -298,17 +307,23 @@ def _corpus(opened: Opened) -> str:
 
 
 def _embeddings(
-    given: Sequence[Sequence[float]] | None, opened: Opened
-) -> NDArray[np.float64] | None:
+    given: Sequence[Sequence[float] | str] | None, opened: Opened
+) -> NDArray[np.floating] | None:
     if given is None:
         return None
-    dim, widths = opened.bundle.dim, {len(each) for each in given}
-    if widths != {dim}:
+    dim = opened.bundle.dim
+    rows: list[Any] = list(given)
+    try:
+        if isinstance(given[0], str):
+            rows = [np.frombuffer(base64.b64decode(each, validate=True), "<f4") for each in rows]
+    except ValueError as error:
+        raise ConfigError(f"an embedding is no base64 of 32-bit floats ({error})") from error
+    if (widths := {len(each) for each in rows}) != {dim}:
         raise ConfigError(
             f"embeddings of {dim} numbers are needed; "
             f"{', '.join(map(str, sorted(widths)))} were given"
         )
-    return np.array(given, dtype=np.float64)
+    return np.array(rows, dtype=np.float64)
 
 
 def _columns(opened: Opened, names: Sequence[str] | None) -> Sequence[str] | None:

@@ -433,6 +433,11 @@ def describe_index(root: Path | str, *, verify: str = "full") -> dict[str, Any]:
         return version, Whitening.load(version.check(whole=True).file(WHITENING))
 
     version, whitening = with_published(place, read, mirror, verify=verify)
+    return {**described(version.fields, whitening), "path": str(version.folder)}
+
+
+def described(fields: Mapping[str, Any], whitening: Whitening) -> dict[str, Any]:
+    """Return a version's manifest with its ``spectrum``; see ``describe_index``."""
     rank = max(whitening.rank, 1)
     widths = {k for k in _WIDTHS if k <= rank} | {min(whitening.k, rank), rank}
     spectrum = [
@@ -443,7 +448,7 @@ def describe_index(root: Path | str, *, verify: str = "full") -> dict[str, Any]:
         }
         for k in sorted(widths)
     ]
-    return {**version.fields, "path": str(version.folder), "spectrum": spectrum}
+    return {**fields, "spectrum": spectrum}
 
 
 def eigenvalues_of(description: Mapping[str, Any]) -> NDArray[np.float64]:
