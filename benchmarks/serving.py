@@ -9,6 +9,7 @@ are published.
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import json
 import re
@@ -32,7 +33,7 @@ from whiten_index.index.library import INDEX, load_faiss
 from whiten_index.search.search_index import SearchIndex
 from whiten_index.versions.retention import prune
 
-QUERIES, ROUNDS, SECONDS, CLIENTS = 1_000, 5, 10, 64
+QUERIES, ROUNDS, SECONDS, CLIENTS = 1_000, 3, 6, 64
 SOAK_ROWS, SOAK_VERSIONS, SOAK_SECONDS = 5_000, 50, 600
 _SCRIPT = """
 local bodies, n = {}, 0
@@ -115,7 +116,7 @@ def rate_of(run: Any, pieces: Sequence[Any], seconds: float) -> float:
 
 
 def measure(work: Path) -> Iterator[dict[str, Any]]:
-    """Yield a row for each of the three comparisons, in rounds by turns."""
+    """Yield a row for each comparison, measured in rounds by turns."""
     texts = data_folder() / "sentences" / "wikinews_en.parquet"
     out = indexed(work, texts, out=str(work / "index"))
     asked = pq.read_table(data_folder() / "sentences" / "wikipedia_en.parquet")["text"]
@@ -127,29 +128,39 @@ def measure(work: Path) -> Iterator[dict[str, Any]]:
     bare = faiss.read_index(str(index.bundle.source.file(INDEX)))
     one_text = [{"texts": text} for text in queries]
     one_vector = [{"embeddings": [row.tolist()]} for row in raw.astype(float).round(6)]
+    reduced = [{"model": out.name, "input": text} for text in queries]
+    packed = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in raw]
+    many = [{"embeddings": packed[n : n + CLIENTS]} for n in range(0, 900, CLIENTS)]
     batches = [queries[at : at + 256] for at in range(0, QUERIES - 255, 256)]
-    rounds: dict[str, list[dict[str, Any]]] = {"text": [], "clients": [], "embeddings": []}
+    alone = [raw[n : n + 1] for n in range(QUERIES)]
+    together = [raw[n : n + CLIENTS] for n in range(0, 900, CLIENTS)]
+    rounds: dict[str, list[dict[str, Any]]] = {}
     with server(out) as (url, _):
-        path = url + "/v1/search"
-        load(work, path, one_text, CLIENTS, 3)
-        in_process(index, queries, 2)
+        found, made = url + "/v1/search", url + "/v1/embeddings"
+
+        def served(path: str, bodies: list[Any], clients: int) -> dict[str, Any]:
+            return load(work, path, bodies, clients, SECONDS)
+
+        def faiss_rate(pieces: list[Any]) -> float:
+            return rate_of(lambda piece: bare.search(piece, 10), pieces, SECONDS)
+
+        served(found, one_text, CLIENTS)
         for _ in range(ROUNDS):
-            rounds["text"].append(
-                {"server": load(work, path, one_text, 1, SECONDS),
-                 "library": in_process(index, queries, SECONDS)}
-            )  # fmt: skip
-            rounds["clients"].append(
-                {"server": load(work, path, one_text, CLIENTS, SECONDS),
-                 "library": rate_of(index.encode, batches, SECONDS)}
-            )  # fmt: skip
-            for clients in (1, CLIENTS):
-                rounds["embeddings"].append(
-                    {"clients": clients,
-                     "server": load(work, path, one_vector, clients, SECONDS),
-                     "faiss": rate_of(lambda piece: bare.search(piece, 10),
-                                      [raw[n : n + clients] for n in range(0, 900, clients)],
-                                      SECONDS)}
-                )  # fmt: skip
+            for name, ours, library in (
+                ("one client's text", lambda: served(found, one_text, 1),
+                 lambda: in_process(index, queries, SECONDS)),
+                ("texts of 64 clients", lambda: served(found, one_text, CLIENTS),
+                 lambda: rate_of(index.encode, batches, SECONDS)),
+                ("texts of 64 clients to vectors", lambda: served(made, reduced, CLIENTS),
+                 lambda: rate_of(index.encode, batches, SECONDS)),
+                ("one client's embedding", lambda: served(found, one_vector, 1),
+                 lambda: faiss_rate(alone)),
+                ("embeddings of 64 clients", lambda: served(found, one_vector, CLIENTS),
+                 lambda: faiss_rate(together)),
+                ("64 embeddings a request, 4 clients", lambda: served(found, many, 4),
+                 lambda: faiss_rate(together)),
+            ):  # fmt: skip
+                rounds.setdefault(name, []).append({"server": ours(), "library": library()})
     kind, rows = index.bundle.manifest["factory"]["built"], len(index)
     for name, each in rounds.items():
         yield {"what": name, "rows": rows, "factory": kind, "rounds": each}

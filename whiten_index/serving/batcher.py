@@ -20,8 +20,8 @@ from whiten_index.serving.metrics import Metrics
 from whiten_index.whitening.transform import Whitening
 
 _LOG = logging.getLogger("whiten_index.serving")
-# Queries of a batch; more at once take no less time each.
-_MOST = 256
+# Queries of a batch: while one is encoded, the requests of the next are read.
+_MOST = 64
 _WAIT_SECONDS = 0.005
 
 
@@ -112,7 +112,7 @@ class Batcher:
                     _deliver([(future, error) for _, future in some])
 
     def _next(self, expected: int) -> list[_Pair]:
-        """Return the jobs that wait, of 256 queries or one job; none when it is time to end."""
+        """Return the jobs that wait, of 64 queries or one job; none when it is time to end."""
         first, self._held = self._held or self._jobs.get(), None
         if first is None:
             return []
