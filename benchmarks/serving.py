@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,22 +144,35 @@ def measure(work: Path) -> Iterator[dict[str, Any]]:
         def faiss_rate(pieces: list[Any]) -> float:
             return rate_of(lambda piece: bare.search(piece, 10), pieces, SECONDS)
 
+        pairs: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+            "one client's text": (
+                lambda: served(found, one_text, 1),
+                lambda: in_process(index, queries, SECONDS),
+            ),
+            "texts of 64 clients": (
+                lambda: served(found, one_text, CLIENTS),
+                lambda: rate_of(index.encode, batches, SECONDS),
+            ),
+            "texts of 64 clients to vectors": (
+                lambda: served(made, reduced, CLIENTS),
+                lambda: rate_of(index.encode, batches, SECONDS),
+            ),
+            "one client's embedding": (
+                lambda: served(found, one_vector, 1),
+                lambda: faiss_rate(alone),
+            ),
+            "embeddings of 64 clients": (
+                lambda: served(found, one_vector, CLIENTS),
+                lambda: faiss_rate(together),
+            ),
+            "64 embeddings a request, 4 clients": (
+                lambda: served(found, many, 4),
+                lambda: faiss_rate(together),
+            ),
+        }
         served(found, one_text, CLIENTS)
         for _ in range(ROUNDS):
-            for name, ours, library in (
-                ("one client's text", lambda: served(found, one_text, 1),
-                 lambda: in_process(index, queries, SECONDS)),
-                ("texts of 64 clients", lambda: served(found, one_text, CLIENTS),
-                 lambda: rate_of(index.encode, batches, SECONDS)),
-                ("texts of 64 clients to vectors", lambda: served(made, reduced, CLIENTS),
-                 lambda: rate_of(index.encode, batches, SECONDS)),
-                ("one client's embedding", lambda: served(found, one_vector, 1),
-                 lambda: faiss_rate(alone)),
-                ("embeddings of 64 clients", lambda: served(found, one_vector, CLIENTS),
-                 lambda: faiss_rate(together)),
-                ("64 embeddings a request, 4 clients", lambda: served(found, many, 4),
-                 lambda: faiss_rate(together)),
-            ):  # fmt: skip
+            for name, (ours, library) in pairs.items():
                 rounds.setdefault(name, []).append({"server": ours(), "library": library()})
     kind, rows = index.bundle.manifest["factory"]["built"], len(index)
     for name, each in rounds.items():
