@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.results_file import read
@@ -130,6 +131,41 @@ def graph_peers() -> str:
                 f"| {row['p50_ms'] / peer:.2f} × | {row['build_seconds']:,.0f} |"
             )
     return "\n".join(lines)
+
+
+def serving() -> str:
+    """Return the server's speed beside that of the library in process, and the soak."""
+    rows = read("serving")
+    latency, *rates = rows
+    ours, library = ([each[who] for each in latency["rounds"]] for who in ("server", "library"))
+    half, most = (
+        statistics.median(a[key] - b[key] for a, b in zip(ours, library, strict=True))
+        for key in ("p50_ms", "p99_ms")
+    )
+    lines = [
+        f"{latency['rows']:,} sentences of Wikinews, MiniLM, k = 128, {latency['factory']}; 12 "
+        f"words a query. One client's text takes {_middle(ours, 'p50_ms'):.1f} ms (p99 "
+        f"{_middle(ours, 'p99_ms'):.1f}), and {_middle(library, 'p50_ms'):.1f} ms (p99 "
+        f"{_middle(library, 'p99_ms'):.1f}) by a call of the library: {half:+.1f} ms (p99 "
+        f"{most:+.1f}).",
+        "",
+        "| queries a second | server | in process | ratio (least to greatest) |",
+        "|---|---:|---:|---:|",
+    ]
+    for row in rates:
+        many = 64 if row["what"].startswith("64 embeddings") else 1
+        pairs = [(many * each["server"]["rate"], each["library"]) for each in row["rounds"]]
+        ratios = sorted(a / b for a, b in pairs)
+        lines.append(
+            f"| {row['what']} | {statistics.median(a for a, _ in pairs):,.0f} "
+            f"| {statistics.median(b for _, b in pairs):,.0f} "
+            f"| {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) |"
+        )
+    return "\n".join(lines)
+
+
+def _middle(each: Sequence[Mapping[str, float]], key: str) -> float:
+    return statistics.median(one[key] for one in each)
 
 
 def exact_search() -> str:

@@ -243,6 +243,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "qdrant_folder": sinks_tables.qdrant_folder,
     "faults": faults,
     "growth": sweep_tables.growth,
+    "serving": sweep_tables.serving,
     "exact_search": sweep_tables.exact_search,
     "graph_peers": sweep_tables.graph_peers,
     "gpu_index": sweep_tables.gpu_index,
