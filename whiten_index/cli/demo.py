@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from whiten_index.artifacts.files import walk_files, writing
 from whiten_index.cli import terminal
@@ -35,6 +33,9 @@ def demo(folder: str, rows: int) -> None:
     It takes about two minutes on two cores, and needs no network if the embedded model is
     installed.
     """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     from whiten_index.pipeline.build import build_index
     from whiten_index.pipeline.build_config import BuildConfig
     from whiten_index.search.search_index import open_index

@@ -1,0 +1,31 @@
+"""The demo finds docstrings on this machine, indexes them, and says how to see more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from whiten_index import open_index
+from whiten_index.cli import cli
+from whiten_index.cli.demo import docstrings
+
+
+def test_docstrings_are_of_public_names_and_come_once() -> None:
+    found = docstrings(1_500)
+    names = [row["name"] for row in found]
+    assert len(names) == len(set(names)) == 1_500
+    assert found == docstrings(1_500)
+    own = {row["name"]: row["text"] for row in found}
+    assert own["json.JSONDecoder"].startswith(json.JSONDecoder.__doc__.strip()[:40])
+    assert not any(part.startswith("_") for name in names for part in name.split(".")[-1:])
+
+
+@pytest.mark.slow
+def test_the_demo_publishes_an_index(tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["demo", str(tmp_path / "d"), "--rows", "1000"])
+    assert done.exit_code == 0, done.output
+    assert f"whiten-index serve {tmp_path / 'd' / 'index'}" in done.output
+    assert len(open_index(tmp_path / "d" / "index")) == 1_000
