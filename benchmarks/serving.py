@@ -131,7 +131,7 @@ def measure(work: Path) -> Iterator[dict[str, Any]]:
     reduced = [{"model": out.name, "input": text} for text in queries]
     packed = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in raw]
     many = [{"embeddings": packed[n : n + CLIENTS]} for n in range(0, 900, CLIENTS)]
-    batches = [queries[at : at + 256] for at in range(0, QUERIES - 255, 256)]
+    batches = [queries[at : at + CLIENTS] for at in range(0, 900, CLIENTS)]
     alone = [raw[n : n + 1] for n in range(QUERIES)]
     together = [raw[n : n + CLIENTS] for n in range(0, 900, CLIENTS)]
     rounds: dict[str, list[dict[str, Any]]] = {}
