@@ -106,7 +106,7 @@ def test_after_a_refit_the_vectors_of_two_transforms_are_told_apart(
             {"text_column": "title"},
             r"no column title \(text, lang, year, note kept\).* --keep title",
         ),
-        ({"options": {"trust_remote_code": True}}, "trust_remote_code is an argument, not"),
+        ({"options": {"trust_remote_code": True}}, "trust_remote_code is among written settings"),
         ({"row_filter": "lang =="}, "filter"),
         ({"row_filter": "size > 3"}, "size"),
     ],

@@ -22,6 +22,7 @@ def header(run: str = "r1", name: str = "SciFact", **dataset: Any) -> dict[str, 
         "settings": {"target_recall": 0.95},
         "dataset": {"name": name, "rows": ROWS, "dim": DIM, "encoder": "all-MiniLM-L6-v2",
                     "queries": 300, "judged": True, "raw_bytes_per_row": 4 * DIM, **dataset},
+        "spectrum": {"eigenvalues": EIGENVALUES, "rank": 381},
     }  # fmt: skip
 
 

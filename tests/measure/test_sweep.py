@@ -204,6 +204,7 @@ def test_figures_are_those_of_brute_force(tmp_path, corpus, embeddings):
     queries = embeddings[held].astype(np.float64)
     mean, (values, vectors) = kept.mean(axis=0), np.linalg.eigh(np.cov(kept.T))
     values, vectors = values[::-1], vectors[:, ::-1]
+    np.testing.assert_allclose(header["spectrum"]["eigenvalues"], values, rtol=1e-9)
     raw, points = nearest(kept, queries), points_of(tmp_path)
     for k in (8, 16):
         maps = {

@@ -272,6 +272,7 @@ def test_each_sweep_has_its_charts_whose_points_lead_to_their_rows(report):
     assert re.findall(r"<figure>\s*<h3>(.*?)</h3>", page) == [
         "Quality against bytes per row", "Quality against ms per query",
         "Agreement against bytes per row", "Agreement against ms per query",
+        "Spectrum of the embeddings",
     ]  # fmt: skip
     rows = re.findall('<tr id="(.*?)"', page)
     assert sorted(2 * rows) == sorted(re.findall('<a xlink:href="#(.*?)"', page))

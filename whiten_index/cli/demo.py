@@ -25,7 +25,7 @@ _SKIPPED = {"test", "tests", "idlelib", "lib2to3", "encodings", "vendor", "_vend
 
 
 @click.command()
-@click.argument("folder", type=PATH, default="whiten-index-demo")
+@click.argument("folder", type=PATH)
 @click.option("--rows", type=click.IntRange(min=1_000), default=10_000, show_default=True)
 def demo(folder: str, rows: int) -> None:
     """Index the docstrings of the Python on this machine in FOLDER, and search them.

@@ -3,7 +3,7 @@
 import io
 import re
 from collections.abc import Iterator, Mapping
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from whiten_index.measure.results import (
     AGREEMENT,
     COLUMNS,
     LATENCY,
+    NDCG,
     PER_ROW,
     Measured,
     Recommendation,
@@ -64,9 +65,11 @@ def dress(axes: Any, title: str, x: str, y: str) -> None:
 
 
 def charts_of(sweep: Sweep, advice: Recommendation) -> Iterator[Chart]:
-    """Yield quality against bytes and latency."""
+    """Yield quality against bytes and latency, and the spectrum if nothing was judged."""
     yield from _against(sweep, advice, PER_ROW, "bytes per row")
     yield from _against(sweep, advice, LATENCY, "ms per query (median)")
+    if advice.measure != NDCG:
+        yield from _spectrum(sweep)
 
 
 def _against(sweep: Sweep, advice: Recommendation, cost: str, unit: str) -> Iterator[Chart]:
@@ -106,6 +109,27 @@ def _against(sweep: Sweep, advice: Recommendation, cost: str, unit: str) -> Iter
         "that no other beats in both."
     )
     yield f"{title} against {unit.partition(' (')[0]}", caption, _svg(figure)
+
+
+def _spectrum(sweep: Sweep) -> Iterator[Chart]:
+    spectrum = sweep.header.get("spectrum") or {}
+    values = [v for v in spectrum.get("eigenvalues", [])[: spectrum.get("rank")] if v > 0]
+    if len(values) < 2:
+        return
+    sums = list(accumulate(values))
+    widths = {p.k for p in sweep.points if p.text("family") == "ours" and 0 < p.k <= len(values)}
+    figure = empty_figure(*_INCHES)
+    axes = figure.subplots()
+    dress(axes, "", "direction", "eigenvalue, log")
+    axes.set_yscale("log")
+    axes.plot(range(1, len(values) + 1), values, color=BLUE, lw=2)
+    for k in sorted(widths):
+        axes.plot([k], [values[k - 1]], "o", color=RED, ms=6)
+        text = f"k={k}: {sums[k - 1] / sums[-1]:.0%}"
+        axes.annotate(text, (k, values[k - 1]), (5, 5), size=SMALL, color=INK,
+                      textcoords="offset points")  # fmt: skip
+    caption = "Eigenvalues of the covariance, and the share of the variance within each k."
+    yield "Spectrum of the embeddings", caption, _svg(figure)
 
 
 def _svg(figure: Any) -> str:

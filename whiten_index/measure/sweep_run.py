@@ -127,8 +127,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
             with writing(work):
                 work.mkdir()
             dataset = prepare_dataset(config, encoded, judged, stages)
-            rank = Spectrum.of(dataset.moments.covariance()).rank
-            points = grid(config, dim=dataset.dim, rank=rank, rows=dataset.rows)
+            points = grid(config, dim=dataset.dim, rank=dataset.spectrum.rank, rows=dataset.rows)
             first = _header(config, dataset)
             name = str(first["run"])
             if others := len(results.runs.keys() - {name}):
@@ -212,8 +211,9 @@ def prepare_dataset(
         "judged_queries_without_text": 0 if judged is None else judged.left_out,
         "fingerprint": record.fingerprint,
     }
+    spectrum = Spectrum.of(moments.covariance())
     rows = CorpusEmbeddings(store, record, subset)
-    return Dataset(encoded, rows, moments, queries, subset, judged, documents, facts)
+    return Dataset(encoded, rows, moments, spectrum, queries, subset, judged, documents, facts)
 
 
 def _held_out(
@@ -294,6 +294,10 @@ def _header(config: SweepConfig, dataset: Dataset) -> dict[str, Any]:
         "dataset": dataset.facts,
         "build": config.build.command()
         + (f" --similarity {config.similarity}" if config.similarity != "auto" else ""),
+        "spectrum": {
+            "eigenvalues": dataset.spectrum.eigenvalues.tolist(),
+            "rank": dataset.spectrum.rank,
+        },
     }
 
 

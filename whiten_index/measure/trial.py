@@ -48,6 +48,7 @@ from whiten_index.search.rerank import Reranker
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.versions.bundle import Bundle
 from whiten_index.whitening.moments import Moments
+from whiten_index.whitening.spectrum import Spectrum
 from whiten_index.whitening.transform import Whitening
 from whiten_index.whitening.transform_options import Similarity
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
@@ -64,7 +65,7 @@ _PEER_ROWS = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Corpus in its store, and queries.
+    """Corpus in its store, queries, and spectrum of the corpus.
 
     ``subset`` are the rising numbers of the rows (n,) that are indexed, None for all; with
     judgements ``documents`` are the documents of rows.
@@ -73,6 +74,7 @@ class Dataset:
     encoded: EncodeReport
     embeddings: CorpusEmbeddings
     moments: Moments
+    spectrum: Spectrum
     queries: NDArray[np.float32]
     subset: NDArray[np.int64] | None
     judged: JudgedQueries | None
@@ -319,15 +321,10 @@ class Trial:
             },
             "seconds": {**seconds, "total": sum(seconds.values())},
         }  # fmt: skip
-        return self._judged(Made(point, space, folder, record), reference)
-
-    def _judged(self, made: Made, reference: Made | None) -> Made:
-        """Return an index with its recall and quality, the latter also against a reference."""
-        record, dataset = made.record, self.dataset
-        search = self.search_of(made)
+        search = self.search_of(found := Made(point, space, folder, record))
         # A deeper search also improves its first ten hits, so each depth is searched apart.
         _, near = search(dataset.queries, TOP_K)
-        record["index_recall@10"] = share_found(near, self._truth(made))
+        record["index_recall@10"] = share_found(near, self._truth(found))
         record["agreement@10"] = share_found(near, self.raw_truth)
         same = (near[:, :, None] == self.raw_truth[:, None, :]).any(axis=1).mean(axis=1)
         each = self._scores(search)
@@ -337,7 +334,7 @@ class Trial:
         if ndcg is not None and reference is not None and reference.ndcg is not None:
             figures[INTERVAL] = ndcg - reference.ndcg
         record["intervals"] = {name: mean_interval(values) for name, values in figures.items()}
-        return replace(made, ndcg=ndcg)
+        return replace(found, ndcg=ndcg)
 
     def _fill_peer(self, factory: str, folder: Path, stages: Stages) -> IndexBytes:
         """Make an index with FAISS's own transforms of raw rows."""
