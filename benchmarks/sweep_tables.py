@@ -164,6 +164,18 @@ def serving() -> str:
     return "\n".join(lines)
 
 
+def serving_soak() -> str:
+    """Return what a server did while versions came and went."""
+    (row,) = read("serving_soak")
+    return (
+        f"{row['clients']} clients for {row['seconds'] / 60:.0f} minutes, {row['published']} "
+        f"versions published: {row['requests']:,} requests, {row['errors']} errors, "
+        f"{row['mixed']} mixed answers of {row['versions_seen']} versions, memory "
+        f"{row['memory_first_mb']:.0f} MB in the beginning and {row['memory_last_mb']:.0f} MB in "
+        "the end."
+    )
+
+
 def _middle(each: Sequence[Mapping[str, float]], key: str) -> float:
     return statistics.median(one[key] for one in each)
 

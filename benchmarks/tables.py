@@ -244,6 +244,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "faults": faults,
     "growth": sweep_tables.growth,
     "serving": sweep_tables.serving,
+    "serving_soak": sweep_tables.serving_soak,
     "exact_search": sweep_tables.exact_search,
     "graph_peers": sweep_tables.graph_peers,
     "gpu_index": sweep_tables.gpu_index,
