@@ -1,4 +1,4 @@
-"""A small index of texts, and real servers of it, each a process of its own."""
+"""A small index of texts, and servers of it in separate processes."""
 
 from __future__ import annotations
 

@@ -5,11 +5,12 @@ it. The system frees the lock when the process ends, however it ends. Some share
 not share locks between hosts. A lock that is free but names another host is therefore refused: only
 the user can know whether that process is still alive.
 
-In a bucket, each who writes a place, and one who cleans it, puts a mark of its own and lists those
-of others afterwards, so that of two that meet at least one sees the other. Many may write at once;
-who removes what nothing needs must be alone. A mark is put again every minute, and before its owner
-publishes or removes some objects. It may be taken if it was not for ten minutes, by the server's
-clock, or its owner ended on this host; a live owner then stops.
+In a bucket, every process that writes or cleans puts a marker object there, then lists the markers
+of others. Of two processes at the same time, at least one therefore sees the other. Writers may run
+together; a process that removes objects must be alone. A marker is put again every minute, and
+before its process publishes or removes objects. One that was not put again for ten minutes, by the
+clock of the bucket's server, or whose process on this host has ended, may be taken over; if the
+process is still alive, it then stops.
 """
 
 import contextlib

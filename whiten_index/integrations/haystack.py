@@ -21,7 +21,7 @@ with importing("haystack-ai", of="Haystack", extra="haystack"):
 
 
 class _Written:
-    """What a pipeline that was written down is made of."""
+    """Dictionary from which a written pipeline is made again."""
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:

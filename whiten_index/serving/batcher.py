@@ -46,12 +46,12 @@ class Job:
 
     @property
     def queries(self) -> int:
-        """How many queries it is."""
+        """Number of queries in the request."""
         return max(len(self.texts), 0 if self.embeddings is None else len(self.embeddings), 1)
 
     @property
     def alike(self) -> object:
-        """What jobs have in common that are searched at once."""
+        """Key of the jobs that can be searched together."""
         if self.embeddings is None or not self.top_k:
             return id(self)
         return id(self.opened), self.top_k, self.row_filter, self.rerank

@@ -19,7 +19,7 @@ class _Body(BaseModel):
 
 
 class SearchBody(_Body):
-    """What to search for: one of texts, embeddings and id."""
+    """A search by texts, by embeddings or by a document's id; give one of them."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -101,7 +101,7 @@ class HitsBody(BaseModel):
 
 
 class FoundBody(BaseModel):
-    """What a search found."""
+    """Result of a search."""
 
     index: str
     version: str = Field(description="The version of the index that answered.")

@@ -50,7 +50,7 @@ class Comparison:
         """Read the embeddings of a version.
 
         Raises:
-            ArtifactError: the store is not at hand, or lacks some.
+            ArtifactError: the store cannot be found, or lacks embeddings of the version.
             ConfigError: they would take more than ``most_bytes``.
         """
         bundle = opened.bundle

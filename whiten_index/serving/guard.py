@@ -1,4 +1,4 @@
-"""What every request passes: token, host, size, number and time, headers, counts."""
+"""Checks of every request (token, host, size, number, time), security headers and the log."""
 
 import asyncio
 import hmac

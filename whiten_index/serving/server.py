@@ -1,4 +1,4 @@
-"""The server: HTTP routes, the page, and MCP beside them; it runs until it is told to stop."""
+"""HTTP routes, the search page and MCP, and the function that runs the server."""
 
 import contextlib
 import logging

@@ -1,4 +1,4 @@
-"""What the server can do, whether by HTTP or by MCP: search, vectors, facts, comparison."""
+"""Search, vectors, descriptions and comparisons of the served indexes, for HTTP and MCP."""
 
 import asyncio
 import base64
@@ -94,7 +94,7 @@ class ServedIndex:
         """Return the raw embeddings of the version that answers, read on the first call.
 
         Raises:
-            ArtifactError: the store is not at hand.
+            ArtifactError: the store cannot be found.
             ConfigError: they are larger than what the server may hold, or no texts can be asked.
         """
         with self._comparing:
