@@ -119,7 +119,9 @@ def test_the_grid_holds_every_combination_once_and_graphs_at_the_middle_widths()
     assert Counter(point.index for point in plain) == {"flat": 64, "ivf": 64, "hnsw": 8}
     assert {p.vectors.k for p in plain if p.index == "hnsw"} == {64, 128}
     again = [point for point in found.points if point.rerank]
-    assert {(p.codec, p.index, p.rerank) for p in again} == {("pq", "flat", 100)}
+    assert {(p.codec, p.index, p.rerank) for p in again} == {
+        ("pq", "flat", 100), ("pq", "ivf", 100),
+    }  # fmt: skip
 
 
 def test_a_job_file_gives_defaults_that_flags_override(corpus, tmp_path):
@@ -240,9 +242,14 @@ def test_figures_are_those_of_brute_force(tmp_path, corpus, embeddings):
 
 
 def test_ranked_again_by_exact_vectors_is_as_good_as_the_exact_index(tmp_path, corpus):
-    wishes = {"widths": "16", "transforms": "pca", "codecs": "fp32,pq4", "baselines": False}
-    run_sweep(SweepConfig(**options(corpus, tmp_path, indexes="flat", rerank=200, **wishes)))
+    wishes = {"widths": "16", "transforms": "pca", "codecs": "fp32,pq4,EDEN1", "baselines": False}
+    run_sweep(SweepConfig(**options(corpus, tmp_path, indexes="flat,ivf", rerank=200, **wishes)))
     points = points_of(tmp_path)
+    for codec in ("pq4", "EDEN1"):
+        lists, best = (points[f"ours/pca/k16/{codec}/ivf{again}"] for again in ("", "/rerank200"))
+        assert lists["agreement@10"] < best["agreement@10"]
+        # A row number and its share of the lists' lengths lie next to each code.
+        assert lists["bytes"]["per_row"] > points[f"ours/pca/k16/{codec}/flat"]["bytes"]["per_row"]
     exact, coarse = points["ours/pca/k16/fp32/flat"], points["ours/pca/k16/pq4/flat"]
     again = points["ours/pca/k16/pq4/flat/rerank200"]
     assert coarse["agreement@10"] < again["agreement@10"]

@@ -88,7 +88,7 @@ class SweepOptions(JudgementOptions, SimilarityOption):
     )
     codecs: tuple[str, ...] = option(
         "Also sq6, sq4, pqfs, rabitq, rabitq2, rabitq4, pqN for N bytes a vector, and FAISS's "
-        "own names such as PRQ16x3x8.",
+        "own names such as EDEN4, SQtqmse4 and PRQ16x3x8.",
         GRID,
         default=("fp32", "fp16", "sq8", "pq"),
     )

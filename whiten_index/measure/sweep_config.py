@@ -164,7 +164,7 @@ class SweepConfig(SweepOptions, EncodeOptions):
 OURS, RAW, FAISS = "ours", "raw", "faiss"
 _FITTED = (OURS, TRUNCATE)
 # Codecs so coarse that their best hits are worth ranking again.
-_COARSE = ("pq", "rabitq", "sq4")
+_COARSE = ("pq", "rabitq", "sq4", "PQ", "EDEN", "SQtqmse", "RaBitQ")
 # FAISS advises this many rows per list at least.
 _ROWS_A_LIST = 39
 _LEAST_LISTS = 4
@@ -277,8 +277,8 @@ def _ours(config: SweepConfig) -> Iterator[Point]:
         for index in config.indexes:
             if index != "hnsw" or (k in middle and codec == config.codecs[0]):
                 yield Point(where, codec, index)
-        if config.rerank and codec.startswith(_COARSE) and "flat" in config.indexes:
-            yield Point(where, codec, "flat", config.rerank)
+            if config.rerank and codec.startswith(_COARSE) and index != "hnsw":
+                yield Point(where, codec, index, config.rerank)
 
 
 def _baselines(config: SweepConfig, dim: int) -> Iterator[Point]:
