@@ -23,6 +23,7 @@ from whiten_index import (
 from whiten_index.cli import cli
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, GateError
 from whiten_index.evaluation.metrics import evaluate_each, mean_interval
+from whiten_index.progress import Progress
 from whiten_index.versions.retention import prune, rollback
 from whiten_index.whitening.spectrum import unit_rows
 
@@ -143,7 +144,20 @@ def test_the_version_is_published_again_with_its_certificate(place: Place) -> No
     assert "at most" in shown.output
     # The next update has its changes, and those of the version before for databases.
     place.write(place.rows[1:])
-    assert update_index(UpdateConfig(index=str(place.out), threads=1)).changes.to_json() == {
+    notes = list[str]()
+
+    class Watcher(Progress):
+        def note(self, message: str) -> None:
+            notes.append(message)
+
+    done = update_index(UpdateConfig(index=str(place.out), threads=1), progress=Watcher())
+    # It has no certificate, and says so.
+    assert "certificate" not in done.manifest
+    assert [note for note in notes if "certificate" in note] == [
+        f"note: version {made['version']} has a certificate, and this one has none; write one with "
+        "whiten-index certify, or give --certify-gate to each update"
+    ]
+    assert done.changes.to_json() == {
         "total": ROWS - 1, "new": 0, "changed": 0, "document": 0, "deleted": 1,
         "unchanged": ROWS - 1,
     }  # fmt: skip

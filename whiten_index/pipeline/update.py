@@ -258,6 +258,11 @@ def _publish(
             certified = certificate(open_unsealed(folder, fields), *asked)
             gates = (*gates, certificate_gate(certified, config.certify_gate, known))
             fields["certificate"] = certified
+        elif base.fields.get("certificate"):
+            encoded.stages.watcher.note(
+                f"note: version {base.source.name} has a certificate, and this one has none; write "
+                "one with whiten-index certify, or give --certify-gate to each update"
+            )
         fields |= {"update": facts, "gates": [gate.to_json() for gate in gates]}
     require_passed(gates, candidate=out / CANDIDATES / version)
     promote(out, version, mirror, tag)
