@@ -2,7 +2,8 @@
 
 Run ``WHITEN_INDEX_DATA=… python -m benchmarks.query_log``. SciFact's judged queries of the split
 test are searched; the log is all its other queries, without judgements. Every interval is of the
-difference to exact search of the raw embeddings, by paired bootstrap over the queries.
+difference to exact search of the raw embeddings, or between two ways, by paired bootstrap over the
+queries. In float8 (e4m3) are the documents alone, scaled so that the largest number is 448.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+import torch
 from numpy.typing import NDArray
 
 from benchmarks.judged_sets import joined_texts, judged_set, ndcg_each
@@ -22,9 +24,18 @@ from whiten_index.evaluation.metrics import mean_interval
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.whitening_config import Kind
 
-WIDTHS = (32, 64, 128, 192)
+WIDTHS = (32, 64, 128, 192, 256)
 _EXPONENT = 0.25
-_DRAWS = 5
+_DRAWS, _NEIGHBOURS = 5, 10
+_MOST_E4M3 = 448.0
+_GENTLE = f"γ = {_EXPONENT:g}"
+# Of each two ways, the first is compared with the second.
+_PAIRS = (
+    ("PCA of the log", "PCA of the documents"),
+    (f"{_GENTLE} of the log", f"{_GENTLE} of the documents"),
+    (f"{_GENTLE} of the documents", "PCA of the documents"),
+    ("PCA of the documents, float8", "PCA of the documents"),
+)
 
 Rows = NDArray[np.float64]
 # Documents and queries (n, d), (q, d) to vectors (n, k), (q, k).
@@ -47,25 +58,57 @@ def measure() -> Iterator[dict[str, Any]]:
 
     raw = scored(lambda *both: both)
     yield {"way": "raw", "k": documents.shape[1], "log": len(log), "ndcg": float(raw.mean())}
+    coded = scored(_in_float8(lambda *both: both))
+    yield {"way": "float8", "k": documents.shape[1], **_beside(coded, raw)}
     for k in WIDTHS:
+        each = dict[str, NDArray[np.float64]]()
         for name, reductions in ways(documents, log, k).items():
-            found = np.mean([scored(each) for each in reductions], axis=0)
-            yield {
-                "way": name,
-                "k": k,
-                "ndcg": float(found.mean()),
-                "interval": mean_interval(found - raw),
-            }
+            each[name] = np.mean([scored(reduce) for reduce in reductions], axis=0)
+            yield {"way": name, "k": k, **_beside(each[name], raw)}
+        for first, second in _PAIRS:
+            yield {"first": first, "second": second, "k": k, **_beside(each[first], each[second])}
+        half, rest = (100 * found_by_half(documents, log, k, log=on) for on in (True, False))
+        pair = {"first": "directions of half of the log", "second": "of the documents"}
+        yield {**pair, "k": k, **_beside(half, rest)}
+
+
+def _beside(found: NDArray[np.float64], other: NDArray[np.float64]) -> dict[str, Any]:
+    """Return the mean, its difference to another, and the interval of that."""
+    difference = found - other
+    means = {"ndcg": float(found.mean()), "difference": float(difference.mean())}
+    return {**means, "interval": mean_interval(difference)}
+
+
+def found_by_half(documents: Rows, queries: Rows, k: int, *, log: bool) -> NDArray[np.float64]:
+    """Return the share (q,) of the ten nearest raw documents that half of the queries find by PCA.
+
+    It is fitted on the other half if ``log``, else on the documents, and not centred.
+    """
+    order = np.random.default_rng(0).permutation(len(queries))
+    asked, others = np.array_split(queries[order], 2)
+    fitted = Moments.of(others if log else documents)
+    pca = Whitening.fit(fitted, WhiteningConfig(k=k, exponent=0.0, center=False))
+
+    def nearest(rows: Rows, asked: Rows) -> NDArray[np.int64]:
+        scores = unit_rows(asked) @ unit_rows(rows).T
+        places: NDArray[np.int64] = np.argpartition(-scores, _NEIGHBOURS, axis=1)
+        return places[:, :_NEIGHBOURS]
+
+    right, found = nearest(documents, asked), nearest(pca.apply(documents), pca.apply(asked))
+    share: NDArray[np.float64] = (found[:, :, None] == right[:, None, :]).any(axis=1).mean(axis=1)
+    return share
 
 
 def ways(documents: Rows, log: Rows, k: int) -> dict[str, list[Reduce]]:
     """Return the reductions to k dims by name; of random ones several."""
     moments = {"documents": Moments.of(documents), "log": Moments.of(log)}
     found: dict[str, list[Reduce]] = {}
-    for kind, exponent in (("PCA", 0.0), (f"γ = {_EXPONENT:g}", _EXPONENT)):
+    for kind, exponent in (("PCA", 0.0), (_GENTLE, _EXPONENT), ("γ = 1", 1.0)):
         for on, of in moments.items():
             whitening = Whitening.fit(of, WhiteningConfig(k=k, exponent=exponent))
             found[f"{kind} of the {on}"] = [_both(whitening.apply)]
+    (plain,) = found["PCA of the documents"]
+    found["PCA of the documents, float8"] = [_in_float8(plain)]
     found["LeanVec-Sphering"] = [sphering(documents, log, k)]
     pca = WhiteningConfig(kind=Kind.PCA, k=k)
     normed = Whitening.fit(Moments.of(layer_norm(documents)), pca)
@@ -83,6 +126,19 @@ def _columns(drawn: NDArray[np.int64], rows: Rows) -> Rows:
 
 def _both(reduce: Callable[[Rows], Rows]) -> Reduce:
     return lambda documents, queries: (reduce(documents), reduce(queries))
+
+
+def _in_float8(reduce: Reduce) -> Reduce:
+    """Return the reduction whose documents are then rounded to e4m3, at unit length and scaled."""
+
+    def coded(documents: Rows, queries: Rows) -> tuple[Rows, Rows]:
+        vectors, asked = reduce(documents, queries)
+        vectors = unit_rows(vectors)
+        scaled = torch.from_numpy(vectors * (_MOST_E4M3 / np.abs(vectors).max()))
+        rounded: Rows = scaled.to(torch.float8_e4m3fn).to(torch.float64).numpy()
+        return rounded, asked
+
+    return coded
 
 
 def layer_norm(rows: Rows) -> Rows:
