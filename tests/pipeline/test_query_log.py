@@ -52,26 +52,78 @@ def test_the_transform_is_that_of_the_queries(tmp_path: Path) -> None:
         assert [[hit.id for hit in each] for each in hits] == np.argsort(-exact)[:, :3].tolist()
 
 
-def test_texts_are_encoded_as_queries_and_auto_chooses(
+def test_texts_of_a_log_are_encoded_as_queries(
     tmp_path: Path, tiny_model: Path, texts: list[str]
 ) -> None:
     rng = np.random.default_rng(0)
     words = sorted({word for text in texts for word in text.split()})
-    long = [" ".join(f"{' '.join(rng.choice(words, 8))}." for _ in range(5)) for _ in range(200)]
-    corpus = write_log(tmp_path / "c.parquet", text=long)
+    corpus = write_log(tmp_path / "c.parquet", text=texts)
     asked = [" ".join(rng.choice(words, 5)) for _ in range(120)]
     log = write_log(tmp_path / "log.parquet", text=asked)
     build_index(
         BuildConfig(
             corpus=corpus, text_columns="text", model=str(tiny_model), query_prompt="w1 ", k=8,
-            query_log=log, out=str(tmp_path / "index"), threads=1,
+            whiten="pca", query_log=log, out=str(tmp_path / "index"), threads=1,
         )
     )  # fmt: skip
     bundle = open_index(tmp_path / "index").bundle
     encoder = Encoder.load(str(tiny_model), query_prompt="w1 ", threads=1)
     mean = encoder.encode_queries(asked).mean(axis=0)
     np.testing.assert_allclose(bundle.whitening.mean, mean, atol=1e-3)
-    assert bundle.manifest["choice"]["rule"] == "pieces"
+
+
+def spread(seed: int, rows: int, wide: slice) -> Any:
+    """Rows of twelve dims that differ much in some, and less in the others."""
+    scales = np.full(DIM, 0.5)
+    scales[wide] = 2
+    return (np.random.default_rng(seed).standard_normal((rows, DIM)) * scales).astype(np.float32)
+
+
+def test_auto_fits_on_the_log_only_if_its_directions_find_more(tmp_path: Path) -> None:
+    corpus = write_rows(tmp_path / "c.parquet", spread(0, 400, slice(0, 6)))
+    last, first = spread(1, 600, slice(6, 12)), spread(2, 600, slice(0, 6))
+    last[:, :6] *= 0.02
+    chosen = {}
+    for name, rows in {"last": last, "first": first, "few": last[:4]}.items():
+        log = write_log(tmp_path / f"{name}.parquet", embedding=list(rows))
+        build(tmp_path / name, corpus, whiten="auto", query_log=log)
+        chosen[name] = open_index(tmp_path / name).bundle
+    named = build(tmp_path / "named", corpus, query_log=str(tmp_path / "first.parquet"))
+    why = {name: bundle.manifest["choice"]["why"] for name, bundle in chosen.items()}
+    assert "fitted on the query log: at 6 dims half of the query log finds" in why["last"]
+    assert "fitted on the documents: at 6 dims half of the query log finds" in why["first"]
+    assert "fitted on the documents, as the query log has too few queries" in why["few"]
+    # What the directions keep of the dims in which people ask.
+    kept = {name: np.abs(b.whitening.basis[6:]).sum() for name, b in chosen.items()}
+    assert kept["last"] > 5 > 2 > kept["first"] == kept["few"]
+    digests = {name: b.manifest["query_log"] for name, b in chosen.items()}
+    assert digests["first"] is None
+    assert digests["few"] is None
+    assert digests["last"] is not None
+    # A transform that is named is fitted on the log in any case.
+    assert named.manifest["query_log"] is not None
+
+
+def test_a_log_that_was_not_fitted_on_is_read_again_only_if_auto_chooses_again(
+    tmp_path: Path,
+) -> None:
+    corpus = write_rows(tmp_path / "c.parquet", spread(0, 400, slice(0, 6)))
+    log = write_log(tmp_path / "log.parquet", embedding=list(spread(2, 600, slice(0, 6))))
+    index = str(tmp_path / "index")
+    build(Path(index), corpus, whiten="auto", query_log=log)
+    other = spread(1, 600, slice(6, 12))
+    other[:, :6] *= 0.02
+    write_log(tmp_path / "log.parquet", embedding=list(other))
+    assert update_index(UpdateConfig(index=index, query_log=log)).up_to_date
+    (tmp_path / "log.parquet").rename(tmp_path / "moved.parquet")
+    assert update_index(UpdateConfig(index=index)).up_to_date
+    moved = str(tmp_path / "moved.parquet")
+    update_index(UpdateConfig(index=index, query_log=moved, choose_again=True))
+    assert "fitted on the query log" in open_index(index).bundle.manifest["choice"]["why"]
+    # From now on the log is measured.
+    write_log(tmp_path / "moved.parquet", embedding=list(spread(4, 600, slice(3, 9))))
+    done = update_index(UpdateConfig(index=index, query_log=moved))
+    assert done.update["decision"]["whitening"] == "refit"
 
 
 def test_an_update_measures_the_drift_of_the_log(tmp_path: Path) -> None:

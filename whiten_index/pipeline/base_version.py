@@ -133,6 +133,9 @@ def _build_config(
     }
     given |= {name: getattr(config, name) for name in RunnerOptions.__dataclass_fields__}
     build, trust = with_absolute_paths(BuildConfig(**given)), config.trust_remote_code
+    if build.chooses and fields.get("query_log") is None and not config.choose_again:
+        # The log was weighed, and the documents were better; or it was never weighed.
+        build = replace(build, query_log=None)
     recorded = recorded_spec(fields["encoder"])
     if recorded is None:
         return replace(build, model=config.model, revision=None, trust_remote_code=trust)

@@ -121,7 +121,7 @@ class BuildOptions(TransformShape, SimilarityOption, _Transform, JudgementOption
     )
     query_log: str | None = option(
         "Parquet file of queries, a column text or embedding: the transform is fitted on them, "
-        "and not on the documents.",
+        "and not on the documents; by auto only if half of them find more by it.",
         TRANSFORM,
         default=None,
     )

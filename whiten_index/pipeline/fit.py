@@ -20,6 +20,8 @@ from whiten_index.artifacts.tensors import content_digest
 from whiten_index.distributed.executors import remote_call
 from whiten_index.errors import CorpusError, EncoderError, StorageError, WhiteningError, first_line
 from whiten_index.evaluation.judgements import JudgedQueries, to_text
+from whiten_index.evaluation.metrics import mean_interval
+from whiten_index.index.exact import exact_neighbours
 from whiten_index.pipeline.canary_file import raw_embedding
 from whiten_index.pipeline.early_checks import possible_widths
 from whiten_index.pipeline.labels import Evidence, labelled_trials, labels_digest
@@ -29,7 +31,7 @@ from whiten_index.pipeline.shard_encoding import LazyEncoder
 from whiten_index.search.query_encoder import query_embeddings
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart
-from whiten_index.store.sampling import CorpusEmbeddings
+from whiten_index.store.sampling import CorpusEmbeddings, drawn_rows
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import (
     LEAST_SAMPLE,
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
     from whiten_index.progress import Stages
 
 _LEAST_GROUP, _BLOCK_ROWS = 64, 8_192
+# What weighs a query log against the documents.
+_LOG_QUERIES, _LOG_CANDIDATES, _LOG_NEIGHBOURS = 1_000, 10_000, 10
 
 Group = tuple[CorpusPart, ...]
 
@@ -75,11 +79,14 @@ def fit_whitening(
 ) -> Fitted:
     """Fit the transform that the options name, or choose one and fit it."""
     wanted, choice, log = config.whitening_config(), None, log_digest(config)
-    moments = fit_moments(config, encoded)
+    asked, said = config, ""
+    if config.chooses and log is not None:
+        asked, said = _weigh_log(config, encoded)
+    moments = fit_moments(asked, encoded)
     if config.chooses:
-        wish = encoded.elsewhere(), config, labels, moments
+        wish = encoded.elsewhere(), asked, labels, moments
         choice = remote_call(encoded.executor, encoded.stages, choose_setting, *wish)
-        setting = choice.chosen
+        choice, setting = replace(choice, why=choice.why + said), choice.chosen
         wanted = replace(wanted, k=setting.k, exponent=setting.exponent, center=setting.center)
     whitening = Whitening.fit(moments, wanted)
     usual = default_width(whitening.dim)
@@ -90,7 +97,7 @@ def fit_whitening(
         )
     if log_digest(config) != log:
         raise CorpusError(f"{config.query_log} changed while it was read; run the command again")
-    return Fitted(moments, whitening, choice, log)
+    return Fitted(moments, whitening, choice, log if asked.query_log else None)
 
 
 def fit_moments(config: "BuildConfig", encoded: "EncodeReport") -> Moments:
@@ -113,8 +120,58 @@ def fit_moments(config: "BuildConfig", encoded: "EncodeReport") -> Moments:
     return found
 
 
+def _weigh_log(config: "BuildConfig", encoded: "EncodeReport") -> tuple["BuildConfig", str]:
+    """Return the build that fits on the log if that is surely better, else on documents, and why.
+
+    Half of the log asks for its ten nearest documents by raw embeddings, among 10,000 at most. The
+    directions of the other half and those of all documents are compared by what they find of them.
+    """
+    queries, without = _rows_of_log(config, encoded), replace(config, query_log=None)
+    rng = np.random.default_rng(config.seed)
+    others, rest = np.array_split(queries[rng.permutation(len(queries))], 2)
+    fit = _pca(fit_moments(without, encoded), config)
+    k = min(WidthSpec.parse(config.k).number or default_width(fit.dim), fit.k)
+    of_log = None
+    with contextlib.suppress(WhiteningError):
+        of_log = _pca(Moments.of(others), config)
+    if of_log is None or of_log.k < k:
+        said = f"the query log has too few queries to tell whether its {k} directions are better"
+        encoded.stages.watcher.note(f"note: fitted on the documents, as {said}")
+        return without, f"; fitted on the documents, as {said}"
+    rows = np.sort(drawn_rows(encoded.record, _LOG_CANDIDATES, rng))
+    documents = CorpusEmbeddings(encoded.store, encoded.record).at(rows)
+    asked, most = rest[:_LOG_QUERIES].astype(np.float32), min(_LOG_NEIGHBOURS, len(rows))
+    truth = exact_neighbours([fit.compared(documents.astype(np.float32))], asked, most)[1]
+
+    def agreement(queries: NDArray[np.float32], rows: NDArray[np.float32]) -> NDArray[np.float64]:
+        near = exact_neighbours([rows], queries, most)[1]
+        same: NDArray[np.float64] = (near[:, :, None] == truth[:, None, :]).any(axis=1).mean(axis=1)
+        return same
+
+    trial, setting = Trial(asked, documents, agreement), Setting(k, 0.0, center=False)
+    log, plain = (score_settings(each, [trial], [setting])[0] for each in (of_log, fit))
+    low, high = mean_interval(log - plain)
+    said = (
+        f"at {k} dims half of the query log finds {log.mean():.1%} of its ten nearest documents by "
+        f"the directions of the other half, and {plain.mean():.1%} by those of the documents "
+        f"({100 * low:+.1f} to {100 * high:+.1f} points, 95 %)"
+    )
+    if low > 0:
+        return config, f"; fitted on the query log: {said}"
+    encoded.stages.watcher.note(
+        f"note: fitted on the documents, as the query log is not surely better: {said}; name "
+        "--whiten and --exponent to fit on the log"
+    )
+    return without, f"; fitted on the documents: {said}"
+
+
 def _moments_of_log(config: "BuildConfig", encoded: "EncodeReport") -> Moments:
     """Return the moments of the queries of a log, each as often as it was asked."""
+    return Moments.of(_rows_of_log(config, encoded))
+
+
+def _rows_of_log(config: "BuildConfig", encoded: "EncodeReport") -> NDArray[np.float64]:
+    """Return the raw embeddings (n, d) of a log, of unit length if the fit is on such rows."""
     table = read_log(config)
     column, dim = next(iter(table.columns)), encoded.store.dim
     if column == EMBEDDING:
@@ -126,7 +183,7 @@ def _moments_of_log(config: "BuildConfig", encoded: "EncodeReport") -> Moments:
         rows = query_embeddings(
             encoded.store, texts, lambda some: encoder().encode_queries(some), encoded.stages
         ).astype(np.float64)
-    return Moments.of(unit_rows(rows) if config.normalize_input else rows)
+    return unit_rows(rows) if config.normalize_input else rows
 
 
 def _moments_of_units(store: EmbeddingStore, group: Group) -> Moments:
