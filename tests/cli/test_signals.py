@@ -64,3 +64,24 @@ def test_ctrl_c_at_another_moment(place: str, ending: str) -> None:
     command = [sys.executable, "-c", script, "versions", "index"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=50)
     assert (ended.returncode, "Traceback" in ended.stderr) == (130, False), ended.stderr
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_that_a_library_drops_stops_what_reports_no_progress(name: str) -> None:
+    script = f"""{HEEDS}import click, os, time
+from whiten_index import cli
+
+class Drops:
+    def __del__(self):
+        os.kill(os.getpid(), signal.{name})
+
+def work(*_):
+    Drops()
+    time.sleep(30)
+
+click.Group.invoke = work
+cli.main()
+"""
+    command = [sys.executable, "-c", script, "versions", "index"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert (ended.returncode, ended.stderr.startswith("Stopped")) == (130, True), ended.stderr

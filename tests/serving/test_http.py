@@ -426,3 +426,13 @@ def test_a_server_that_cannot_start_says_why(
     monkeypatch.delenv("WHITEN_INDEX_TOKEN", raising=False)
     done = CliRunner().invoke(cli, given if "--port" in given else [*given, "--port", "0"])
     assert (done.exit_code, words in done.output) == (status, True), done.output
+
+
+def test_a_web_socket_is_no_way_in(guarded: Server) -> None:
+    asked = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13",
+             "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ=="}  # fmt: skip
+    with guarded.client(headers=asked) as client:
+        assert client.get("/v1/indexes").status_code == 401
+        client.headers["authorization"] = f"Bearer {TOKEN}"
+        assert client.get("/v1/indexes").status_code == 200
+    assert "Traceback" not in guarded.log.read_text()

@@ -7,6 +7,7 @@ import click
 
 from whiten_index.cli import terminal
 from whiten_index.cli.schema_options import GroupedCommand, config_option, given, schema_options
+from whiten_index.cli.signals import raise_if_interrupted
 from whiten_index.errors import require_installed
 from whiten_index.serving.serve_options import ServeOptions
 
@@ -33,8 +34,9 @@ def serve(indexes: tuple[str, ...], stdio: bool, **options: Any) -> None:
     if stdio:
         server.serve_stdio(places, chosen)
         return
-    server.serve(
-        places,
-        chosen,
-        ready=lambda address: click.echo(f"{address}  (Ctrl-C stops the server)", err=True),
-    )
+
+    def ready(address: str) -> None:
+        raise_if_interrupted()
+        click.echo(f"{address}  (Ctrl-C stops the server)", err=True)
+
+    server.serve(places, chosen, ready=ready)

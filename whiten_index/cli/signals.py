@@ -1,7 +1,9 @@
 """SIGTERM and Ctrl-C: the first one stops a command or job as ``KeyboardInterrupt``."""
 
 import signal
+import sys
 from types import FrameType
+from typing import Any
 
 INTERRUPTED = 130
 
@@ -20,6 +22,7 @@ def stop_on_signals() -> None:
     signal.signal(signal.SIGTERM, _stop)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _stop)
+    sys.unraisablehook = _again
 
 
 def raise_if_interrupted() -> None:
@@ -28,6 +31,7 @@ def raise_if_interrupted() -> None:
     Libraries drop an exception that is raised in a callback, so progress reports ask again.
     """
     if _State.stopped:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         raise KeyboardInterrupt
 
 
@@ -42,3 +46,12 @@ def _stop(_: int, __: FrameType | None) -> None:
     if signal.getsignal(signal.SIGINT) is _stop:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     raise KeyboardInterrupt
+
+
+def _again(dropped: Any) -> None:
+    """Stop a moment later if Python dropped the exception, as in ``__del__`` and in callbacks."""
+    if not issubclass(dropped.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(dropped)
+        return
+    signal.signal(signal.SIGALRM, _stop)
+    signal.setitimer(signal.ITIMER_REAL, 0.01)

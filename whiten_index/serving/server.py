@@ -236,6 +236,7 @@ def serve(
             backlog=_BACKLOG,
             log_config=None,
             access_log=False,
+            ws="none",
             server_header=False,
             timeout_graceful_shutdown=int(options.max_seconds) + 1,
         )
