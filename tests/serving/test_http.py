@@ -411,6 +411,7 @@ def test_the_log_has_queries_only_if_asked(guarded: Server, server: Server) -> N
     [
         (["--host", "0.0.0.0"], 2, "others can reach --host 0.0.0.0"),
         (["--token-file", "nowhere"], 2, "cannot be read"),
+        (["--token-file", "{large}"], 2, "large cannot be read (it has more than"),
         (["--cors-origin", "example.org"], 2, "is no origin"),
         (["--max-body", "much"], 2, "--max-body 'much' is no size"),
         (["--port", "70000"], 2, "--port"),
@@ -420,9 +421,17 @@ def test_the_log_has_queries_only_if_asked(guarded: Server, server: Server) -> N
     ],
 )  # fmt: skip
 def test_a_server_that_cannot_start_says_why(
-    index: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], status: int, words: str
+    index: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    status: int,
+    words: str,
 ) -> None:
-    given = ["serve", str(index), *(each.format(index=index) for each in arguments)]
+    large = tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(1 << 27)
+    given = ["serve", str(index), *(each.format(index=index, large=large) for each in arguments)]
     monkeypatch.delenv("WHITEN_INDEX_TOKEN", raising=False)
     done = CliRunner().invoke(cli, given if "--port" in given else [*given, "--port", "0"])
     assert (done.exit_code, words in done.output) == (status, True), done.output

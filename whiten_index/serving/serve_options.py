@@ -133,7 +133,7 @@ class ServeOptions:
             try:
                 with reading(path):
                     found = read_bounded(path).decode().strip()
-            except (OSError, UnicodeDecodeError) as error:
+            except (OSError, ValueError) as error:
                 raise ConfigError(f"--token-file {path} cannot be read ({error})") from error
             where = f"--token-file {path}"
         if found is None:
