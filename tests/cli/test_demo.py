@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,19 @@ def test_docstrings_are_of_public_names_and_come_once() -> None:
     own = {row["name"]: row["text"] for row in found}
     assert own["gzip.open"].startswith(gzip.open.__doc__.strip()[:40])
     assert not any(part.startswith("_") for name in names for part in name.split(".")[-1:])
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/demo", "folder"])
+def test_the_demo_needs_a_folder_and_writes_into_no_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "folder" / "docstrings.parquet")
+    reader = os.open(tmp_path / "folder" / "docstrings.parquet", os.O_RDONLY | os.O_NONBLOCK)
+    done = CliRunner().invoke(cli, ["demo", place, "--rows", "1000"])
+    os.close(reader)
+    assert (done.exit_code, done.output[:6]) == (2, "Error:"), done.output
 
 
 @pytest.mark.slow

@@ -67,3 +67,8 @@ def test_the_names_of_the_package_are_there_and_documented() -> None:
         assert getattr(whiten_index, name).__doc__
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = whiten_index.nothing
+
+
+def test_a_path_is_no_config() -> None:
+    with pytest.raises(ConfigError, match="takes a BuildConfig"):
+        whiten_index.build_index("docs.parquet")  # type: ignore[arg-type]

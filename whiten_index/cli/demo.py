@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from whiten_index.artifacts.atomic import replacing, require_path
 from whiten_index.artifacts.files import walk_files, writing
 from whiten_index.cli import terminal
 from whiten_index.cli.schema_options import PATH
@@ -40,10 +41,11 @@ def demo(folder: str, rows: int) -> None:
     from whiten_index.pipeline.build_config import BuildConfig
     from whiten_index.search.search_index import open_index
 
-    corpus, out = Path(folder) / "docstrings.parquet", Path(folder) / "index"
+    corpus, out = require_path(folder) / "docstrings.parquet", Path(folder) / "index"
     with writing(corpus):
         corpus.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.Table.from_pylist(docstrings(rows)), corpus)
+        with replacing(corpus) as temporary:
+            pq.write_table(pa.Table.from_pylist(docstrings(rows)), temporary)
     config = BuildConfig(
         corpus=(str(corpus),),
         text_columns=("name", "text"),

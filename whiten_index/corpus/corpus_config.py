@@ -34,7 +34,7 @@ class CorpusConfig(CorpusColumns):
         if bool(self.text_columns) == bool(self.embedding_column):
             both = ", not both" if self.text_columns else ""
             raise ConfigError(
-                f"name what to index: --text-column (one or more) or --embedding-column{both}"
+                f"name what to read: --text-column (one or more) or --embedding-column{both}"
             )
         if len(set(self.keep)) < len(self.keep):
             twice = next(name for name in self.keep if self.keep.count(name) > 1)
