@@ -21,7 +21,7 @@ from benchmarks.results_file import data_folder, write
 from benchmarks.training_tables import means_by_step, measured
 from pipelines.train_whitenedcse import Job, Run
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.encoding.spec import resolve_encoder
+from whiten_index.encoding.spec import local_model
 
 SEEDS = (0, 1, 2)
 PLOT = Path(__file__).parents[1] / "docs/training.png"
@@ -52,7 +52,7 @@ _ROWS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 
 def random_bert(path: Path, *, seed: int) -> None:
     """Write a BERT of 2 layers of 128 whose weights are drawn, with MiniLM's tokenizer."""
-    _, folder = resolve_encoder(EncoderConfig(model=None))
+    _, folder = local_model(EncoderConfig(model=None), by="a benchmark")
     transformers.set_seed(seed)
     config = transformers.BertConfig(
         vocab_size=30_522, hidden_size=128, num_hidden_layers=2, num_attention_heads=4,

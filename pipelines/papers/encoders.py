@@ -12,7 +12,7 @@ from pipelines.papers.data import Data
 from pipelines.papers.recipes import Kind, Measure, Recipe, Setting
 from pipelines.papers.states import LayerStates, kept_states
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.encoding.spec import resolve_encoder
+from whiten_index.encoding.spec import local_model
 from whiten_index.errors import ConfigError, StorageError, WhitenIndexError
 from whiten_index.progress import Stages
 
@@ -135,7 +135,8 @@ class Encoders:
     def _find(self, name: str) -> Model | str:
         if name not in self._found:
             try:
-                _, folder = resolve_encoder(EncoderConfig(model=name, pooling="mean"))
+                asked = EncoderConfig(model=name, pooling="mean")
+                _, folder = local_model(asked, by="a paper")
             except WhitenIndexError as error:
                 self._found[name] = str(error)
             else:

@@ -29,7 +29,7 @@ from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.pooling import Pooling
-from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
+from whiten_index.encoding.spec import EncoderSpec, local_model
 from whiten_index.encoding.transformer import Pool, Transformer
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.evaluation.metrics import correlate, pair_cosines
@@ -165,7 +165,7 @@ def kept_states(
         StorageError: the folder cannot be written, or the disk is full.
     """
     distinct, poolings = list(dict.fromkeys(texts)), tuple(poolings)
-    resolved, model = resolve_encoder(config)
+    resolved, model = local_model(config, by="states")
     spec = states_spec(resolved, model, poolings)
     final = folder / f"states-{fingerprint({'encoder': spec.fingerprint, 'texts': distinct})}"
     if not _is_whole(final):

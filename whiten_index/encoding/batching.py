@@ -44,6 +44,11 @@ class PreparedWindow:
     # (m, d), of the first m distinct texts, which an interrupted run had encoded.
     known: NDArray[np.float32] | tuple[()] = ()
 
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """(n,), the number of each text among the distinct ones."""
+        return self.tokens.places
+
 
 class Batches:
     """Batches of one window, longest texts first; several threads may take them.

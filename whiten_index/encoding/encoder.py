@@ -1,10 +1,8 @@
 """The encoder: texts in, pooled and unnormalised embeddings out."""
 
-import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -12,40 +10,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whiten_index.artifacts.prefetch import overlapped
 from whiten_index.encoding.batching import Batches, InferenceThreads, PreparedWindow
 from whiten_index.encoding.encoder_config import EncoderConfig, chosen_devices
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.products import has_bfloat16
-from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
+from whiten_index.encoding.spec import EncoderSpec, local_model
 from whiten_index.encoding.tokenization import prompt_tokens, require_known_tokens, tokenize
 from whiten_index.encoding.transformer import Transformer
+from whiten_index.encoding.window_encoder import Encoded, WindowEncoder, listed
 from whiten_index.errors import ConfigError, EncoderError
 from whiten_index.whitening.moments import MEAN_OF_EVERY, Moments
 
-# Larger windows pad no less, and keep a GPU waiting for the first one to be tokenised: of 20,000
-# texts, windows of 16,384 encoded 0.84 of the texts a second (H200).
-WINDOW_ROWS = 8_192
 # Below this, one batch on all cores answers a query sooner than one batch a core.
 _TOKENS_WORTH_A_THREAD = 128
 _BATCHES_A_THREAD = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """Embeddings of n texts."""
-
-    embeddings: NDArray[np.float32]  # (n, d), in the order of the texts
-    truncated: NDArray[np.bool_]  # (n,), True for a text longer than the token limit
-    known: int  # texts that an interrupted run had encoded; the rest of the counts is without them
-    tokens: int  # encoded, padding not counted, identical texts once
-    padded_tokens: int  # the same with padding
-    distinct: int  # number of different texts, which alone were encoded
-    _on_device: "_OnDevice | None" = field(default=None, repr=False)
-
-    def moments_of(self, rows: slice) -> Callable[[str], Moments] | None:
-        """Return a function from a dtype to the moments of ``rows`` kept in it, None on a CPU."""
-        return None if self._on_device is None else functools.partial(self._on_device.moments, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +57,7 @@ class RanWindow:
     on_device: _OnDevice | None = None
 
 
-class Encoder:
+class Encoder(WindowEncoder):
     """A Transformer with its tokenizer, pooling and device.
 
     Attributes:
@@ -92,8 +70,7 @@ class Encoder:
         (1, 384)
     """
 
-    # Texts that are sorted by length together, and the class of the model.
-    window_rows = WINDOW_ROWS
+    spec: EncoderSpec
     transformer = Transformer
 
     def __init__(self, spec: EncoderSpec, folder: ModelFolder, config: EncoderConfig) -> None:
@@ -129,12 +106,7 @@ class Encoder:
             ConfigError: an option does not fit the model or the machine.
         """
         config = EncoderConfig(model=model, **options)
-        return cls(*resolve_encoder(config), config)
-
-    @property
-    def dim(self) -> int:
-        """Width d of the embeddings."""
-        return self.spec.dim
+        return cls(*local_model(config, by="Encoder.load"), config)
 
     @property
     def runtime(self) -> dict[str, str]:
@@ -158,73 +130,23 @@ class Encoder:
             return f"note: this model is encoded in float32 on this machine, not in {dtype}"
         return None
 
-    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return the embeddings of documents, (n, d) float32, unnormalised.
-
-        Texts are sorted by length inside windows of 8,192, and come back in order.
-
-        Raises:
-            EncoderError: the model gives NaN or infinity.
-        """
-        texts = _listed(texts)
-        embeddings = np.empty((len(texts), self.dim), dtype=np.float32)
-        filled = 0
-        for block in self.stream([texts]):
-            embeddings[filled : filled + len(block)] = block
-            filled += len(block)
-        return embeddings
-
     def encode_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the embeddings of queries, (n, d): with the model's query prompt, if any."""
-        prepared = self._prepare(_listed(texts), self.spec.query_prompt, low_latency=True)
+        prepared = self._prepare(listed(texts), self.spec.query_prompt, low_latency=True)
         return self.collect(self.run(prepared)).embeddings
 
     def count_tokens(self, texts: Sequence[str]) -> int:
         """Return how many tokens queries have together, without those that are cut."""
         return len(
-            self._prepare(_listed(texts), self.spec.query_prompt, low_latency=True).tokens.ids
+            self._prepare(listed(texts), self.spec.query_prompt, low_latency=True).tokens.ids
         )
-
-    def stream(
-        self, chunks: Iterable[Sequence[str]], *, advance: Callable[[int], None] | None = None
-    ) -> Iterator[NDArray[np.float32]]:
-        """Yield the embeddings of documents as (m, d) float32 blocks; see ``stream_windows``."""
-        for encoded in self.stream_windows(chunks, advance=advance):
-            yield encoded.embeddings
-
-    def stream_windows(
-        self, chunks: Iterable[Sequence[str]], *, advance: Callable[[int], None] | None = None
-    ) -> Iterator[Encoded]:
-        """Yield the embeddings of an unlimited stream of documents, window by window, in order.
-
-        Chunks are joined or split to windows of 8,192 texts. Reading and tokenising overlap
-        with encoding.
-
-        Args:
-            chunks: lists of texts, drawn in another thread.
-            advance: called with the number of texts of each batch.
-        """
-        texts = chain.from_iterable(map(_listed, chunks))
-        yield from overlapped(
-            iter(lambda: list(islice(texts, self.window_rows)), []),
-            read=list,
-            prepare=self.prepare,
-            work=functools.partial(self.run, advance=advance),
-            finish=self.collect,
-        )
-
-    def encode_window(
-        self, texts: Sequence[str], *, advance: Callable[[int], None] | None = None
-    ) -> Encoded:
-        """Encode a window of documents, sorted by length inside, in their order outside."""
-        return self.collect(self.run(self.prepare(texts), advance=advance))
 
     def prepare(self, texts: Sequence[str]) -> PreparedWindow:
         """Tokenise a window of documents and start its copy to the device.
 
         ``prepare``, ``run`` and ``collect`` may overlap for different windows, in one thread each.
         """
-        return self._prepare(_listed(texts), self.spec.document_prompt, low_latency=False)
+        return self._prepare(listed(texts), self.spec.document_prompt, low_latency=False)
 
     def run(
         self,
@@ -292,7 +214,7 @@ class Encoder:
             tokens=len(tokens.ids) - int(tokens.offsets[first]),
             padded_tokens=ran.padded_tokens,
             distinct=len(distinct),
-            _on_device=ran.on_device,
+            moments=None if ran.on_device is None else ran.on_device.moments,
         )
 
     def _prepare(self, texts: Sequence[str], prompt: str, *, low_latency: bool) -> PreparedWindow:
@@ -338,16 +260,6 @@ class Encoder:
             host.copy_(embeddings, non_blocking=True)
             embeddings.record_stream(stream)
         return host, stream.record_event(), stream
-
-
-def _listed(texts: Sequence[str]) -> Sequence[str]:
-    if isinstance(texts, str):
-        raise ConfigError("encode takes a list of texts; put the one text in brackets")
-    listed = texts if isinstance(texts, list) else list(texts)
-    for text in listed:
-        if not isinstance(text, str):
-            raise ConfigError(f"encode takes texts, and {text!r:.60} is none; convert or drop it")
-    return listed
 
 
 def _device(name: str) -> torch.device:

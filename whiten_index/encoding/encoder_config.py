@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 from whiten_index.artifacts.files import list_folder
 from whiten_index.errors import ConfigError, require_installed
-from whiten_index.options import MODEL, RESOURCES, flag_of, option, schema
+from whiten_index.options import MODEL, RESOURCES, flag_of, option, options_of, schema
 from whiten_index.paths import require_text
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
@@ -19,12 +19,24 @@ _MOST_THREADS = 1024
 BACKEND_HELP = "Library that computes embeddings; openvino, on CPUs, takes less time for one query."
 
 
+REMOTE = "openai:"
+# Options of a model of this machine, and of one behind an API.
+_LOCAL = (
+    "revision", "trust_remote_code", "pooling", "layers", "max_length", "dtype", "device",
+    "backend", "local_files_only", "code_revision",
+)  # fmt: skip
+_OF_API = ("base_url", "dimensions", "input_types", "price", "max_cost")
+
+
 @schema
 class ModelOptions:
     """Options that name a model, and allow its code."""
 
     model: str | None = option(
-        "Hub name or local folder.", MODEL, default=None, shown="all-MiniLM-L6-v2, if installed"
+        "Hub name, local folder, or openai:NAME behind an API.",
+        MODEL,
+        default=None,
+        shown="all-MiniLM-L6-v2, if installed",
     )
     revision: str | None = option("Commit or branch on the hub.", MODEL, default=None)
     trust_remote_code: bool = option(
@@ -33,7 +45,25 @@ class ModelOptions:
 
 
 @schema
-class EncoderConfig(ModelOptions):
+class ApiOptions:
+    """Options of requests to an API, which embeddings do not depend on."""
+
+    base_url: str | None = option(
+        "Endpoint of an API that speaks OpenAI's protocol, such as http://tei:8080/v1.",
+        MODEL,
+        default=None,
+        shown="OPENAI_BASE_URL, else OpenAI's",
+    )
+    price: float | None = option(
+        "Price of a million tokens of the API, in any currency.", MODEL, default=None, ge=0
+    )
+    max_cost: float | None = option(
+        "Money that requests may cost; needs --price.", MODEL, default=None, ge=0
+    )
+
+
+@schema
+class EncoderConfig(ApiOptions, ModelOptions):
     """Options of an encoder; ``None`` takes the setting of the model's folder.
 
     Raises:
@@ -93,10 +123,25 @@ class EncoderConfig(ModelOptions):
         MODEL,
         default=None,
     )
+    dimensions: int | None = option(
+        "Width to ask an API for, of a model that has several.", MODEL, default=None, ge=1
+    )
+    input_types: tuple[str, ...] | None = option(
+        "The API's input_type of documents and of queries, such as passage,query.",
+        MODEL,
+        default=None,
+        commas=True,
+    )
+
+    @property
+    def remote(self) -> bool:
+        """True of a model behind an API."""
+        return (self.model or "").startswith(REMOTE)
 
     def __post_init__(self) -> None:
         for name in ("document_prompt", "query_prompt"):
             require_text(getattr(self, name) or "", flag_of(name))
+        self._require_place()
         if self.pooling == "first-last-avg" and self.layers is not None:
             raise ConfigError("first-last-avg chooses the layers itself; leave out --layers")
         if self.layers is not None and not self.layers:
@@ -108,6 +153,30 @@ class EncoderConfig(ModelOptions):
                     f"--backend openvino computes in float32 or bfloat16, not in {self.dtype}; use "
                     "--backend torch"
                 )
+
+    def _require_place(self) -> None:
+        """Refuse options of a model of this machine for one behind an API, and the reverse."""
+        options = {each.name: each for each in options_of(EncoderConfig)}
+        names = _LOCAL if self.remote else _OF_API
+        given = [options[n].flag for n in names if getattr(self, n) != options[n].default]
+        if given and self.remote:
+            raise ConfigError(
+                f"{' and '.join(given)} cannot apply to {self.model}, which runs behind an API; "
+                "leave it out"
+            )
+        if given:
+            raise ConfigError(
+                f"{' and '.join(given)} is for a model behind an API; name one with --model "
+                f"{REMOTE}NAME, or leave it out"
+            )
+        if self.model == REMOTE:
+            raise ConfigError(f"--model {REMOTE} names no model; write {REMOTE}NAME")
+        if self.max_cost is not None and self.price is None:
+            raise ConfigError("--max-cost needs the price of a million tokens; add --price")
+        if self.input_types is not None and len(self.input_types) != 2:
+            raise ConfigError(
+                "--input-types takes that of documents and that of queries, such as passage,query"
+            )
 
 
 def chosen_devices(asked: str) -> tuple[str, ...]:

@@ -1,10 +1,11 @@
 """Identity of an encoder: a model and every choice that changes its embeddings."""
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, ClassVar, TypedDict
 
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.encoding.encoder_config import DEFAULT_MODEL, POOLINGS, BackendName, EncoderConfig
@@ -15,6 +16,8 @@ from whiten_index.errors import ConfigError, EncoderError
 _DEFAULT_MAX_LENGTH = 512
 # Names of prompts that models have, the best first.
 _PROMPTS = {"document": ("document", "passage", "corpus", "default"), "query": ("query", "default")}
+# Variable that names the endpoint of APIs, and the endpoint that its client takes without it.
+BASE_URL, OPENAI_URL = "OPENAI_BASE_URL", "https://api.openai.com/v1"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -80,8 +83,79 @@ class EncoderSpec:
         return cls(**{**known, "layers": tuple(value["layers"])})
 
 
-def resolve_encoder(config: EncoderConfig) -> tuple[EncoderSpec, ModelFolder]:
-    """Find the model and settle every choice, without loading it."""
+@dataclass(frozen=True, kw_only=True)
+class RemoteSpec:
+    """Identity of a model behind an API, whose weights are not here to be digested.
+
+    ``canary`` are its embeddings of fixed texts; see ``remote.py``. They are compared, and are no
+    part of fingerprints.
+    """
+
+    model: str  # openai:NAME
+    endpoint: str  # where it was asked, which is shown and never asked for that
+    served: str  # what the endpoint calls the model in its answers
+    dim: int
+    dimensions: int | None  # width that it is asked for, of a model with several
+    document_prompt: str
+    query_prompt: str
+    input_types: tuple[str, ...]  # of documents and of queries, or none
+    canary: str
+    # What an EncoderSpec has and nobody here knows.
+    revision: ClassVar[None] = None
+    needs_code: ClassVar[bool] = False
+    pooling: ClassVar[str] = "of its endpoint"
+    similarity: ClassVar[str] = "cosine"
+    max_length: ClassVar[int] = _DEFAULT_MAX_LENGTH  # that texts are expected to reach at most
+
+    @property
+    def name(self) -> str:
+        """Name that it is asked for by."""
+        return self.model
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the embeddings of documents, 32 hex digits."""
+        return self._fingerprint(self.document_prompt, self.input_types[:1])
+
+    @property
+    def query_fingerprint(self) -> str:
+        """Identity of the embeddings of queries, 32 hex digits."""
+        return self._fingerprint(self.query_prompt, self.input_types[1:])
+
+    def _fingerprint(self, prompt: str, input_type: tuple[str, ...]) -> str:
+        named = {"kind": "api", "model": self.model, "dim": self.dim}
+        return fingerprint({**named, "prompt": prompt, "input_type": list(input_type)})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values, with ``kind``."""
+        return {"kind": "api", **vars(self), "input_types": list(self.input_types)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "RemoteSpec":
+        """Read the result of ``to_json``."""
+        known = {field.name: value[field.name] for field in fields(cls)}
+        return cls(**{**known, "input_types": tuple(value["input_types"])})
+
+
+Spec = EncoderSpec | RemoteSpec
+
+
+def resolve_encoder(config: EncoderConfig) -> tuple[Spec, ModelFolder | None]:
+    """Find the model and settle every choice, without loading it; ``local_model``, or an API's."""
+    if config.remote:
+        from whiten_index.encoding.remote import ask_spec
+
+        return ask_spec(config), None
+    return local_model(config, by="this")
+
+
+def local_model(config: EncoderConfig, *, by: str) -> tuple[EncoderSpec, ModelFolder]:
+    """Find a model whose files are here; ``by`` needs them."""
+    if config.remote:
+        raise ConfigError(
+            f"{by} needs the files of a model, and {config.model} is one behind an API; name a "
+            "model of this machine or of the hub"
+        )
     if config.model is None and embedded_path() is None:
         raise EncoderError(
             "no model was named and the default one is not installed; pass --model, or "
@@ -158,12 +232,13 @@ def _prompt(config: EncoderConfig, folder: ModelFolder, half: str) -> str:
     return next(filter(None, own), "") if text is None else text
 
 
-def recorded_spec(encoder: Mapping[str, Any]) -> EncoderSpec | None:
+def recorded_spec(encoder: Mapping[str, Any]) -> Spec | None:
     """Return the encoder of queries in a manifest, None without one."""
-    if encoder["kind"] == "transformer":
-        return EncoderSpec.from_json(dict(encoder))
-    query = encoder.get("query_encoder")
-    return None if query is None else EncoderSpec.from_json(query)
+    if encoder["kind"] == "column":
+        query = encoder.get("query_encoder")
+        return None if query is None else recorded_spec(query)
+    made = RemoteSpec if encoder["kind"] == "api" else EncoderSpec
+    return made.from_json(dict(encoder))
 
 
 class EncoderOpening(TypedDict, total=False):
@@ -176,6 +251,7 @@ class EncoderOpening(TypedDict, total=False):
         device: of the encoder: ``auto``, ``cpu``, ``cuda``.
         backend: ``torch``, or ``openvino`` on a CPU, which takes less time for one query.
         threads: CPU threads of the encoder.
+        base_url: endpoint of an API's model, by default OPENAI_BASE_URL; never the index's own.
     """
 
     model: str | None
@@ -183,18 +259,32 @@ class EncoderOpening(TypedDict, total=False):
     device: str
     backend: BackendName
     threads: int | None
+    base_url: str | None
 
 
 def recorded_config(
-    spec: EncoderSpec,
+    spec: Spec,
     *,
     model: str | None = None,
     trust_remote_code: bool = False,
     device: str = "auto",
     backend: BackendName = "torch",
     threads: int | None = None,
+    base_url: str | None = None,
 ) -> EncoderConfig:
     """Return the configuration that loads a recorded encoder."""
+    if isinstance(spec, RemoteSpec):
+        return EncoderConfig(
+            model=spec.model if model is None else model,
+            base_url=_endpoint(spec, base_url),
+            threads=threads,
+            device=device,
+            backend=backend,
+            dimensions=spec.dimensions,
+            document_prompt=spec.document_prompt,
+            query_prompt=spec.query_prompt,
+            input_types=spec.input_types or None,
+        )
     called = f"{spec.model!r}" + (f" at revision {spec.revision!r}" if spec.revision else "")
     # "False" of an environment is true in Python.
     if spec.needs_code and trust_remote_code is not True:
@@ -226,3 +316,15 @@ def recorded_config(
         local_files_only=model is None,
         **{name: getattr(spec, name) for name in same},
     )
+
+
+def _endpoint(spec: RemoteSpec, asked: str | None) -> str | None:
+    """Return where to ask: as the user says, since an index may come from anybody."""
+    asked = asked or os.environ.get(BASE_URL)
+    if asked is None and spec.endpoint != OPENAI_URL:
+        raise EncoderError(
+            f"the encoder {spec.model} was asked at {spec.endpoint}, and texts and keys are not "
+            f"sent where an index says; if you trust it, add --base-url {spec.endpoint} (in Python "
+            f"base_url=), or set {BASE_URL}"
+        )
+    return asked

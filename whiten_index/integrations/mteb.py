@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.manifest import fingerprint
-from whiten_index.encoding.encoder import Encoder
+from whiten_index.encoding.window_encoder import WindowEncoder
 from whiten_index.errors import ConfigError
 from whiten_index.integrations.lazy import importing
 from whiten_index.search.search_index import open_index
@@ -43,7 +43,11 @@ class WhitenedEncoder(AbsEncoder):
     """
 
     def __init__(
-        self, encoder: Encoder, whitening: Whitening | None = None, *, symmetric: str = "document"
+        self,
+        encoder: WindowEncoder,
+        whitening: Whitening | None = None,
+        *,
+        symmetric: str = "document",
     ) -> None:
         """Join an encoder and a transform that was fitted on its embeddings.
 

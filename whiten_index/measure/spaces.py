@@ -16,7 +16,7 @@ from whiten_index.artifacts.files import reading
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.artifacts.prefetch import blocks
 from whiten_index.corpus.sources import find_files
-from whiten_index.encoding.spec import EncoderSpec, recorded_spec, resolve_encoder
+from whiten_index.encoding.spec import Spec, recorded_spec, resolve_encoder
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.sts_sets import StsSet
 from whiten_index.measure.eval_config import OF_TASKS, EvalConfig
@@ -248,7 +248,7 @@ class EncodedTexts:
     def __init__(self, config: EvalConfig, stages: Stages) -> None:
         asked = config.encoder
         if config.published is None:
-            spec, _ = resolve_encoder(asked)
+            spec = resolve_encoder(asked)[0]
         else:
             spec, _, asked = QueryEncoder(
                 recorded_spec(config.published.fields["encoder"]),
@@ -291,10 +291,10 @@ class EncodedTexts:
             self._store.results.save_sample(key, {"texts": found})
 
 
-def encoder_facts(spec: EncoderSpec) -> dict[str, Any]:
+def encoder_facts(spec: Spec) -> dict[str, Any]:
     """Return what a reader must know of an encoder to compare its figures with others."""
     kept = ("model", "revision", "pooling", "layers", "max_length", "dtype", "dim")
     facts = {name: value for name, value in spec.to_json().items() if name in kept}
     if spec.document_prompt:
         facts["prompt"] = spec.document_prompt
-    return {"kind": "transformer", **facts, "fingerprint": spec.fingerprint}
+    return {"kind": spec.to_json()["kind"], **facts, "fingerprint": spec.fingerprint}

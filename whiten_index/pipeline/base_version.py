@@ -128,6 +128,8 @@ def _build_config(
         "device": config.device,
         "backend": config.backend,
         "threads": config.threads,
+        "price": config.price,
+        "max_cost": config.max_cost,
         "index_device": config.index_device,
         "query_log": config.query_log or given.get("query_log"),
     }
@@ -139,9 +141,11 @@ def _build_config(
     recorded = recorded_spec(fields["encoder"])
     if recorded is None:
         return replace(build, model=config.model, revision=None, trust_remote_code=trust)
-    found = QueryEncoder(recorded, model=config.model, trust_remote_code=trust).resolve()[2]
+    opening = {name: getattr(config, name) for name in ("model", "base_url")}
+    found = QueryEncoder(recorded, trust_remote_code=trust, **opening).resolve()[2]
     # The encoder record alone says which model, and the update's own options what it may do.
-    taken = ("model", "revision", "trust_remote_code", "local_files_only", "code_revision")
+    taken = ("model", "revision", "trust_remote_code", "local_files_only", "code_revision",
+             "base_url")  # fmt: skip
     return replace(build, **{name: getattr(found, name) for name in taken})
 
 

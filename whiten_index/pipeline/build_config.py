@@ -27,7 +27,8 @@ _LABEL_OPTIONS = ("queries", "qrels", "qrels_split")
 _RUNNER_OPTIONS = ("address", "workers")
 # Not recorded: the resources that did the work, and permissions, which are never read from a file.
 _NOT_RECORDED = (
-    "runner", "address", "workers", "trust_remote_code", "local_files_only", "force",
+    "runner", "address", "workers", "trust_remote_code", "local_files_only", "force", "base_url",
+    "price", "max_cost",
 )  # fmt: skip
 
 
@@ -63,6 +64,16 @@ class BuildConfig(BuildOptions):
         _ = self.budget, parse_seconds(self.max_latency)
         if self.runner != "ray":
             self._refuse(_RUNNER_OPTIONS, "belongs to a cluster; add --runner ray, or leave it out")
+        elif self.remote:
+            raise ConfigError(
+                f"--runner ray shares work among machines, and {self.model} runs behind an API, "
+                "whose limits one process keeps; leave --runner out"
+            )
+        if self.remote and self.passage_tokens is not None:
+            raise ConfigError(
+                f"--passage-tokens cuts by the tokenizer of a model, and {self.model} runs behind "
+                "an API; cut the texts into shorter rows, or leave it out"
+            )
         if self.address == "":
             raise ConfigError(
                 "--address is empty; name the head of the cluster, host:port, or leave it out"

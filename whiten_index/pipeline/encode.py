@@ -251,6 +251,8 @@ def _encoding_executor(config: BuildConfig, work: ShardWork, executor: Executor)
     if work.corpus.dim is not None:
         tight = config.budget is not None and config.budget < _BYTES_TO_OVERLAP
         return SerialExecutor(one_by_one=tight)
+    if config.remote:
+        return executor
     devices = chosen_devices(config.encoder_config().device)
     if len(devices) == 1:
         return executor

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from whiten_index.corpus.batches import ID, TextBatch
 from whiten_index.encoding.passages import Span, sentence_spans
-from whiten_index.encoding.spec import recorded_spec
+from whiten_index.encoding.spec import RemoteSpec, recorded_spec
 from whiten_index.errors import CorpusError
 from whiten_index.store.dtypes import StoreDtype, as_kept
 from whiten_index.store.sampling import drawn_parts, drawn_rows, ids_of, row_starts
@@ -121,7 +121,7 @@ def _drawn_pieces(
     encoded: "EncodeReport", work: "ShardWork", size: int, rng: np.random.Generator
 ) -> list[tuple[int, Pieces]] | str:
     """Return up to ``size`` documents long enough, by row number, with their pieces."""
-    most_words = int(work.store.encoder["max_length"])
+    most_words = int(work.store.encoder.get("max_length", RemoteSpec.max_length))
     found, seen, tried = list[tuple[int, Pieces]](), set[object](), 0
     for row, document, text in _drawn_texts(encoded, work, rng):
         if len(found) >= size or tried >= _TRIES * size:

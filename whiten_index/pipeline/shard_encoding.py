@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from whiten_index import __version__
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus.batches import (
+    ID,
     PASSAGE,
     PASSAGE_END,
     PASSAGE_START,
@@ -29,7 +30,9 @@ from whiten_index.corpus.sharding import Shard
 from whiten_index.distributed.executors import Work
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.passages import PassageSplitter
-from whiten_index.encoding.spec import resolve_encoder
+from whiten_index.encoding.remote import RefusedTextError
+from whiten_index.encoding.spec import local_model, resolve_encoder
+from whiten_index.encoding.window_encoder import WindowEncoder, make_encoder
 from whiten_index.errors import ConfigError, CorpusError, EncoderError
 from whiten_index.store.digest_index import Lookup
 from whiten_index.store.dtypes import StoreDtype
@@ -40,7 +43,9 @@ from whiten_index.store.segments import Segment, digests_name, keyed
 
 if TYPE_CHECKING:
     from whiten_index.encoding.batching import PreparedWindow
-    from whiten_index.encoding.encoder import Encoded, Encoder, RanWindow
+    from whiten_index.encoding.encoder import RanWindow
+    from whiten_index.encoding.remote import RemoteRun, RemoteWindow
+    from whiten_index.encoding.window_encoder import Encoded
     from whiten_index.pipeline.build_config import BuildConfig
 
 Window = tuple[Shard, ...]
@@ -122,15 +127,15 @@ class EncodedWindow:
     parts: list[tuple[CorpusPart, Mapping[str, int]]] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     seconds: dict[str, float] = field(default_factory=dict)
-    prepared: "PreparedWindow | None" = None
-    ran: "RanWindow | None" = None
+    prepared: "PreparedWindow | RemoteWindow | None" = None
+    ran: "RanWindow | RemoteRun | None" = None
     key: dict[str, Any] = field(default_factory=dict)  # of what an interrupted run keeps of it
 
     @property
     def order(self) -> NDArray[np.uint8]:
         """Digests (m, 16) of the distinct texts to encode, in the order in which they are."""
         assert self.prepared is not None
-        _, first = np.unique(self.prepared.tokens.places, return_index=True)
+        _, first = np.unique(self.prepared.places, return_index=True)
         return np.concatenate([shard.digests[shard.to_encode] for shard in self.shards])[first]
 
     @contextlib.contextmanager
@@ -139,6 +144,18 @@ class EncodedWindow:
         began = time.perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+
+    @contextlib.contextmanager
+    def naming_rows(self) -> Iterator[None]:
+        """Name the row of a text that an API refuses."""
+        try:
+            yield
+        except RefusedTextError as error:
+            for shard in self.shards:
+                for row in shard.to_encode[[text == error.text for text in shard.texts]]:
+                    found = shard.batch.documents[ID][int(row)].as_py()
+                    raise EncoderError(f"row {found}: {error}") from error
+            raise
 
 
 class LazyEncoder:
@@ -149,20 +166,18 @@ class LazyEncoder:
 
     def __init__(self, config: EncoderConfig, *, expected: str | None = None) -> None:
         self._config, self._expected = config, expected
-        self.loaded: Encoder | None = None  # None until it is needed
+        self.loaded: WindowEncoder | None = None  # None until it is needed
 
-    def __call__(self) -> "Encoder":
+    def __call__(self) -> WindowEncoder:
         """Return the encoder, the same one every time."""
         if self.loaded is None:
-            from whiten_index.encoding.encoder import Encoder
-
             spec, folder = resolve_encoder(self._config)
             if self._expected not in (None, spec.fingerprint):
                 raise EncoderError(
                     f"the model {spec.model} on {platform.node()} differs from that of the machine "
                     "the build was started on; put the same one on all machines"
                 )
-            self.loaded = Encoder(spec, folder, self._config)
+            self.loaded = make_encoder(spec, folder, self._config)
         return self.loaded
 
     def on_device(self, device: str, threads: int) -> "LazyEncoder":
@@ -184,7 +199,7 @@ class ShardWork(Work):
 
     corpus: ParquetCorpus
     store: EmbeddingStore
-    encoder: "Callable[[], Encoder]"
+    encoder: Callable[[], WindowEncoder]
     dtype: StoreDtype
     splitter: PassageSplitter | None = None
     _under_way: set[str] | None = field(default_factory=set, repr=False, compare=False)
@@ -230,7 +245,7 @@ class ShardWork(Work):
         if state.prepared is None:
             advance(rows)
             return state
-        with state.step("encode"):
+        with state.step("encode"), state.naming_rows():
             encoder = self.encoder()
             in_rows = _in_rows(advance, rows=rows, texts=len(state.prepared.texts))
 
@@ -249,7 +264,7 @@ class ShardWork(Work):
         counts, encoded, start = state.counts, None, 0
         if state.ran is not None:
             # A device finishes its work here.
-            with state.step("encode"):
+            with state.step("encode"), state.naming_rows():
                 encoded = self.encoder().collect(state.ran)
             counts.duplicates = len(encoded.embeddings) - encoded.distinct
             counts.tokens, counts.padded_tokens = encoded.tokens, encoded.padded_tokens
@@ -403,9 +418,11 @@ def shard_work(config: "BuildConfig", corpus: ParquetCorpus, *, write: bool = Tr
         queries = LazyEncoder(_at_commit(asked, known)) if known else _no_encoder
         return ShardWork(corpus, store, queries, config.dtype_kept())
     encoder_config = config.encoder_config()
-    spec, folder = resolve_encoder(encoder_config)
-    passages = config.passage_config()
-    splitter = None if passages is None else PassageSplitter.load(spec, folder, passages)
+    spec, _ = resolve_encoder(encoder_config)
+    passages, splitter = config.passage_config(), None
+    if passages is not None:
+        local = local_model(encoder_config, by="--passage-tokens")
+        splitter = PassageSplitter.load(*local, passages)
     store = make(config.store_place, spec.to_json(), spec.fingerprint)
     source = LazyEncoder(_at_commit(encoder_config, store.encoder), expected=spec.fingerprint)
     return ShardWork(corpus, store, source, config.dtype_kept(), splitter)
@@ -432,7 +449,7 @@ def _at_commit(config: EncoderConfig, encoder: Mapping[str, Any]) -> EncoderConf
     return replace(config, **commits)
 
 
-def _no_encoder() -> "Encoder":
+def _no_encoder() -> WindowEncoder:
     raise ConfigError(
         "texts must be encoded, and the corpus is a column of embeddings; name the model they were "
         "made with by --model"

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from whiten_index.encoding.encoder_config import BACKEND_HELP, BackendName
+from whiten_index.encoding.encoder_config import BACKEND_HELP, ApiOptions, BackendName
 from whiten_index.errors import ConfigError
 from whiten_index.options import (
     MODEL,
@@ -77,7 +77,7 @@ class GateConfig:
 
 
 @schema
-class PublishedOptions:
+class PublishedOptions(ApiOptions):
     """Options of a command that works on a published version and its corpus."""
 
     index: str = option("Folder of the index.", OUTPUT)

@@ -4,7 +4,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,21 +12,21 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
+from whiten_index.encoding.remote import require_alike
 from whiten_index.encoding.spec import (
     EncoderOpening,
-    EncoderSpec,
+    RemoteSpec,
+    Spec,
     recorded_config,
     recorded_spec,
     resolve_encoder,
 )
+from whiten_index.encoding.window_encoder import WindowEncoder, make_encoder
 from whiten_index.errors import ConfigError, EncoderError
 from whiten_index.paths import require_text, shown
 from whiten_index.progress import Stages
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.whitening.transform import Whitening
-
-if TYPE_CHECKING:
-    from whiten_index.encoding.encoder import Encoder
 
 
 class QueryEncoder:
@@ -34,7 +34,7 @@ class QueryEncoder:
 
     def __init__(
         self,
-        recorded: EncoderSpec | None,
+        recorded: Spec | None,
         *,
         instead: str = "search with --like or with embeddings (--queries and --embedding-column)",
         **opening: Unpack[EncoderOpening],
@@ -44,7 +44,7 @@ class QueryEncoder:
         ``instead`` is what the caller can do without an encoder, for the message.
         """
         self._recorded, self._instead, self._opening = recorded, instead, opening
-        self._encoder: Encoder | None = None
+        self._encoder: WindowEncoder | None = None
         self._loading = threading.Lock()
 
     @property
@@ -59,7 +59,7 @@ class QueryEncoder:
         return self._encoder is not None
 
     @property
-    def recorded(self) -> EncoderSpec:
+    def recorded(self) -> Spec:
         """The encoder's identity."""
         if self._recorded is None:
             raise ConfigError(
@@ -75,21 +75,18 @@ class QueryEncoder:
             return False
         return self._recorded.query_fingerprint == other._recorded.query_fingerprint
 
-    def get(self) -> "Encoder":
+    def get(self) -> WindowEncoder:
         """Return it."""
         with self._loading:
             if self._encoder is None:
                 # Reports first that the index has no encoder, or that torch is not installed.
-                found = self.resolve(documents=False)
-                from whiten_index.encoding.encoder import Encoder
-
-                self._encoder = Encoder(*found)
+                self._encoder = make_encoder(*self.resolve(documents=False))
             return self._encoder
 
-    def resolve(self, *, documents: bool = True) -> tuple[EncoderSpec, ModelFolder, EncoderConfig]:
-        """Find the model's files and check that they are those of the index, without loading them.
+    def resolve(self, *, documents: bool = True) -> tuple[Spec, ModelFolder | None, EncoderConfig]:
+        """Find the model and check that it is the index's, without loading it.
 
-        They are checked for queries, and for ``documents`` too.
+        It is checked for queries, and for ``documents`` too; one behind an API is asked.
         """
         recorded = self.recorded
         config = recorded_config(recorded, **self._opening)
@@ -97,11 +94,13 @@ class QueryEncoder:
         require_same(recorded, spec.query_fingerprint, spec.model)
         if documents:
             require_same(recorded, spec.fingerprint, spec.model, of="fingerprint")
+        if isinstance(recorded, RemoteSpec) and isinstance(spec, RemoteSpec):
+            require_alike(recorded, spec)
         return spec, folder, config
 
 
 def require_same(
-    recorded: EncoderSpec, fingerprint: str, model: str, *, of: str = "query_fingerprint"
+    recorded: Spec, fingerprint: str, model: str, *, of: str = "query_fingerprint"
 ) -> None:
     """Refuse a model whose fingerprint ``of`` queries, or of documents, is not the recorded one."""
     known: str = getattr(recorded, of)
@@ -133,7 +132,7 @@ def require_texts(texts: Sequence[str], *, what: str = "query") -> None:
         require_text(text, f"{what} {number}")
 
 
-def digest_of(fingerprint: str, whitening: Whitening, queries: EncoderSpec | None) -> str:
+def digest_of(fingerprint: str, whitening: Whitening, queries: Spec | None) -> str:
     """Return the identity of a transform of queries, 32 hex digits: equal ones, equal vectors.
 
     ``fingerprint`` is that of documents; ``queries`` may have another, or be unknown.

@@ -31,7 +31,7 @@ from whiten_index.artifacts.manifest import (
 )
 from whiten_index.artifacts.prefetch import blocks
 from whiten_index.encoding.models import ModelFolder, fetch
-from whiten_index.encoding.spec import EncoderOpening, EncoderSpec, recorded_spec
+from whiten_index.encoding.spec import EncoderOpening, EncoderSpec, local_model, recorded_spec
 from whiten_index.errors import ConfigError, require_installed
 from whiten_index.search.query_encoder import QueryEncoder, digest_of, require_texts
 from whiten_index.store.records import EncoderFacts
@@ -40,7 +40,7 @@ from whiten_index.whitening.spectrum import real_rows
 from whiten_index.whitening.transform import Whitening
 
 if TYPE_CHECKING:
-    from whiten_index.encoding.encoder import Encoder
+    from whiten_index.encoding.window_encoder import WindowEncoder
     from whiten_index.vectordb.pushed_table import PushedTable
 
 _ROWS = 8192
@@ -238,7 +238,7 @@ class QueryTransform:
         return spec.query_fingerprint if spec else str(given)
 
     @property
-    def encoder(self) -> "Encoder":
+    def encoder(self) -> "WindowEncoder":
         """The encoder, loaded on first use: its embeddings are raw.
 
         Raises:
@@ -259,8 +259,7 @@ class QueryTransform:
 
     def model_folder(self) -> tuple[EncoderSpec, ModelFolder]:
         """Return the encoder's identity and files, checked to be those of the index, not loaded."""
-        spec, folder, _ = self._queries.resolve()
-        return spec, folder
+        return local_model(self._queries.resolve()[2], by="this export")
 
     def require(self, pushed: "PushedTable | None") -> None:
         """Refuse a table whose vectors are of another encoder or transform.

@@ -31,7 +31,7 @@ from whiten_index.versions.published import Version, read_current, with_publishe
 from whiten_index.versions.references import corpus_record, open_store
 
 if TYPE_CHECKING:
-    from whiten_index.encoding.encoder import Encoder
+    from whiten_index.encoding.window_encoder import WindowEncoder
 
 _REMEDY = "name the store it was built from with --store DIR, or search with --rerank 0"
 
@@ -352,7 +352,7 @@ class SearchIndex:
         return self._opened.encode(texts)
 
     @property
-    def encoder(self) -> "Encoder":
+    def encoder(self) -> "WindowEncoder":
         """The encoder of queries, loaded when first needed."""
         return self._opened.queries.get()
 

@@ -50,6 +50,7 @@ from whiten_index.artifacts.manifest import Digest, Schema, Sealed
 from whiten_index.artifacts.storage import Place, Storage
 from whiten_index.corpus.arrow_types import read_documents
 from whiten_index.corpus.batches import DIGEST_BYTES
+from whiten_index.encoding.remote import keeping_canary
 from whiten_index.errors import ArtifactError, CorpusError
 from whiten_index.store.dtypes import keeps_moments
 from whiten_index.store.notes import INDEXES, IndexRegistry, ResultCache, owner_of
@@ -127,13 +128,15 @@ class EmbeddingStore(Segments):
 
         Raises:
             StorageError: the folder cannot be written.
+            EncoderError: a model behind an API is no longer the one that filled it.
         """
         store = cls(root, encoder, fingerprint)
-        fields = SCHEMA.headed(encoder=store.encoder, fingerprint=fingerprint)
         recorded: Any = None
         # Its name or query prompt may have changed since.
         with suppress(ArtifactError):
             recorded = read_encoder(store.folder, store.mirror)
+        store.encoder = dict(keeping_canary(encoder, recorded))
+        fields = SCHEMA.headed(encoder=store.encoder, fingerprint=fingerprint)
         with writing(store.folder):
             for name in ("segments", _DIGESTS, _ROWS, "corpora", INDEXES):
                 make_folder(store.folder / name)

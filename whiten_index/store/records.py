@@ -144,14 +144,33 @@ class TransformerFacts(TypedDict):
     fingerprint: NotRequired[str]
 
 
+class ApiFacts(TypedDict):
+    """A model behind an API; see ``RemoteSpec``."""
+
+    kind: Literal["api"]
+    model: str
+    endpoint: str
+    served: str
+    dim: Width
+    dimensions: Width | None
+    document_prompt: str
+    query_prompt: str
+    input_types: list[str]
+    canary: str
+    fingerprint: NotRequired[str]
+
+
+_ModelFacts = Annotated[TransformerFacts | ApiFacts, Field(discriminator="kind")]
+
+
 class ColumnFacts(TypedDict):
     """A column of embeddings, and the model of the queries if it is known."""
 
     kind: Literal["column"]
     column: str
     dim: Width
-    query_encoder: TransformerFacts | None
+    query_encoder: _ModelFacts | None
     fingerprint: NotRequired[str]
 
 
-EncoderFacts = Annotated[TransformerFacts | ColumnFacts, Field(discriminator="kind")]
+EncoderFacts = Annotated[TransformerFacts | ApiFacts | ColumnFacts, Field(discriminator="kind")]

@@ -19,7 +19,7 @@ from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
+from whiten_index.encoding.spec import EncoderSpec, local_model
 from whiten_index.errors import ConfigError, CorpusError, require_installed
 from whiten_index.evaluation.sts_sets import StsSet, read_sts, require_ranked
 from whiten_index.progress import Progress, Stages
@@ -146,7 +146,7 @@ def model_of(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
         query_prompt="",
         trust_remote_code=config.trust_remote_code,
     )
-    spec, folder = resolve_encoder(asked)
+    spec, folder = local_model(asked, by="training")
     if spec.pooling not in POOLINGS or spec.layers != (folder.layers,):
         raise ConfigError(
             f"{spec.model} pools by {spec.pooling} over layers {spec.layers}; training pools the "
