@@ -107,7 +107,7 @@ class EmbeddingServer:
             def log_message(self, *_: object) -> None:
                 pass
 
-            def do_POST(self) -> None:  # noqa: N802
+            def do_POST(self) -> None:
                 with server.lock:
                     server.requests += 1
                     number, server.began = server.requests, server.began or time.monotonic()
@@ -154,7 +154,9 @@ class EmbeddingServer:
                         server.charged += found["usage"]["total_tokens"]
                 self._send(status, found, cut=fault == "cut", broken=fault == "malformed")
 
-            def _send(self, status: int, found: Any, *, cut: bool = False, broken: bool = False) -> None:
+            def _send(
+                self, status: int, found: Any, *, cut: bool = False, broken: bool = False
+            ) -> None:
                 data = json.dumps(found).encode()
                 data = data[: len(data) // 2] if broken else data
                 self.send_response(status)

@@ -98,7 +98,7 @@ def _plan_rows(plan: Mapping[str, Any], *, texts: bool, indexed: bool) -> Iterat
     todo = "to_encode" if texts else "to_store"
     counts = {"read": plan["read"], todo: plan["to_encode"], "reused": plan["reused"]}
     yield "rows", _counted(counts)
-    yield from _encoding_time(plan["seconds"], plan["rows_per_second"])
+    yield from _encoding_time(plan["seconds"], plan)
     words, k, dim = terminal.in_words, plan["k"], plan["dim"]
     if indexed:
         most = "" if plan["k_settled"] else " at most"
@@ -115,7 +115,7 @@ def _update_plan_rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     todo = "to_store" if plan["rows_per_second"] is None else "to_encode"
     yield "rows", _counted({**plan["rows"], todo: plan["to_encode"]})
     yield "files", _counted(plan["files"], read="to read", skipped="unchanged")
-    yield from _encoding_time(plan["encode_seconds"], plan["rows_per_second"])
+    yield from _encoding_time(plan["encode_seconds"], plan)
     if plan["up_to_date"]:
         yield "version", f"{plan['base']} is up to date"
         return
@@ -130,10 +130,13 @@ def _update_plan_rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "version", f"{plan['base']} would be replaced"
 
 
-def _encoding_time(seconds: float | None, rate: float | None) -> Iterator[tuple[str, str]]:
+def _encoding_time(seconds: float | None, plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if seconds is not None:
-        spent = terminal.duration(seconds)
+        spent, rate = terminal.duration(seconds), plan["rows_per_second"]
         yield "encoding", f"about {spent} at {rate:,.1f} rows a second, measured on a sample"
+    if plan["tokens"] is not None:
+        cost = "" if plan["cost"] is None else f", which cost {plan['cost']:.4g}"
+        yield "tokens", f"about {plan['tokens']:,}{cost}"
 
 
 @click.command(cls=GroupedCommand)
@@ -207,7 +210,9 @@ def update(dry_run: bool, **options: Any) -> None:
 )
 @click.option("--store", help="Where the raw embeddings are now, if they moved.")
 @click.option("--model", help="Where the index's own encoder is now, if it moved.")
-@schema_options(EncoderConfig, only=("trust_remote_code", "device", "backend", "threads"))
+@schema_options(
+    EncoderConfig, only=("trust_remote_code", "device", "backend", "threads", "base_url")
+)
 @click.option(
     "--index-device",
     type=click.Choice(["auto", "cpu", "gpu"]),
@@ -360,7 +365,7 @@ def _summary(said: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[tup
     counts, made, choice = dict(said["counts"]), fields["whitening"], said.get("choice")
     encoder, size, words = fields["encoder"], fields["bytes"], terminal.in_words
     own = {
-        "encoded": "encoded" if encoder["kind"] == "transformer" else "stored",
+        "encoded": "stored" if encoder["kind"] == "column" else "encoded",
         "truncated": f"cut to {encoder.get('max_length')} tokens",
     }
     changes = said["rows"] if "base" in said else {}

@@ -1,11 +1,12 @@
 """Options of an encoder."""
 
+import re
 from typing import Literal, get_args
 
 from whiten_index.artifacts.files import list_folder
 from whiten_index.errors import ConfigError, require_installed
 from whiten_index.options import MODEL, RESOURCES, flag_of, option, options_of, schema
-from whiten_index.paths import require_text
+from whiten_index.paths import require_text, shown
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 PoolingName = Literal[
@@ -168,6 +169,10 @@ class EncoderConfig(ApiOptions, ModelOptions):
             raise ConfigError(
                 f"{' and '.join(given)} is for a model behind an API; name one with --model "
                 f"{REMOTE}NAME, or leave it out"
+            )
+        if self.base_url is not None and not re.match(r"https?://[^/]", self.base_url):
+            raise ConfigError(
+                f"--base-url {shown(self.base_url)} is no address; write one as http://tei:8080/v1"
             )
         if self.model == REMOTE:
             raise ConfigError(f"--model {REMOTE} names no model; write {REMOTE}NAME")

@@ -87,7 +87,7 @@ class EncoderSpec:
 class RemoteSpec:
     """Identity of a model behind an API, whose weights are not here to be digested.
 
-    ``canary`` are its embeddings of fixed texts; see ``remote.py``. They are compared, and are no
+    ``canary`` are its embeddings of fixed texts; see ``endpoint.py``. They are compared, and are no
     part of fingerprints.
     """
 
@@ -143,7 +143,7 @@ Spec = EncoderSpec | RemoteSpec
 def resolve_encoder(config: EncoderConfig) -> tuple[Spec, ModelFolder | None]:
     """Find the model and settle every choice, without loading it; ``local_model``, or an API's."""
     if config.remote:
-        from whiten_index.encoding.remote import ask_spec
+        from whiten_index.encoding.endpoint import ask_spec
 
         return ask_spec(config), None
     return local_model(config, by="this")
@@ -323,8 +323,8 @@ def _endpoint(spec: RemoteSpec, asked: str | None) -> str | None:
     asked = asked or os.environ.get(BASE_URL)
     if asked is None and spec.endpoint != OPENAI_URL:
         raise EncoderError(
-            f"the encoder {spec.model} was asked at {spec.endpoint}, and texts and keys are not "
-            f"sent where an index says; if you trust it, add --base-url {spec.endpoint} (in Python "
-            f"base_url=), or set {BASE_URL}"
+            f"the encoder {spec.model} was asked at {spec.endpoint or 'an endpoint of its own'}, "
+            "and texts and keys are not sent where an index says; if you trust it, add --base-url "
+            f"{spec.endpoint or 'URL'} (in Python base_url=), or set {BASE_URL}"
         )
     return asked

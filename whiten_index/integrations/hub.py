@@ -99,6 +99,7 @@ def _public(transform: QueryTransform) -> dict[str, Any]:
     """Return the facts of an encoder without the place of its model on this machine."""
     facts, spec = transform.encoder_facts, transform.spec
     plain = {**spec.to_json(), "model": spec.name} if spec else {}
+    plain |= {"endpoint": ""} if "endpoint" in plain else {}
     return {**facts, "query_encoder": plain or None} if "query_encoder" in facts else facts | plain
 
 

@@ -39,6 +39,11 @@ def noted(settings: Mapping[str, Any]) -> dict[str, Any]:
             "trust_remote_code is among written settings or options, and a file gives no "
             "permission; remove it there, and give it as an argument in Python"
         )
+    if "base_url" in settings:
+        raise ConfigError(
+            "base_url is among written settings or options, and no file says where texts and keys "
+            "are sent; remove it there, and set OPENAI_BASE_URL"
+        )
     return dict(settings)
 
 

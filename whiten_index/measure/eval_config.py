@@ -27,7 +27,7 @@ from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 OF_TASKS = (TARGET, DISTINCT, SCORED)
 # Options of an encoder that say how that of an index is opened.
 _OF_BUILDS = ("store", "seed", "factory", "similarity", "runner", "address", "workers")
-OF_OPENING = ("model", "trust_remote_code", "device", "backend", "threads")
+OF_OPENING = ("model", "trust_remote_code", "device", "backend", "threads", "base_url")
 
 
 @schema

@@ -24,7 +24,6 @@ from whiten_index.paths import shown
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.gates import Gate
 from whiten_index.pipeline.pseudo_queries import sample_pieces
-from whiten_index.pipeline.shard_encoding import LazyEncoder
 from whiten_index.search.query_encoder import query_embeddings
 from whiten_index.search.rerank import Reranker
 from whiten_index.store.embedding_store import EmbeddingStore
@@ -92,7 +91,7 @@ class Questions:
         order = np.random.default_rng(build.seed).permutation(len(answered))[:_MOST]
         chosen = [answered[place] for place in np.sort(order)]
         texts = [judged.texts[name] for name in chosen]
-        encoder = LazyEncoder(build.encoder_config())
+        encoder = encoded.encoder(build)
         # A model that is named for a column is not known to the store.
         store = None if recorded_spec(encoded.store.encoder) is None else encoded.store
         given = query_embeddings(

@@ -16,6 +16,7 @@ from whiten_index.distributed.process_executor import ProcessExecutor
 from whiten_index.distributed.ray_executor import RayExecutor
 from whiten_index.encoding.encoder_config import chosen_devices
 from whiten_index.encoding.spec import recorded_spec, resolve_encoder
+from whiten_index.encoding.window_encoder import WindowEncoder
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, PartialFailureError
 from whiten_index.options import options_of
 from whiten_index.pipeline.build_config import BuildConfig
@@ -24,6 +25,7 @@ from whiten_index.pipeline.executor_session import executor_session, with_absolu
 from whiten_index.pipeline.shard_encoding import (
     Counts,
     EncodedWindow,
+    LazyEncoder,
     ShardWork,
     Window,
     shard_work,
@@ -74,6 +76,10 @@ class EncodeReport:
     def raw_bytes(self) -> int:
         """Bytes of the corpus's raw embeddings in the store."""
         return sum(part.bytes for part in self.record.distinct_parts)
+
+    def encoder(self, config: BuildConfig) -> Callable[[], WindowEncoder]:
+        """Return the encoder, whose one copy keeps the limits of an API."""
+        return LazyEncoder(config.encoder_config()) if self.work is None else self.work.encoder
 
     def elsewhere(self) -> "EncodeReport":
         """Return the report as another machine can take it."""

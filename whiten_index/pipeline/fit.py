@@ -27,7 +27,6 @@ from whiten_index.pipeline.early_checks import possible_widths
 from whiten_index.pipeline.labels import Evidence, labelled_trials, labels_digest
 from whiten_index.pipeline.pseudo_queries import RECIPE, SHARE_OF_CORPUS, Sample, sample_pieces
 from whiten_index.pipeline.query_log import EMBEDDING, log_digest, read_log
-from whiten_index.pipeline.shard_encoding import LazyEncoder
 from whiten_index.search.query_encoder import query_embeddings
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusPart
@@ -179,7 +178,7 @@ def _rows_of_log(config: "BuildConfig", encoded: "EncodeReport") -> NDArray[np.f
         rows = np.array([table.parse(column, row, parse) for row in range(len(table))], np.float64)
     else:
         texts = [table.parse(column, row, to_text) for row in range(len(table))]
-        encoder = LazyEncoder(config.encoder_config())
+        encoder = encoded.encoder(config)
         rows = query_embeddings(
             encoded.store, texts, lambda some: encoder().encode_queries(some), encoded.stages
         ).astype(np.float64)

@@ -11,6 +11,7 @@ from whiten_index.artifacts.files import exists
 from whiten_index.corpus.batches import EmbeddingBatch, TextBatch
 from whiten_index.corpus.sharding import Shard
 from whiten_index.encoding.encoder_config import chosen_devices
+from whiten_index.encoding.remote import FIRST_AT_ONCE, RemoteEncoder
 from whiten_index.errors import ConfigError
 from whiten_index.pipeline.base_version import (
     advising,
@@ -34,7 +35,7 @@ from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import widths
 from whiten_index.whitening.spectrum import Spectrum
 
-_CALIBRATION_ROWS = 256
+_CALIBRATION_ROWS, _PAID_ROWS = 256, 64
 _FLOAT32_BYTES = 4
 # Stages that every update repeats with all rows.
 _AGAIN = (
@@ -59,11 +60,12 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> dict
     work = shard_work(config, corpus, write=False)
     dim, missing = work.store.dim, list[Shard]()
     sample = Moments.empty(dim)
-    rows = to_encode = raw_bytes = 0
+    rows = to_encode = raw_bytes = size = 0
     with stages.stage("look up shards", corpus.rows) as watcher:
         for shard in corpus.shards:
             found = work.look(shard, verify=False)
             rows, to_encode = rows + len(found.batch), to_encode + len(found.to_encode)
+            size += _utf8_bytes(config, found)
             raw_bytes += len(found.batch) * dim * _itemsize(work, found)
             missing += [shard] if len(found.to_encode) else []
             if isinstance(found.batch, EmbeddingBatch) and not sample.count:
@@ -85,6 +87,7 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> dict
         "to_encode": to_encode,
         "rows_per_second": rate,
         "seconds": None if rate is None else to_encode / rate,
+        **_charge(work, size),
         "raw_bytes": raw_bytes,
         "vector_bytes": rows * k * _FLOAT32_BYTES,
         "factory": choice.built,
@@ -112,7 +115,7 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> di
     base, corpus, _ = open_base(config, stages)
     work = shard_work(base.config, corpus, write=False)
     kept = kept_parts(work, None if config.read_all else base.read_before(corpus))
-    to_encode = stored = 0
+    to_encode = stored = size = 0
     parts, missing = list[CorpusPart](), list[Shard]()
     read = dict[int, Shard]()
     with stages.stage("look up rows", corpus.rows) as watcher:
@@ -124,10 +127,11 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> di
             for shard in shards:
                 found = work.look(shard)
                 documents = work.store.name_documents(found.batch.documents)
-                size = len(found.batch), found.batch.read
-                parts.append(CorpusPart(found.name, documents, *size, 0, 0))
+                counted = len(found.batch), found.batch.read
+                parts.append(CorpusPart(found.name, documents, *counted, 0, 0))
                 read[id(parts[-1])] = shard
                 to_encode += found.rows_to_encode
+                size += _utf8_bytes(base.config, found)
                 missing += [shard] if found.missing.any() else []
                 stored += _bytes(work, found, parts[-1])
                 watcher.advance(shard.rows)
@@ -165,6 +169,7 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> di
         "to_encode": to_encode,
         "rows_per_second": rate,
         "encode_seconds": None if rate is None else to_encode / rate,
+        **_charge(work, size),
         "other_seconds": other,
         "bytes": {str(path): size for path, size in wanted.items()},
         "free": {str(path): free_bytes(path) for path in wanted},
@@ -201,20 +206,38 @@ def _rows_per_second(
         return None
     batch = work.batch_of(missing[len(missing) // 2])
     assert isinstance(batch, TextBatch)
-    step = max(len(batch) // _CALIBRATION_ROWS, 1)
-    sample = batch.texts[::step][:_CALIBRATION_ROWS]
+    # Those of an API are paid for, and show how many tokens a byte is.
+    most = _PAID_ROWS if config.remote else _CALIBRATION_ROWS
+    sample = batch.texts[:: max(len(batch) // most, 1)][:most]
     with stages.stage("load encoder", 0):
         encoder = work.encoder()
-        encoder.encode(sample)
+        if not config.remote:
+            encoder.encode(sample)
     with stages.stage("calibrate", len(sample)) as watcher:
         started = time.perf_counter()
         encoder.encode(sample)
         elapsed = time.perf_counter() - started
         watcher.advance(len(sample))
-    # GPUs add up; the cores of one CPU do not.
+    # GPUs and requests add up; the cores of one CPU do not.
+    if config.remote:
+        return FIRST_AT_ONCE * len(sample) / elapsed
     devices = chosen_devices(config.encoder_config().device)
     several = len(devices) if devices[0].startswith("cuda") else 1
     return several * len(sample) / elapsed
+
+
+def _utf8_bytes(config: BuildConfig, found: ReadShard) -> int:
+    """Return the bytes of the texts of a shard that an API would be asked for."""
+    return sum(len(text.encode()) for text in found.texts) if config.remote else 0
+
+
+def _charge(work: ShardWork, size: int) -> dict[str, float | None]:
+    """Return the tokens of ``size`` bytes and their price, None where nothing is charged."""
+    encoder = getattr(work.encoder, "loaded", None)
+    if not isinstance(encoder, RemoteEncoder):
+        return {"tokens": None, "cost": None}
+    tokens = round(encoder.meter.a_byte * size)
+    return {"tokens": tokens, "cost": encoder.meter.cost(tokens)}
 
 
 def _expected_width(config: BuildConfig, *, rows: int, dim: int) -> tuple[int, bool]:

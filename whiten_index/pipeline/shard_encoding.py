@@ -29,8 +29,8 @@ from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.corpus.sharding import Shard
 from whiten_index.distributed.executors import Work
 from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.endpoint import RefusedTextError
 from whiten_index.encoding.passages import PassageSplitter
-from whiten_index.encoding.remote import RefusedTextError
 from whiten_index.encoding.spec import local_model, resolve_encoder
 from whiten_index.encoding.window_encoder import WindowEncoder, make_encoder
 from whiten_index.errors import ConfigError, CorpusError, EncoderError
@@ -130,6 +130,7 @@ class EncodedWindow:
     prepared: "PreparedWindow | RemoteWindow | None" = None
     ran: "RanWindow | RemoteRun | None" = None
     key: dict[str, Any] = field(default_factory=dict)  # of what an interrupted run keeps of it
+    saved: bool = False  # whether something is kept
 
     @property
     def order(self) -> NDArray[np.uint8]:
@@ -253,6 +254,7 @@ class ShardWork(Work):
                 kept: dict[str, NDArray[Any]] = {"digests": state.order[: len(found)]}
                 kept["embeddings"] = found
                 self.store.results.save_sample(state.key, kept, UNFINISHED)
+                state.saved = True
 
             state.ran = encoder.run(state.prepared, advance=in_rows, stopped=save)
             state.counts.out_of_memory = state.ran.out_of_memory
@@ -277,7 +279,7 @@ class ShardWork(Work):
                 part = self._keep(shard, encoded, slice(start, stop), counts)
                 state.parts.append((part, shard.batch.skipped))
                 start = stop
-            if encoded is not None and encoded.known:
+            if encoded is not None and (encoded.known or state.saved):
                 self.store.results.forget_unfinished(state.key)
         state.shards, state.ran = [], None
         return state

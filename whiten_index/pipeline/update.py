@@ -53,7 +53,6 @@ from whiten_index.pipeline.publish import (
     version_identity,
     write_files,
 )
-from whiten_index.pipeline.shard_encoding import LazyEncoder
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.progress import Progress, Stages
 from whiten_index.store.digest_index import DigestIndex
@@ -239,8 +238,7 @@ def _publish(
             # Changes count documents, and the index has their passages.
             expected = base.record.rows - counts["deleted"] + counts["new"]
         if canaries is not None and canaries.texts is not None:
-            encoder = LazyEncoder(base.config.encoder_config())()
-            canaries = canaries.embedded(encoder.encode_queries)
+            canaries = canaries.embedded(encoded.encoder(base.config)().encode_queries)
         gates = run_gates(
             open_unsealed(folder, fields),
             encoded.store,

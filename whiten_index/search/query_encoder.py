@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.endpoint import require_alike
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.remote import require_alike
 from whiten_index.encoding.spec import (
     EncoderOpening,
     RemoteSpec,

@@ -452,6 +452,7 @@ def open_index(
         device: of the encoder: ``auto``, ``cpu``, ``cuda``.
         backend: ``torch``, or ``openvino`` on a CPU, which takes less time for one query.
         threads: CPU threads of the encoder and of FAISS.
+        base_url: endpoint of a model behind an API, by default ``OPENAI_BASE_URL``.
         verify: ``full`` compares every file's checksum when it is opened, and that of each shard of
             the store before its first row ranks a hit again; ``manifest`` compares sizes. A flipped
             bit that nobody looks for may give other hits or end the process.

@@ -50,7 +50,7 @@ from whiten_index.artifacts.manifest import Digest, Schema, Sealed
 from whiten_index.artifacts.storage import Place, Storage
 from whiten_index.corpus.arrow_types import read_documents
 from whiten_index.corpus.batches import DIGEST_BYTES
-from whiten_index.encoding.remote import keeping_canary
+from whiten_index.encoding.endpoint import keeping_canary
 from whiten_index.errors import ArtifactError, CorpusError
 from whiten_index.store.dtypes import keeps_moments
 from whiten_index.store.notes import INDEXES, IndexRegistry, ResultCache, owner_of

@@ -19,10 +19,10 @@ from whiten_index.artifacts.prefetch import ahead, blocks
 from whiten_index.artifacts.storage import Place, Storage
 from whiten_index.corpus.arrow_types import read_documents, without_views
 from whiten_index.corpus.batches import ID, PASSAGE
-from whiten_index.encoding.spec import recorded_spec
+from whiten_index.encoding.spec import RemoteSpec, recorded_spec
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.progress import Progress
-from whiten_index.search.query_encoder import digest_of
+from whiten_index.search.query_encoder import QueryEncoder, digest_of
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.store.records import CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings
@@ -87,6 +87,10 @@ class PushSource:
                 f"the vectors of {root} have {whitening.k} numbers and --k asks for {config.k}; "
                 "build the index with a larger --k"
             )
+        recorded = recorded_spec(fields["encoder"])
+        if isinstance(recorded, RemoteSpec):
+            # Queries of a model that has changed since would find nothing.
+            QueryEncoder(recorded).resolve()
         documents = Documents(version.file(DOCUMENTS))
         if whitening.similarity == "dot" and config.metric == "cosine":
             raise ConfigError(

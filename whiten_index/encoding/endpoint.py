@@ -1,0 +1,262 @@
+"""A model that others run: one answer of it, what to do about errors, and whether it has changed.
+
+The client of openai keeps connections, reads variables and parses answers. It would try again by
+itself, but without telling of a 429, by which the requests at once are chosen, nor of tries that
+may have been charged; so it makes one try, and tries are counted here.
+"""
+
+import base64
+import contextlib
+import functools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.encoding.encoder_config import REMOTE, EncoderConfig
+from whiten_index.encoding.spec import BASE_URL, OPENAI_URL, RemoteSpec, recorded_spec
+from whiten_index.errors import ConfigError, EncoderError, first_line, require_installed
+
+_LOG = logging.getLogger(__name__)
+_KEY = "OPENAI_API_KEY"
+# Texts whose embeddings tell one model from another: languages, code, numbers, short and long.
+CANARY = (
+    "A cat sat on the mat.", "The central bank raised its interest rate by half a point.",
+    "Wie spät ist es in Tokio?", "東京は日本の首都です。", "def add(a, b): return a + b",
+    "SELECT name FROM users WHERE age > 30;", "3.14159265358979", "hello",
+    "Mitochondria release the energy that is stored in glucose.", "¿Dónde está la biblioteca?",
+    "The contract may be terminated by either party with thirty days' written notice.",
+    "How do I reset my password?",
+)  # fmt: skip
+_SAME, _NEARLY = 0.999, 0.9999
+_SESSION_SECONDS = 300  # for which a model counts as the one that was asked
+_TIMEOUT_SECONDS, _TRIES, _MOST_WAITED = 300, 8, 600.0
+_FIRST_PAUSE, _MOST_PAUSE = 0.25, 8.0
+_REFUSED = (400, 413, 422)
+
+
+class RefusedTextError(EncoderError):
+    """A text that the endpoint does not take; ``text`` is it."""
+
+    def __init__(self, message: str, text: str = "") -> None:
+        super().__init__(message)
+        self.text = text
+
+
+class TooMuchError(EncoderError):
+    """Texts that the endpoint does not take together."""
+
+
+class Endpoint:
+    """A model at its endpoint, whose key is in the environment alone."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        require_installed("openai", by=f"--model {config.model}", extra="api")
+        import openai
+
+        url = config.base_url or os.environ.get(BASE_URL) or OPENAI_URL
+        self.url, self._key = url.rstrip("/"), os.environ.get(_KEY, "")
+        if not self._key and self.url == OPENAI_URL:
+            raise ConfigError(
+                f"{config.model} needs a key of OpenAI in the variable {_KEY}; set it, or name "
+                "another endpoint with --base-url"
+            )
+        self._name, self._config = str(config.model).removeprefix(REMOTE), config
+        self._known = (openai.OpenAIError, ValueError, TypeError, AttributeError, KeyError)
+        self._client = openai.OpenAI(
+            base_url=self.url, api_key=self._key or "none", max_retries=0, timeout=_TIMEOUT_SECONDS
+        )
+
+    def ask(
+        self,
+        texts: Sequence[str],
+        *,
+        queries: bool,
+        dim: int | None = None,
+        failed: Callable[[bool, bool], object] = lambda _limited, _charged: None,
+        stop: threading.Event | None = None,
+    ) -> tuple[NDArray[np.float32], int, str]:
+        """Return the embeddings (n, d), the tokens charged (0 if unsaid) and the model's name.
+
+        Args:
+            texts: of one request.
+            queries: whether they get prompt and input type of queries, or those of documents.
+            dim: their width, if it is known.
+            failed: told of each try in vain: whether there are too many requests, and whether it
+                may have been charged.
+            stop: set when no more tries are wanted.
+
+        Raises:
+            RefusedTextError: the endpoint does not take the one text.
+            TooMuchError: it does not take the texts together.
+            EncoderError: it cannot be asked.
+        """
+        tried = faults = 0
+        waited = 0.0
+        while True:
+            try:
+                return self._answer(texts, queries=queries, dim=dim)
+            except self._known as error:
+                status = getattr(error, "status_code", None)
+                if status in _REFUSED and dim is not None:
+                    raise self._refusal(texts, error) from error
+                again = status is None or status in (408, 409, 429) or status >= 500
+                if not again or getattr(error, "code", None) == "insufficient_quota":
+                    raise self._unreachable(status, error) from error
+                limited = status in (429, 503)
+                failed(limited, status is None)
+                pause = _asked_pause(getattr(error, "response", None))
+                if pause is None:
+                    pause = min(_FIRST_PAUSE * 2 ** min(tried, 9), _MOST_PAUSE)
+                tried, faults, waited = tried + 1, faults + (not limited), waited + pause
+                over = faults >= _TRIES or waited > _MOST_WAITED
+                if over or (stop or threading.Event()).wait(pause):
+                    raise self._unreachable(status, error) from error
+
+    def _answer(
+        self, texts: Sequence[str], *, queries: bool, dim: int | None
+    ) -> tuple[NDArray[np.float32], int, str]:
+        config, more = self._config, dict[str, Any]()
+        if config.dimensions is not None:
+            more["dimensions"] = config.dimensions
+        if config.input_types is not None:
+            more["extra_body"] = {"input_type": config.input_types[queries]}
+        prompt = (config.query_prompt if queries else config.document_prompt) or ""
+        asked = [prompt + text for text in texts]
+        answer = self._client.embeddings.create(
+            input=asked, model=self._name, encoding_format="base64", **more
+        )
+        rows = sorted(answer.data, key=lambda each: each.index)
+        if [each.index for each in rows] != [*range(len(texts))]:
+            raise ValueError(f"{len(rows)} embeddings for {len(texts)} texts")
+        found = np.stack([_numbers(each.embedding) for each in rows])
+        if (dim is not None and found.shape[1] != dim) or not np.isfinite(found).all():
+            raise ValueError(f"embeddings of {found.shape[1]} dims, or that are not finite")
+        usage = getattr(answer, "usage", None)
+        return found, int(getattr(usage, "total_tokens", 0) or 0), str(answer.model or self._name)
+
+    def _refusal(self, texts: Sequence[str], error: Exception) -> EncoderError:
+        why = f"{self.url} refuses the text {texts[0][:60]!r} ({self._explained(error)})"
+        if len(texts) > 1:
+            return TooMuchError(why)
+        return RefusedTextError(f"{why}; cut it into shorter rows, or leave it out", texts[0])
+
+    def _unreachable(self, status: int | None, error: Exception) -> EncoderError:
+        remedy = "check --base-url and the endpoint, and run this again, which keeps what came"
+        if status in (401, 403):
+            remedy = f"check the key in the variable {_KEY}"
+        elif status == 404:
+            remedy = "check the model's name and --base-url, which ends in /v1 for most"
+        return EncoderError(
+            f"the model {self._name} at {self.url} cannot be asked ({self._explained(error)}); "
+            f"{remedy}"
+        )
+
+    def _explained(self, error: Exception) -> str:
+        """Return an error in a line, without the key."""
+        text = first_line(getattr(error, "message", error))
+        text += f" ({first_line(error.__cause__)})" if error.__cause__ else ""
+        return text.replace(self._key, "***") if self._key else text
+
+
+def _numbers(embedding: Any) -> NDArray[np.float32]:
+    if isinstance(embedding, str):
+        return np.frombuffer(base64.b64decode(embedding, validate=True), "<f4").astype(np.float32)
+    return np.array(embedding, np.float32)
+
+
+def _asked_pause(response: Any) -> float | None:
+    """Return the seconds that an answer asks to wait, None if it does not."""
+    headers: Any = getattr(response, "headers", {})
+    milliseconds, text = headers.get("retry-after-ms"), headers.get("retry-after")
+    with contextlib.suppress(TypeError, ValueError):
+        return max(float(milliseconds) / 1000, 0.0)
+    with contextlib.suppress(TypeError, ValueError):
+        return max(float(text), 0.0)
+    with contextlib.suppress(TypeError, ValueError):
+        return max(parsedate_to_datetime(text).timestamp() - time.time(), 0.0)
+    return None
+
+
+def ask_spec(config: EncoderConfig) -> RemoteSpec:
+    """Ask a model for its embeddings of twelve fixed texts, by which it is known again.
+
+    Within five minutes it is asked once.
+
+    Raises:
+        EncoderError: it cannot be asked, or refuses the texts.
+    """
+    same = tuple((name, getattr(config, name)) for name in _ASKED)
+    environment = os.environ.get(BASE_URL), hash(os.environ.get(_KEY))
+    return _asked(same, environment, int(time.monotonic() // _SESSION_SECONDS))
+
+
+_ASKED = ("model", "base_url", "dimensions", "input_types", "document_prompt", "query_prompt")
+
+
+@functools.lru_cache(maxsize=16)
+def _asked(options: tuple[tuple[str, Any], ...], _environment: Any, _session: int) -> RemoteSpec:
+    config = EncoderConfig(**dict(options))
+    endpoint = Endpoint(config)
+    found, _, served = endpoint.ask(CANARY, queries=False)
+    return RemoteSpec(
+        model=str(config.model),
+        endpoint=endpoint.url,
+        served=served,
+        dim=found.shape[1],
+        dimensions=config.dimensions,
+        document_prompt=config.document_prompt or "",
+        query_prompt=config.query_prompt or "",
+        input_types=config.input_types or (),
+        canary=base64.b64encode(found.astype("<f2").tobytes()).decode(),
+    )
+
+
+def keeping_canary(
+    encoder: Mapping[str, Any], recorded: Mapping[str, Any] | None
+) -> Mapping[str, Any]:
+    """Return a store's encoder with the canary that was recorded first; see ``require_alike``."""
+    now, known = recorded_spec(encoder), None if recorded is None else recorded_spec(recorded)
+    if not isinstance(now, RemoteSpec) or not isinstance(known, RemoteSpec):
+        return encoder
+    if now.fingerprint != known.fingerprint:
+        return encoder
+    require_alike(known, now)
+    kept = replace(now, canary=known.canary).to_json()
+    return kept if encoder["kind"] == "api" else {**encoder, "query_encoder": kept}
+
+
+def require_alike(recorded: RemoteSpec, now: RemoteSpec) -> None:
+    """Compare the canaries of one model at two times; a small difference is logged.
+
+    Raises:
+        EncoderError: the model has changed.
+    """
+    before, after = (
+        np.frombuffer(base64.b64decode(each.canary), "<f2").reshape(-1, each.dim).astype(float)
+        for each in (recorded, now)
+    )
+    lengths = np.linalg.norm(before, axis=1) * np.linalg.norm(after, axis=1)
+    cosine = float(((before * after).sum(axis=1) / lengths).min())
+    if not cosine >= _SAME:
+        raise EncoderError(
+            f"{now.model} at {now.endpoint} is not the model that it was: of twelve fixed texts "
+            f"one has a cosine of {cosine:.4f} with its recorded embedding; ask an endpoint that "
+            f"has the old one ({recorded.served} at {recorded.endpoint}), or build a new index and "
+            "store with the new one"
+        )
+    if cosine < _NEARLY:
+        _LOG.warning(
+            "%s at %s has changed a little: of twelve fixed texts one has a cosine of %.5f with "
+            "its recorded embedding",
+            now.model,
+            now.endpoint,
+            cosine,
+        )
