@@ -10,7 +10,6 @@ import contextlib
 import functools
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -80,8 +79,7 @@ class Endpoint:
         *,
         queries: bool,
         dim: int | None = None,
-        failed: Callable[[bool, bool], object] = lambda _limited, _charged: None,
-        stop: threading.Event | None = None,
+        failed: Callable[[float, bool, bool], bool] = lambda pause, _, __: bool(time.sleep(pause)),
     ) -> tuple[NDArray[np.float32], int, str]:
         """Return the embeddings (n, d), the tokens charged (0 if unsaid) and the model's name.
 
@@ -89,9 +87,9 @@ class Endpoint:
             texts: of one request.
             queries: whether they get prompt and input type of queries, or those of documents.
             dim: their width, if it is known.
-            failed: told of each try in vain: whether there are too many requests, and whether it
-                may have been charged.
-            stop: set when no more tries are wanted.
+            failed: after a try in vain, waits for the seconds given, and returns whether there
+                should be no more; also told whether there were too many requests, and whether the
+                try may have been charged.
 
         Raises:
             RefusedTextError: the endpoint does not take the one text.
@@ -111,13 +109,12 @@ class Endpoint:
                 if not again or getattr(error, "code", None) == "insufficient_quota":
                     raise self._unreachable(status, error) from error
                 limited = status in (429, 503)
-                failed(limited, status is None)
                 pause = _asked_pause(getattr(error, "response", None))
                 if pause is None:
                     pause = min(_FIRST_PAUSE * 2 ** min(tried, 9), _MOST_PAUSE)
                 tried, faults, waited = tried + 1, faults + (not limited), waited + pause
                 over = faults >= _TRIES or waited > _MOST_WAITED
-                if over or (stop or threading.Event()).wait(pause):
+                if over or failed(pause, limited, status is None):
                     raise self._unreachable(status, error) from error
 
     def _answer(

@@ -332,15 +332,20 @@ class RemoteEncoder(WindowEncoder):
     ) -> tuple[NDArray[np.float32], int]:
         """Ask for texts, and for halves of what is too much at once."""
 
-        def failed(limited: bool, charged: bool) -> None:
+        def failed(pause: float, limited: bool, charged: bool) -> bool:
+            self.meter.repeat(most, charged=charged)
+            # It keeps its place meanwhile, so that an endpoint that takes nothing is left alone.
+            stopped = stop.wait(pause)
             if limited:
                 self._gate.fewer()
-            self.meter.repeat(most, charged=charged)
+                self._gate.leave()
+                self._gate.enter()
+            return stopped
 
         began = time.monotonic()
         try:
             found, tokens, _ = self._endpoint.ask(
-                texts, queries=queries, dim=self.dim, failed=failed, stop=stop
+                texts, queries=queries, dim=self.dim, failed=failed
             )
         except TooMuchError:
             half = (len(texts) + 1) // 2
