@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from whiten_index.corpus.corpus_config import CorpusConfig
     from whiten_index.corpus.parquet_corpus import ParquetCorpus
     from whiten_index.encoding.encoder import Encoder
+    from whiten_index.encoding.remote import RemoteEncoder
     from whiten_index.errors import WhitenIndexError
     from whiten_index.evaluation.sts_sets import read_sts
     from whiten_index.integrations.sklearn import WhitenedTransformer
@@ -47,6 +48,7 @@ _HOME = {
     "Moments": "whitening.moments",
     "ParquetCorpus": "corpus.parquet_corpus",
     "PushConfig": "vectordb.push_config",
+    "RemoteEncoder": "encoding.remote",
     "QueryTransform": "search.query_transform",
     "SweepConfig": "measure.sweep_config",
     "TrainingConfig": "training.training_config",
@@ -71,16 +73,17 @@ _HOME = {
 # Name -> the extra with the packages that it needs.
 _NEEDS = {
     "Encoder": ("encode", ("torch", "transformers")),
+    "RemoteEncoder": ("api", ("openai",)),
     "WhitenedTransformer": ("scikit-learn", ("sklearn",)),
 }
 
 __all__ = [
     "BuildConfig", "CertifyConfig", "CorpusConfig", "EmbeddingStore", "Encoder", "EvalConfig",
-    "Moments", "ParquetCorpus", "PushConfig", "QueryTransform", "SweepConfig", "TrainingConfig",
-    "UpdateConfig", "WhitenIndexError", "WhitenedTransformer", "Whitening", "WhiteningConfig",
-    "__version__", "build_index", "certify_index", "encode_corpus", "evaluate_sts", "list_versions",
-    "open_index", "push_index", "pushed_version", "read_sts", "run_sweep", "train_encoder",
-    "update_index",
+    "Moments", "ParquetCorpus", "PushConfig", "QueryTransform", "RemoteEncoder", "SweepConfig",
+    "TrainingConfig", "UpdateConfig", "WhitenIndexError", "WhitenedTransformer", "Whitening",
+    "WhiteningConfig", "__version__", "build_index", "certify_index", "encode_corpus",
+    "evaluate_sts", "list_versions", "open_index", "push_index", "pushed_version", "read_sts",
+    "run_sweep", "train_encoder", "update_index",
 ]  # fmt: skip
 
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import openai
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.serving.conftest import K, Serve
-from whiten_index import QueryTransform
+from whiten_index import BuildConfig, QueryTransform, RemoteEncoder, build_index, open_index
 
 pytestmark = pytest.mark.service
 
@@ -59,3 +61,19 @@ def test_llama_index(url: str, wanted: np.ndarray) -> None:
     found = client.get_query_embedding(TEXTS[0])
     assert len(found) == K
     assert np.allclose(found, wanted[0], atol=1e-5)
+
+
+def test_an_index_whose_encoder_is_a_served_index(
+    url: str, wanted: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", TOKEN)
+    encoder = RemoteEncoder.load("openai:docs", base_url=url)
+    np.testing.assert_allclose(encoder.encode(TEXTS), wanted, atol=1e-5)
+    texts = [f"{TEXTS[row % 2]} {row}" for row in range(700)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "c.parquet")
+    config = BuildConfig(
+        corpus=str(tmp_path / "c.parquet"), text_columns="text", out=str(tmp_path / "index"),
+        model="openai:docs", base_url=url, whiten="none",
+    )  # fmt: skip
+    found = open_index(build_index(config).out, base_url=url).search(texts[:3], top_k=1)
+    assert len(found) == 3

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.prefetch import blocks
 from whiten_index.encoding.encoder_config import REMOTE, EncoderConfig
 from whiten_index.encoding.spec import BASE_URL, OPENAI_URL, RemoteSpec, recorded_spec
 from whiten_index.errors import ConfigError, EncoderError, first_line, require_installed
@@ -60,8 +61,7 @@ class Endpoint:
         require_installed("openai", by=f"--model {config.model}", extra="api")
         import openai
 
-        url = config.base_url or os.environ.get(BASE_URL) or OPENAI_URL
-        self.url, self._key = url.rstrip("/"), os.environ.get(_KEY, "")
+        self.url, self._key = _url_of(config), os.environ.get(_KEY, "")
         if not self._key and self.url == OPENAI_URL:
             raise ConfigError(
                 f"{config.model} needs a key of OpenAI in the variable {_KEY}; set it, or name "
@@ -169,6 +169,10 @@ def _numbers(embedding: Any) -> NDArray[np.float32]:
     return np.array(embedding, np.float32)
 
 
+def _url_of(config: EncoderConfig) -> str:
+    return (config.base_url or os.environ.get(BASE_URL) or OPENAI_URL).rstrip("/")
+
+
 def _asked_pause(response: Any) -> float | None:
     """Return the seconds that an answer asks to wait, None if it does not."""
     headers: Any = getattr(response, "headers", {})
@@ -190,19 +194,21 @@ def ask_spec(config: EncoderConfig) -> RemoteSpec:
     Raises:
         EncoderError: it cannot be asked, or refuses the texts.
     """
-    same = tuple((name, getattr(config, name)) for name in _ASKED)
-    environment = os.environ.get(BASE_URL), hash(os.environ.get(_KEY))
-    return _asked(same, environment, int(time.monotonic() // _SESSION_SECONDS))
+    same = {name: getattr(config, name) or None for name in _ASKED} | {"base_url": _url_of(config)}
+    key, session = hash(os.environ.get(_KEY)), int(time.monotonic() // _SESSION_SECONDS)
+    return _asked(tuple(same.items()), key, session)
 
 
-_ASKED = ("model", "base_url", "dimensions", "input_types", "document_prompt", "query_prompt")
+_ASKED = ("model", "dimensions", "input_types", "document_prompt", "query_prompt")
 
 
 @functools.lru_cache(maxsize=16)
-def _asked(options: tuple[tuple[str, Any], ...], _environment: Any, _session: int) -> RemoteSpec:
+def _asked(options: tuple[tuple[str, Any], ...], _key: int, _session: int) -> RemoteSpec:
     config = EncoderConfig(**dict(options))
     endpoint = Endpoint(config)
-    found, _, served = endpoint.ask(CANARY, queries=False)
+    # Few take less than six texts together.
+    answers = [endpoint.ask(some, queries=False) for some in blocks(CANARY, 6)]
+    found, served = np.concatenate([each for each, _, _ in answers]), answers[0][2]
     return RemoteSpec(
         model=str(config.model),
         endpoint=endpoint.url,

@@ -248,10 +248,11 @@ class ShardWork(Work):
             return state
         with state.step("encode"), state.naming_rows():
             encoder = self.encoder()
+            order = state.order
             in_rows = _in_rows(advance, rows=rows, texts=len(state.prepared.texts))
 
             def save(found: NDArray[np.float32]) -> None:
-                kept: dict[str, NDArray[Any]] = {"digests": state.order[: len(found)]}
+                kept: dict[str, NDArray[Any]] = {"digests": order[: len(found)]}
                 kept["embeddings"] = found
                 self.store.results.save_sample(state.key, kept, UNFINISHED)
                 state.saved = True

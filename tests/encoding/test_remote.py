@@ -1,0 +1,367 @@
+"""Models behind an API: faults, limits, money, resume, the canary, keys, and what is refused."""
+
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.helpers.embedding_server import EmbeddingServer, embedding
+from whiten_index import (
+    BuildConfig,
+    PushConfig,
+    RemoteEncoder,
+    UpdateConfig,
+    build_index,
+    encode_corpus,
+    open_index,
+    push_index,
+    update_index,
+)
+from whiten_index.errors import ConfigError, EncoderError
+from whiten_index.pipeline.encode import EncodeReport
+from whiten_index.pipeline.plan import plan_build
+from whiten_index.progress import Progress
+from whiten_index.store.sampling import CorpusEmbeddings
+
+COMMAND = [sys.executable, "-c", "from whiten_index.cli import main; main()"]
+FAULTS = (429, 500, 503, "cut", "slow", "malformed", "short", "twice", "nan")
+MODEL = "openai:words"
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def server() -> Iterator[EmbeddingServer]:
+    with EmbeddingServer() as running:
+        yield running
+
+
+def texts_of(rows: int) -> list[str]:
+    chosen, words = random.Random(0), [f"w{i}" for i in range(300)]
+    return [f"{' '.join(chosen.choices(words, k=chosen.randint(2, 20)))} n{i}" for i in range(rows)]
+
+
+def sentences_of(rows: int) -> list[str]:
+    every = texts_of(3 * rows)
+    return [". ".join(every[row : row + 3]) + "." for row in range(0, 3 * rows, 3)]
+
+
+def write(folder: Path, texts: list[str]) -> str:
+    pq.write_table(pa.table({"text": texts}), folder / "c.parquet")
+    return str(folder / "c.parquet")
+
+
+def options(folder: Path, url: str, **more: Any) -> dict[str, Any]:
+    given = {"corpus": str(folder / "c.parquet"), "text_columns": "text", "model": MODEL}
+    return {**given, "base_url": url, **more}
+
+
+def encode(folder: Path, url: str, **more: Any) -> EncodeReport:
+    return encode_corpus(BuildConfig(**options(folder, url, store=str(folder / "store"), **more)))
+
+
+def build(folder: Path, url: str, **more: Any) -> Path:
+    given = {"out": str(folder / "index"), "whiten": "whitening", "k": 8, "factory": "Flat", **more}
+    return build_index(BuildConfig(**options(folder, url, **given))).out
+
+
+def stored(report: EncodeReport) -> np.ndarray:
+    return np.concatenate(list(CorpusEmbeddings(report.store, report.record).blocks()))
+
+
+def test_every_text_is_in_the_store_once_whatever_fails(tmp_path: Path) -> None:
+    texts, chosen = texts_of(10_000), random.Random(1)
+    write(tmp_path, texts)
+
+    def fault(number: int) -> Any:
+        return chosen.choice(FAULTS) if number > 2 and chosen.random() < 0.1 else None
+
+    # The server takes fewer texts than are sent at first.
+    with EmbeddingServer(fault, most_texts=16, at_once=12) as server:
+        report = encode(tmp_path, server.url)
+        assert set(map(str, FAULTS)) == set(server.failed)
+        assert {server.answered[text] for text in texts} == {1}
+        # Nothing is charged twice; the twelve texts of the canary come once.
+        assert sum(server.answered.values()) == len(texts) + 12
+    assert report.counts.encoded == len(texts)
+    assert report.counts.tokens == sum(len(text.split()) for text in texts)
+    expected = np.stack([embedding(text) for text in texts])
+    np.testing.assert_allclose(stored(report), expected, atol=1e-3)
+
+
+def test_requests_at_once_follow_what_the_endpoint_takes() -> None:
+    with EmbeddingServer(at_once=4, latency=0.02, most_texts=6) as server:
+        encoder = RemoteEncoder.load(MODEL, base_url=server.url)
+        encoder.encode(texts_of(1200))
+        # Most requests are taken, though up to 64 might be sent.
+        assert server.most_busy <= 16
+        assert 0 < server.refused < server.requests / 4
+
+
+def test_a_run_that_is_killed_asks_for_the_rest_alone(tmp_path: Path) -> None:
+    texts = texts_of(8000)
+    corpus = write(tmp_path, texts)
+    process: subprocess.Popen[bytes] | None = None
+
+    def kill(number: int) -> str | None:
+        if sum(server.answered.values()) > 0.9 * len(texts) and process is not None:
+            os.kill(process.pid, signal.SIGKILL)
+            return "cut"
+        return None
+
+    command = ("encode", corpus, "--text-column", "text", "--model", MODEL)
+    with EmbeddingServer(kill, most_texts=32, latency=0.01, at_once=6) as server:
+        where = ("--store", str(tmp_path / "store"), "--base-url", server.url)
+        process = subprocess.Popen([*COMMAND, *command, *where])
+        assert process.wait(120) == -signal.SIGKILL
+        process = None
+        assert sum(server.answered.values()) > 0.9 * len(texts)
+        server.answered.clear()
+        report = encode(tmp_path, server.url)
+        asked = sum(server.answered.values()) - 12
+    # A thousand texts, those under way, and the last tenth.
+    assert 500 <= asked <= 0.1 * len(texts) + 1024 + 500
+    assert report.counts.reused > len(texts) / 2
+    np.testing.assert_allclose(stored(report), [embedding(text) for text in texts], atol=1e-3)
+    assert not list((tmp_path / "store").glob("*/unfinished/*.safetensors"))
+
+
+def test_no_more_is_spent_than_the_user_allows(tmp_path: Path, server: EmbeddingServer) -> None:
+    texts = texts_of(4000)
+    write(tmp_path, texts)
+    total, price = sum(len(text.split()) for text in texts), 1000.0
+    with pytest.raises(EncoderError, match="could pass --max-cost"):
+        encode(tmp_path, server.url, price=price, max_cost=0.5 * total * price / 1e6)
+    # Most of the money is used, and what it bought is kept.
+    assert 0.3 * total < server.charged <= 0.5 * total
+    report = encode(tmp_path, server.url, price=price, max_cost=2 * total * price / 1e6)
+    assert report.counts.encoded + report.counts.reused == len(texts)
+    assert {server.answered[text] for text in texts} == {1}
+
+
+def test_tries_that_may_have_been_charged_count(tmp_path: Path) -> None:
+    write(tmp_path, texts_of(64))
+    with EmbeddingServer(lambda number: "cut" if number > 2 else None) as server:
+        with pytest.raises(EncoderError, match="could pass --max-cost"):
+            encode(tmp_path, server.url, price=1.0, max_cost=0.02)
+        assert 3 < server.requests < 8
+
+
+def test_a_plan_tells_tokens_and_cost(tmp_path: Path, server: EmbeddingServer) -> None:
+    texts = texts_of(2000)
+    write(tmp_path, texts)
+    given = options(tmp_path, server.url, out=str(tmp_path / "index"), price=20.0)
+    plan = plan_build(BuildConfig(**given))
+    tokens = sum(len(text.split()) for text in texts)
+    assert plan["tokens"] == pytest.approx(tokens, rel=0.1)
+    assert plan["cost"] == pytest.approx(plan["tokens"] * 20 / 1e6)
+    assert sum(server.answered.values()) == 64 + 12
+    assert [each.name for each in tmp_path.iterdir()] == ["c.parquet"]
+
+
+class Notes(Progress):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+def test_the_end_says_what_was_spent(tmp_path: Path, server: EmbeddingServer) -> None:
+    write(tmp_path, texts_of(100))
+    notes = Notes()
+    given = options(tmp_path, server.url, store=str(tmp_path / "store"), price=20.0)
+    report = encode_corpus(BuildConfig(**given), progress=notes)
+    tokens = report.counts.tokens
+    assert notes.notes == [f"note: 1 requests, {tokens:,} tokens, cost {tokens * 20 / 1e6:.4g}"]
+
+
+def test_a_text_that_is_too_long_is_named_with_its_row(tmp_path: Path) -> None:
+    write(tmp_path, [*texts_of(300), "long " * 90, *texts_of(5)])
+    with (
+        EmbeddingServer(most_words=80) as server,
+        pytest.raises(EncoderError, match=r"row c\.parquet#0:300: .*maximum context length is 80"),
+    ):
+        encode(tmp_path, server.url)
+
+
+def test_lists_of_numbers_are_read_too(server: EmbeddingServer) -> None:
+    server.base64_too = False
+    encoder = RemoteEncoder.load(MODEL, base_url=server.url)
+    np.testing.assert_allclose(encoder.encode(["a b"]), [embedding("a b")], atol=1e-6)
+
+
+def test_dimensions_prompts_and_input_types(
+    server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    answer = server.answer
+
+    def noting(body: dict[str, Any]) -> Any:
+        asked.append(body)
+        return answer(body)
+
+    monkeypatch.setattr(server, "answer", noting)
+    encoder = RemoteEncoder.load(
+        MODEL, base_url=server.url, dimensions=8, input_types=("passage", "query"),
+        document_prompt="doc: ", query_prompt="ask: ",
+    )  # fmt: skip
+    assert encoder.encode(["a"]).shape == (1, 8)
+    assert (asked[-1]["input"], asked[-1]["input_type"]) == (["doc: a"], "passage")
+    assert encoder.encode_queries(["a", "a"]).shape == (2, 8)
+    assert (asked[-1]["input"], asked[-1]["input_type"]) == (["ask: a"], "query")
+    assert encoder.spec.fingerprint != encoder.spec.query_fingerprint
+
+
+def test_an_index_is_built_searched_updated_and_pushed(
+    tmp_path: Path, server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = texts_of(300)
+    write(tmp_path, texts)
+    index = build(tmp_path, server.url)
+    assert open_index(index, base_url=server.url).search([texts[7]], top_k=1)[0][0].row == 7
+    write(tmp_path, [*texts, "one more text"])
+    server.answered.clear()
+    update_index(UpdateConfig(index=str(index), base_url=server.url))
+    assert server.answered["one more text"] == 1
+    assert not set(texts) & set(server.answered)
+    # The endpoint may move, and the variable of the client names it for every command.
+    with EmbeddingServer() as moved:
+        monkeypatch.setenv("OPENAI_BASE_URL", moved.url)
+        push_index(PushConfig(index=str(index), to=str(tmp_path / "pushed.parquet")))
+        assert open_index(index).search(["one more text"], top_k=1)[0][0].row == 300
+        command = [*COMMAND, "search", str(index), texts[3], "--top-k", "1"]
+        found = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert "#0:3" in found.stdout
+
+
+def test_auto_chooses_and_certifies_by_the_api(tmp_path: Path, server: EmbeddingServer) -> None:
+    write(
+        tmp_path, [f"{a}. {b}. {c}." for a, b, c in zip(*[iter(texts_of(1800))] * 3, strict=True)]
+    )
+    given = options(tmp_path, server.url, out=str(tmp_path / "index"))
+    index = open_index(build_index(BuildConfig(**given)).out, base_url=server.url)
+    assert index.search(sentences_of(5)[4:], top_k=1)[0][0].row == 4
+
+
+def test_a_model_that_has_changed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = texts_of(200)
+    write(tmp_path, texts)
+    with EmbeddingServer() as server:
+        index = build(tmp_path, server.url)
+    match = "is not the model that it was: of twelve fixed texts one has a cosine of 0."
+    with EmbeddingServer(turn=0.2) as other:
+        monkeypatch.setenv("OPENAI_BASE_URL", other.url)
+        tries = (
+            lambda: build(tmp_path, other.url),
+            lambda: update_index(UpdateConfig(index=str(index))),
+            lambda: open_index(index).search(["a"]),
+            lambda: push_index(PushConfig(index=str(index), to=str(tmp_path / "p.parquet"))),
+        )
+        for attempt in tries:
+            with pytest.raises(EncoderError, match=match):
+                attempt()
+        assert set(other.answered.values()) == {1}
+    # A small change is told, and the first canary stays the measure.
+    with EmbeddingServer(turn=0.03) as drifted, caplog.at_level(logging.WARNING):
+        monkeypatch.setenv("OPENAI_BASE_URL", drifted.url)
+        build(tmp_path, drifted.url)
+        assert "has changed a little" in caplog.text
+    with EmbeddingServer(turn=0.05) as further:
+        monkeypatch.setenv("OPENAI_BASE_URL", further.url)
+        with pytest.raises(EncoderError, match="is not the model that it was"):
+            open_index(index).search(["a"])
+
+
+def test_no_index_says_where_texts_and_keys_are_sent(
+    tmp_path: Path, server: EmbeddingServer
+) -> None:
+    write(tmp_path, texts_of(100))
+    index = build(tmp_path, server.url)
+    asked = server.requests
+    for attempt in (
+        lambda: open_index(index).search(["a"]),
+        lambda: update_index(UpdateConfig(index=str(index))),
+    ):
+        with pytest.raises(EncoderError, match=f"add --base-url {server.url}"):
+            attempt()
+    assert server.requests == asked
+
+
+def test_a_key_is_in_no_file_and_no_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, texts_of(100))
+    key = "sk-a-secret-key"
+    with EmbeddingServer(key=key) as server:
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+        build(tmp_path, server.url)
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert not [path for path in files if key.encode() in path.read_bytes()]
+        # The server repeats a wrong key in its error.
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong-one")
+        with pytest.raises(
+            EncoderError, match="check the key in the variable OPENAI_API_KEY"
+        ) as no:
+            encode(tmp_path, server.url)
+        assert "sk-wrong-one" not in str(no.value)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "pooling": ({"pooling": "mean", "max_length": 64}, "--pooling and --max-length cannot apply"),
+    "device": ({"device": "cpu"}, "--device cannot apply to openai:words"),
+    "passages": ({"passage_tokens": 64}, "--passage-tokens cuts by the tokenizer"),
+    "cluster": ({"runner": "ray"}, "--runner ray shares work"),
+    "no price": ({"max_cost": 1.0}, "add --price"),
+    "one type": ({"input_types": ("query",)}, "--input-types takes that of documents and"),
+    "no address": ({"base_url": "tei:8080"}, "is no address; write one as http"),
+    "no name": ({"model": "openai:"}, "names no model"),
+    "a local model": ({"model": "all-MiniLM-L6-v2"}, "--base-url is for a model behind an API"),
+}
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_options_that_cannot_apply(tmp_path: Path, name: str) -> None:
+    changes, match = REFUSED[name]
+    given = options(tmp_path, "http://127.0.0.1:9/v1", store=str(tmp_path / "store"))
+    with pytest.raises(ConfigError, match=match):
+        BuildConfig(**{**given, **changes})
+
+
+def test_an_endpoint_that_cannot_be_asked(
+    tmp_path: Path, server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="needs a key of OpenAI in the variable OPENAI_API_KEY"):
+        RemoteEncoder.load(MODEL)
+    with pytest.raises(EncoderError, match="check the model's name and --base-url"):
+        RemoteEncoder.load(MODEL, base_url=server.url.replace("/v1", "/v2"))
+    with pytest.raises(EncoderError, match="check the model's name"):
+        RemoteEncoder.load("openai:other", base_url=server.url)
+
+
+def test_no_model_library_is_loaded(tmp_path: Path, server: EmbeddingServer) -> None:
+    write(tmp_path, texts_of(50))
+    given = options(tmp_path, server.url, store=str(tmp_path / "store"))
+    code = (
+        "import sys; from whiten_index import BuildConfig, encode_corpus\n"
+        f"encode_corpus(BuildConfig(**{given!r}))\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert sum(server.answered.values()) == 50 + 12
