@@ -54,6 +54,11 @@ class TooMuchError(EncoderError):
     """Texts that the endpoint does not take together."""
 
 
+def _waited(pause: float, _limited: bool, _charged: bool) -> bool:
+    time.sleep(pause)
+    return False
+
+
 class Endpoint:
     """A model at its endpoint, whose key is in the environment alone."""
 
@@ -79,7 +84,7 @@ class Endpoint:
         *,
         queries: bool,
         dim: int | None = None,
-        failed: Callable[[float, bool, bool], bool] = lambda pause, _, __: bool(time.sleep(pause)),
+        failed: Callable[[float, bool, bool], bool] = _waited,
     ) -> tuple[NDArray[np.float32], int, str]:
         """Return the embeddings (n, d), the tokens charged (0 if unsaid) and the model's name.
 

@@ -25,9 +25,9 @@ _TOKENS_A_BYTE = 1 / 3  # until answers tell
 FIRST_AT_ONCE, _MOST_AT_ONCE = 8, 64
 # A request that takes longer waits in a queue, which more requests make no shorter.
 _LONG_SECONDS = 10
-# What came of a window is saved after so many texts, if that takes a twentieth of the time at most:
-# a process that is killed loses little, and segments stay large.
-_SAVED_EVERY, _SAVING_SHARE = 1024, 0.05
+# What came of a window is saved after so many texts, if that takes a fifth of the time at most: a
+# process that is killed loses little, and segments stay large.
+_SAVED_EVERY, _SAVING_SHARE = 1024, 0.2
 
 
 @dataclass(frozen=True, slots=True)

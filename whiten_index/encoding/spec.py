@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any, ClassVar, TypedDict
 
 from whiten_index.artifacts.manifest import fingerprint
-from whiten_index.encoding.encoder_config import DEFAULT_MODEL, POOLINGS, BackendName, EncoderConfig
+from whiten_index.encoding.encoder_config import (
+    DEFAULT_MODEL,
+    POOLINGS,
+    REMOTE,
+    BackendName,
+    EncoderConfig,
+)
 from whiten_index.encoding.model_files import head_sha256
 from whiten_index.encoding.models import EMBEDDED, UNLIMITED, ModelFolder, embedded_path, find_model
 from whiten_index.errors import ConfigError, EncoderError
@@ -151,11 +157,7 @@ def resolve_encoder(config: EncoderConfig) -> tuple[Spec, ModelFolder | None]:
 
 def local_model(config: EncoderConfig, *, by: str) -> tuple[EncoderSpec, ModelFolder]:
     """Find a model whose files are here; ``by`` needs them."""
-    if config.remote:
-        raise ConfigError(
-            f"{by} needs the files of a model, and {config.model} is one behind an API; name a "
-            "model of this machine or of the hub"
-        )
+    require_local(config.model, by=by)
     if config.model is None and embedded_path() is None:
         raise EncoderError(
             "no model was named and the default one is not installed; pass --model, or "
@@ -203,6 +205,15 @@ def local_model(config: EncoderConfig, *, by: str) -> tuple[EncoderSpec, ModelFo
         similarity=folder.similarity,
     )
     return spec, folder
+
+
+def require_local(model: str | None, *, by: str) -> None:
+    """Refuse a model behind an API for what ``by`` does with its files."""
+    if model is not None and model.startswith(REMOTE):
+        raise ConfigError(
+            f"{by} needs the files of a model, and {model} is one behind an API; name a model of "
+            "this machine or of the hub"
+        )
 
 
 def _max_length(folder: ModelFolder, asked: int | None) -> int:

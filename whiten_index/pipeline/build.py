@@ -114,6 +114,7 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
             fitted = with_scores(config, encoded, fit_whitening(config, encoded, labels))
             plan = config.index_plan(rows=rows, dim=fitted.whitening.dim, k=fitted.whitening.k)
             spec = VersionSpec(fitted, plan, version_identity(encoded, fitted, plan))
+            encoded.note_spent()
             # What follows needs no model in memory.
             encoded = replace(encoded, work=None)
             version = find_version(out, spec.identity, mirror)

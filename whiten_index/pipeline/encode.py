@@ -15,6 +15,7 @@ from whiten_index.distributed.executors import Executor, Failure, SerialExecutor
 from whiten_index.distributed.process_executor import ProcessExecutor
 from whiten_index.distributed.ray_executor import RayExecutor
 from whiten_index.encoding.encoder_config import chosen_devices
+from whiten_index.encoding.remote import RemoteEncoder
 from whiten_index.encoding.spec import recorded_spec, resolve_encoder
 from whiten_index.encoding.window_encoder import WindowEncoder
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, PartialFailureError
@@ -81,6 +82,12 @@ class EncodeReport:
         """Return the encoder, whose one copy keeps the limits of an API."""
         return LazyEncoder(config.encoder_config()) if self.work is None else self.work.encoder
 
+    def note_spent(self) -> None:
+        """Note what was asked of an API, if anything was."""
+        loaded = None if self.work is None else getattr(self.work.encoder, "loaded", None)
+        if isinstance(loaded, RemoteEncoder) and loaded.note is not None:
+            self.stages.watcher.note(loaded.note)
+
     def elsewhere(self) -> "EncodeReport":
         """Return the report as another machine can take it."""
         return replace(self, stages=Stages(Progress()), executor=SerialExecutor())
@@ -112,7 +119,9 @@ def encode_corpus(config: BuildConfig, *, progress: Progress | None = None) -> E
     config = with_absolute_paths(config)
     with naming(), executor_session(config, stages) as executor:
         corpus = open_corpus(config, stages)
-        return encode_shards(config, corpus, stages, executor=executor)
+        report = encode_shards(config, corpus, stages, executor=executor)
+        report.note_spent()
+        return report
 
 
 def encode_or_open(
@@ -382,7 +391,7 @@ def _note_encoder(config: BuildConfig, report: EncodeReport, work: ShardWork) ->
         watcher.note("note: the dot product of vectors of unit length is the cosine, used here")
     # Of an encoder that other processes loaded, nothing is known here.
     encoder = getattr(work.encoder, "loaded", None)
-    if report.counts.encoded and encoder and encoder.note:
+    if report.counts.encoded and encoder and encoder.note and not config.remote:
         watcher.note(encoder.note)
 
 

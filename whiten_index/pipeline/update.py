@@ -182,6 +182,7 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
                 facts = {"base": base.source.name, "rows": changes.to_json(), **facts}
                 version = _publish(config, base, encoded, spec, changes, facts, canaries, before)
         _remember(base, encoded)
+        encoded.note_spent()
         fields = read_published(out).fields
         return UpdateReport(
             base.config.out_place, base.source.name, version, fields, changes, encoded

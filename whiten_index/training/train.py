@@ -19,7 +19,7 @@ from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.spec import EncoderSpec, local_model
+from whiten_index.encoding.spec import EncoderSpec, local_model, require_local
 from whiten_index.errors import ConfigError, CorpusError, require_installed
 from whiten_index.evaluation.sts_sets import StsSet, read_sts, require_ranked
 from whiten_index.progress import Progress, Stages
@@ -137,6 +137,7 @@ def read_sentences(corpus: ParquetCorpus, *, batch_size: int) -> list[str]:
 
 def model_of(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
     """Return the model that is trained, with its pooling."""
+    require_local(config.model, by="training")
     asked = EncoderConfig(
         model=config.model,
         revision=config.revision,
