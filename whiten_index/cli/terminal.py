@@ -15,7 +15,7 @@ from whiten_index.progress import Progress
 
 # Only JSON shows these.
 FOR_MACHINES = frozenset({
-    "done", "error", "expected_bytes", "kept_files", "leads", "lease", "memory_budget",
+    "canary", "done", "error", "expected_bytes", "kept_files", "leads", "lease", "memory_budget",
     "normalize_input", "padded_tokens", "sha256", "stage_rows", "tokens",
 })  # fmt: skip
 EVERY_SECONDS = 10.0
