@@ -19,7 +19,7 @@ from tests.helpers import tiny_models
 from tests.helpers.bad_input import run
 from tests.helpers.code_models import code_model, edit_json, write_texts
 from whiten_index import BuildConfig, QueryTransform, build_index, open_index
-from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.encoder_config import ApiOptions, EncoderConfig
 from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.errors import EncoderError
 
@@ -185,7 +185,8 @@ OPTIONS: dict[str, Any] = {
 
 
 def test_no_option_changes_embeddings_unnoticed(model, before):
-    elsewhere = {"model", "revision", "device"}
+    elsewhere = {"model", "revision", "device", *ApiOptions.__dataclass_fields__}
+    elsewhere |= {"dimensions", "input_types"}  # of a model behind an API
     assert {*OPTIONS, *elsewhere} == set(EncoderConfig.__dataclass_fields__)
     for name, value in OPTIONS.items():
         assert not unnoticed(before, halves(model, **{name: value})), name

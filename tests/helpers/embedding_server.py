@@ -31,7 +31,7 @@ class EmbeddingServer:
     """Answers on a port of this machine.
 
     ``fault`` gets the number of a request and returns how it fails, or None: a status, ``cut``,
-    ``slow``, ``malformed``, ``short``, ``swapped`` or ``nan``. ``answered`` counts the texts that
+    ``slow``, ``malformed``, ``short``, ``twice`` or ``nan``. ``answered`` counts the texts that
     clients were given, ``charged`` the tokens.
     """
 
@@ -47,10 +47,11 @@ class EmbeddingServer:
         base64_too: bool = True,
         turn: float = 0.0,
         key: str | None = None,
+        model: str = MODEL,
     ) -> None:
         self.fault, self.at_once, self.most_texts = fault, at_once, most_texts
         self.most_words, self.latency, self.retry_after = most_words, latency, retry_after
-        self.base64_too, self.turn, self.key = base64_too, turn, key
+        self.base64_too, self.turn, self.key, self.model = base64_too, turn, key, model
         self.answered, self.failed = Counter[str](), Counter[str]()
         self.requests = self.refused = self.busy = self.most_busy = self.charged = 0
         self.began = 0.0
@@ -77,9 +78,10 @@ class EmbeddingServer:
     def answer(self, asked: dict[str, Any]) -> tuple[int, Any]:
         """Return the status and the body for a request."""
         texts = asked.get("input")
-        wrong = set(asked) - _KNOWN or asked.get("model") != MODEL
-        if wrong or not isinstance(texts, list) or not texts:
-            return (404, _error("model_not_found")) if wrong is True else (400, _error("bad body"))
+        if asked.get("model") != self.model:
+            return 404, _error("model_not_found")
+        if set(asked) - _KNOWN or not isinstance(texts, list) or not texts:
+            return 400, _error("a field is unknown or missing")
         if len(texts) > self.most_texts:
             return 422, _error(f"batch size {len(texts)} > maximum {self.most_texts}")
         if any(not isinstance(each, str) or not each for each in texts):
@@ -94,7 +96,7 @@ class EmbeddingServer:
             given = base64.b64encode(row.tobytes()).decode() if packed else row.tolist()
             data.append({"object": "embedding", "index": index, "embedding": given})
         usage = {"prompt_tokens": sum(words), "total_tokens": sum(words)}
-        return 200, {"object": "list", "data": data, "model": MODEL, "usage": usage}
+        return 200, {"object": "list", "data": data, "model": self.model, "usage": usage}
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         server = self

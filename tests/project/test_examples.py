@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import whiten_index
+from tests.helpers.embedding_server import EmbeddingServer
 from whiten_index import BuildConfig, PushConfig, build_index, push_index
 
 NAMES = sorted(set(whiten_index.__all__) - {"__version__"})
@@ -41,11 +43,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
     return root
 
 
+@pytest.fixture(scope="module")
+def api() -> Iterator[str]:
+    with EmbeddingServer(model="text-embedding-3-small") as server:
+        yield server.url
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_examples_of_a_public_name(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, folder: Path, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
+    monkeypatch.setenv("OPENAI_BASE_URL", api)
     public = getattr(whiten_index, name)
     module = importlib.import_module(public.__module__)
     names = {each: getattr(whiten_index, each) for each in whiten_index.__all__}
