@@ -70,12 +70,12 @@ def write(folder: Path, texts: list[str]) -> str:
     return str(folder / "c.parquet")
 
 
-def options(folder: Path, url: str, **more: Any) -> dict[str, Any]:
+def options(folder: Path, url: str | None, **more: Any) -> dict[str, Any]:
     given = {"corpus": str(folder / "c.parquet"), "text_columns": "text", "model": MODEL}
     return {**given, "base_url": url, **more}
 
 
-def encode(folder: Path, url: str, **more: Any) -> EncodeReport:
+def encode(folder: Path, url: str | None, **more: Any) -> EncodeReport:
     return encode_corpus(BuildConfig(**options(folder, url, store=str(folder / "store"), **more)))
 
 
@@ -322,8 +322,12 @@ def test_a_key_is_in_no_file_and_no_message(
     with EmbeddingServer(key=key) as server:
         monkeypatch.setenv("OPENAI_API_KEY", key)
         build(tmp_path, server.url)
-        files = [path for path in tmp_path.rglob("*") if path.is_file()]
-        assert not [path for path in files if key.encode() in path.read_bytes()]
+        files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+        assert not [data for data in files if key.encode() in data]
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url.replace("://", "://user:a-password@"))
+        with pytest.raises(ConfigError, match="has a password before the @") as refusal:
+            encode(tmp_path, None)
+        assert "a-password" not in str(refusal.value)
         # The server repeats a wrong key in its error.
         monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong-one")
         with pytest.raises(

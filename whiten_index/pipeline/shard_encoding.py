@@ -31,7 +31,7 @@ from whiten_index.distributed.executors import Work
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.endpoint import RefusedTextError
 from whiten_index.encoding.passages import PassageSplitter
-from whiten_index.encoding.spec import local_model, resolve_encoder
+from whiten_index.encoding.spec import Spec, local_model, resolve_encoder
 from whiten_index.encoding.window_encoder import WindowEncoder, make_encoder
 from whiten_index.errors import ConfigError, CorpusError, EncoderError
 from whiten_index.store.digest_index import Lookup
@@ -421,11 +421,12 @@ def shard_work(config: "BuildConfig", corpus: ParquetCorpus, *, write: bool = Tr
         queries = LazyEncoder(_at_commit(asked, known)) if known else _no_encoder
         return ShardWork(corpus, store, queries, config.dtype_kept())
     encoder_config = config.encoder_config()
-    spec, _ = resolve_encoder(encoder_config)
-    passages, splitter = config.passage_config(), None
-    if passages is not None:
-        local = local_model(encoder_config, by="--passage-tokens")
-        splitter = PassageSplitter.load(*local, passages)
+    spec: Spec
+    if (passages := config.passage_config()) is None:
+        spec, splitter = resolve_encoder(encoder_config)[0], None
+    else:
+        spec, folder = local_model(encoder_config, by="--passage-tokens")
+        splitter = PassageSplitter.load(spec, folder, passages)
     store = make(config.store_place, spec.to_json(), spec.fingerprint)
     source = LazyEncoder(_at_commit(encoder_config, store.encoder), expected=spec.fingerprint)
     return ShardWork(corpus, store, source, config.dtype_kept(), splitter)

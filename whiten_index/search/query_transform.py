@@ -259,7 +259,10 @@ class QueryTransform:
 
     def model_folder(self) -> tuple[EncoderSpec, ModelFolder]:
         """Return the encoder's identity and files, checked to be those of the index, not loaded."""
-        return local_model(self._queries.resolve()[2], by="this export")
+        spec, folder, config = self._queries.resolve()
+        if isinstance(spec, EncoderSpec) and folder is not None:
+            return spec, folder
+        return local_model(config, by="this export")
 
     def require(self, pushed: "PushedTable | None") -> None:
         """Refuse a table whose vectors are of another encoder or transform.
