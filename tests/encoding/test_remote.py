@@ -268,6 +268,15 @@ def test_auto_chooses_and_certifies_by_the_api(tmp_path: Path, server: Embedding
     assert index.search(sentences_of(5)[4:], top_k=1)[0][0].row == 4
 
 
+def test_pairs_are_evaluated(tmp_path: Path, server: EmbeddingServer) -> None:
+    pairs = "".join(f"w{i} w{i + 1}\tw{i} w{i + 2}\t{i % 5}\n" for i in range(20))
+    (tmp_path / "p.tsv").write_text("sentence1\tsentence2\tscore\n" + pairs)
+    command = [*COMMAND, "eval", "sts", str(tmp_path / "p.tsv"), "--model", MODEL]
+    found = subprocess.run([*command, "--base-url", server.url], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.startswith("openai:words: 32 dims\n")
+
+
 def test_a_model_that_has_changed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

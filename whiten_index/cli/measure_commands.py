@@ -172,11 +172,11 @@ def _report_lines(report: Mapping[str, Any], title: str, figures: Figures) -> It
     """Yield the encoder, the cells by ``figures`` of each set and space, the counts of each set."""
     # A run that is judged has no encoder.
     if facts := report["encoder"]:
-        layers = "+".join(map(str, facts.get("layers", ["each"])))
-        yield (
-            f"{facts['model']}: {facts['pooling']} pooling of layer {layers}, at most "
-            f"{facts['max_length']} tokens, {facts['dim']} dims"
-        )
+        layers, how = "+".join(map(str, facts.get("layers", ["each"]))), ""
+        if "pooling" in facts:
+            how = f"{facts['pooling']} pooling of layer {layers}, "
+            how += f"at most {facts['max_length']} tokens, "
+        yield f"{facts['model']}: {how}{facts['dim']} dims"
     runs, names = report["runs"], list(report["datasets"])
     scored = {name: [run["datasets"][name] for run in runs] for name in names}
     if report.get("average") and len(names) > 1:
