@@ -33,7 +33,8 @@ from whiten_index.index.library import INDEX, load_faiss
 from whiten_index.search.search_index import SearchIndex
 from whiten_index.versions.retention import prune
 
-QUERIES, ROUNDS, SECONDS, CLIENTS = 1_000, 3, 6, 64
+QUERIES, ROUNDS, SECONDS, CLIENTS = 1_000, 5, 6, 64
+ENCODED = 250  # texts that the encoder alone is given at once
 SOAK_ROWS, SOAK_VERSIONS, SOAK_SECONDS = 5_000, 50, 600
 _SCRIPT = """
 local bodies, n = {}, 0
@@ -131,7 +132,7 @@ def measure(work: Path) -> Iterator[dict[str, Any]]:
     reduced = [{"model": out.name, "input": text} for text in queries]
     packed = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in raw]
     many = [{"embeddings": packed[n : n + CLIENTS]} for n in range(0, 900, CLIENTS)]
-    batches = [queries[at : at + CLIENTS] for at in range(0, 900, CLIENTS)]
+    batches = [queries[at : at + ENCODED] for at in range(0, QUERIES, ENCODED)]
     alone = [raw[n : n + 1] for n in range(QUERIES)]
     together = [raw[n : n + CLIENTS] for n in range(0, 900, CLIENTS)]
     rounds: dict[str, list[dict[str, Any]]] = {}

@@ -12,12 +12,15 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from tests.helpers.builds import build_of, random_rows
 from tests.serving.conftest import ROWS, K, Serve, Server, build, corpus
 from whiten_index import QueryTransform, open_index
 from whiten_index.cli import cli
+from whiten_index.errors import ConfigError
 from whiten_index.versions.retention import prune, rollback
 
 TEXT = "a cat sat on the mat"
@@ -223,6 +226,23 @@ def test_without_memory_the_comparison_has_no_raw_column(serve: Serve, index: Pa
     assert [each["kind"] for each in answer["columns"]] == ["index"]
 
 
+def test_two_indexes_of_one_model_share_its_encoder(
+    index: Path, tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...]
+) -> None:
+    other = open_index(build(tmp_path / "out", corpus(tmp_path, tiny_words, seed=1), tiny_model))
+    rows = random_rows(dim=K)
+    table = pa.table({"id": range(len(rows)), "e": list(rows)})
+    another = build_of(table, tmp_path / "columns", whiten="whitening", k=2)
+    first, without = open_index(index, preload=True), open_index(another)
+    other.share_encoder(first)
+    assert other.encoder is first.encoder
+    expected = open_index(other.bundle.folder.parents[1]).search(TEXT)
+    assert [hit.id for hit in other.search(TEXT)] == [hit.id for hit in expected]
+    without.share_encoder(first)
+    with pytest.raises(ConfigError, match="built from an embedding column"):
+        without.search(TEXT)
+
+
 def test_queries_at_once_are_encoded_together_and_answered_each(client: httpx.Client) -> None:
     texts = [f"{word} {number % 7}" for number, word in enumerate(["cat", "dog", "bird"] * 30)]
     alone = {text: found(client, texts=text)["results"] for text in set(texts)}
@@ -351,6 +371,14 @@ def test_a_token_is_needed_for_data_and_none_for_probes(guarded: Server) -> None
         assert client.post("/mcp", json=asked, headers={**proxied, **accepts}).status_code == 200
         assert client.get("/mcp", headers=accepts).status_code == 405
         assert TOKEN not in guarded.log.read_text()
+
+
+def test_the_schema_says_that_a_token_is_needed(guarded: Server, client: httpx.Client) -> None:
+    with guarded.client(headers={"authorization": f"Bearer {TOKEN}"}) as asked:
+        schema = asked.get("/openapi.json").json()
+    assert schema["security"] == [{"token": []}]
+    assert schema["components"]["securitySchemes"]["token"] == {"type": "http", "scheme": "bearer"}
+    assert "security" not in client.get("/openapi.json").json()
 
 
 def test_requests_have_limits(guarded: Server) -> None:

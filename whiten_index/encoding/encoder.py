@@ -23,7 +23,10 @@ from whiten_index.whitening.moments import MEAN_OF_EVERY, Moments
 
 # Below this, one batch on all cores answers a query sooner than one batch a core.
 _TOKENS_WORTH_A_THREAD = 128
-_BATCHES_A_THREAD = 4
+_BATCHES_A_THREAD = 2
+# Smaller ones multiply small matrices: 64 queries of 17 tokens took 1.17 times as long in batches
+# of 133 (2 cores).
+_TOKENS_OF_A_BATCH = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +172,7 @@ class Encoder(WindowEncoder):
         alone = little and prepared.low_latency
         split = not little and self._threads.count > 1
         # Several batches a thread, so that none is idle for long at the end and little is padded.
-        most = max(share // _BATCHES_A_THREAD, _TOKENS_WORTH_A_THREAD) if split else None
+        most = max(share // _BATCHES_A_THREAD, _TOKENS_OF_A_BATCH) if split else None
         batches = Batches(prepared, self._transformer, dim=self.dim, most=most)
         # Repeated texts count with the first batch.
         repeated = iter([len(prepared.texts) - len(batches.embeddings)])

@@ -19,6 +19,8 @@ _INSTALL = "pip install 'whiten-index[cpu]' (or 'whiten-index[gpu]' on a CUDA ma
 # FAISS 1.15 takes a matrix product only from this many queries on; its default is never.
 _BLAS_FROM_QUERIES = 20
 _WAITING = "OMP_WAIT_POLICY"
+_M_ARENA_MAX = -8  # of glibc's malloc.h
+_most_threads: int | None = None
 
 
 @functools.cache
@@ -67,10 +69,28 @@ def describe_faiss() -> dict[str, Any]:
 
 def set_threads(threads: int | None) -> None:
     """Load FAISS, and set the CPU threads of it and of BLAS; None leaves both as they are."""
+    global _most_threads
     faiss = load_faiss()
     if threads is not None:
+        _most_threads = threads
         faiss.omp_set_num_threads(threads)
         threadpool_limits(limits=threads, user_api="blas")
+
+
+@contextlib.contextmanager
+def threads_for(queries: int) -> Iterator[None]:
+    """Give FAISS one thread for one query, else the number of ``set_threads``.
+
+    FAISS shares a search out by queries: more threads would only be woken and waited for.
+    """
+    faiss = load_faiss()
+    # OpenMP keeps this number for each thread of the process.
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1 if queries == 1 else _most_threads or before)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
 
 
 def first_line(error: Exception) -> str:
@@ -94,3 +114,14 @@ def release_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(ctypes.c_size_t(0))
+
+
+def share_heap() -> None:
+    """Let all threads allocate from one heap, if the C library is glibc; call it before they start.
+
+    Batches of queries have all sizes. With a heap for each thread, what one freed another could not
+    use: under load a server grew from 1.08 to 1.35 GB in 150 s, with one heap from 1.16 to 1.24.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)

@@ -27,7 +27,7 @@ from whiten_index.index.exact import (
     merged,
 )
 from whiten_index.index.gpu import most_on_gpu
-from whiten_index.index.library import load_faiss
+from whiten_index.index.library import load_faiss, threads_for
 
 Search = Callable[[Vectors, int], tuple[Scores, Rows]]
 
@@ -52,6 +52,13 @@ def nearest(
     Both are (n, top_k), or with a selection (n, m), m the lesser of top_k and the rows that pass.
     ``top_k`` is not above the rows of the index.
     """
+    with threads_for(len(queries)):
+        return _nearest(inner, queries, top_k, selection)
+
+
+def _nearest(
+    inner: Any, queries: Vectors, top_k: int, selection: "Selection | None"
+) -> tuple[Scores, Rows]:
     if selection is not None:
         return _nearest_selected(inner, queries, top_k, selection)
     if len(queries) <= FEW_QUERIES and (vectors := flat_vectors(inner)) is not None:

@@ -246,6 +246,12 @@ class SearchIndex:
         """
         return self._opened.queries.config
 
+    def share_encoder(self, other: "SearchIndex") -> None:
+        """Take the encoder of another index, if it gives queries the same embeddings."""
+        opened = self._opened
+        if opened.queries.equals(other._opened.queries):
+            self._opened = replace(opened, queries=other._opened.queries)
+
     @property
     def reranker(self) -> Reranker | None:
         """Re-ranker of the index's results, ``None`` without re-ranking."""

@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 import whiten_index
 from whiten_index.errors import ConfigError, StorageError
+from whiten_index.index.library import share_heap
 from whiten_index.serving.bodies import (
     CompareBody,
     ComparisonBody,
@@ -99,6 +100,10 @@ def application(service: Service) -> FastAPI:
         app.router.routes.append(route)
     for path, (name, media_type) in _PAGE.items():
         app.add_api_route(path, _static(name, media_type), include_in_schema=False)
+    if options.token:
+        schema = app.openapi()
+        schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        schema["security"] = [{"token": []}]
     return app
 
 
@@ -230,6 +235,7 @@ def serve(
             "or --port"
         ) from error
     with listening:
+        share_heap()
         app = application(Service(places, options))
         config = uvicorn.Config(
             app,

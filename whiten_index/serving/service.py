@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,12 @@ class ServedIndex:
     """An opened index under a name; ``opened`` is the version that answers now."""
 
     def __init__(
-        self, name: str, place: Path | str, options: ServeOptions, metrics: Metrics
+        self,
+        name: str,
+        place: Path | str,
+        options: ServeOptions,
+        metrics: Metrics,
+        others: "Sequence[ServedIndex]",
     ) -> None:
         given: dict[str, Any] = {each: getattr(options, each) for each in _OPENING}
         self.name, self.place, self._options, self._metrics = name, place, options, metrics
@@ -49,6 +55,8 @@ class ServedIndex:
         self._index: SearchIndex = open_index(
             place, **{each: value for each, value in given.items() if value is not None}
         )
+        for each in others:
+            self._index.share_encoder(each._index)
         if self.encodes:
             _ = self._index.encoder
         # Why the newest version does not answer; empty if it does.
@@ -116,9 +124,14 @@ class Service:
     def __init__(self, places: Mapping[str, Path | str], options: ServeOptions) -> None:
         """Open the indexes and load their encoders."""
         self.options, self.metrics = options, Metrics()
-        self.indexes = {
-            name: ServedIndex(name, place, options, self.metrics) for name, place in places.items()
-        }
+        self.indexes = dict[str, ServedIndex]()
+        # OpenMP keeps threads for each thread that used it, and once they are more than the cores,
+        # lets them sleep between any two operations: a query took 2 ms longer. These end here.
+        with ThreadPoolExecutor(1) as opening:
+            for name, place in places.items():
+                others = list(self.indexes.values())
+                opened = opening.submit(ServedIndex, name, place, options, self.metrics, others)
+                self.indexes[name] = opened.result()
         self._batcher = Batcher(self.metrics)
 
     @contextlib.asynccontextmanager
