@@ -19,7 +19,6 @@ _INSTALL = "pip install 'whiten-index[cpu]' (or 'whiten-index[gpu]' on a CUDA ma
 # FAISS 1.15 takes a matrix product only from this many queries on; its default is never.
 _BLAS_FROM_QUERIES = 20
 _WAITING = "OMP_WAIT_POLICY"
-_M_ARENA_MAX = -8  # of glibc's malloc.h
 _most_threads: int | None = None
 
 
@@ -114,14 +113,3 @@ def release_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(ctypes.c_size_t(0))
-
-
-def share_heap() -> None:
-    """Let all threads allocate from one heap, if the C library is glibc; call it before they start.
-
-    Batches of queries have all sizes. With a heap for each thread, what one freed another could not
-    use: under load a server grew from 1.08 to 1.35 GB in 150 s, with one heap from 1.16 to 1.24.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_ARENA_MAX, 1)

@@ -21,7 +21,6 @@ from starlette.routing import Route
 
 import whiten_index
 from whiten_index.errors import ConfigError, StorageError
-from whiten_index.index.library import share_heap
 from whiten_index.serving.bodies import (
     CompareBody,
     ComparisonBody,
@@ -235,7 +234,6 @@ def serve(
             "or --port"
         ) from error
     with listening:
-        share_heap()
         app = application(Service(places, options))
         config = uvicorn.Config(
             app,
