@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.helpers.code_models import forged
 from tests.helpers.embedding_server import EmbeddingServer, embedding
 from whiten_index import (
     BuildConfig,
@@ -31,7 +32,7 @@ from whiten_index import (
     update_index,
 )
 from whiten_index.encoding.endpoint import CANARY
-from whiten_index.errors import ConfigError, EncoderError
+from whiten_index.errors import ArtifactError, ConfigError, EncoderError
 from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.pipeline.plan import plan_build
 from whiten_index.progress import Progress
@@ -306,6 +307,14 @@ def test_a_model_that_has_changed_is_refused(
         monkeypatch.setenv("OPENAI_BASE_URL", further.url)
         with pytest.raises(EncoderError, match="is not the model that it was"):
             open_index(index).search(["a"])
+
+
+@pytest.mark.parametrize("canary", ["", "AAAA", "no base64", "A" * 1024])
+def test_a_forged_canary_is_damage(tmp_path: Path, server: EmbeddingServer, canary: str) -> None:
+    write(tmp_path, texts_of(100))
+    index = forged(build(tmp_path, server.url), tmp_path / "forged", canary=canary)
+    with pytest.raises(ArtifactError, match="embeddings of openai:words are damaged"):
+        open_index(index, base_url=server.url).search(["a"])
 
 
 def test_no_index_says_where_texts_and_keys_are_sent(

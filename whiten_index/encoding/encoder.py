@@ -15,6 +15,7 @@ from whiten_index.encoding.encoder_config import EncoderConfig, chosen_devices
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.products import has_bfloat16
 from whiten_index.encoding.spec import EncoderSpec, local_model
+from whiten_index.encoding.static import StaticModel
 from whiten_index.encoding.tokenization import prompt_tokens, require_known_tokens, tokenize
 from whiten_index.encoding.transformer import Transformer
 from whiten_index.encoding.window_encoder import Encoded, WindowEncoder, listed
@@ -61,7 +62,7 @@ class RanWindow:
 
 
 class Encoder(WindowEncoder):
-    """A Transformer with its tokenizer, pooling and device.
+    """A Transformer or a static model, with its tokenizer, pooling and device.
 
     Attributes:
         spec: identity of the encoder.
@@ -87,7 +88,8 @@ class Encoder(WindowEncoder):
                 f"--backend openvino is for CPUs, and the device is {self.device}; add --device "
                 "cpu, or use --backend torch"
             )
-        self._transformer = self.transformer(spec, folder, self.device, config.backend)
+        kind = StaticModel if folder.static else self.transformer
+        self._transformer = kind(spec, folder, self.device, config.backend)
         prompts = {spec.document_prompt, spec.query_prompt}
         self._unpooled = {prompt: self._count_unpooled(prompt) for prompt in prompts}
         alone = self._transformer.one_length  # a batch has all cores
@@ -123,6 +125,8 @@ class Encoder(WindowEncoder):
     def note(self) -> str | None:
         """Note on a faster type, or on one that is not used here; None without any."""
         dtype, on_cpu = self.spec.dtype, self.device.type == "cpu"
+        if isinstance(self._transformer, StaticModel):
+            return None
         if dtype == "float32" and on_cpu and has_bfloat16():
             return (
                 "note: --dtype bfloat16 encodes 1.5 to 3 times as fast on this processor and keeps "

@@ -22,7 +22,13 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.prefetch import blocks
 from whiten_index.encoding.encoder_config import REMOTE, EncoderConfig
 from whiten_index.encoding.spec import BASE_URL, OPENAI_URL, RemoteSpec, recorded_spec
-from whiten_index.errors import ConfigError, EncoderError, first_line, require_installed
+from whiten_index.errors import (
+    ArtifactError,
+    ConfigError,
+    EncoderError,
+    first_line,
+    require_installed,
+)
 
 _LOG = logging.getLogger(__name__)
 _KEY = "OPENAI_API_KEY"
@@ -246,11 +252,18 @@ def require_alike(recorded: RemoteSpec, now: RemoteSpec) -> None:
 
     Raises:
         EncoderError: the model has changed.
+        ArtifactError: what is recorded is damaged.
     """
-    before, after = (
-        np.frombuffer(base64.b64decode(each.canary), "<f2").reshape(-1, each.dim).astype(float)
-        for each in (recorded, now)
-    )
+    try:
+        before, after = (
+            np.frombuffer(base64.b64decode(each.canary), "<f2").reshape(len(CANARY), each.dim)
+            for each in (recorded, now)
+        )
+    except ValueError as error:
+        raise ArtifactError(
+            f"the recorded embeddings of {recorded.model} are damaged ({error}); build again"
+        ) from error
+    before, after = before.astype(float), after.astype(float)
     lengths = np.linalg.norm(before, axis=1) * np.linalg.norm(after, axis=1)
     cosine = float(((before * after).sum(axis=1) / lengths).min())
     if not cosine >= _SAME:

@@ -147,17 +147,23 @@ def read_modules(path: Path) -> list[FolderModule]:
     return list(map(FolderModule, kinds, folders))
 
 
+def is_static(modules: Sequence[FolderModule]) -> bool:
+    """Return whether a folder's model is a table with a row for each token."""
+    return bool(modules) and modules[0].kind == "StaticEmbedding"
+
+
 def refuse_unknown(name: str, modules: Sequence[FolderModule]) -> None:
     """Refuse a folder with a step that would be skipped, or applied in another order."""
     kinds = [module.kind for module in modules]
-    if kinds and kinds[0] != "Transformer":
+    static = is_static(modules)
+    if kinds and kinds[0] != "Transformer" and not static:
         raise EncoderError(
             f"model {name} starts with {kinds[0]}, and only the Transformer of "
             "sentence-transformers is run here, so its embeddings would be wrong; take out "
             "modules.json to use the transformer alone, or choose another model"
         )
     start = kinds.index("Pooling") + 1 if "Pooling" in kinds else 1
-    allowed = _HEAD if "Pooling" in kinds else ("Normalize",)
+    allowed = _HEAD if static or "Pooling" in kinds else ("Normalize",)
     unknown = [*kinds[1 : start - 1], *(k for k in kinds[start:] if k not in allowed)]
     if unknown:
         raise EncoderError(

@@ -14,12 +14,15 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from whiten_index.artifacts.files import exists, is_file, is_folder, list_folder, walk_files
 from whiten_index.artifacts.limits import VECTOR_NUMBERS, canonical_json
 from whiten_index.encoding.model_files import (
     HeadStep,
     files_sha256,
     inside,
+    is_static,
     read_head,
     read_modules,
     read_object,
@@ -45,6 +48,8 @@ _NOT_READ = (
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
 _WIDTHS = ("hidden_size", "d_model", "dim", "n_embd")
 UNLIMITED = 1 << 30
+MODEL2VEC = "model2vec"
+_STATIC_LENGTH = 512  # tokens that model2vec reads of a text, unless its config.json says
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 # A model, and a name for each label, is made in memory before its weights are read.
 _MOST: dict[str, tuple[Any, ...]] = {
@@ -87,6 +92,7 @@ class ModelFolder:
     local_files_only: bool = False
     code: Path | None = None  # folder of code that the model takes from another place
     code_revision: str | None = None  # commit of that code on the hub
+    static: bool = False  # a table with a row for each token; see static.py
 
     @property
     def has_code(self) -> bool:
@@ -251,6 +257,9 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
     refuse_unknown(name, modules)
     root = modules[0].path if modules else path
     config = read_object(root / "config.json")
+    static = is_static(modules) or config.get("model_type") == MODEL2VEC
+    if static:
+        config |= {"hidden_size": _table_width(name, root), "num_hidden_layers": 0}
     if not config:
         raise EncoderError(f"{root} has no config.json; {name} must name a transformer's folder")
     if exists(root / "adapter_config.json"):
@@ -279,7 +288,8 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
     refuse_settings(name, settings)
     normalizes = len(modules) > 1 and modules[-1].kind == "Normalize"
     named_similarity = read_object(path / _SETTINGS).get("similarity_fn_name")
-    pooling, pools_prompt = read_pooling(modules)
+    pooling, pools_prompt = ("mean", True) if static else read_pooling(modules)
+    length = int(config.get("max_length") or _STATIC_LENGTH) if static else None
     found = ModelFolder(
         name=name,
         path=root,
@@ -288,8 +298,8 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
         config=config,
         pooling=pooling,
         pools_prompt=pools_prompt,
-        max_length=_length(settings, "document_length"),
-        query_length=_length(settings, "query_length"),
+        max_length=length or _length(settings, "document_length"),
+        query_length=length or _length(settings, "query_length"),
         longest=_longest(config, read_object(root / "tokenizer_config.json")),
         lower_case=bool(settings.get("do_lower_case", False)),
         prompts=_prompts(path),
@@ -298,9 +308,24 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
         # Of unit vectors, all of them rank alike.
         similarity="cosine" if normalizes else str(named_similarity or "cosine"),
         weights_sha256=files_sha256(weights, name=name, folder=root, what="weights"),
+        static=static,
     )
     _ = found.classes
     return found
+
+
+def _table_width(name: str, root: Path) -> int:
+    """Return the width of a static model's table."""
+    try:
+        with safe_open(root / "model.safetensors", "numpy") as file:
+            (table,) = {"embedding.weight", "embeddings"} & set(file.keys())
+            _, width = file.get_slice(table).get_shape()
+            return int(width)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise EncoderError(
+            f"the table of the static model {name} in {root} cannot be read ({error}); restore the "
+            "model folder"
+        ) from error
 
 
 def _named(value: Any, *keys: str) -> Iterator[Any]:

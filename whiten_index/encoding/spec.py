@@ -207,6 +207,14 @@ def local_model(config: EncoderConfig, *, by: str) -> tuple[EncoderSpec, ModelFo
     return spec, folder
 
 
+def require_transformer(folder: ModelFolder, *, by: str) -> None:
+    """Refuse a static model for what ``by`` does with a Transformer."""
+    if folder.static:
+        raise ConfigError(
+            f"{by} needs a Transformer, and {folder.name} is a static model; name another model"
+        )
+
+
 def require_local(model: str | None, *, by: str) -> None:
     """Refuse a model behind an API for what ``by`` does with its files."""
     if model is not None and model.startswith(REMOTE):

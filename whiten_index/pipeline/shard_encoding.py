@@ -31,7 +31,7 @@ from whiten_index.distributed.executors import Work
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.endpoint import RefusedTextError
 from whiten_index.encoding.passages import PassageSplitter
-from whiten_index.encoding.spec import Spec, local_model, resolve_encoder
+from whiten_index.encoding.spec import Spec, local_model, require_transformer, resolve_encoder
 from whiten_index.encoding.window_encoder import WindowEncoder, make_encoder
 from whiten_index.errors import ConfigError, CorpusError, EncoderError
 from whiten_index.store.digest_index import Lookup
@@ -426,6 +426,7 @@ def shard_work(config: "BuildConfig", corpus: ParquetCorpus, *, write: bool = Tr
         spec, splitter = resolve_encoder(encoder_config)[0], None
     else:
         spec, folder = local_model(encoder_config, by="--passage-tokens")
+        require_transformer(folder, by="--passage-tokens")
         splitter = PassageSplitter.load(spec, folder, passages)
     store = make(config.store_place, spec.to_json(), spec.fingerprint)
     source = LazyEncoder(_at_commit(encoder_config, store.encoder), expected=spec.fingerprint)

@@ -31,7 +31,13 @@ from whiten_index.artifacts.manifest import (
 )
 from whiten_index.artifacts.prefetch import blocks
 from whiten_index.encoding.models import ModelFolder, fetch
-from whiten_index.encoding.spec import EncoderOpening, EncoderSpec, local_model, recorded_spec
+from whiten_index.encoding.spec import (
+    EncoderOpening,
+    EncoderSpec,
+    local_model,
+    recorded_spec,
+    require_transformer,
+)
 from whiten_index.errors import ConfigError, require_installed
 from whiten_index.search.query_encoder import QueryEncoder, digest_of, require_texts
 from whiten_index.store.records import EncoderFacts
@@ -260,9 +266,10 @@ class QueryTransform:
     def model_folder(self) -> tuple[EncoderSpec, ModelFolder]:
         """Return the encoder's identity and files, checked to be those of the index, not loaded."""
         spec, folder, config = self._queries.resolve()
-        if isinstance(spec, EncoderSpec) and folder is not None:
-            return spec, folder
-        return local_model(config, by="this export")
+        if not isinstance(spec, EncoderSpec) or folder is None:
+            return local_model(config, by="this export")
+        require_transformer(folder, by="this export")
+        return spec, folder
 
     def require(self, pushed: "PushedTable | None") -> None:
         """Refuse a table whose vectors are of another encoder or transform.

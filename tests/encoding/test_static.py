@@ -1,0 +1,138 @@
+"""Static models: what model2vec and sentence-transformers compute, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from model2vec import StaticModel
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from whiten_index import BuildConfig, Encoder, QueryTransform, build_index, open_index
+from whiten_index.cli import cli
+from whiten_index.errors import ConfigError, EncoderError
+
+WORDS = [f"w{n}" for n in range(60)]
+DIM = 12
+TEXTS = ["w1 w2 w2", "w3", "unheard w4 of", "nothing known", "w5 " * 700, "w7 w8 w9 w10"]
+
+
+def tokenizer() -> Tokenizer:
+    made = Tokenizer(WordLevel({word: n for n, word in enumerate(["[UNK]", *WORDS])}, "[UNK]"))
+    made.pre_tokenizer = Whitespace()
+    return made
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    rows = np.random.default_rng(0).standard_normal((len(WORDS) + 1, DIM)).astype(np.float32)
+    StaticModel(rows, tokenizer(), {"model_type": "model2vec"}).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def in_the_format_of_sentence_transformers(folder: Path) -> Path:
+    table = load_file(folder / "model.safetensors")["embeddings"]
+    for file in folder.iterdir():
+        if file.name != "tokenizer.json":
+            file.unlink()
+    save_file({"embedding.weight": table}, folder / "model.safetensors")
+    kind = "sentence_transformers.models.StaticEmbedding"
+    modules = [{"idx": 0, "name": "0", "path": "", "type": kind}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    return folder
+
+
+def test_embeddings_are_those_of_model2vec(model: Path) -> None:
+    encoder = Encoder.load(str(model))
+    expected = StaticModel.from_pretrained(model).encode(TEXTS, normalize=False)
+    np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-5)
+    np.testing.assert_allclose(encoder.encode_queries(TEXTS), expected, atol=1e-5)
+    # The fifth text is cut after 512 tokens.
+    assert encoder.encode_window(TEXTS).truncated.tolist() == [n == 4 for n in range(len(TEXTS))]
+
+
+def test_tables_with_fewer_rows_than_tokens_are_read(model: Path) -> None:
+    tensors = load_file(model / "model.safetensors")
+    mapping = np.arange(len(WORDS) + 1, dtype=np.int64) % 20
+    weights = np.linspace(1, 2, len(mapping)).astype(np.float32)
+    tensors = {"embeddings": tensors["embeddings"][:20], "mapping": mapping, "weights": weights}
+    save_file(tensors, model / "model.safetensors")
+    expected = StaticModel.from_pretrained(model).encode(TEXTS, normalize=False)
+    np.testing.assert_allclose(Encoder.load(str(model)).encode(TEXTS), expected, atol=1e-5)
+
+
+def test_the_format_of_sentence_transformers_is_read(model: Path) -> None:
+    table = load_file(model / "model.safetensors")["embeddings"]
+    found = Encoder.load(str(in_the_format_of_sentence_transformers(model))).encode(TEXTS)
+    # It has a row for unknown words, where model2vec leaves them out.
+    np.testing.assert_allclose(found[2], (2 * table[0] + table[5]) / 3, atol=1e-5)
+    np.testing.assert_allclose(found[3], table[0], atol=1e-5)
+
+
+def test_an_index_is_built_and_searched(model: Path, tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    texts = [f"w{n % 60} {' '.join(random.choice(WORDS, 6))}" for n in range(300)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "c.parquet")
+    config = BuildConfig(
+        corpus=(str(tmp_path / "c.parquet"),), text_columns=("text",), model=str(model), k=8,
+        out=str(tmp_path / "index"), exponent=0.25,
+    )  # fmt: skip
+    out = build_index(config).out
+    found = [hits[0].id for hits in open_index(out).search(texts[:20], top_k=1)]
+    assert found == [f"c.parquet#0:{row}" for row in range(20)]
+    with pytest.raises(ConfigError, match="this export needs a Transformer"):
+        QueryTransform.of(out).model_folder()
+
+
+@pytest.mark.parametrize(
+    "option", [{"pooling": "max"}, {"dtype": "bfloat16"}, {"backend": "openvino"}]
+)
+def test_options_of_transformers_are_refused(model: Path, option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="is a static model, which adds rows of a table"):
+        Encoder.load(str(model), **option)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"other": np.zeros((61, DIM), np.float32)},
+        {"embeddings": np.zeros(61, np.float32)},
+        {"embeddings": np.zeros((60, DIM), np.float32)},
+        {"embeddings": np.zeros((5, DIM), np.float32), "mapping": np.full(61, 7)},
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused(model: Path, tensors: dict[str, Any]) -> None:
+    save_file(tensors, model / "model.safetensors")
+    with pytest.raises(EncoderError, match="model"):
+        Encoder.load(str(model)).encode(TEXTS)
+
+
+def test_a_static_model_is_distilled(tiny_model: Path, tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    out = tmp_path / "static"
+    done = run(cli, ["distill", str(tiny_model), "--out", str(out), "--dims", "16"])
+    assert done.exit_code == 0, done.output
+    encoder = Encoder.load(str(out))
+    texts = ["the cat sat", "a dog ran on the mat"]
+    expected = StaticModel.from_pretrained(out).encode(texts, normalize=False)
+    np.testing.assert_allclose(encoder.encode(texts), expected, atol=1e-5)
+    assert encoder.dim == 16
+    for arguments, words in (
+        ([str(tiny_model), "--out", str(out)], "something else than an empty folder"),
+        (
+            [str(tiny_model), "--out", str(tmp_path / "o"), "--dims", "99"],
+            "is not from 1 to the 32",
+        ),
+        ([str(out), "--out", str(tmp_path / "o")], "distill needs a Transformer"),
+        (["openai:x", "--out", str(tmp_path / "o")], "behind an API"),
+    ):
+        refused = run(cli, ["distill", *arguments])
+        assert (refused.exit_code, words in refused.output) == (2, True), refused.output
+    assert not (tmp_path / "o").exists()

@@ -1,0 +1,103 @@
+"""Static models: a table with a row for each token, whose mean is a text's embedding.
+
+model2vec distils them from Transformers; sentence-transformers calls them StaticEmbedding.
+"""
+
+import json
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+from torch import Tensor
+from torch.nn.functional import embedding_bag, pad
+from transformers import PreTrainedTokenizerFast
+
+from whiten_index.encoding.encoder_config import BackendName
+from whiten_index.encoding.models import MODEL2VEC, ModelFolder
+from whiten_index.encoding.spec import EncoderSpec
+from whiten_index.encoding.tokenization import cannot_load
+from whiten_index.encoding.transformer import Transformer, load_head
+from whiten_index.errors import ConfigError, EncoderError
+
+# Rows of the table that a batch adds up at once.
+_BATCH_TOKENS = 65_536
+_NO_TOKEN = "<no token>"  # of a text that has none
+
+
+class StaticModel(Transformer):
+    """A static model in the place of a Transformer; its embeddings do not depend on batches."""
+
+    def __init__(
+        self, spec: EncoderSpec, folder: ModelFolder, device: torch.device, backend: BackendName
+    ) -> None:
+        if spec.pooling != "mean" or spec.dtype != "float32" or backend != "torch":
+            raise ConfigError(
+                f"{spec.model} is a static model, which adds rows of a table: leave out --pooling, "
+                "--dtype and --backend"
+            )
+        try:
+            table = _table(load_file(folder.path / "model.safetensors"))
+            backend_tokenizer = Tokenizer.from_file(str(folder.path / "tokenizer.json"))
+            size = backend_tokenizer.get_vocab_size()
+            unknown = _unknown(backend_tokenizer)
+            backend_tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])
+            self.tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=backend_tokenizer)
+            self.tokenizer.add_special_tokens({"pad_token": _NO_TOKEN})
+        except Exception as error:
+            # Readers of weights and of tokenizers raise all sorts of errors.
+            raise cannot_load(f"model {spec.model}", error) from error
+        if table.shape != (size, folder.hidden_size) or self.tokenizer.pad_token_id != size:
+            raise EncoderError(
+                f"the table of {spec.model} is {tuple(table.shape)} and its tokenizer has {size} "
+                "tokens; restore the model folder"
+            )
+        # model2vec leaves unknown tokens out; the other tables have a row for them.
+        self._left_out = unknown if folder.config.get("model_type") == MODEL2VEC else None
+        self._table = pad(table, (0, 0, 0, 1)).to(device)
+        self.device, self.pad, self.vocabulary = device, size, size + 1
+        self.batch_tokens, self.fewest_rows = _BATCH_TOKENS, 0
+        self.one_length, self.packs = False, True
+        self.inputs, self.products = "packed", "rows of a table"
+        head = load_head(folder)
+        self._head = None if head is None else head.to(device)
+
+    @torch.inference_mode()
+    def packed(
+        self, ids: Tensor, lengths: Tensor, offsets: Tensor, longest: int, *, prompt_tokens: int = 0
+    ) -> Tensor:
+        """Return (n, d) float32 on the device, of token ids (T,) and bounds (n + 1,)."""
+        del lengths, longest, prompt_tokens
+        ids, offsets = ids.long(), offsets.long()
+        kept = ids != self.pad
+        if self._left_out is not None:
+            kept &= ids != self._left_out
+        weights = kept.float()
+        rows = embedding_bag(
+            ids, self._table, offsets, mode="sum", per_sample_weights=weights,
+            include_last_offset=True,
+        )  # fmt: skip
+        counts = torch.segment_reduce(weights, "sum", offsets=offsets, unsafe=True, initial=0)
+        means: Tensor = rows / counts.clamp(min=1).unsqueeze(1)
+        return means if self._head is None else self._head(means)
+
+
+def _table(tensors: dict[str, Tensor]) -> Tensor:
+    """Return a row for each token, (v, d) float32."""
+    if "embedding.weight" in tensors:
+        return tensors["embedding.weight"].float()
+    table = tensors["embeddings"].float()
+    if "mapping" in tensors:
+        table = table[tensors["mapping"].long()]
+    return table * tensors["weights"].float().unsqueeze(1) if "weights" in tensors else table
+
+
+def _unknown(tokenizer: Tokenizer) -> int | None:
+    """Return the token of unknown words, None if there is none."""
+    name = getattr(tokenizer.model, "unk_token", None)
+    if name is not None:
+        found: int | None = tokenizer.token_to_id(name)
+        return found
+    settings: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
+    return settings.get("unk_id")

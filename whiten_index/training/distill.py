@@ -1,0 +1,45 @@
+"""A static model made from a Transformer by model2vec."""
+
+from pathlib import Path
+
+from whiten_index.artifacts.atomic import replace_folder
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.spec import local_model, require_transformer
+from whiten_index.errors import ConfigError, require_installed
+
+
+def distill_model(model: str | None, out: Path | str, *, dims: int | None = None) -> Path:
+    """Write a static model, whose table has what a Transformer gives each token alone.
+
+    Rows are rotated to their principal directions and weighted by Zipf's law, as model2vec does.
+
+    Args:
+        model: name or folder of the Transformer; None for the embedded one.
+        out: folder that is written, which ``--model`` takes.
+        dims: directions that are kept, all by default: an index reduces them by whitening.
+
+    Raises:
+        ConfigError: the folder exists, or the model has fewer dims.
+        EncoderError: the model cannot be loaded, or is behind an API.
+    """
+    require_installed("model2vec", "skeletoken", by="distill", extra="distill")
+    spec, folder = local_model(EncoderConfig(model=model), by="distill")
+    require_transformer(folder, by="distill")
+    if dims is not None and not 1 <= dims <= folder.hidden_size:
+        raise ConfigError(
+            f"--dims {dims} is not from 1 to the {folder.hidden_size} of {spec.model}; give fewer"
+        )
+
+    def make(path: Path) -> None:
+        import torch
+        from model2vec.distill import distill_from_model
+
+        from whiten_index.encoding.transformer import load_transformer
+
+        tokenizer, transformer = load_transformer(spec, folder, torch.device("cpu"))
+        made = distill_from_model(
+            transformer, tokenizer, device="cpu", pca_dims=dims or "auto", quantize_to="float32"
+        )
+        made.save_pretrained(path)
+
+    return replace_folder(out, make, files=lambda _: None, what="an empty folder")
