@@ -126,3 +126,22 @@ def _sts_rows() -> list[Row]:
 def _average(row: Row) -> str:
     figures = row["average"]["spearman"]
     return f"{figures['all']:.2f} / {figures['mean']:.2f}"
+
+
+def static_models() -> str:
+    """Return quality and speed of a static model beside the Transformer that it was made from."""
+    rows = read("static_models")
+    rates = {row["model"]: row["texts_a_second"] for row in rows if "texts_a_second" in row}
+    lines = [
+        "| | texts a second | γ | STS | SciFact, nDCG@10 | less raw |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in (row for row in rows if "ndcg" in row):
+        gamma = "raw" if row["exponent"] is None else f"{row['exponent']:g}"
+        low, high = row["interval"]
+        less = "" if gamma == "raw" else f"{row['difference']:+.2f} ({low:+.2f} to {high:+.2f})"
+        lines.append(
+            f"| {row['model']} | {rates[row['model']]:,.0f} | {gamma} | {row['sts']:.2f} "
+            f"| {row['ndcg']:.2f} | {less} |"
+        )
+    return "\n".join(lines)

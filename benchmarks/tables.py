@@ -229,6 +229,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "choice_cost": whitening_tables.choice_cost,
     "sts": evaluation_tables.sts,
     "sts_fits": evaluation_tables.sts_fits,
+    "static_models": evaluation_tables.static_models,
     "transfer": evaluation_tables.transfer,
     "geometry": evaluation_tables.geometry,
     "papers": evaluation_tables.papers,

@@ -309,7 +309,7 @@ def test_a_model_that_has_changed_is_refused(
             open_index(index).search(["a"])
 
 
-@pytest.mark.parametrize("canary", ["", "AAAA", "no base64", "A" * 1024])
+@pytest.mark.parametrize("canary", ["", "AAAA", "no base64", "A" * 1020])
 def test_a_forged_canary_is_damage(tmp_path: Path, server: EmbeddingServer, canary: str) -> None:
     write(tmp_path, texts_of(100))
     index = forged(build(tmp_path, server.url), tmp_path / "forged", canary=canary)
