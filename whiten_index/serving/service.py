@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError, NotFoundError, WhitenIndexError, first_line
+from whiten_index.index.library import release_memory
 from whiten_index.paths import cell, shown
 from whiten_index.search.query_encoder import require_texts
 from whiten_index.search.search_index import Hit, Hits, Opened, SearchIndex, open_index
@@ -88,6 +89,7 @@ class ServedIndex:
                 bundle = self.opened.bundle
                 self._metrics.version(self.name, bundle.version, len(bundle), before)
                 self._comparison = None
+                release_memory()
             self.fault, self._failures = "", 0
         except Exception as error:
             # It is read as a whole each time, so less and less often.
