@@ -80,7 +80,8 @@ def set_threads(threads: int | None) -> None:
 def threads_for(queries: int) -> Iterator[None]:
     """Give FAISS one thread for one query, else the number of ``set_threads``.
 
-    FAISS shares a search out by queries: more threads would only be woken and waited for.
+    More would only be woken and waited for: with lists, graphs and codes, and up to 65,536 lists,
+    none was quicker on 2 and on 16 cores. Flat indexes are not searched by FAISS; see ``exact.py``.
     """
     faiss = load_faiss()
     # OpenMP keeps this number for each thread of the process.
