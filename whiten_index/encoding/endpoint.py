@@ -32,7 +32,7 @@ from whiten_index.errors import (
 
 _LOG = logging.getLogger(__name__)
 _KEY = "OPENAI_API_KEY"
-# Texts whose embeddings tell one model from another: languages, code, numbers, short and long.
+# Texts whose embeddings differ from model to model: languages, code, numbers, short and long.
 CANARY = (
     "A cat sat on the mat.", "The central bank raised its interest rate by half a point.",
     "Wie spät ist es in Tokio?", "東京は日本の首都です。", "def add(a, b): return a + b",
@@ -99,7 +99,7 @@ class Endpoint:
             queries: whether they get prompt and input type of queries, or those of documents.
             dim: their width, if it is known.
             failed: after a try in vain, waits for the seconds given, and returns whether there
-                should be no more; also told whether there were too many requests, and whether the
+                should be no more; also given whether there were too many requests, and whether the
                 try may have been charged.
 
         Raises:

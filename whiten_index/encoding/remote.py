@@ -21,7 +21,7 @@ from whiten_index.errors import ConfigError, EncoderError
 # A request has so many texts and tokens at most: OpenAI takes 2,048 and 300,000, others 32 texts,
 # and then the half is tried.
 _MOST_TEXTS, _MOST_TOKENS = 128, 16_384
-_TOKENS_A_BYTE = 1 / 3  # until answers tell
+_TOKENS_A_BYTE = 1 / 3  # until an answer says how many
 FIRST_AT_ONCE, _MOST_AT_ONCE = 8, 64
 # A request that takes longer waits in a queue, which more requests make no shorter.
 _LONG_SECONDS = 10
@@ -113,7 +113,8 @@ class _Meter:
     def __init__(self, price: float | None, most: float | None) -> None:
         self.price, self._most = price, most / price * 1e6 if price and most is not None else None
         self.tokens = self.bytes = self.requests = self.repeated = 0
-        # Tokens that may have been charged beside, first those of the canary, and that are asked.
+        # Tokens that may have been charged too, first those of the canary; and those of requests
+        # under way.
         self._lost, self._held = sum(map(_size, CANARY)), 0
         self._changed = threading.Condition()
 

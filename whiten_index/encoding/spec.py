@@ -98,10 +98,10 @@ class RemoteSpec:
     """
 
     model: str  # openai:NAME
-    endpoint: str  # where it was asked, which is shown and never asked for that
+    endpoint: str  # where it was asked; shown, and never used to ask again
     served: str  # what the endpoint calls the model in its answers
     dim: int
-    dimensions: int | None  # width that it is asked for, of a model with several
+    dimensions: int | None  # requested width, of a model with several
     document_prompt: str
     query_prompt: str
     input_types: tuple[str, ...]  # of documents and of queries, or none
@@ -115,7 +115,7 @@ class RemoteSpec:
 
     @property
     def name(self) -> str:
-        """Name that it is asked for by."""
+        """Name by which a request names it."""
         return self.model
 
     @property

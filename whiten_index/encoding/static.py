@@ -94,7 +94,7 @@ def _table(tensors: dict[str, Tensor]) -> Tensor:
 
 
 def _unknown(tokenizer: Tokenizer) -> int | None:
-    """Return the token of unknown words, None if there is none."""
+    """Return the number of the token of unknown words, None without one."""
     name = getattr(tokenizer.model, "unk_token", None)
     if name is not None:
         found: int | None = tokenizer.token_to_id(name)

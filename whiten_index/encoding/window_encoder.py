@@ -58,7 +58,7 @@ class WindowEncoder(ABC):
     @property
     @abstractmethod
     def runtime(self) -> dict[str, str]:
-        """What computes the embeddings, as versions and names."""
+        """Versions of the libraries that compute embeddings, and names of how."""
 
     @property
     @abstractmethod
@@ -149,7 +149,7 @@ class WindowEncoder(ABC):
 
 
 def listed(texts: Sequence[str]) -> Sequence[str]:
-    """Return texts as a list, and refuse what is none."""
+    """Return texts as a list; anything else raises a ConfigError."""
     if isinstance(texts, str):
         raise ConfigError("encode takes a list of texts; put the one text in brackets")
     listed = texts if isinstance(texts, list) else list(texts)

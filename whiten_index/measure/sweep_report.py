@@ -73,7 +73,7 @@ class _Section:
         ]
 
     def numbers(self) -> list[tuple[str, str, list[str]]]:
-        """Return bytes, quality and latency of the recommended point, and each beside raw."""
+        """Return bytes, quality and latency of the recommended point, and each next to raw."""
         point, raw, found = self.advice.point, self.sweep.raw, list[tuple[str, str, list[str]]]()
         for path in (PER_ROW, self.advice.measure, LATENCY):
             name, text = COLUMNS[path]
@@ -118,7 +118,7 @@ class _Section:
 
 
 def write_report(place: Place) -> Path:
-    """Write ``report.md`` and ``report.html`` beside the results of sweeps.
+    """Write ``report.md`` and ``report.html`` next to the results of sweeps.
 
     They may be several sweeps, finished or not. Return the path of the page, one file that loads
     nothing else; without matplotlib and jinja2 there is none, and ``report.md`` is the report.

@@ -227,7 +227,7 @@ def _rows_per_second(
 
 
 def _utf8_bytes(config: BuildConfig, found: ReadShard) -> int:
-    """Return the bytes of the texts of a shard that an API would be asked for."""
+    """Return the bytes of the texts of a shard that an API would encode."""
     return sum(len(text.encode()) for text in found.texts) if config.remote else 0
 
 

@@ -39,7 +39,7 @@ class Job:
     top_k: int = 0
     row_filter: str | None = None
     rerank: int | None = None
-    reduced: Whitening | None = None  # the transform of the vectors that are asked for
+    reduced: Whitening | None = None  # the transform of requested vectors
     asked: float = field(default_factory=time.perf_counter)
     chosen: RowFilter | None = None
     seconds: float = 0.0  # spent on the search alone

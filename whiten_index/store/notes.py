@@ -1,4 +1,4 @@
-"""Small files of a store beside its rows: remembered results, and the indexes built from it."""
+"""Small files of a store next to its rows: remembered results, and the indexes built from it."""
 
 from collections.abc import Mapping
 from contextlib import suppress
