@@ -49,6 +49,7 @@ CODECS = (
     Codec("float16", "SQfp16", True, 50, 0.999),
     Codec("8 bits a coordinate", "SQ8", True, 50, 0.99),
     Codec("6 bits a coordinate", "SQ6", True, 50, 0.97),
+    Codec("4 bits a coordinate by TurboQuant", "SQtqmse4", False, 100, 0.912),
     Codec("4-bit product codes", "PQ{halves}x4fs", False, 100, None, divides=2),
     Codec("binary codes", "RaBitQ", False, 200, None),
 )
