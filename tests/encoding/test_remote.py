@@ -1,5 +1,6 @@
 """Models behind an API: faults, limits, money, resume, the canary, keys, and what is refused."""
 
+import contextlib
 import logging
 import os
 import random
@@ -317,6 +318,89 @@ def test_a_forged_canary_is_damage(tmp_path: Path, server: EmbeddingServer, cana
         open_index(index, base_url=server.url).search(["a"])
 
 
+@pytest.mark.parametrize("pause", ["0", "nan", "-5", "1e999", "Wed, 21 Oct 2015 07:28:00 GMT"])
+def test_an_endpoint_that_asks_for_no_pause_is_not_asked_for_ever(pause: str) -> None:
+    with EmbeddingServer(lambda number: 429 if number > 2 else None, retry_after=pause) as server:
+        encoder = RemoteEncoder.load(MODEL, base_url=server.url)
+        with pytest.raises(EncoderError, match="cannot be asked"):
+            encoder.encode_queries(["a"])
+        assert server.requests < 20
+
+
+@pytest.mark.parametrize("embedding", [0.5, [], [[1.0, 2.0]], [1e999], ["a"], None])
+def test_an_answer_of_another_shape_is_none(
+    server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch, embedding: Any
+) -> None:
+    whole = server.answer
+
+    def answer(asked: dict[str, Any]) -> tuple[int, Any]:
+        status, found = whole(asked)
+        for each in found["data"]:
+            each["embedding"] = embedding
+        return status, found
+
+    monkeypatch.setattr("whiten_index.encoding.endpoint._TRIES", 2)
+    monkeypatch.setattr(server, "answer", answer)
+    with pytest.raises(EncoderError, match="cannot be asked"):
+        RemoteEncoder.load(MODEL, base_url=server.url)
+
+
+@pytest.mark.parametrize("tokens", [-50, 1e999, "many", None])
+def test_odd_counts_of_tokens_are_not_believed(
+    server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch, tokens: Any
+) -> None:
+    whole, encoder = server.answer, RemoteEncoder.load(MODEL, base_url=server.url)
+
+    def answer(asked: dict[str, Any]) -> tuple[int, Any]:
+        status, found = whole(asked)
+        found["usage"]["total_tokens"] = tokens
+        return status, found
+
+    monkeypatch.setattr("whiten_index.encoding.endpoint._TRIES", 2)
+    monkeypatch.setattr(server, "answer", answer)
+    with contextlib.suppress(EncoderError):
+        encoder.encode(["a b c"])
+    assert encoder.meter.tokens >= 0
+
+
+def test_a_key_with_a_line_end_is_sent_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-0123456789\n")
+    with EmbeddingServer(key="sk-0123456789") as server:
+        RemoteEncoder.load(MODEL, base_url=server.url)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-0123\n456789")
+    with pytest.raises(ConfigError, match="has other than printable letters") as caught:
+        RemoteEncoder.load(MODEL, base_url="http://127.0.0.1:9/v1")
+    assert "0123" not in str(caught.value)
+
+
+def test_a_forged_manifest_names_no_model_of_the_hub(
+    tmp_path: Path, server: EmbeddingServer
+) -> None:
+    write(tmp_path, texts_of(100))
+    index = forged(build(tmp_path, server.url), tmp_path / "forged", model="evil/model")
+    with pytest.raises(ArtifactError):
+        open_index(index, base_url=server.url)
+
+
+def test_another_canary_is_another_encoder(tmp_path: Path) -> None:
+    write(tmp_path, texts_of(100))
+    with EmbeddingServer() as server, EmbeddingServer(turn=0.5) as changed:
+        one = open_index(build(tmp_path, server.url), base_url=server.url)
+        options = {"store": str(tmp_path / "other"), "out": str(tmp_path / "o")}
+        other = open_index(build(tmp_path, changed.url, **options), base_url=changed.url)
+        other.share_encoder(one)
+        assert other.encoder is not one.encoder
+
+
+def test_what_the_endpoint_does_not_do_is_said(tmp_path: Path, server: EmbeddingServer) -> None:
+    whole = server.answer
+    server.answer = lambda asked: whole({**asked, "dimensions": None})  # type: ignore[method-assign]
+    with pytest.raises(EncoderError, match="gives 32 dims, whatever is asked"):
+        RemoteEncoder.load(MODEL, base_url=server.url, dimensions=16)
+
+
 def test_no_index_says_where_texts_and_keys_are_sent(
     tmp_path: Path, server: EmbeddingServer
 ) -> None:
@@ -327,7 +411,9 @@ def test_no_index_says_where_texts_and_keys_are_sent(
         lambda: open_index(index).search(["a"]),
         lambda: update_index(UpdateConfig(index=str(index))),
     ):
-        with pytest.raises(EncoderError, match=f"add --base-url {server.url}"):
+        with pytest.raises(
+            EncoderError, match=f"set the variable OPENAI_BASE_URL, .* add --base-url {server.url}"
+        ):
             attempt()
     assert server.requests == asked
 

@@ -9,6 +9,7 @@ import base64
 import contextlib
 import functools
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.limits import VECTOR_NUMBERS
 from whiten_index.artifacts.prefetch import blocks
 from whiten_index.encoding.encoder_config import REMOTE, EncoderConfig
 from whiten_index.encoding.spec import BASE_URL, OPENAI_URL, RemoteSpec, recorded_spec
@@ -31,7 +33,7 @@ from whiten_index.errors import (
 )
 
 _LOG = logging.getLogger(__name__)
-_KEY = "OPENAI_API_KEY"
+_KEY, _SHORTEST_KEY = "OPENAI_API_KEY", 8
 # Texts whose embeddings differ from model to model: languages, code, numbers, short and long.
 CANARY = (
     "A cat sat on the mat.", "The central bank raised its interest rate by half a point.",
@@ -44,6 +46,7 @@ CANARY = (
 _SAME, _NEARLY = 0.999, 0.9999
 _SESSION_SECONDS = 300  # for which a model counts as the one that was asked
 _TIMEOUT_SECONDS, _TRIES, _MOST_WAITED = 300, 8, 600.0
+_QUERY_SECONDS = 30
 _FIRST_PAUSE, _MOST_PAUSE = 0.25, 8.0
 _REFUSED = (400, 413, 422)
 
@@ -72,17 +75,31 @@ class Endpoint:
         require_installed("openai", by=f"--model {config.model}", extra="api")
         import openai
 
-        self.url, self._key = _url_of(config), os.environ.get(_KEY, "")
+        self.url, self._key = _url_of(config), os.environ.get(_KEY, "").strip()
+        if not (self._key.isascii() and (self._key.isprintable())):
+            raise ConfigError(f"the key in the variable {_KEY} has other than printable letters")
         if not self._key and self.url == OPENAI_URL:
             raise ConfigError(
                 f"{config.model} needs a key of OpenAI in the variable {_KEY}; set it, or name "
                 "another endpoint with --base-url"
             )
         self._name, self._config = str(config.model).removeprefix(REMOTE), config
-        self._known = (openai.OpenAIError, ValueError, TypeError, AttributeError, KeyError)
-        self._client = openai.OpenAI(
-            base_url=self.url, api_key=self._key or "none", max_retries=0, timeout=_TIMEOUT_SECONDS
-        )
+        odd = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
+        self._known = (openai.OpenAIError, *odd)
+        try:
+            self._client = openai.OpenAI(
+                base_url=self.url,
+                api_key=self._key or "none",
+                max_retries=0,
+                # Texts go to no other place than the one named.
+                http_client=openai.DefaultHttpxClient(follow_redirects=False),
+            )
+        except Exception as error:
+            # httpx has errors of its own for addresses.
+            raise ConfigError(
+                f"{self.url!r} is no address of an endpoint ({first_line(error)}); give another "
+                f"--base-url, or change the variable {BASE_URL}"
+            ) from error
 
     def ask(
         self,
@@ -109,6 +126,8 @@ class Endpoint:
         """
         tried = faults = 0
         waited = 0.0
+        # Somebody waits for queries, and a server's other queries wait behind them.
+        tries, most_waited = (2, 10.0) if queries else (_TRIES, _MOST_WAITED)
         while True:
             try:
                 return self._answer(texts, queries=queries, dim=dim)
@@ -120,11 +139,10 @@ class Endpoint:
                 if not again or getattr(error, "code", None) == "insufficient_quota":
                     raise self._unreachable(status, error) from error
                 limited = status in (429, 503)
-                pause = _asked_pause(getattr(error, "response", None))
-                if pause is None:
-                    pause = min(_FIRST_PAUSE * 2 ** min(tried, 9), _MOST_PAUSE)
+                own = min(_FIRST_PAUSE * 2 ** min(tried, 9), _MOST_PAUSE)
+                pause = _asked_pause(getattr(error, "response", None)) or own
                 tried, faults, waited = tried + 1, faults + (not limited), waited + pause
-                over = faults >= _TRIES or waited > _MOST_WAITED
+                over = faults >= tries or waited > most_waited
                 if over or failed(pause, limited, status is None):
                     raise self._unreachable(status, error) from error
 
@@ -139,16 +157,23 @@ class Endpoint:
         prompt = (config.query_prompt if queries else config.document_prompt) or ""
         asked = [prompt + text for text in texts]
         answer = self._client.embeddings.create(
-            input=asked, model=self._name, encoding_format="base64", **more
+            input=asked,
+            model=self._name,
+            encoding_format="base64",
+            timeout=_QUERY_SECONDS if queries else _TIMEOUT_SECONDS,
+            **more,
         )
         rows = sorted(answer.data, key=lambda each: each.index)
         if [each.index for each in rows] != [*range(len(texts))]:
             raise ValueError(f"{len(rows)} embeddings for {len(texts)} texts")
         found = np.stack([_numbers(each.embedding) for each in rows])
-        if (dim is not None and found.shape[1] != dim) or not np.isfinite(found).all():
-            raise ValueError(f"embeddings of {found.shape[1]} dims, or that are not finite")
+        width = found.shape[-1]
+        fits = found.ndim == 2 and 1 <= width <= VECTOR_NUMBERS and dim in (None, width)
+        if not fits or not np.isfinite(found).all():
+            raise ValueError(f"embeddings of shape {found.shape}, or that are not finite")
         usage = getattr(answer, "usage", None)
-        return found, int(getattr(usage, "total_tokens", 0) or 0), str(answer.model or self._name)
+        tokens = max(int(getattr(usage, "total_tokens", 0) or 0), 0)
+        return found, tokens, str(answer.model or self._name)
 
     def _refusal(self, texts: Sequence[str], error: Exception) -> EncoderError:
         why = f"{self.url} refuses the text {texts[0][:60]!r} ({self._explained(error)})"
@@ -171,7 +196,8 @@ class Endpoint:
         """Return an error in a line, without the key."""
         text = first_line(getattr(error, "message", error))
         text += f" ({first_line(error.__cause__)})" if error.__cause__ else ""
-        return text.replace(self._key, "***") if self._key else text
+        # A short one is no secret, and in many words.
+        return text.replace(self._key, "***") if len(self._key) >= _SHORTEST_KEY else text
 
 
 def _numbers(embedding: Any) -> NDArray[np.float32]:
@@ -181,19 +207,22 @@ def _numbers(embedding: Any) -> NDArray[np.float32]:
 
 
 def _url_of(config: EncoderConfig) -> str:
-    return (config.base_url or os.environ.get(BASE_URL) or OPENAI_URL).rstrip("/")
+    return (config.base_url or os.environ.get(BASE_URL, "").strip() or OPENAI_URL).rstrip("/")
 
 
 def _asked_pause(response: Any) -> float | None:
-    """Return the seconds that an answer asks to wait, None if it does not."""
+    """Return the seconds that an answer asks to wait, None if it names no time to come."""
     headers: Any = getattr(response, "headers", {})
     milliseconds, text = headers.get("retry-after-ms"), headers.get("retry-after")
-    with contextlib.suppress(TypeError, ValueError):
-        return max(float(milliseconds) / 1000, 0.0)
-    with contextlib.suppress(TypeError, ValueError):
-        return max(float(text), 0.0)
-    with contextlib.suppress(TypeError, ValueError):
-        return max(parsedate_to_datetime(text).timestamp() - time.time(), 0.0)
+    ways: tuple[Callable[[], float], ...] = (
+        lambda: float(milliseconds) / 1000,
+        lambda: float(text),
+        lambda: parsedate_to_datetime(text).timestamp() - time.time(),
+    )
+    for way in ways:
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            if math.isfinite(pause := way()):
+                return min(pause, _MOST_WAITED) if pause > 0 else None
     return None
 
 
@@ -220,6 +249,11 @@ def _asked(options: tuple[tuple[str, Any], ...], _key: int, _session: int) -> Re
     # Few take less than six texts together.
     answers = [endpoint.ask(some, queries=False) for some in blocks(CANARY, 6)]
     found, served = np.concatenate([each for each, _, _ in answers]), answers[0][2]
+    if config.dimensions not in (None, found.shape[1]):
+        raise EncoderError(
+            f"{config.model} at {endpoint.url} gives {found.shape[1]} dims, whatever is asked; "
+            "leave out --dimensions"
+        )
     return RemoteSpec(
         model=str(config.model),
         endpoint=endpoint.url,
@@ -261,11 +295,17 @@ def require_alike(recorded: RemoteSpec, now: RemoteSpec) -> None:
         )
     except ValueError as error:
         raise ArtifactError(
-            f"the recorded embeddings of {recorded.model} are damaged ({error}); build again"
+            f"the recorded embeddings of {recorded.model} are damaged ({error}); build with "
+            "another --out and --store"
         ) from error
     before, after = before.astype(float), after.astype(float)
+    # A text without any known word has an embedding of zeros, now as before.
+    same = (before == after).all(axis=1)
+    before, after = before[~same], after[~same]
     lengths = np.linalg.norm(before, axis=1) * np.linalg.norm(after, axis=1)
-    cosine = float(((before * after).sum(axis=1) / lengths).min())
+    with np.errstate(invalid="ignore"):
+        cosines = (before * after).sum(axis=1) / lengths
+    cosine = float(cosines.min(initial=1.0))
     if not cosine >= _SAME:
         raise EncoderError(
             f"{now.model} at {now.endpoint} is not the model that it was: of twelve fixed texts "

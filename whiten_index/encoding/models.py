@@ -49,6 +49,7 @@ _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "u
 _WIDTHS = ("hidden_size", "d_model", "dim", "n_embd")
 UNLIMITED = 1 << 30
 MODEL2VEC = "model2vec"
+_LONGEST_STATIC = 1 << 20
 _STATIC_LENGTH = 512  # tokens that model2vec reads of a text, unless its config.json says
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 # A model, and a name for each label, is made in memory before its weights are read.
@@ -289,7 +290,7 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
     normalizes = len(modules) > 1 and modules[-1].kind == "Normalize"
     named_similarity = read_object(path / _SETTINGS).get("similarity_fn_name")
     pooling, pools_prompt = ("mean", True) if static else read_pooling(modules)
-    length = int(config.get("max_length") or _STATIC_LENGTH) if static else None
+    length = _static_length(config) if static else None
     found = ModelFolder(
         name=name,
         path=root,
@@ -312,6 +313,16 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
     )
     _ = found.classes
     return found
+
+
+def _static_length(config: dict[str, Any]) -> int:
+    """Return the tokens that a static model reads of a text; sentence-transformers reads all."""
+    if config.get("model_type") != MODEL2VEC:
+        return _LONGEST_STATIC
+    length = int(config.get("max_length") or _STATIC_LENGTH)
+    if length < 1:
+        raise ValueError(f"max_length is {length}")
+    return min(length, _LONGEST_STATIC)
 
 
 def _table_width(name: str, root: Path) -> int:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.prefetch import blocks
 from whiten_index.encoding.encoder_config import REMOTE, EncoderConfig
 from whiten_index.encoding.endpoint import CANARY, Endpoint, TooMuchError, ask_spec
 from whiten_index.encoding.spec import RemoteSpec
@@ -50,6 +49,7 @@ class RemoteRun:
     embeddings: NDArray[np.float32]
     stops: list[int]
     save: Callable[[NDArray[np.float32]], None]  # what came, in order
+    stop: threading.Event = field(default_factory=threading.Event)  # ends tries in vain
     requests: list[Future[int]] = field(default_factory=list)  # tokens of each
     done: int = 0  # requests, from the first on, whose answers came
     out_of_memory: int = 0
@@ -63,6 +63,7 @@ class RemoteRun:
 
     def rescue(self, saved: int) -> None:
         """Wait for what is under way, which is paid for, and save what came."""
+        self.stop.set()
         wait(self.requests)
         with contextlib.suppress(Exception):
             self.look()
@@ -252,11 +253,14 @@ class RemoteEncoder(WindowEncoder):
         found = np.empty((len(texts), self.dim), np.float32)
         found[:saved] = np.reshape(prepared.known, (saved, self.dim))
         ran = RemoteRun(prepared, found, [saved], stopped or (lambda _: None))
-        tell, told, stop = advance or (lambda _: None), 0, threading.Event()
+        tell, told = advance or (lambda _: None), 0
         rows, saving = len(prepared.texts), 0.0
         since = time.monotonic()
         try:
             while ran.stops[-1] < len(texts):
+                asked = self._cut(texts, ran.stops[-1])
+                # Before a place is taken, for which those that hold tokens may wait.
+                most = self._hold(prepared, asked)
                 self._gate.enter()
                 try:
                     here = ran.look()
@@ -267,14 +271,13 @@ class RemoteEncoder(WindowEncoder):
                         ran.save(found[:here])
                         saved, since = here, time.monotonic()
                         saving = since - began
-                    asked = self._cut(texts, ran.stops[-1])
-                    ran.requests.append(self._send(prepared, asked, found, stop))
+                    ran.requests.append(self._send(ran, asked, most))
                     ran.stops.append(asked.stop)
                 except BaseException:
+                    self.meter.settle(most)
                     self._gate.leave()
                     raise
         except BaseException:
-            stop.set()
             ran.rescue(saved)
             raise
         tell(rows - told)
@@ -285,7 +288,7 @@ class RemoteEncoder(WindowEncoder):
         window = ran.window
         try:
             tokens = sum(each.result() for each in ran.requests)
-        except EncoderError:
+        except BaseException:
             ran.rescue(len(window.known))
             raise
         return Encoded(
@@ -307,36 +310,33 @@ class RemoteEncoder(WindowEncoder):
             stop += 1
         return slice(start, stop)
 
-    def _send(
-        self, window: RemoteWindow, rows: slice, found: NDArray[np.float32], stop: threading.Event
-    ) -> Future[int]:
+    def _hold(self, window: RemoteWindow, rows: slice) -> int:
+        """Set aside the most tokens that a request can cost, and return how many."""
         texts = window.distinct[rows]
         prompt = self.spec.query_prompt if window.queries else self.spec.document_prompt
         # A token has a byte at least; special ones come on top.
         most = sum(map(_size, texts)) + (_size(prompt) + 8) * len(texts)
         self.meter.hold(most)
+        return most
 
+    def _send(self, ran: RemoteRun, rows: slice, most: int) -> Future[int]:
         def work() -> int:
-            size = tokens = 0
             try:
-                found[rows], tokens = self._ask(texts, window.queries, most, stop)
-                size = sum(map(_size, texts))
+                return self._ask(ran, rows, most)
             finally:
-                self.meter.settle(most, size=size, tokens=tokens)
+                self.meter.settle(most)
                 self._gate.leave()
-            return tokens
 
         return self._pool.submit(work)
 
-    def _ask(
-        self, texts: Sequence[str], queries: bool, most: int, stop: threading.Event
-    ) -> tuple[NDArray[np.float32], int]:
-        """Ask for texts, and for halves of what is too much at once."""
+    def _ask(self, ran: RemoteRun, rows: slice, most: int) -> int:
+        """Ask for texts, or for halves of what is too much at once; return the tokens charged."""
+        window, texts = ran.window, ran.window.distinct[rows]
 
         def failed(pause: float, limited: bool, charged: bool) -> bool:
             self.meter.repeat(most, charged=charged)
             # It keeps its place meanwhile, so that an endpoint that takes nothing is left alone.
-            stopped = stop.wait(pause)
+            stopped = ran.stop.wait(pause)
             if limited:
                 self._gate.fewer()
                 self._gate.leave()
@@ -345,16 +345,20 @@ class RemoteEncoder(WindowEncoder):
 
         began = time.monotonic()
         try:
-            found, tokens, _ = self._endpoint.ask(
-                texts, queries=queries, dim=self.dim, failed=failed
+            ran.embeddings[rows], tokens, _ = self._endpoint.ask(
+                texts, queries=window.queries, dim=self.dim, failed=failed
             )
         except TooMuchError:
             half = (len(texts) + 1) // 2
             self._most_texts = min(self._most_texts, half)
-            halves = [self._ask(some, queries, most, stop) for some in blocks(texts, half)]
-            return np.concatenate([each for each, _ in halves]), sum(each for _, each in halves)
+            middle = rows.start + half
+            parts = slice(rows.start, middle), slice(middle, rows.stop)
+            return sum(self._ask(ran, part, most) for part in parts)
         self._gate.succeeded(time.monotonic() - began)
-        return found, tokens or sum(map(_size, texts))
+        size = sum(map(_size, texts))
+        tokens = tokens or size
+        self.meter.settle(0, size=size, tokens=tokens)
+        return tokens
 
 
 def _size(text: str) -> int:

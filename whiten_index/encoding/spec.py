@@ -304,6 +304,11 @@ def recorded_config(
             query_prompt=spec.query_prompt,
             input_types=spec.input_types or None,
         )
+    if base_url is not None:
+        raise ConfigError(
+            f"--base-url is for a model behind an API, and the index has {spec.model!r}; leave it "
+            "out"
+        )
     called = f"{spec.model!r}" + (f" at revision {spec.revision!r}" if spec.revision else "")
     # "False" of an environment is true in Python.
     if spec.needs_code and trust_remote_code is not True:
@@ -339,11 +344,12 @@ def recorded_config(
 
 def _endpoint(spec: RemoteSpec, asked: str | None) -> str | None:
     """Return where to ask: as the user says, since an index may come from anybody."""
-    asked = asked or os.environ.get(BASE_URL)
+    asked = asked or os.environ.get(BASE_URL, "").strip() or None
     if asked is None and spec.endpoint != OPENAI_URL:
         raise EncoderError(
             f"the encoder {spec.model} was asked at {spec.endpoint or 'an endpoint of its own'}, "
-            "and texts and keys are not sent where an index says; if you trust it, add --base-url "
-            f"{spec.endpoint or 'URL'} (in Python base_url=), or set {BASE_URL}"
+            "and texts and keys are not sent where an index says; if you trust it, set the "
+            f"variable {BASE_URL}, or where there is the option, add --base-url "
+            f"{spec.endpoint or 'URL'} (in Python base_url=)"
         )
     return asked

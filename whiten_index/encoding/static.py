@@ -23,6 +23,7 @@ from whiten_index.errors import ConfigError, EncoderError
 
 # Rows of the table that a batch adds up at once.
 _BATCH_TOKENS = 65_536
+_MOST_NUMBERS = 1 << 31  # of a table
 _NO_TOKEN = "<no token>"  # of a text that has none
 
 
@@ -38,9 +39,9 @@ class StaticModel(Transformer):
                 "--dtype and --backend"
             )
         try:
-            table = _table(load_file(folder.path / "model.safetensors"))
             backend_tokenizer = Tokenizer.from_file(str(folder.path / "tokenizer.json"))
             size = backend_tokenizer.get_vocab_size()
+            table = _table(load_file(folder.path / "model.safetensors"), size)
             unknown = _unknown(backend_tokenizer)
             backend_tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])
             self.tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=backend_tokenizer)
@@ -83,13 +84,19 @@ class StaticModel(Transformer):
         return means if self._head is None else self._head(means)
 
 
-def _table(tensors: dict[str, Tensor]) -> Tensor:
-    """Return a row for each token, (v, d) float32."""
+def _table(tensors: dict[str, Tensor], size: int) -> Tensor:
+    """Return a row for each of ``size`` tokens, (v, d) float32."""
     if "embedding.weight" in tensors:
         return tensors["embedding.weight"].float()
     table = tensors["embeddings"].float()
+    for name in ("mapping", "weights"):
+        if name in tensors and tensors[name].shape != (size,):
+            raise ValueError(f"{name} has the shape {tuple(tensors[name].shape)}")
     if "mapping" in tensors:
-        table = table[tensors["mapping"].long()]
+        rows = tensors["mapping"].long()
+        if size * table.shape[1] > _MOST_NUMBERS or not 0 <= rows.min() <= rows.max() < len(table):
+            raise ValueError("mapping names rows that are not there, or too many")
+        table = table[rows]
     return table * tensors["weights"].float().unsqueeze(1) if "weights" in tensors else table
 
 

@@ -13,6 +13,7 @@ from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.files import list_folder
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.encoding.models import EMBEDDED, EMBEDDED_NAMES
+from whiten_index.encoding.spec import OPENAI_URL
 from whiten_index.errors import ConfigError, StorageError, first_line, require_installed
 from whiten_index.paths import plain_markdown
 from whiten_index.search.query_transform import QueryTransform
@@ -99,7 +100,7 @@ def _public(transform: QueryTransform) -> dict[str, Any]:
     """Return the facts of an encoder without the place of its model on this machine."""
     facts, spec = transform.encoder_facts, transform.spec
     plain = {**spec.to_json(), "model": spec.name} if spec else {}
-    plain |= {"endpoint": ""} if "endpoint" in plain else {}
+    plain |= {"endpoint": ""} if plain.get("endpoint", OPENAI_URL) != OPENAI_URL else {}
     return {**facts, "query_encoder": plain or None} if "query_encoder" in facts else facts | plain
 
 

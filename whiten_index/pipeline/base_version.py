@@ -128,8 +128,6 @@ def _build_config(
         "device": config.device,
         "backend": config.backend,
         "threads": config.threads,
-        "price": config.price,
-        "max_cost": config.max_cost,
         "index_device": config.index_device,
         "query_log": config.query_log or given.get("query_log"),
     }
@@ -137,16 +135,25 @@ def _build_config(
     build, trust = with_absolute_paths(BuildConfig(**given)), config.trust_remote_code
     if build.chooses and fields.get("query_log") is None and not config.choose_again:
         # The log was weighed, and the documents were better; or it was never weighed.
+        if config.query_log:
+            raise ConfigError(
+                "the index was not fitted on a query log; weigh this one with --choose-again, or "
+                "leave out --query-log"
+            )
         build = replace(build, query_log=None)
+    money = {name: getattr(config, name) for name in ("price", "max_cost")}
     recorded = recorded_spec(fields["encoder"])
     if recorded is None:
-        return replace(build, model=config.model, revision=None, trust_remote_code=trust)
+        return replace(
+            build, model=config.model, base_url=config.base_url, revision=None,
+            trust_remote_code=trust, **money,
+        )  # fmt: skip
     opening = {name: getattr(config, name) for name in ("model", "base_url")}
     found = QueryEncoder(recorded, trust_remote_code=trust, **opening).resolve()[2]
     # The encoder record alone says which model, and the update's own options what it may do.
     taken = ("model", "revision", "trust_remote_code", "local_files_only", "code_revision",
              "base_url")  # fmt: skip
-    return replace(build, **{name: getattr(found, name) for name in taken})
+    return replace(build, **money, **{name: getattr(found, name) for name in taken})
 
 
 # Room beyond what files are expected to take.

@@ -125,7 +125,9 @@ def _weigh_log(config: "BuildConfig", encoded: "EncodeReport") -> tuple["BuildCo
     Half of the log asks for its ten nearest documents by raw embeddings, among 10,000 at most. The
     directions of the other half and those of all documents are compared by what they find of them.
     """
-    queries, without = _rows_of_log(config, encoded), replace(config, query_log=None)
+    # Each once: one in both halves would be found by its own directions.
+    queries = np.unique(_rows_of_log(config, encoded), axis=0)
+    without = replace(config, query_log=None)
     rng = np.random.default_rng(config.seed)
     others, rest = np.array_split(queries[rng.permutation(len(queries))], 2)
     fit = _pca(fit_moments(without, encoded), config)

@@ -22,7 +22,7 @@ from whiten_index.encoding.spec import (
     resolve_encoder,
 )
 from whiten_index.encoding.window_encoder import WindowEncoder, make_encoder
-from whiten_index.errors import ConfigError, EncoderError
+from whiten_index.errors import ArtifactError, ConfigError, EncoderError
 from whiten_index.paths import require_text, shown
 from whiten_index.progress import Stages
 from whiten_index.store.embedding_store import EmbeddingStore
@@ -73,7 +73,14 @@ class QueryEncoder:
         """Return whether both give a query the same embedding, wherever their models are."""
         if self._recorded is None or other._recorded is None:
             return False
-        return self._recorded.query_fingerprint == other._recorded.query_fingerprint
+        if self._recorded.query_fingerprint != other._recorded.query_fingerprint:
+            return False
+        if isinstance(self._recorded, RemoteSpec) and isinstance(other._recorded, RemoteSpec):
+            try:
+                require_alike(self._recorded, other._recorded)
+            except (ArtifactError, EncoderError):
+                return False
+        return True
 
     def get(self) -> WindowEncoder:
         """Return it."""

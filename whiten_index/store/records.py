@@ -148,14 +148,14 @@ class ApiFacts(TypedDict):
     """A model behind an API; see ``RemoteSpec``."""
 
     kind: Literal["api"]
-    model: str
+    model: Annotated[str, Field(pattern="^openai:.")]
     endpoint: str
     served: str
     dim: Width
     dimensions: Width | None
     document_prompt: str
     query_prompt: str
-    input_types: list[str]
+    input_types: Annotated[list[str], Field(max_length=2)]
     canary: str
     fingerprint: NotRequired[str]
 

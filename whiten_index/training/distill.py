@@ -5,7 +5,7 @@ from pathlib import Path
 from whiten_index.artifacts.atomic import replace_folder
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.spec import local_model, require_transformer
-from whiten_index.errors import ConfigError, require_installed
+from whiten_index.errors import ConfigError, EncoderError, first_line, require_installed
 
 
 def distill_model(model: str | None, out: Path | str, *, dims: int | None = None) -> Path:
@@ -30,6 +30,13 @@ def distill_model(model: str | None, out: Path | str, *, dims: int | None = None
             f"--dims {dims} is not from 1 to the {folder.hidden_size} of {spec.model}; give fewer"
         )
 
+    pooling = {"mean": "mean", "cls": "first", "last": "last"}.get(spec.pooling)
+    if pooling is None or any(step.kind != "Normalize" for step in folder.head):
+        raise ConfigError(
+            f"{spec.model} pools by {spec.pooling} or has own steps after that, which model2vec "
+            "does not apply; name another model"
+        )
+
     def make(path: Path) -> None:
         import torch
         from model2vec.distill import distill_from_model
@@ -37,9 +44,17 @@ def distill_model(model: str | None, out: Path | str, *, dims: int | None = None
         from whiten_index.encoding.transformer import load_transformer
 
         tokenizer, transformer = load_transformer(spec, folder, torch.device("cpu"))
-        made = distill_from_model(
-            transformer, tokenizer, device="cpu", pca_dims=dims or "auto", quantize_to="float32"
-        )
+        try:
+            made = distill_from_model(
+                transformer, tokenizer, device="cpu", pca_dims=dims or "auto",
+                quantize_to="float32", pooling=pooling,
+            )  # fmt: skip
+        except (ValueError, TypeError, NotImplementedError, KeyError) as error:
+            raise EncoderError(
+                f"model2vec cannot distill {spec.model} ({first_line(error)}); name another model"
+            ) from error
+        if dims is not None and made.dim != dims:
+            raise ConfigError(f"{spec.model} has too few tokens for --dims {dims}; leave it out")
         made.save_pretrained(path)
 
     return replace_folder(out, make, files=lambda _: None, what="an empty folder")
