@@ -103,7 +103,6 @@ def build(corpus: Path, out: Path, **more: Any) -> BuildReport:
         ("50KB", "SQfp16", False),
         ("30KB", "SQ8", False),
         ("15KB", "SQtqmse4", True),
-        ("9KB", "PQ8x4fs", True),
     ],
 )
 def test_auto_builds_what_fits_and_keeps_why(

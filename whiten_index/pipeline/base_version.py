@@ -135,11 +135,6 @@ def _build_config(
     build, trust = with_absolute_paths(BuildConfig(**given)), config.trust_remote_code
     if build.chooses and fields.get("query_log") is None and not config.choose_again:
         # The log was weighed, and the documents were better; or it was never weighed.
-        if config.query_log:
-            raise ConfigError(
-                "the index was not fitted on a query log; weigh this one with --choose-again, or "
-                "leave out --query-log"
-            )
         build = replace(build, query_log=None)
     money = {name: getattr(config, name) for name in ("price", "max_cost")}
     recorded = recorded_spec(fields["encoder"])
