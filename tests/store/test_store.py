@@ -236,7 +236,7 @@ def record_file(store):
 
 UNREADABLE = r"corpora.*json of a whiten-index corpus cannot be read .*; restore it"
 NO_OBJECT = r"corpora.*json is damaged: it is of a whiten-index corpus, .* no JSON .*; restore it"
-NO_KIND = r"corpora holds a folder of unknown kind, not a corpus; check the path"
+NO_KIND = r"json holds a folder of unknown kind, not a corpus; check the path"
 
 
 @pytest.mark.parametrize(

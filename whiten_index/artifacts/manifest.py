@@ -169,13 +169,13 @@ def as_manifest(
     """Check a JSON object against its digest and a schema; see ``read_manifest``."""
     if value.get("kind") != schema.kind:
         found = cut(str(value.get("kind", "folder of unknown kind")))
-        raise ArtifactError(f"{path.parent} holds a {found}, not a {schema.kind}; check the path")
+        raise ArtifactError(f"{path} holds a {found}, not a {schema.kind}; check the path")
     version = value.get("format_version")
     sound = value == sealed(value)
     if not isinstance(version, int) or version > schema.version:
         # A changed version number is damage, which may be replaced; a real one may not.
         raise (FormatError if sound else ArtifactError)(
-            f"{path.parent} has {schema.kind} format {cut(str(version))}, and this release reads "
+            f"{path} has {schema.kind} format {cut(str(version))}, and this release reads "
             f"up to {schema.version}; upgrade whiten-index"
         )
     if not sound:

@@ -117,10 +117,10 @@ def train(corpus: tuple[str, ...], out: str, dev: str | None, **options: Any) ->
 
 
 @click.command()
-@click.argument("model", required=False)
+@click.argument("model")
 @click.option("--out", required=True, type=PATH, help="Folder of the static model.")
 @click.option("--dims", type=click.IntRange(min=1), help="Directions to keep. [default: all]")
-def distill(model: str | None, out: str, dims: int | None) -> None:
+def distill(model: str, out: str, dims: int | None) -> None:
     """Make a static model of the Transformer MODEL, by model2vec.
 
     It encodes a hundred times as fast. OUT becomes a folder that build --model loads.

@@ -8,13 +8,13 @@ from whiten_index.encoding.spec import local_model, require_transformer
 from whiten_index.errors import ConfigError, EncoderError, first_line, require_installed
 
 
-def distill_model(model: str | None, out: Path | str, *, dims: int | None = None) -> Path:
+def distill_model(model: str, out: Path | str, *, dims: int | None = None) -> Path:
     """Write a static model, whose table has what a Transformer gives each token alone.
 
     Rows are rotated to their principal directions and weighted by Zipf's law, as model2vec does.
 
     Args:
-        model: name or folder of the Transformer; None for the embedded one.
+        model: name or folder of the Transformer.
         out: folder that is written, which ``--model`` takes.
         dims: directions that are kept, all by default: an index reduces them by whitening.
 
