@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.results_file import write
 from whiten_index import RemoteEncoder
 
-LATENCY, DIM, ROUNDS, SECONDS = 0.05, 384, 3, 15
+LATENCY, DIM, ROUNDS, SECONDS = 0.05, 384, 3, 6
 LIMITS = ((16, 4), (16, 8), (16, 16), (64, 8))  # texts a request, requests at once
 
 
