@@ -37,7 +37,7 @@ def endpoint(texts_at_once: int, requests_at_once: int, port: Any) -> None:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal under_way
-        while head := await reader.readuntil(b"\r\n\r\n"):
+        while head := await _head(reader):
             length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
             texts = json.loads(await reader.readexactly(length))["input"]
             under_way += 1
@@ -59,6 +59,14 @@ def endpoint(texts_at_once: int, requests_at_once: int, port: Any) -> None:
         await server.serve_forever()
 
     asyncio.run(run())
+
+
+async def _head(reader: asyncio.StreamReader) -> bytes:
+    """Return the head of the next request, nothing at the end of a connection."""
+    try:
+        return await reader.readuntil(b"\r\n\r\n")
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return b""
 
 
 def measure() -> Iterator[dict[str, Any]]:

@@ -145,3 +145,18 @@ def static_models() -> str:
             f"| {row['ndcg']:.2f} | {less} |"
         )
     return "\n".join(lines)
+
+
+def api() -> str:
+    """Return texts a second of a model behind an API, beside what its limits allow."""
+    lines = [
+        "| texts a request, requests at once | limit, texts a second | measured | share |",
+        "|---|---:|---:|---:|",
+    ]
+    for row in read("api"):
+        rate, most = row["texts_a_second"], row["limit"]
+        lines.append(
+            f"| {row['texts_at_once']}, {row['requests_at_once']} | {most:,.0f} | {rate:,.0f} "
+            f"| {rate / most:.2f} |"
+        )
+    return "\n".join(lines)

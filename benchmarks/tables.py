@@ -230,6 +230,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "sts": evaluation_tables.sts,
     "sts_fits": evaluation_tables.sts_fits,
     "static_models": evaluation_tables.static_models,
+    "api": evaluation_tables.api,
     "transfer": evaluation_tables.transfer,
     "geometry": evaluation_tables.geometry,
     "papers": evaluation_tables.papers,
