@@ -299,7 +299,7 @@ def test_a_model_that_has_changed_is_refused(
             with pytest.raises(EncoderError, match=match):
                 attempt()
         assert set(other.answered.values()) == {1}
-    # A small change is told, and the first canary stays the measure.
+    # A small change is logged; later ones are still compared with the first canary.
     with EmbeddingServer(turn=0.03) as drifted, caplog.at_level(logging.WARNING):
         monkeypatch.setenv("OPENAI_BASE_URL", drifted.url)
         build(tmp_path, drifted.url)

@@ -95,7 +95,7 @@ class Endpoint:
                 http_client=openai.DefaultHttpxClient(follow_redirects=False),
             )
         except Exception as error:
-            # httpx has errors of its own for addresses.
+            # httpx raises its own errors for bad addresses.
             raise ConfigError(
                 f"{self.url!r} is no address of an endpoint ({first_line(error)}); give another "
                 f"--base-url, or change the variable {BASE_URL}"

@@ -347,7 +347,7 @@ def _endpoint(spec: RemoteSpec, asked: str | None) -> str | None:
     asked = asked or os.environ.get(BASE_URL, "").strip() or None
     if asked is None and spec.endpoint != OPENAI_URL:
         raise EncoderError(
-            f"the encoder {spec.model} was asked at {spec.endpoint or 'an endpoint of its own'}, "
+            f"the encoder {spec.model} was asked at {spec.endpoint or 'another endpoint'}, "
             "and texts and keys are not sent where an index says; if you trust it, set the "
             f"variable {BASE_URL}, or where there is the option, add --base-url "
             f"{spec.endpoint or 'URL'} (in Python base_url=)"
