@@ -1,4 +1,4 @@
-"""An update by ids in FAISS, and one that copies codes, for each kind that ``auto`` makes.
+"""An update by ids in FAISS, and one that copies codes, for kinds of which codes can be copied.
 
 Run ``python -m benchmarks.stable_ids [ROWS]``: rows of 128 dims, of which a night changes 1 %,
 brings 0.5 % and takes 0.5 %.
@@ -18,26 +18,18 @@ from numpy.typing import NDArray
 
 from benchmarks.clustered import clustered_rows
 from benchmarks.results_file import write
-from whiten_index.index.code_reuse import (
-    _flat,
-    _unpacked,
-    list_codes,
-    list_ids,
-    remove_rows,
-    reuse_codes,
-)
+from whiten_index.index.code_reuse import _flat, list_codes, list_ids, remove_rows, reuse_codes
 
 _DIM, _ROUNDS = 128, 5
-_CODES = ("Flat", "SQfp16", "SQ8", "PQ64x4fs", "RaBitQ")
-_GRAPHS = ("HNSW32", "HNSW32_SQ8")
+_CODES = ("Flat", "SQfp16", "SQ8", "RaBitQ")
 CHANGED, NEW, GONE = 0.01, 0.005, 0.005
 
 
 def measure(rows: int) -> Iterator[dict[str, Any]]:
-    """Yield a line for each kind and way: seconds of CPU, or FAISS's error, and equal codes."""
+    """Yield a line for each kind and way: seconds of CPU, and equal codes."""
     vectors = np.concatenate(list(clustered_rows(rows + round(rows * (CHANGED + NEW)), dim=_DIM)))
     lists = f"IVF{4 * int(rows**0.5)},"
-    for name in (*_CODES, *(lists + code for code in _CODES), *_GRAPHS):
+    for name in (*_CODES, *(lists + code for code in _CODES)):
         made = faiss.index_factory(_DIM, name, faiss.METRIC_INNER_PRODUCT)
         made.train(vectors[:rows])
         trained = faiss.clone_index(made)
@@ -45,18 +37,14 @@ def measure(rows: int) -> Iterator[dict[str, Any]]:
         rng = np.random.default_rng(0)
         out = rng.choice(rows, round(rows * (CHANGED + GONE)), replace=False)
         for way, old in ((_by_ids, _with_ids(trained, vectors[:rows])), (_by_copies, made)):
-            spent, equal, why = [], None, ""
-            for _ in range(1 if name.startswith("HNSW") else _ROUNDS):
-                try:
-                    seconds, after, ids = way(old, vectors[rows:], np.sort(out), rows)
-                except RuntimeError as error:
-                    why = str(error).splitlines()[0]
-                    break
+            spent, equal = [], None
+            for _ in range(_ROUNDS):
+                seconds, after, ids = way(old, vectors[rows:], np.sort(out), rows)
                 spent.append(seconds)
                 equal = _kept(made, after, np.delete(np.arange(rows), out), ids)
             yield {
                 "index": name, "way": way.__name__.lstrip("_"), "rows": rows,
-                "cpu_seconds": spent, "codes_kept": equal, "error": why,
+                "cpu_seconds": spent, "codes_kept": equal,
             }  # fmt: skip
 
 
@@ -65,7 +53,7 @@ Found = tuple[float, Any, Ids]  # seconds of CPU, the index, its ids of the rows
 
 
 def _with_ids(trained: Any, vectors: NDArray[np.float32]) -> Any:
-    """Return an index of rows by their ids; flat kinds and graphs need a map."""
+    """Return an index of rows by their ids; flat kinds need a map."""
     index = trained if isinstance(trained, faiss.IndexIVF) else faiss.IndexIDMap2(trained)
     index.add_with_ids(vectors, np.arange(len(vectors)))
     return index
@@ -83,11 +71,12 @@ def _by_ids(made: Any, new: NDArray[np.float32], out: Ids, rows: int) -> Found:
 def _by_copies(made: Any, new: NDArray[np.float32], out: Ids, rows: int) -> Found:
     """Copy the codes of the rows that stay into an emptied index, with new rows behind them."""
     empty = faiss.clone_index(made)
-    remove_rows(empty)
+    whole = SimpleNamespace(index=empty)
+    remove_rows(whole)
     start = time.process_time()
     stay = np.delete(np.arange(rows), out)
     old_rows = np.concatenate([stay, np.full(len(new), -1)])
-    reuse_codes(SimpleNamespace(index=made), SimpleNamespace(index=empty), old_rows, [new])
+    reuse_codes(SimpleNamespace(index=made), whole, old_rows, [new])
     return time.process_time() - start, empty, np.arange(len(stay))
 
 
@@ -105,8 +94,6 @@ def _codes(index: Any) -> dict[int, bytes]:
         return {
             int(name): codes[row] for row, name in enumerate(faiss.vector_to_array(index.id_map))
         }
-    if isinstance(index, faiss.IndexHNSW):
-        return _codes(faiss.downcast_index(index.storage))
     if isinstance(index, faiss.IndexIVF):
         found = {}
         for number in range(index.nlist):
@@ -114,9 +101,7 @@ def _codes(index: Any) -> dict[int, bytes]:
             for row, code in zip(ids, list_codes(index, number, np.arange(len(ids))), strict=True):
                 found[row] = code.tobytes()
         return found
-    fast = isinstance(index, faiss.IndexFastScan)
-    rows = _unpacked(index, index.codes.get(), int(index.ntotal)) if fast else _flat(index)
-    return {number: code.tobytes() for number, code in enumerate(rows)}
+    return {number: code.tobytes() for number, code in enumerate(_flat(index))}
 
 
 def main(rows: str = "200000") -> int:

@@ -31,7 +31,7 @@ def test_more_budget_is_spent_on_precision_and_never_exceeded(rows: int, target:
         graph = "HNSW" in choice.built
         code = re.split("[,_]", choice.built)[-1]
         code = "Flat" if code == "HNSW32" else code
-        order = [codec.factory.format(halves=128) for codec in CODECS]
+        order = [codec.factory for codec in CODECS]
         precisions.append((-graph if target >= 0.99 else 0, order.index(code)))
         # Of 6 bits, lists leave too little.
         alone = order[: 4 if rows == 50_000 else 3 if target < 0.99 else 2]

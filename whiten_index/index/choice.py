@@ -34,13 +34,12 @@ class Codec:
     """A codec of vectors."""
 
     name: str  # in words
-    factory: str  # ending of the factory string, with {halves} for k/2
+    factory: str  # ending of the factory string
     in_graph: bool  # whether HNSW can keep it
     rerank: int  # candidates scored again from the store, if any are, until tuning finds the number
     # Index recall@10 by its own scores, looking at all rows, as measured on SciFact's vectors
     # (MiniLM, PCA, k = 128), None if candidates are always scored again.
     recall: float | None
-    divides: int = 1  # k must be a multiple of this
 
 
 # From the most precise on.
@@ -50,7 +49,6 @@ CODECS = (
     Codec("8 bits a coordinate", "SQ8", True, 50, 0.99),
     Codec("6 bits a coordinate", "SQ6", True, 50, 0.97),
     Codec("4 bits a coordinate by TurboQuant", "SQtqmse4", False, 100, 0.912),
-    Codec("4-bit product codes", "PQ{halves}x4fs", False, 100, None, divides=2),
     Codec("binary codes", "RaBitQ", False, 200, None),
 )
 
@@ -116,8 +114,8 @@ def choose_factory(
     faster = _STRUCTURES if max_latency is not None and rows >= _FASTER_FROM_ROWS else ()
     plans, last = list[IndexPlan](), -1
     for each in (*tried, *faster):
-        for codec in _codecs(each, k) if _STRUCTURES.index(each) > last else ():
-            built = _factory(each, codec, rows=rows, k=k)
+        for codec in _codecs(each) if _STRUCTURES.index(each) > last else ():
+            built = _factory(each, codec, rows=rows)
             expected = expected_bytes(built, rows=rows, dim=dim, k=k)
             if budget is None or _held(built, k, expected) <= budget:
                 if budget is None:
@@ -152,13 +150,12 @@ def in_units(size: int) -> str:
     return str(size)
 
 
-def _codecs(structure: str, k: int) -> list[Codec]:
-    fitting = [codec for codec in CODECS if k % codec.divides == 0]
-    return [codec for codec in fitting if codec.in_graph] if structure == "hnsw" else fitting
+def _codecs(structure: str) -> list[Codec]:
+    return [codec for codec in CODECS if codec.in_graph or structure != "hnsw"]
 
 
-def _factory(structure: str, codec: Codec, *, rows: int, k: int) -> str:
-    code = codec.factory.format(halves=k // 2)
+def _factory(structure: str, codec: Codec, *, rows: int) -> str:
+    code = codec.factory
     if structure == "hnsw":
         return _GRAPH if code == "Flat" else f"{_GRAPH}_{code}"
     return code if structure == "flat" else f"IVF{LISTS_PER_ROOT * math.isqrt(rows)},{code}"
@@ -227,7 +224,7 @@ def _require_room(factory: str, k: int, expected: IndexBytes, budget: int | None
 
 
 def _nothing_fits(structure: str, *, rows: int, dim: int, k: int, budget: int) -> ConfigError:
-    made = (_factory(structure, codec, rows=rows, k=k) for codec in _codecs(structure, k))
+    made = (_factory(structure, codec, rows=rows) for codec in _codecs(structure))
     least = min(_held(each, k, expected_bytes(each, rows=rows, dim=dim, k=k)) for each in made)
     return ConfigError(
         f"--memory-budget {in_units(budget)} ({budget:,} bytes) holds no index of {rows:,} vectors "
