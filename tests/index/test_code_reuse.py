@@ -117,8 +117,7 @@ def test_an_index_of_reused_codes_is_the_file_of_one_built_afresh(
 
 @pytest.mark.parametrize(
     "factory",
-    ["NSG16", "HNSW16", "IVF8,FlatDedup", "IVF8,FlatPanorama4", "PQ8x4fs", "IVF8,PQ8x4fs",
-     "SQ8,RFlat", "RQ4x4"],
+    ["HNSW16", "IVF8,FlatDedup", "IVF8,FlatPanorama4", "PQ8x4fs", "IVF8,PQ8x4fs", "RQ4x4"],
 )  # fmt: skip
 def test_other_kinds_are_named(factory: str) -> None:
     inner = inner_index(factory, K)

@@ -167,10 +167,7 @@ def test_a_codec_below_the_recall_asked_for_has_its_candidates_scored_again(
     assert ("scored again from the store as its own scores find" in choice.why) == reranked
 
 
-@pytest.mark.parametrize(
-    "refined", ["PQ8x4fs", "PQ8x4,RFlat", "IVF16,Flat", "RaBitQfs", "NSG8", "PCA8,SQ8", "HNSW8"]
-)
-def test_refining_by_what_compares_no_single_rows_is_refused(refined: str) -> None:
-    with pytest.raises(ConfigError, match=r"refine by codes, such as RFlat|transform of its own"):
-        inner_index(f"PQ8x4,Refine({refined})", 16)
-    assert inner_index("PQ8x4,Refine(SQ8)", 16) is not None
+@pytest.mark.parametrize("factory", ["SQ8,RFlat", "PQ8x4,Refine(SQ8)", "IVF4,SQ8,RFlat", "NSG8"])
+def test_refinements_and_other_graphs_are_refused(factory: str) -> None:
+    with pytest.raises(ConfigError, match="use HNSW32, or score candidates again from the store"):
+        inner_index(factory, 16)

@@ -21,7 +21,7 @@ from whiten_index.index.ondisk_ivf import IVF_DATA, OnDiskLists, lists_on_disk
 
 DIM, ROWS = 40, 1_500
 LISTS = ["IVF8,Flat", "IVF8,SQ8", "IVF8,PQ8", "IVF8,PQ7x6", "IVF8,RaBitQ", "IVF8_HNSW8,SQfp16"]
-OTHERS = ["Flat", "SQ8", "IVF8,PQ8x4fs", "HNSW16", "IVF8,PQ8,RFlat", "IVF8,FlatPanorama4"]
+OTHERS = ["Flat", "SQ8", "IVF8,PQ8x4fs", "HNSW16", "IVF8,FlatPanorama4"]
 
 
 def unit_rows(k: int) -> Any:

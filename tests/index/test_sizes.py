@@ -17,8 +17,7 @@ DIM, K, ROWS = 48, 32, 3_000
 FACTORIES = [
     "Flat", "SQfp16", "SQbf16", "SQ8", "SQ6", "SQ4", "PQ8", "PQ8x4", "PQ16x4fs", "RaBitQ",
     "RaBitQ4", "RaBitQfs", "RQ2x6", "IVF16,Flat", "IVF16,SQ8", "IVF16,PQ8", "IVF16,PQ16x4fs",
-    "IVF16,RaBitQ", "IVF16,RaBitQfs", "IVF16_HNSW8,SQ8", "HNSW16", "HNSW16_SQ8", "NSG16",
-    "SQ8,RFlat", "IVF16,PQ8x4,Refine(SQfp16)",
+    "IVF16,RaBitQ", "IVF16,RaBitQfs", "IVF16_HNSW8,SQ8", "HNSW16", "HNSW16_SQ8",
 ]  # fmt: skip
 
 

@@ -1,8 +1,6 @@
 """Builds whose corpus, store and index are in a bucket, and searches of what they publish."""
 
-import gc
 import os
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -193,30 +191,3 @@ def test_back_to_an_earlier_version(s3, bucket, machine, tmp_path, monkeypatch):
     monkeypatch.setattr(room, "_checked", overtaken)
     with pytest.raises(BusyError, match="changed by another command meanwhile"):
         rollback(out)
-
-
-def test_copies_beyond_a_limit_go_but_none_in_use_nor_the_only_one(
-    s3, bucket, machine, tmp_path, monkeypatch
-):
-    places = [f"s3://{bucket}/{each}" for each in "abc"]
-    for place in places:
-        build(corpus_file(tmp_path / "c.parquet"), out=place)
-    expected, _ = hits(places[0]), machine("reader")
-    opened = [open_index(place) for place in places]
-    copies = [each.bundle.folder for each in opened]
-    del opened[1:]
-    gc.collect()
-    # What a gate refused, or a cut off upload left, has no note of objects in the bucket.
-    own = shutil.copytree(copies[1], copies[1].parents[1] / "candidates" / copies[1].name)
-    (own / ".objects.json").unlink()
-    for when, copy in enumerate(copies):
-        for file in copy.iterdir():
-            os.utime(file, (1e9 + when, 1e9 + when))
-    size = sum(file.stat().st_size for copy in copies for file in copy.iterdir())
-    monkeypatch.setenv("WHITEN_INDEX_CACHE_SIZE", str(size - 1))
-    assert hits(places[2]) == expected
-    assert [copy.exists() for copy in (*copies, own)] == [True, False, True, True]
-    assert hits(places[1]) == expected
-    monkeypatch.setenv("WHITEN_INDEX_CACHE_SIZE", "much")
-    with pytest.raises(ConfigError, match="WHITEN_INDEX_CACHE_SIZE 'much' is no size"):
-        open_index(places[0])

@@ -113,7 +113,7 @@ def version(originals: Callable[..., Path], tmp_path: Path) -> Callable[..., Ver
 
 FACTORIES = [
     *("Flat", "SQ8", "SQfp16", "PQ6", "PQ12x4fs", "RaBitQ", "HNSW16", "HNSW16_SQ8", "PRQ2x2x4"),
-    *("IVF16,Flat", "IVF16,SQ8", "IVF16,PQ6x4fs", "IVF16,RaBitQ", "IVF16,PQ6,RFlat"),
+    *("IVF16,Flat", "IVF16,SQ8", "IVF16,PQ6x4fs", "IVF16,RaBitQ"),
 ]
 
 

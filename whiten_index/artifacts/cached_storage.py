@@ -15,14 +15,11 @@ in ``.objects``. If the bucket lists others now, the objects that were copied ar
 """
 
 import contextlib
-import fcntl
-import functools
 import hashlib
 import json
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
@@ -32,9 +29,7 @@ from typing import Any, TypeVar
 from typing_extensions import override
 
 from whiten_index.artifacts.atomic import (
-    locked,
     make_folder,
-    remove_folder,
     remove_killed,
     rename_unless_taken,
     replace_file,
@@ -48,7 +43,6 @@ from whiten_index.artifacts.files import (
     read_bytes,
     reading,
     sha256_file,
-    walk_files,
     writing,
 )
 from whiten_index.artifacts.limits import MANIFEST_BYTES, load_json
@@ -73,14 +67,12 @@ from whiten_index.artifacts.object_store import (
 from whiten_index.artifacts.prefetch import blocks
 from whiten_index.artifacts.storage import LOCAL, Names, Place, Storage
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
-from whiten_index.options import parse_bytes
 from whiten_index.paths import as_place
 
 A = TypeVar("A")
 B = TypeVar("B")
 _AT_ONCE = 16
 _DOWNLOADS = ".downloads"
-_LIMIT = "WHITEN_INDEX_CACHE_SIZE"
 # In a copy of an artifact: sizes and e-tags of its objects. In the cache: those of single files.
 _NOTE, _FILE_NOTES = ".objects.json", ".objects"
 _FILES = Schema("files", 1, Files)
@@ -97,6 +89,7 @@ class BucketStorage(Storage):
         self._bucket = Bucket(uri)
         self.uri = self._bucket.uri
         self.folder = _cache_folder(self.uri)
+        _make_cache(self.folder)
         _URIS[str(self.folder)] = self.uri
         # By the first part of the path. Listed on first need, then kept up to date.
         self._known: dict[str, dict[str, Stat]] = {}
@@ -105,7 +98,7 @@ class BucketStorage(Storage):
         self._dropped: set[str] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (self.uri,)
+        return BucketStorage, (self.uri,)
 
     @override
     def fetch(self, path: Path, *, names: Names = None, compare: bool = False) -> None:
@@ -505,45 +498,8 @@ def place_of(place: Place | BucketStorage) -> tuple[Path, Storage]:
     found = as_place(place, what="the place")
     if isinstance(found, Path):
         return found, LOCAL
-    mirror = _opened(found)
+    mirror = BucketStorage(found)
     return mirror.folder, mirror
-
-
-def _opened(uri: str) -> BucketStorage:
-    """Return the storage of a URI, whose copies stay as long as it is in use."""
-    mirror = BucketStorage(uri)
-    _make_cache(mirror.folder)
-    if limit := os.environ.get(_LIMIT):
-        _evict(mirror.folder.parent, parse_bytes(limit, option=_LIMIT))
-    descriptor = os.open(mirror.folder, os.O_RDONLY)
-    weakref.finalize(mirror, os.close, descriptor)
-    with contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-    return mirror
-
-
-@functools.cache
-def _evict(root: Path, limit: int) -> None:
-    """Remove copies, those not used for longest first, until artifacts take no more than a limit.
-
-    Those of a URI that is in use stay, and so does what was never in a bucket. A process does this
-    once.
-    """
-    copies = []
-    for path in walk_files(root):
-        # Others may remove what is looked at.
-        with contextlib.suppress(FileNotFoundError):
-            if path.name == _NOTE:
-                found = [path.stat(), *(file.stat() for file in walk_files(path.parent))]
-                used = max(max(each.st_atime, each.st_mtime) for each in found)
-                copies.append((used, sum(each.st_size for each in found[1:]), path.parent))
-    left = sum(size for _, size, _ in copies)
-    for _, size, copy in sorted(copies):
-        if left > limit:
-            cache = root / copy.relative_to(root).parts[0]
-            with contextlib.suppress(OSError, StorageError), locked(cache):
-                remove_folder(copy)
-                left -= size
 
 
 def required_place(given: Place) -> Place:

@@ -213,7 +213,7 @@ def _require_room(factory: str, k: int, expected: IndexBytes, budget: int | None
                 f"--factory {factory} is made in memory, which takes {held:,} bytes, above "
                 f"--memory-budget {in_units(budget)}; use a budget of {in_units(held)}, or lists, "
                 "which are made on disk: IVF with Flat, SQ8, SQfp16, PQ or RaBitQ, without fast "
-                "scan and refinement, such as IVF1024,Flat"
+                "scan, such as IVF1024,Flat"
             )
     elif expected.fixed * 2 > max(budget, LEAST_WORK):
         raise ConfigError(

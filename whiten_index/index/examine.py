@@ -1,6 +1,6 @@
 """Examination of an index: each row once, and codes, centroids and codebooks finite."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,19 +35,11 @@ def examine(index: Any) -> Examined:
     inner = faiss.downcast_index(index)
     if isinstance(inner, faiss.IndexPreTransform):
         return examine(inner.index)
-    # A refined index has two indexes of codes, a graph has one.
-    inside = [getattr(inner, name, None) for name in ("base_index", "refine_index", "storage")]
-    rows, parts = int(inner.ntotal), [examine(part) for part in inside if part is not None]
-    if parts:
-        # Each of them should hold every row.
-        return Examined(
-            rows=rows,
-            decoded=all(part.decoded for part in parts),
-            broken=max(part.broken for part in parts),
-            lost=max(max(rows - part.rows, part.lost) for part in parts),
-            strange=max(max(part.rows - rows, part.strange) for part in parts),
-            learned=all(part.learned for part in parts),
-        )
+    rows = int(inner.ntotal)
+    if isinstance(inner, faiss.IndexHNSW):
+        codes = examine(inner.storage)
+        lost, strange = max(rows - codes.rows, 0), max(codes.rows - rows, 0)
+        return replace(codes, rows=rows, lost=lost, strange=strange)
     if isinstance(inner, faiss.IndexIVF):
         return _lists(inner)
     decodes = isinstance(inner, faiss.IndexFlatCodes)

@@ -27,15 +27,11 @@ def inner_index(factory: str, k: int) -> Any:
             f"{factory!r} holds a transform of its own (PCA, OPQ, L2norm …), which would nest in "
             "the whitening; leave it out and choose the width with --k"
         )
-    for part in parts:
-        # FAISS would abort: such an index has no distance of a single row.
-        if isinstance(part, faiss.IndexRefine) and not isinstance(
-            faiss.downcast_index(part.refine_index), faiss.IndexFlatCodes
-        ):
-            raise ConfigError(
-                f"{factory!r} refines by an index that does not compare single rows; refine by "
-                "codes, such as RFlat, Refine(SQfp16) or Refine(SQ8)"
-            )
+    if isinstance(index, faiss.IndexRefine | faiss.IndexNSG):
+        raise ConfigError(
+            f"{factory!r} is a graph (NSG) or a refinement, which are not tuned to a recall here; "
+            "use HNSW32, or score candidates again from the store by search --rerank"
+        )
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:
         # FAISS makes a graph over product codes by distance, whatever metric is given.
         raise ConfigError(
@@ -95,12 +91,9 @@ def lists_of(index: Any) -> Any:
 
 
 def is_graph(inner: Any) -> bool:
-    """Return whether an index is an HNSW graph, or refines the hits of one."""
+    """Return whether an index is an HNSW graph."""
     faiss = load_faiss()
-    index = faiss.downcast_index(inner)
-    if isinstance(index, faiss.IndexRefine):
-        return is_graph(index.base_index)
-    return isinstance(index, faiss.IndexHNSW)
+    return isinstance(faiss.downcast_index(inner), faiss.IndexHNSW)
 
 
 def is_exact(inner: Any) -> bool:

@@ -225,19 +225,8 @@ def fill_and_tune(
     if truth is not None and late:
         inner.add(np.concatenate(late))
         others = np.delete(np.arange(rows), truth.late)
-        _permute(inner, np.argsort(np.concatenate([others, truth.late])))
+        inner.permute_entries(np.argsort(np.concatenate([others, truth.late])))
     return tuned
-
-
-def _permute(inner: Any, old_rows: NDArray[np.int64]) -> None:
-    """Reorder the rows of a graph; ``old_rows`` (n,) has the old place of each."""
-    faiss = load_faiss()
-    inner = faiss.downcast_index(inner)
-    if isinstance(inner, faiss.IndexRefine):
-        _permute(inner.base_index, old_rows)
-        _permute(inner.refine_index, old_rows)
-    else:
-        inner.permute_entries(old_rows)
 
 
 def build_distributed(

@@ -20,7 +20,7 @@ _GRAPH_A_ROW = 4 + 8
 class IndexBytes:
     """Bytes of a whole index, in its file and in memory once it is opened."""
 
-    codes: int = 0  # of the vectors, in any codec; both copies of a refined index
+    codes: int = 0  # of the vectors, in any codec
     ids: int = 0  # row numbers in inverted lists
     lists: int = 0  # lengths of inverted lists and the padding of their blocks
     graph: int = 0  # neighbours of every row
@@ -72,13 +72,10 @@ def _bytes_of(index: Any, *, rows: int | None) -> IndexBytes:
     assert holder is not None
     if isinstance(index, faiss.IndexPreTransform):
         return IndexBytes(matrix=_transform_bytes(index)) + _bytes_of(index.index, rows=rows)
-    if isinstance(index, faiss.IndexRefine):
-        parts = (index.base_index, index.refine_index)
-        return sum((_bytes_of(part, rows=rows) for part in parts), IndexBytes())
     held = int(index.ntotal) if rows is None else rows
     if isinstance(index, faiss.IndexIVF):
         return _list_bytes(index, held, filled=rows is None)
-    if isinstance(index, (faiss.IndexHNSW, faiss.IndexNSG)):
+    if isinstance(index, faiss.IndexHNSW):
         graph = _graph_bytes(index, held, filled=rows is None)
         return IndexBytes(graph=graph) + _bytes_of(index.storage, rows=rows)
     if isinstance(index, faiss.IndexFastScan):
@@ -116,10 +113,6 @@ def _list_bytes(index: Any, rows: int, *, filled: bool) -> IndexBytes:
 
 
 def _graph_bytes(index: Any, rows: int, *, filled: bool) -> int:
-    faiss = load_faiss()
-    if isinstance(index, faiss.IndexNSG):
-        # So many neighbours at most, and a number that ends them.
-        return rows * (int(index.nsg.R) + 1) * _FLOAT
     graph = index.hnsw
     if filled:
         return int(graph.neighbors.size()) * _FLOAT + rows * _GRAPH_A_ROW

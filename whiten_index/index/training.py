@@ -96,11 +96,11 @@ def train(inner: Any, sample: NDArray[np.float32], factory: str) -> None:
 
 
 def _codebooks(inner: Any) -> list[tuple[int, Any]]:
-    """Return values of a code, and clustering if any, of the codebooks inside, at any depth."""
+    """Return values of a code, and clustering if any, of the codebooks inside."""
     faiss = load_faiss()
-    inside = (getattr(inner, name, None) for name in ("base_index", "refine_index", "storage"))
-    parts = [faiss.downcast_index(part) for part in inside if part is not None]
-    found = [codebook for part in parts for codebook in _codebooks(part)]
+    found = list[tuple[int, Any]]()
+    if (storage := getattr(inner, "storage", None)) is not None:
+        found += _codebooks(faiss.downcast_index(storage))
     if (product := getattr(inner, "pq", None)) is not None:
         found.append((2 ** int(product.nbits), product.cp))
     if (additive := getattr(inner, "aq", None)) is not None:

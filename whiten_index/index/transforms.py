@@ -124,12 +124,10 @@ def rotation_for(inner: Any, k: int, *, seed: int) -> NDArray[np.float64] | None
 
 
 def is_lossy(inner: Any) -> bool:
-    """Return whether the codes of an index, or of one inside it, lose precision."""
+    """Return whether the codes of an index, or of the one inside it, lose precision."""
     faiss = load_faiss()
     inner = faiss.downcast_index(inner)
-    if isinstance(inner, faiss.IndexRefine):
-        return is_lossy(inner.base_index)
-    if isinstance(inner, faiss.IndexHNSW | faiss.IndexNSG):
+    if isinstance(inner, faiss.IndexHNSW):
         return is_lossy(inner.storage)
     if isinstance(inner, faiss.IndexFlat | faiss.IndexIVFFlat):
         return False

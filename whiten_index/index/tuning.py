@@ -33,7 +33,7 @@ CANDIDATES = (20, 50, 100, 200, 500, 1_000)
 class OperatingPoint:
     """The setting of an index, and its index recall."""
 
-    # Nprobe, efSearch or k_factor; empty for a kind without any.
+    # Nprobe or efSearch; empty for a kind without any.
     parameters: dict[str, int] = field(default_factory=dict)
     recall: float | None = None  # share of the exact neighbours found, None if nothing was measured
     target: float = 0.0  # recall wanted
@@ -120,16 +120,15 @@ def _below_target(plan: IndexPlan, point: OperatingPoint) -> str:
 def tune(inner: Any, truth: GroundTruth, *, target: float, candidates: int = 0) -> OperatingPoint:
     """Set an index to the least work that reaches the target, and return its recall.
 
-    Each parameter goes up a ladder until the target is met and is then narrowed down by halves. If
+    Its parameter goes up a ladder until the target is met and is then narrowed down by halves. If
     no value meets it, the least within 0.002 of the best is taken. ``candidates`` rows are fetched
     for a query if they are scored again.
     """
     measure = partial(recall_of, inner, truth, candidates=candidates)
-    knobs = _knobs(inner)
-    for knob in knobs:
-        knob.set(knob.ladder[-1])
-    parameters, recall = {}, measure() if not knobs else 0.0
-    for knob in knobs:
+    parameters, knob = dict[str, int](), _knob(inner)
+    if knob is None:
+        recall = measure()
+    else:
         parameters[knob.name], recall = _least(knob, measure, target)
     return OperatingPoint(parameters, recall, target, recall >= target, len(truth.queries))
 
@@ -224,28 +223,23 @@ def _least(knob: _Knob, measure: Callable[[], float], target: float) -> tuple[in
 
 
 def has_parameters(inner: Any) -> bool:
-    """Return whether there is anything to set: lists, candidates of a graph or of a re-ranking."""
-    return bool(_knobs(inner))
+    """Return whether there is anything to set: lists, or candidates of a graph."""
+    return _knob(inner) is not None
 
 
-def _knobs(inner: Any) -> list[_Knob]:
-    """Return the parameters, the costliest first; the others are at their greatest meanwhile."""
-    faiss = load_faiss()
-    index = faiss.downcast_index(inner)
-    if isinstance(index, faiss.IndexRefine):
-        factor = _Knob("k_factor", _doubled(1, 64), lambda value: setattr(index, "k_factor", value))
-        return [*_knobs(faiss.downcast_index(index.base_index)), factor]
+def _knob(inner: Any) -> _Knob | None:
+    index = load_faiss().downcast_index(inner)
     # An index on a GPU has lists, but its class is not one of the CPU's.
     lists = index if hasattr(index, "nlist") else lists_of(index)
     if lists is not None:
         most = int(lists.nlist) if lists_of(index) is not None else MOST_ON_GPU
         ladder = _doubled(1, min(int(lists.nlist), most))
-        return [_Knob("nprobe", ladder, lambda value: setattr(lists, "nprobe", value))]
+        return _Knob("nprobe", ladder, lambda value: setattr(lists, "nprobe", value))
     graph = getattr(index, "hnsw", None)
-    if graph is not None:
-        ladder = _doubled(16, 2_048)
-        return [_Knob("efSearch", ladder, lambda value: setattr(graph, "efSearch", value))]
-    return []
+    if graph is None:
+        return None
+    ladder = _doubled(16, 2_048)
+    return _Knob("efSearch", ladder, lambda value: setattr(graph, "efSearch", value))
 
 
 def _doubled(first: int, last: int) -> tuple[int, ...]:

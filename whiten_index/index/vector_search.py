@@ -118,13 +118,6 @@ def _parameters(inner: Any, top_k: int, *, thorough: bool) -> Any:
         return faiss.SearchParametersHNSW(efSearch=max(inner.hnsw.efSearch, top_k))
     if isinstance(inner, faiss.IndexIVF) and thorough:
         return list_parameters(inner, inner.nlist)
-    if isinstance(inner, faiss.IndexRefine):
-        candidates = math.ceil(top_k * inner.k_factor)
-        base = _parameters(faiss.downcast_index(inner.base_index), candidates, thorough=thorough)
-        if base is not None:
-            return faiss.IndexRefineSearchParameters(
-                k_factor=inner.k_factor, base_index_params=base
-            )
     return None
 
 
@@ -151,8 +144,6 @@ def first_of_each(hits: Rows, document_of: Callable[[Rows], Rows]) -> NDArray[np
 def vectors_of(inner: Any, rows: range) -> NDArray[np.float32]:
     """Return the vectors of n rows as the index keeps them, (n, k)."""
     faiss = load_faiss()
-    if isinstance(inner, faiss.IndexRefine):
-        inner = faiss.downcast_index(inner.refine_index)
     lists = (faiss.IndexIVFFlat, faiss.IndexIVFScalarQuantizer, faiss.IndexIVFPQ)
     # Some of FAISS's fast-scan indexes crash on this.
     if not isinstance(inner, (faiss.IndexFlatCodes, faiss.IndexHNSW, *lists)):
@@ -273,14 +264,6 @@ def _sparing(inner: Any, wanted: int, selection: Selection) -> Any:
         if selection.count <= steps * inner.hnsw.nb_neighbors(0):
             return None
         return faiss.SearchParametersHNSW(sel=_selector(selection), efSearch=steps)
-    if isinstance(inner, faiss.IndexRefine):
-        base = faiss.downcast_index(inner.base_index)
-        parameters = _sparing(base, math.ceil(wanted * inner.k_factor), selection)
-        if parameters is None:
-            return None
-        return faiss.IndexRefineSearchParameters(
-            k_factor=inner.k_factor, base_index_params=parameters
-        )
     return None
 
 
@@ -290,23 +273,17 @@ def _thorough_selected(
     """Return the best of all rows that pass, as far as the kind of index can compare them."""
     faiss = load_faiss()
     few = selection.count * _FEW <= selection.total
-    if isinstance(inner, faiss.IndexRefine) and few:
-        return nearest(faiss.downcast_index(inner.refine_index), queries, wanted, selection)
-    if isinstance(inner, faiss.IndexHNSW) or (isinstance(inner, faiss.IndexNSG) and few):
+    if isinstance(inner, faiss.IndexHNSW):
         return nearest(faiss.downcast_index(inner.storage), queries, wanted, selection)
-    parameters = None
-    if isinstance(inner, faiss.IndexIVF):
-        parameters = list_parameters(inner, inner.nlist, selection)
-    elif isinstance(inner, faiss.IndexPQ | faiss.IndexAdditiveQuantizer) and few:
+    if isinstance(inner, faiss.IndexPQ | faiss.IndexAdditiveQuantizer) and few:
         # Without selectors. FAISS's fast-scan kinds, which crash on this, are not among them.
         return _decoded(inner, queries, wanted, selection)
-    elif not isinstance(inner, (faiss.IndexRefine, faiss.IndexNSG)):
+    if isinstance(inner, faiss.IndexIVF):
+        parameters = list_parameters(inner, inner.nlist, selection)
+    else:
         parameters = faiss.SearchParameters(sel=_selector(selection))
-    if parameters is not None:
-        found = _with_selector(inner, queries, wanted, parameters, selection)
-        if found is not None:
-            return found
-    found = over_fetch(
+    found = _with_selector(inner, queries, wanted, parameters, selection)
+    return found or over_fetch(
         lambda some, most: nearest(inner, some, most),
         lambda hits: np.flatnonzero(selection.holds(hits)),
         queries,
@@ -314,11 +291,6 @@ def _thorough_selected(
         first=2 * math.ceil(wanted * selection.total / selection.count),
         rows=selection.total,
     )
-    beneath = getattr(inner, "refine_index", getattr(inner, "storage", None))
-    if beneath is None:
-        return found
-    plain = faiss.downcast_index(beneath)
-    return _filled(found, queries, lambda some: nearest(plain, some, wanted, selection))
 
 
 def _selector(selection: Selection) -> Any:
