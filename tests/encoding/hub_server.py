@@ -8,7 +8,6 @@ whoever is not logged in. Left out is Xet storage, which the hub offers beside p
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
@@ -81,7 +80,6 @@ class Hub:
     """The hub and its storage, each on a port of its own, until it is stopped.
 
     Attributes:
-        writer: the one token that may write.
         log: the requests answered so far.
         moved: old name -> name.
         faults: name of a file in storage -> what befalls its next downloads, in turn: ``cut`` (the
@@ -92,7 +90,7 @@ class Hub:
         self.repos: dict[str, Repo] = {}
         self.moved: dict[str, str] = {}
         self.faults: defaultdict[str, list[str]] = defaultdict(list)
-        self.writer, self.log = "hf_writer", list[Request]()
+        self.log = list[Request]()
         self._servers = [_serve(_HubHandler, self), _serve(_StorageHandler, self)]
         self.url, self.storage_url = (
             f"http://127.0.0.1:{server.server_address[1]}" for server in self._servers
@@ -191,14 +189,6 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer with a body."""
         self.answer(urlsplit(self.path).path)
 
-    def do_POST(self) -> None:
-        """Answer what writes."""
-        self.write(self.path, self.rfile.read(int(self.headers["Content-Length"])))
-
-    def write(self, path: str, body: bytes) -> None:
-        """Answer one request that writes."""
-        raise NotImplementedError
-
     def answer(self, path: str) -> None:
         """Answer one request."""
         raise NotImplementedError
@@ -248,34 +238,6 @@ class _HubHandler(_Handler):
             self._refuse(403 if token else 401, "GatedRepo", why)
         else:
             self._file(found, repo.commits[commit], commit)
-
-    def write(self, path: str, body: bytes) -> None:
-        """Take a commit, and answer what the client asks before; files are small enough for it."""
-        if self.headers.get("Authorization", "") != f"Bearer {self.hub.writer}":
-            self._refuse(401, "", "Invalid username or password.")
-            return
-        answer: dict[str, Any] = {}
-        if path == "/api/repos/create":
-            asked = json.loads(body)
-            name = f"{asked['organization']}/{asked['name']}"
-            answer["url"] = f"{self.hub.url}/{name}"
-            if name not in self.hub.repos:
-                self.hub.commit(name, {".gitattributes": b""})
-        elif path.endswith("/preupload/main"):
-            named = [each["path"] for each in json.loads(body)["files"]]
-            regular = {"uploadMode": "regular", "shouldIgnore": False}
-            answer["files"] = [{"path": each, **regular} for each in named]
-        elif found := re.fullmatch(rf"/api/models/{_NAME}/commit/main", path):
-            lines = [json.loads(line) for line in body.splitlines()]
-            files = {
-                each["value"]["path"]: base64.b64decode(each["value"]["content"])
-                for each in lines
-                if each["key"] == "file"
-            }
-            commit = self.hub.commit(found["name"], files)
-            url = f"{self.hub.url}/{found['name']}/commit/{commit}"
-            answer |= {"commitOid": commit, "commitUrl": url}
-        self.reply(200, json.dumps(answer).encode(), Content_Type="application/json")
 
     def _refuse(self, status: int, code: str, why: str) -> None:
         headers = {"X-Error-Code": code} if code else {}

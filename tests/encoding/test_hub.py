@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 
 from tests.encoding.hub_server import Hub, at_hub
 from tests.helpers import tiny_models
-from whiten_index import BuildConfig, build_index
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.versions.retention import describe_index
@@ -39,17 +38,6 @@ for name, revision, token in json.loads(sys.argv[1]):
     found.append(about)
 assert "torch" not in sys.modules
 print(json.dumps(found))
-"""
-# Encodes by transforms from the hub, or says why not.
-OPEN = """
-import json, sys
-from whiten_index import QueryTransform, WhitenIndexError
-for name, revision, model in json.loads(sys.argv[1]):
-    try:
-        found = QueryTransform.from_hub(name, revision=revision, model=model)
-        print(found.query_digest, found.encode_queries(["the cat sat"]).shape[1])
-    except WhitenIndexError as error:
-        print(error)
 """
 PLAIN = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 # What else lies in a repository of the hub; none of it is needed.
@@ -270,47 +258,6 @@ def test_what_cannot_be_had_is_one_sentence_that_says_what_to_do(hub, bert, tmp_
         assert "\n" not in found["error"]
         for part in parts:
             assert part in found["error"], question
-
-
-def test_a_transform_is_pushed_and_fetched_again(hub, bert, corpus, tmp_path):
-    """Of a model in a folder, which the reader has from the hub."""
-    hub.add("org/bert", bert)
-    home, out = tmp_path / "home", str(tmp_path / "index")
-    made = {"model": str(bert), "pooling": "mean", "whiten": "whitening", "k": 6, "device": "cpu"}
-    build_index(BuildConfig(corpus=str(corpus), text_columns="text", out=out, **made))
-    push = ("export", out, "me/whitened", "--as", "hub", "--json")
-    assert "log in with 'hf auth login' or set HF_TOKEN" in fail(hub, home, *push, status=7)
-    assert "me/whitened" not in hub.repos
-    done = at_hub(hub, home, *push, HF_TOKEN=hub.writer)
-    first = json.loads(done.stdout)
-    second = succeed(hub, home, *push, "--k", 4, HF_TOKEN=hub.writer)
-    hub.commit("me/mine", {"README.md": b"my model"})
-    before = set(hub.repos)
-    for name, said in ("me/mine", "README.md"), ("whitened", "USER/NAME"), ("a/../b", "USER/NAME"):
-        other = (*push[:2], name, *push[3:])
-        assert said in fail(hub, home, *other, status=2, HF_TOKEN=hub.writer)
-    assert len(hub.repos["me/mine"].commits) == 1
-    assert hub.repos.keys() == before
-
-    sent = hub.repos["me/whitened"].commits[first["commit"]]
-    others = {"README.md", "matrix.safetensors", "moments.safetensors"}
-    assert sent.keys() == {"manifest.json", "whitening.safetensors"} | others
-    said = done.stdout.encode() + done.stderr.encode() + b"".join(sent.values())
-    for secret in (hub.writer, str(bert.parent), str(tmp_path)):
-        assert secret.encode() not in said
-    for part in ("model | bert, pooling mean", "corpus.parquet: 24 rows", "exponent 1, k = 6"):
-        assert part in sent["README.md"].decode()
-
-    hub.commit("me/damaged", sent | {"whitening.safetensors": sent["manifest.json"]})
-    asked = [
-        ("me/whitened", None, "org/bert"), ("me/whitened", first["commit"], "org/bert"),
-        ("me/whitened", None, None), ("me/damaged", None, None), ("org/bert", None, None),
-    ]  # fmt: skip
-    told = at_hub(hub, home, json.dumps(asked), code=OPEN).stdout.splitlines()
-    assert told[:2] == [f"{second['query_digest']} 4", f"{first['query_digest']} 6"]
-    refused = ("names the encoder 'bert'", "damaged", "is not a")
-    assert all(why in line for line, why in zip(told[2:], refused, strict=True))
-    assert {*hub.downloads("me/whitened")} == sent.keys() - others
 
 
 def _config(folder: Path) -> dict[str, Any]:

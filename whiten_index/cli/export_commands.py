@@ -22,7 +22,7 @@ from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
 from whiten_index.vectordb.push_config import DATABASE, PushConfig
 
-MATRIX, QUERY, MODEL, SQL, HUB = "matrix", "query", "sentence-transformers", "sql", "hub"
+MATRIX, QUERY, MODEL, SQL = "matrix", "query", "sentence-transformers", "sql"
 _ENDINGS = {".safetensors": MATRIX, ".sql": SQL}
 
 
@@ -32,7 +32,7 @@ _ENDINGS = {".safetensors": MATRIX, ".sql": SQL}
 @click.option(
     "--as",
     "form",
-    type=click.Choice([MATRIX, QUERY, MODEL, SQL, HUB]),
+    type=click.Choice([MATRIX, QUERY, MODEL, SQL]),
     help="Of TARGET. [default: by its ending .safetensors or .sql]",
 )
 @click.option("--k", type=click.IntRange(min=1), help="Keep the first N numbers of each vector.")
@@ -67,9 +67,6 @@ def export(
     sql: a script for PostgreSQL with pgvector that makes a function of raw embeddings; run it by
     psql -v ON_ERROR_STOP=1 -f TARGET.
 
-    hub: the repository TARGET (USER/NAME) on the Hugging Face hub, for QueryTransform.from_hub: the
-    transform, its matrix, the moments, and a card with measured figures. Log in by hf auth login.
-
     The query digest that is printed is the same for all forms, stands in each, and changes with the
     transform: after an update that fitted it again, export again.
     """
@@ -94,10 +91,6 @@ def export(
         spec, column = transform.spec, transform.encoder_facts.get("column")
         encoder = spec.model if spec else f"column {column}"
         facts = {"encoder": encoder, "fingerprint": transform.fingerprint}
-    elif form == HUB:
-        from whiten_index.integrations.hub import push_transform
-
-        facts = push_transform(index, target, k=k, verify=verify)
     elif form == SQL:
         from whiten_index.integrations.sql import RUN, export_sql
 

@@ -20,7 +20,6 @@ from numpy.typing import ArrayLike, NDArray
 from whiten_index.artifacts.atomic import replace_folder
 from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.manifest import (
-    MANIFEST,
     Described,
     Digest,
     Schema,
@@ -30,7 +29,7 @@ from whiten_index.artifacts.manifest import (
     read_manifest,
 )
 from whiten_index.artifacts.prefetch import blocks
-from whiten_index.encoding.models import ModelFolder, fetch
+from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import (
     EncoderOpening,
     EncoderSpec,
@@ -38,7 +37,7 @@ from whiten_index.encoding.spec import (
     recorded_spec,
     require_transformer,
 )
-from whiten_index.errors import ConfigError, require_installed
+from whiten_index.errors import ConfigError
 from whiten_index.search.query_encoder import QueryEncoder, digest_of, require_texts
 from whiten_index.store.records import EncoderFacts
 from whiten_index.versions.published import WHITENING, Version, with_published
@@ -171,24 +170,6 @@ class QueryTransform:
         fields, whitening = version.fields, Whitening.load(version.file(WHITENING))
         encoder = {**fields["encoder"], "fingerprint": fields["encoder_fingerprint"]}
         return cls(whitening, encoder, version=fields["version"], **opening)
-
-    @classmethod
-    def from_hub(
-        cls, name: str, *, revision: str | None = None, **opening: Unpack[EncoderOpening]
-    ) -> "QueryTransform":
-        """Fetch what ``whiten-index export --as hub`` sent to the Hugging Face hub, checked.
-
-        Args:
-            name: of the repository, such as ``me/docs-whitened``.
-            revision: branch, tag or commit; a commit stays what it is.
-            opening: as of ``of``; the encoder is fetched only if ``model`` names it.
-
-        Raises:
-            EncoderError: it is not there, or cannot be fetched.
-            ArtifactError: as ``load``.
-        """
-        require_installed("huggingface_hub", by="from_hub", extra="encode")
-        return cls.load(fetch(name, revision, [MANIFEST, WHITENING]), **opening)
 
     @classmethod
     def load(cls, folder: Path | str, **opening: Unpack[EncoderOpening]) -> "QueryTransform":
