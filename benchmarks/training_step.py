@@ -99,7 +99,7 @@ def steps(model: str | None) -> Iterator[dict[str, Any]]:
 def _step(model: Any, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor]) -> None:
     kind = batch["input_ids"].device.type
     with torch.autocast(kind, dtype=torch.bfloat16, enabled=kind == "cuda"):
-        loss = model(**batch)["loss"]
+        loss = model(**batch)
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -62,15 +62,3 @@ def test_a_model_that_was_damaged_since_is_told(config: Any, name: str) -> None:
     (out / name).unlink()
     with pytest.raises(ArtifactError, match="is missing"):
         train_encoder(config())
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("ACCELERATE_MIXED_PRECISION", "bf16"), ("WORLD_SIZE", "2")]
-)
-def test_an_environment_that_would_change_the_training(
-    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
-    monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=name):
-        train_encoder(config())
-    assert not (tmp_path / "model").exists()

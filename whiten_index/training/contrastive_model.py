@@ -83,11 +83,11 @@ class ContrastiveModel(nn.Module):
         self.head, self.pooling, self.views = head, pooling, views
         self._loss = loss
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return the loss of a batch, both (n, t)."""
         flat = self.features(input_ids.repeat(self.views, 1), attention_mask.repeat(self.views, 1))
         compared = self.head(flat.view(self.views, -1, flat.shape[-1]))
-        return {"loss": self._loss(compared[0], compared[1:])}
+        return self._loss(compared[0], compared[1:])
 
     def features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return the pooled features (n, d) of tokens (n, t), before the head."""

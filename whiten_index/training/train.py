@@ -3,7 +3,6 @@
 import csv
 import functools
 import hashlib
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.atomic import discard, replace_folder, require_free, require_path
-from whiten_index.artifacts.files import is_file, list_folder, resolved, writing
+from whiten_index.artifacts.files import is_folder, list_folder, resolved
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import Described, Schema
 from whiten_index.corpus.batches import TextBatch
@@ -28,14 +27,10 @@ from whiten_index.training.training_config import BEST, CURVES, POOLINGS, Traini
 if TYPE_CHECKING:
     from whiten_index.training.trainer import Score
 
-RUN, CURVES_FILE, _CHECKPOINTS = "training.json", "curves.csv", "checkpoints"
+RUN, CURVES_FILE = "training.json", "curves.csv"
 _SCHEMA = Schema("trained model", 1, Described)
 _files = functools.partial(manifest.listed_files, schema=_SCHEMA)
 _WHAT, _REMEDY = "a trained model", "remove it to train from the start"
-_RECORD = "checkpoints of a training"
-_OF_ACCELERATE = (
-    "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP",
-)  # fmt: skip
 _STSB = "STS-B"
 
 
@@ -92,6 +87,8 @@ def train_encoder(
     """
     stages = Stages(progress or Progress())
     spec, folder = require_trainable(config)
+    from whiten_index.training.trainer import checkpoints
+
     dev = None if pairs is None else read_dev(pairs)
     corpus = ParquetCorpus.open(
         CorpusConfig(sources=config.corpus, text_columns=config.text_columns, limit=config.limit)
@@ -99,28 +96,39 @@ def train_encoder(
     with stages.stage("read", corpus.rows) as watcher:
         sentences = read_sentences(corpus, batch_size=config.batch_size)
         watcher.advance(corpus.rows)
-    training = _Training(config, spec, folder, sentences, dev)
+    out = resolved(require_path(config.out))
+    work = out.with_name(f"{out.name}.training")  # of checkpoints
+    pairs_of = [] if dev is None else [*dev.first, *dev.second, *map(str, dev.scores)]
+    # Everything that the weights depend on.
+    identity: dict[str, Any] = {
+        "model": spec.fingerprint,
+        "sentences": _digest(sentences),
+        "pairs": _digest(pairs_of) if pairs_of else None,
+        **config.identity(),
+    }
     # Before anything is written.
-    done = training.finished()
-    recorded = training.recorded()
-    if done is not None and recorded is None:
-        return TrainReport(training.out, done, stages, again=True)
-    if recorded is None and training.others():
+    done = _finished(out, identity)
+    if done is not None and not is_folder(work):
+        return TrainReport(out, done, stages, again=True)
+    if done is None and {*_entries(work)} - {*checkpoints(work)}:
         raise ConfigError(
-            f"{training.work}, where checkpoints go, holds something else, and is left as it is; "
-            "move it away, or name another --out"
+            f"{work}, where checkpoints go, holds something else, and is left as it is; move it "
+            "away, or name another --out"
         )
-    with only_writer(training.work, what="training"):
+    with only_writer(work, what="training"):
         # Another process may have finished it since.
-        done = done or training.finished()
+        done = done or _finished(out, identity)
         try:
-            facts = done or training.do(stages)
-        except BaseException:
-            if not training.begun:
-                training.clear()
-            raise
-        training.clear()
-    return TrainReport(training.out, facts, stages, again=done is not None)
+            facts = done or _train(
+                config, spec, folder, sentences, dev, out=out, work=work, identity=identity,
+                stages=stages,
+            )  # fmt: skip
+            for each in checkpoints(work):
+                discard(each)
+        finally:
+            if not _entries(work):
+                discard(work)
+    return TrainReport(out, facts, stages, again=done is not None)
 
 
 def read_sentences(corpus: ParquetCorpus, *, batch_size: int) -> list[str]:
@@ -166,15 +174,7 @@ def model_of(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
 
 def require_trainable(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
     """Return the model that is trained; refuse an impossible training before anything is read."""
-    require_installed("torch", "transformers", "accelerate", by="training", extra="train")
-    if os.environ.get("WORLD_SIZE", "1") != "1" or "LOCAL_RANK" in os.environ:
-        raise ConfigError(
-            "training is one process on one device; start it without torchrun, and unset "
-            "WORLD_SIZE and LOCAL_RANK"
-        )
-    for name in _OF_ACCELERATE:
-        if os.environ.get(name, "no").lower() not in ("", "no", "false"):
-            raise ConfigError(f"{name} is set, which would change the training; unset it")
+    require_installed("torch", "transformers", by="training", extra="train")
     spec, folder = model_of(config)
     from whiten_index.training.contrastive_model import head_whitening, require_device
 
@@ -196,121 +196,69 @@ def read_dev(pairs: Path | str) -> StsSet:
     return dev
 
 
-class _Training:
-    """A training: its folders, its identity and its steps."""
+def _finished(out: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the facts of the model if it is there already."""
+    if _files(out) is None:
+        # Before hours of training, not after.
+        require_free(out, files=_files, what=_WHAT)
+        return None
+    fields = manifest.read_manifest(out, _SCHEMA)
+    names = {*fields["files"], RUN}
+    manifest.check_files(out, fields, content=True, names=names, remedy=_REMEDY)
+    found = manifest.read_json(out / RUN, what="a record of training")
+    _require_same(found.pop("identity", None), identity, f"{out} holds a model trained")
+    return found
 
-    def __init__(
-        self,
-        config: TrainingConfig,
-        spec: EncoderSpec,
-        folder: ModelFolder,
-        sentences: Sequence[str],
-        dev: StsSet | None,
-    ) -> None:
-        self.config, self.spec, self.folder = config, spec, folder
-        self.sentences, self.dev = sentences, dev
-        self.out = resolved(require_path(config.out))
-        # Of checkpoints and of the record of the training that made them.
-        self.work = self.out.with_name(f"{self.out.name}.training")
-        pairs = [] if dev is None else [*dev.first, *dev.second, *map(str, dev.scores)]
-        # Everything that the weights depend on.
-        self.identity: dict[str, Any] = {
-            "model": spec.fingerprint,
-            "sentences": _digest(sentences),
-            "pairs": _digest(pairs) if pairs else None,
-            **config.identity(),
-        }
 
-    @property
-    def begun(self) -> bool:
-        """True if there is a checkpoint to resume from."""
-        from whiten_index.training.checkpoints import any_whole
-
-        return any_whole(self.work / _CHECKPOINTS)
-
-    def finished(self) -> dict[str, Any] | None:
-        """Return the facts of the model if it is there already."""
-        if _files(self.out) is None:
-            # Before hours of training, not after.
-            require_free(self.out, files=_files, what=_WHAT)
-            return None
-        fields = manifest.read_manifest(self.out, _SCHEMA)
-        names = {*fields["files"], RUN}
-        manifest.check_files(self.out, fields, content=True, names=names, remedy=_REMEDY)
-        found = manifest.read_json(self.out / RUN, what="a record of training")
-        self._require_mine(found.pop("identity", None), where=self.out, what="a model trained")
-        return found
-
-    def recorded(self) -> Any:
-        """Return the identity of the training whose checkpoints are there, None without one."""
-        path = self.work / RUN
-        if not is_file(path):
-            return None
-        found = manifest.read_json(
-            path, what=_RECORD, remedy="remove the folder to train from the start"
+def _require_same(then: Any, now: Mapping[str, Any], what: str) -> None:
+    then = then if isinstance(then, dict) else {"identity": then}
+    differ = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
+    if differ:
+        raise ConfigError(
+            f"{what} with another {', '.join(differ)}; name another --out, or remove it to train "
+            "from the start"
         )
-        return found.get("identity", {}) if found.get("kind") == _RECORD else None
 
-    def do(self, stages: Stages) -> dict[str, Any]:
-        """Train, from the last checkpoint if there is one, and write the model; return facts."""
-        from whiten_index.training.checkpoints import written
-        from whiten_index.training.contrastive_model import contrastive_model, write_model
-        from whiten_index.training.trainer import run
 
-        if self.begun:
-            self._require_mine(self.recorded(), where=self.work, what=_RECORD)
-        else:
-            record = self.work / RUN
-            with writing(record, kept=""):
-                manifest.write_json(record, {"kind": _RECORD, "identity": self.identity})
-        with stages.stage("load encoder", 1):
-            model, collator = contrastive_model(self.config, self.spec, self.folder)
-        # Scored as the written model will be used.
-        whole = replace(collator, max_length=self.spec.max_length)
-        score = None if self.dev is None else _scorer(whole, self.dev)
-        facts, curves = run(
-            self.config, model, self.sentences, collator,
-            score=score, folder=self.work / _CHECKPOINTS,
-            identity=manifest.fingerprint(self.identity), stages=stages,
-        )  # fmt: skip
-        facts = {"encoder": self.spec.model, "sentences": len(self.sentences), **facts}
+def _entries(work: Path) -> list[Path]:
+    """Return the entries of the folder of checkpoints except those of its lock."""
+    return [each for each in list_folder(work) if not each.name.startswith((".lock", ".tmp-"))]
 
-        def make(path: Path) -> None:
-            with written(path):
-                write_model(path, model, self.spec, self.folder)
-            with (path / CURVES_FILE).open("w", newline="") as file:
-                writer = csv.DictWriter(file, CURVES, lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(curves)
-            manifest.write_json(path / RUN, {"identity": self.identity, **facts})
-            fields = _SCHEMA.headed(files=manifest.describe_files(path))
-            manifest.write_manifest(path / manifest.MANIFEST, fields)
 
-        replace_folder(self.out, make, files=_files, what=_WHAT)
-        return facts
+def _train(
+    config: TrainingConfig, spec: EncoderSpec, folder: ModelFolder, sentences: Sequence[str],
+    dev: StsSet | None, *, out: Path, work: Path, identity: Mapping[str, Any], stages: Stages,
+) -> dict[str, Any]:  # fmt: skip
+    """Train, from the last checkpoint if there is one, and write the model; return facts."""
+    from whiten_index.training.contrastive_model import contrastive_model, write_model
+    from whiten_index.training.trainer import checked_identity, run, written
 
-    def clear(self) -> None:
-        """Remove the checkpoints, and their folder if it holds nothing else."""
-        with writing(self.work, kept=""):
-            if self.recorded() is not None:
-                discard(self.work / _CHECKPOINTS)
-                (self.work / RUN).unlink(missing_ok=True)
-            if not self.others():
-                discard(self.work)
+    if (then := checked_identity(work)) is not None:
+        _require_same(then, identity, f"{work} holds checkpoints of a training")
+    with stages.stage("load encoder", 1):
+        model, collator = contrastive_model(config, spec, folder)
+    # Scored as the written model will be used.
+    whole = replace(collator, max_length=spec.max_length)
+    score = None if dev is None else _scorer(whole, dev)
+    facts, curves = run(
+        config, model, sentences, collator,
+        score=score, folder=work, identity=identity, stages=stages,
+    )  # fmt: skip
+    facts = {"encoder": spec.model, "sentences": len(sentences), **facts}
 
-    def others(self) -> list[Path]:
-        """Return the entries of the folder of checkpoints except those of its lock."""
-        return [p for p in list_folder(self.work) if not p.name.startswith((".lock", ".tmp-"))]
+    def make(path: Path) -> None:
+        with written(path):
+            write_model(path, model, spec, folder)
+        with (path / CURVES_FILE).open("w", newline="") as file:
+            writer = csv.DictWriter(file, CURVES, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(curves)
+        manifest.write_json(path / RUN, {"identity": identity, **facts})
+        fields = _SCHEMA.headed(files=manifest.describe_files(path))
+        manifest.write_manifest(path / manifest.MANIFEST, fields)
 
-    def _require_mine(self, recorded: Any, *, where: Path, what: str) -> None:
-        then = recorded if isinstance(recorded, dict) else {"identity": recorded}
-        now = self.identity
-        differ = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
-        if differ:
-            raise ConfigError(
-                f"{where} holds {what} with another {', '.join(differ)}; name another --out, or "
-                "remove it to train from the start"
-            )
+    replace_folder(out, make, files=_files, what=_WHAT)
+    return facts
 
 
 def _scorer(collator: Any, dev: StsSet) -> "Score":

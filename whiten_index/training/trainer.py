@@ -1,34 +1,54 @@
-"""Training loop: Hugging Face's Trainer, with our scores and checkpoints."""
+"""Training loop, and checkpoints from which it resumes to the same weights.
 
-import logging
+The batch, the dropout and the permutations of a step depend on the seed and the number of the step
+alone. So a checkpoint holds weights, the state of the optimiser and the curves, and no state of a
+random generator. It is a folder ``checkpoint-STEP``, written as a whole.
+"""
+
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import pickle
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-import transformers
-from transformers import (
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
-from transformers.trainer import TRAINER_STATE_NAME
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
-from whiten_index.artifacts.files import writing
-from whiten_index.errors import ConfigError, EncoderError
+from whiten_index.artifacts.atomic import discard
+from whiten_index.artifacts.files import exists, list_folder, reading
+from whiten_index.artifacts.manifest import (
+    Described,
+    Schema,
+    check_files,
+    new_artifact,
+    read_manifest,
+)
+from whiten_index.errors import ArtifactError, ConfigError, EncoderError, StorageError, first_line
 from whiten_index.progress import Stages
-from whiten_index.training import checkpoints
 from whiten_index.training.contrastive_model import Collator, ContrastiveModel
 from whiten_index.training.training_config import BEST, CURVES, Precision, TrainingConfig
 
-_LOG_STEPS = 25
+_LOG_STEPS, _MOST_NORM = 25, 1.0
+_WEIGHTS, _BEST_WEIGHTS, _STATE = "model.safetensors", "best.safetensors", "state.pt"
+_REMEDY = "remove the folder of checkpoints to train from the start"
+_TYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
 Score = Callable[[ContrastiveModel], Mapping[str, float]]
 Curves = list[dict[str, float]]
+
+
+class _Checkpoint(Described):
+    training: dict[str, Any]
+
+
+_SCHEMA = Schema("checkpoint", 1, _Checkpoint)
 
 
 def run(
@@ -39,67 +59,234 @@ def run(
     *,
     score: Score | None,
     folder: Path,
-    identity: str,
+    identity: Mapping[str, Any],
     stages: Stages,
 ) -> tuple[dict[str, Any], Curves]:
     """Train a model in place, from its last checkpoint in ``folder`` if there is one.
 
-    Checkpoints of a training with another ``identity`` are refused.
-
-    Returns the facts for the report, and the curves. The model has the weights of ``best_step``.
+    Return the facts for the report, and the curves. The model has the weights of ``best_step``.
     """
-    total = config.max_steps or max(round(len(sentences) // config.batch_size * config.epochs), 1)
-    # The reports of the libraries are kept off a user's terminal.
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    logging.getLogger("accelerate").setLevel(logging.ERROR)
-    trainer = _Trainer(
-        model=model,
-        args=_arguments(config, folder, total=total, scored=score is not None),
-        train_dataset=sentences,
-        # The Trainer wants one; only ``score`` knows the pairs.
-        eval_dataset=None if score is None else sentences,
-        data_collator=collator,
-    )
-    trainer.score = score
-    last = checkpoints.last_whole(folder, identity)
-    resumed = 0 if last is None else checkpoints.step_of(last)
+    an_epoch = len(sentences) // config.batch_size
+    total = config.max_steps or max(round(an_epoch * config.epochs), 1)
+    state = _State(config, model)
+    resumed = state.load(folder)
+    if not state.curves and score is not None:
+        # The weights before training are no candidate for the best.
+        state.curves.append({"step": 0, "epoch": 0.0, **score(model)})
+    scored = min(config.eval_steps, total)
+    logged = min(_LOG_STEPS, scored)
     with stages.stage("train", total) as watcher:
-        callback = _Callback(watcher.advance, total=total, score=score, identity=identity)
-        trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(callback)
         watcher.advance(resumed)
-        if last is not None and resumed >= total:
-            # It was stopped between its last step and its end.
-            with checkpoints.loaded(last):
-                trainer.state = TrainerState.load_from_json(str(last / TRAINER_STATE_NAME))
-            checkpoints.load_weights(last / "model.safetensors", model)
-        else:
+        for step in range(resumed + 1, total + 1):
             try:
-                trainer.train(resume_from_checkpoint=None if last is None else str(last))
-            except torch.OutOfMemoryError as error:
-                raise EncoderError(
-                    "the GPU's memory is full; take smaller batches, shorter sentences or fewer "
-                    "positives"
-                ) from error
-    if callback.stopped is not None:
-        raise callback.stopped
-    rows = _curves(trainer.state.log_history)
-    best = _best_of(rows)
-    if best is not None:
-        checkpoints.load_weights(checkpoints.best_weights(folder, int(best["step"])), model)
+                _seed(config.seed, step)
+                rows = _rows(config, len(sentences), step)
+                state.learn(collator([sentences[row] for row in rows]), 1 - (step - 1) / total)
+                row: dict[str, float] = {"step": step, "epoch": step / an_epoch}
+                if step == 1 or step % logged == 0 or step == total:
+                    row |= state.logged()
+                if score is not None and step % scored == 0:
+                    row |= state.scored(score)
+                state.end(row)
+                watcher.advance(1)
+            except KeyboardInterrupt:
+                state.save(folder, identity)
+                raise
+            if step % config.save_steps == 0 or step == total:
+                state.save(folder, identity)
+    if state.best:
+        model.load_state_dict(state.best)
     _require_finite(model)
+    best = state.best_row
     facts = {
-        "steps": trainer.state.global_step,
-        "best_step": int(best["step"]) if best else trainer.state.global_step,
+        "steps": total,
+        "best_step": int(best["step"]) if best else total,
         BEST: best[BEST] if best else None,
-        "stsb_dev_before": next((row[BEST] for row in rows if BEST in row), None),
+        "stsb_dev_before": next((row[BEST] for row in state.curves if BEST in row), None),
         "resumed_at": resumed,
     }
-    return facts, rows
+    return facts, [{name: row[name] for name in CURVES if name in row} for row in state.curves]
 
 
-def _require_finite(model: ContrastiveModel) -> None:
+class _State:
+    """All that changes from step to step."""
+
+    def __init__(self, config: TrainingConfig, model: ContrastiveModel) -> None:
+        gpu = config.device != "cpu" and torch.cuda.is_available()
+        self._device = torch.device("cuda" if gpu else "cpu")
+        self._model, self._type = model.to(self._device), _TYPES.get(config.precision)
+        self._rate = config.learning_rate
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=self._rate, weight_decay=0.0)
+        fp16 = config.precision is Precision.FP16
+        self._scaler = torch.amp.GradScaler(self._device.type, enabled=fp16)
+        self._step, self._whole = 0, True
+        self._losses = list[float]()
+        self.curves: Curves = []
+        self.best: dict[str, Tensor] = {}  # weights, empty if none were scored
+
+    @property
+    def best_row(self) -> Mapping[str, float] | None:
+        """The first row of the curves with the best score."""
+        scored = (row for row in self.curves if row["step"] and row.get(BEST, math.nan) > -math.inf)
+        return max(scored, key=lambda row: row[BEST], default=None)
+
+    def learn(self, batch: Mapping[str, Tensor], share: float) -> None:
+        """Take a step, at a share of the learning rate."""
+        rate = share * self._rate
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.zero_grad()
+        try:
+            with torch.autocast(self._device.type, self._type, enabled=self._type is not None):
+                loss = self._model(**{name: each.to(self._device) for name, each in batch.items()})
+            self._scaler.scale(loss).backward()
+        except torch.OutOfMemoryError as error:
+            raise EncoderError(
+                "the GPU's memory is full; take smaller batches, shorter sentences or fewer "
+                "positives"
+            ) from error
+        # From here to ``end`` this is between two steps.
+        self._whole = False
+        self._losses.append(loss.item())
+        if not math.isfinite(self._losses[-1]):
+            raise _diverged()
+        self._scaler.unscale_(self._optimizer)
+        nn.utils.clip_grad_norm_(self._model.parameters(), _MOST_NORM)
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+
+    def logged(self) -> dict[str, float]:
+        """Return the mean loss since the last row, and the learning rate."""
+        mean = math.fsum(self._losses) / len(self._losses)
+        self._losses.clear()
+        return {"loss": mean, "learning_rate": self._optimizer.param_groups[0]["lr"]}
+
+    def scored(self, score: Score) -> Mapping[str, float]:
+        """Return the scores of the weights, and keep these if they are the best."""
+        _require_finite(self._model)
+        try:
+            found = score(self._model)
+        except ConfigError as error:
+            # The same pairs could be ranked before.
+            raise _diverged() from error
+        best = self.best_row
+        if found[BEST] > (best[BEST] if best else -math.inf):
+            weights = self._model.state_dict().items()
+            self.best = {name: each.to("cpu", copy=True).contiguous() for name, each in weights}
+        return found
+
+    def end(self, row: dict[str, float]) -> None:
+        """End a step, of which a row without figures is not kept."""
+        if "loss" in row or BEST in row:
+            self.curves.append(row)
+        self._step, self._whole = int(row["step"]), True
+
+    def save(self, folder: Path, identity: Mapping[str, Any]) -> None:
+        """Write a checkpoint and remove those before, unless a step was cut off halfway."""
+        path = folder / f"checkpoint-{self._step}"
+        if not self._whole or not self._step:
+            return
+        with written(path), new_artifact(path) as (inside, fields):
+            weights = self._model.state_dict().items()
+            save_file({name: each.contiguous() for name, each in weights}, inside / _WEIGHTS)
+            if self.best:
+                save_file(self.best, inside / _BEST_WEIGHTS)
+            state = {
+                "optimizer": self._optimizer.state_dict(), "scaler": self._scaler.state_dict(),
+                "losses": self._losses, "curves": self.curves,
+            }  # fmt: skip
+            torch.save(state, inside / _STATE)
+            fields |= _SCHEMA.headed(training=dict(identity))
+        for each in checkpoints(folder)[:-1]:
+            discard(each)
+
+    def load(self, folder: Path) -> int:
+        """Take over the last checkpoint, if there is one, and return its step."""
+        if not (found := checkpoints(folder)):
+            return 0
+        path = found[-1]
+        with loaded(path):
+            # No code of a pickle runs.
+            state = torch.load(path / _STATE, weights_only=True, map_location="cpu")
+            self._optimizer.load_state_dict(state["optimizer"])
+            self._scaler.load_state_dict(state["scaler"])
+            self._losses, self.curves = state["losses"], state["curves"]
+            self._model.load_state_dict(load_file(path / _WEIGHTS))
+            if exists(path / _BEST_WEIGHTS):
+                self.best = load_file(path / _BEST_WEIGHTS)
+        self._step = _step_of(path)
+        return self._step
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, by their steps."""
+    found = [each for each in list_folder(folder) if re.fullmatch(r"checkpoint-\d+", each.name)]
+    return sorted(found, key=_step_of)
+
+
+def checked_identity(folder: Path) -> Mapping[str, Any] | None:
+    """Return the identity of the training that the last checkpoint is of, after checking it."""
+    if not (found := checkpoints(folder)):
+        return None
+    path = found[-1]
+    fields = read_manifest(path, _SCHEMA, remedy=_REMEDY, missing=_REMEDY)
+    check_files(path, fields, content=True, remedy=_REMEDY)
+    return fields["training"]
+
+
+@contextmanager
+def written(folder: Path) -> Iterator[None]:
+    """Turn every writer's error of a full disk into a ``StorageError``."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise StorageError(
+            f"cannot write {folder} ({first_line(error)}); make room, and run the same command "
+            "again (checkpoints are kept)"
+        ) from error
+
+
+@contextmanager
+def loaded(checkpoint: Path) -> Iterator[None]:
+    """Turn the errors of a checkpoint that torch refuses into ``ArtifactError``."""
+    try:
+        with reading(checkpoint):
+            yield
+    except torch.OutOfMemoryError:
+        raise
+    except (
+        pickle.UnpicklingError, SafetensorError, OSError, RuntimeError, ValueError, LookupError,
+        TypeError, AttributeError, EOFError,
+    ) as error:  # fmt: skip
+        why = first_line(error)[:160]
+        raise ArtifactError(f"{checkpoint} cannot be loaded ({why}); {_REMEDY}") from error
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.partition("-")[2])
+
+
+def _seed(seed: int, step: int) -> None:
+    """Seed all generators of torch for a step."""
+    torch.manual_seed(int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0]))
+
+
+def _rows(config: TrainingConfig, count: int, step: int) -> list[int]:
+    """Return the numbers of the sentences of a step; each epoch has another order."""
+    epoch, place = divmod(step - 1, count // config.batch_size)
+    order = _order(config.seed, epoch, count)
+    rows: list[int] = order[place * config.batch_size :][: config.batch_size].tolist()
+    return rows
+
+
+@functools.lru_cache(maxsize=1)
+def _order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
+    return np.random.default_rng([seed, epoch]).permutation(count)
+
+
+def _require_finite(model: nn.Module) -> None:
     if not all(tensor.isfinite().all() for tensor in model.state_dict().values()):
         raise _diverged()
 
@@ -109,143 +296,3 @@ def _diverged() -> EncoderError:
         "the training diverged: its numbers are not finite any more, or all embeddings are the "
         "same; take a smaller learning rate, and name another --out or remove the checkpoints"
     )
-
-
-def _curves(history: Sequence[Mapping[str, float]]) -> Curves:
-    """Return the log with one row a step, the scores without their prefix."""
-    rows: dict[int, dict[str, float]] = {}
-    for entry in history:
-        row = rows.setdefault(int(entry["step"]), {})
-        row |= {name.removeprefix("eval_"): value for name, value in entry.items()}
-    return [
-        {name: row[name] for name in CURVES if name in row}
-        for _, row in sorted(rows.items())
-        if "loss" in row or BEST in row
-    ]
-
-
-def _best_of(rows: Curves) -> Mapping[str, float] | None:
-    """Return the first row with the best score; step 0 does not count, since nothing is trained."""
-    scored = [row for row in rows if row["step"] and not math.isnan(row.get(BEST, math.nan))]
-    return max(scored, key=lambda row: row[BEST], default=None)
-
-
-def _logged(scores: Mapping[str, float]) -> dict[str, float]:
-    return {f"eval_{name}": float(value) for name, value in scores.items()}
-
-
-class _Trainer(Trainer):  # type: ignore[misc]
-    """Evaluates by ``score``, a function of the model."""
-
-    score: Score | None = None
-    control: TrainerControl
-
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        with checkpoints.written(Path(self.args.output_dir)):
-            super()._save_checkpoint(*args, **kwargs)
-
-    def _load_from_checkpoint(self, checkpoint: str, *args: Any) -> None:
-        with checkpoints.loaded(checkpoint):
-            TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
-            super()._load_from_checkpoint(checkpoint, *args)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with checkpoints.loaded(checkpoint or ""):
-            super()._load_optimizer_and_scheduler(checkpoint)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        with checkpoints.loaded(checkpoint or ""):
-            super()._load_rng_state(checkpoint)
-
-    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Log the scores, and save the weights if they are the best."""
-        assert self.score is not None
-        _require_finite(self.model)
-        try:
-            scores = _logged(self.score(self.model))
-        except ConfigError as error:
-            # The same pairs could be ranked before.
-            raise _diverged() from error
-        self.log(dict(scores))
-        best, step = _best_of(_curves(self.state.log_history)), self.state.global_step
-        if best is not None and best["step"] == step:
-            checkpoints.save_best(Path(self.args.output_dir), step, self.model)
-        self.control = self.callback_handler.on_evaluate(
-            self.args, self.state, self.control, scores
-        )
-        return scores
-
-
-class _Callback(TrainerCallback):  # type: ignore[misc]
-    """Reports each step; on Ctrl-C the training stops with a checkpoint."""
-
-    def __init__(
-        self, advance: Callable[[int], None], *, total: int, score: Score | None, identity: str
-    ) -> None:
-        self._advance, self._total, self._score = advance, total, score
-        self._identity = identity
-        self.stopped: KeyboardInterrupt | None = None
-
-    def on_train_begin(self, args: Any, state: Any, _: Any, **given: Any) -> None:
-        """Score the model before training; its weights are no candidate for the best."""
-        # A checkpoint has the setting of the command that made it.
-        state.save_steps = args.save_steps
-        if state.global_step == 0 and self._score is not None:
-            scores = _logged(self._score(given["model"]))
-            state.log_history.append({"epoch": 0.0, "step": 0, **scores})
-
-    def on_save(self, args: Any, state: Any, _: Any, **__: Any) -> None:
-        """Mark the checkpoint as whole, and remove those that it replaces."""
-        folder = Path(args.output_dir)
-        with writing(folder, kept="earlier checkpoints are kept"):
-            best = _best_of(_curves(state.log_history))
-            made = folder / f"checkpoint-{state.global_step}"
-            checkpoints.keep(folder, made, int(best["step"]) if best else None, self._identity)
-
-    def on_log(self, _: Any, __: Any, ___: Any, **given: Any) -> None:
-        """Stop if the loss is not finite any more."""
-        loss = (given.get("logs") or {}).get("loss")
-        if loss is not None and not math.isfinite(loss):
-            raise _diverged()
-
-    def on_step_end(self, _: Any, state: Any, control: Any, **__: Any) -> None:
-        """Stop on Ctrl-C; log the loss at each checkpoint and at the end."""
-        try:
-            self._advance(1)
-        except KeyboardInterrupt as error:
-            self.stopped = error
-            control.should_save = control.should_training_stop = True
-        # A checkpoint does not hold the sum of losses since the last log.
-        if control.should_save or state.global_step == self._total:
-            control.should_log = True
-
-
-def _arguments(
-    config: TrainingConfig, folder: Path, *, total: int, scored: bool
-) -> TrainingArguments:
-    every = min(config.eval_steps, total)
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=config.batch_size,
-        max_steps=total,
-        learning_rate=config.learning_rate,
-        bf16=config.precision is Precision.BF16,
-        fp16=config.precision is Precision.FP16,
-        use_cpu=config.device == "cpu" or not torch.cuda.is_available(),
-        seed=config.seed,
-        dataloader_drop_last=True,
-        remove_unused_columns=False,
-        disable_tqdm=True,
-        report_to=[],
-        # The log must show a loss that is NaN.
-        logging_nan_inf_filter=False,
-        logging_first_step=True,
-        logging_steps=min(_LOG_STEPS, every),
-        save_steps=config.save_steps,
-        eval_strategy="steps" if scored else "no",
-        eval_steps=every,
-    )
-    # Whitening is over a batch, and seeds are for one device: further GPUs are not used.
-    _ = arguments.device
-    arguments._n_gpu = min(arguments.n_gpu, 1)
-    return arguments
