@@ -138,6 +138,6 @@ def _environment() -> set[str]:
     for name, value in os.environ.items():
         if _SECRET_VARIABLE.search(name) and name not in _NO_SECRETS:
             # A token of Milvus is USER:PASSWORD.
-            found |= {value, value.rpartition(":")[2]}
+            found |= {value.strip(), value.strip().rpartition(":")[2]}
         found |= {unquote(each) for each in _USER_INFO.findall(value)}
     return {each for each in found if len(each) >= _SHORTEST}

@@ -1,6 +1,7 @@
 """Models behind an API: faults, limits, money, resume, the canary, keys, and what is refused."""
 
 import contextlib
+import gzip
 import logging
 import os
 import random
@@ -345,7 +346,34 @@ def test_an_answer_of_another_shape_is_none(
         RemoteEncoder.load(MODEL, base_url=server.url)
 
 
-@pytest.mark.parametrize("tokens", [-50, 1e999, "many", None])
+@pytest.mark.parametrize(
+    ("head", "body", "match"),
+    [
+        ("", b"[" * 100_000 + b"]" * 100_000, "recursion"),
+        ("", b'"' + b"a" * (8 << 20) + b'"', "above 1,179,648 bytes"),
+        ("Content-Encoding: gzip", gzip.compress(b" " * (64 << 20)), "is packed"),
+    ],
+)
+def test_no_answer_is_too_large_for_the_client(head: str, body: bytes, match: str) -> None:
+    sent = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n{head or 'X: y'}\r\n\r\n".encode()
+    with EmbeddingServer(lambda number: sent + body if number > 2 else None) as server:
+        encoder = RemoteEncoder.load(MODEL, base_url=server.url)
+        with pytest.raises(EncoderError, match=match):
+            encoder.encode_queries(["a"])
+
+
+def test_a_key_that_the_endpoint_sends_back_is_not_kept(
+    server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = server.answer
+    server.answer = lambda asked: (200, {**whole(asked)[1], "model": "\x1b[1m sk-0123456789 " * 99})  # type: ignore[method-assign]
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-0123456789\n")
+    served = RemoteEncoder.load(MODEL, base_url=server.url).spec.served
+    assert "0123" not in served
+    assert len(served) <= 500
+
+
+@pytest.mark.parametrize("tokens", [-50, 1e999, "many", None, 10**400])
 def test_odd_counts_of_tokens_are_not_believed(
     server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch, tokens: Any
 ) -> None:
@@ -360,7 +388,7 @@ def test_odd_counts_of_tokens_are_not_believed(
     monkeypatch.setattr(server, "answer", answer)
     with contextlib.suppress(EncoderError):
         encoder.encode(["a b c"])
-    assert encoder.meter.tokens >= 0
+    assert 0 <= encoder.meter.tokens < 1e13
 
 
 def test_a_key_with_a_line_end_is_sent_without_it(

@@ -31,8 +31,8 @@ class EmbeddingServer:
     """Answers on a port of this machine.
 
     ``fault`` gets the number of a request and returns how it fails, or None: a status, ``cut``,
-    ``slow``, ``malformed``, ``short``, ``twice`` or ``nan``. ``answered`` counts the texts that
-    clients were given, ``charged`` the tokens.
+    ``slow``, ``malformed``, ``short``, ``twice``, ``nan``, or the bytes to send. ``answered``
+    counts the texts that clients were given, ``charged`` the tokens.
     """
 
     def __init__(
@@ -133,6 +133,10 @@ class EmbeddingServer:
                     return
                 fault = 429 if full else server.fault(number)
                 asked = json.loads(body)
+                if isinstance(fault, bytes):
+                    self.close_connection = True
+                    self.wfile.write(fault)
+                    return
                 if isinstance(fault, int):
                     server.failed[str(fault)] += 1
                     self._send(fault, _error("try again"))

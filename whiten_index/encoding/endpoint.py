@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -33,7 +33,7 @@ from whiten_index.errors import (
 )
 
 _LOG = logging.getLogger(__name__)
-_KEY, _SHORTEST_KEY = "OPENAI_API_KEY", 8
+_KEY = "OPENAI_API_KEY"
 # Texts whose embeddings differ from model to model: languages, code, numbers, short and long.
 CANARY = (
     "A cat sat on the mat.", "The central bank raised its interest rate by half a point.",
@@ -48,6 +48,9 @@ _SESSION_SECONDS = 300  # for which a model counts as the one that was asked
 _TIMEOUT_SECONDS, _TRIES, _MOST_WAITED = 300, 8, 600.0
 _QUERY_SECONDS = 30
 _FIRST_PAUSE, _MOST_PAUSE = 0.25, 8.0
+# Bytes of an answer: of a number, which JSON writes with up to 25, and of everything else.
+_A_NUMBER, _MOST_ELSE = 32, 1 << 20
+_MOST_CHARGED = 1 << 40  # tokens of a request
 _REFUSED = (400, 413, 422)
 
 
@@ -84,15 +87,18 @@ class Endpoint:
                 "another endpoint with --base-url"
             )
         self._name, self._config = str(config.model).removeprefix(REMOTE), config
-        odd = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
-        self._known = (openai.OpenAIError, *odd)
+        self._most_bytes = 0  # of an answer
         try:
             self._client = openai.OpenAI(
                 base_url=self.url,
                 api_key=self._key or "none",
                 max_retries=0,
+                # A few packed bytes can be gigabytes.
+                default_headers={"Accept-Encoding": "identity"},
                 # Texts go to no other place than the one named.
-                http_client=openai.DefaultHttpxClient(follow_redirects=False),
+                http_client=openai.DefaultHttpxClient(
+                    follow_redirects=False, event_hooks={"response": [self._limit]}
+                ),
             )
         except Exception as error:
             # httpx raises its own errors for bad addresses.
@@ -131,7 +137,8 @@ class Endpoint:
         while True:
             try:
                 return self._answer(texts, queries=queries, dim=dim)
-            except self._known as error:
+            except Exception as error:
+                # What an answer is made of raises errors of all kinds.
                 status = getattr(error, "status_code", None)
                 if status in _REFUSED and dim is not None:
                     raise self._refusal(texts, error) from error
@@ -156,6 +163,7 @@ class Endpoint:
             more["extra_body"] = {"input_type": config.input_types[queries]}
         prompt = (config.query_prompt if queries else config.document_prompt) or ""
         asked = [prompt + text for text in texts]
+        self._most_bytes = _MOST_ELSE + _A_NUMBER * (dim * 128 if dim else VECTOR_NUMBERS * 6)
         answer = self._client.embeddings.create(
             input=asked,
             model=self._name,
@@ -173,7 +181,27 @@ class Endpoint:
             raise ValueError(f"embeddings of shape {found.shape}, or that are not finite")
         usage = getattr(answer, "usage", None)
         tokens = max(int(getattr(usage, "total_tokens", 0) or 0), 0)
-        return found, tokens, str(answer.model or self._name)
+        if tokens > _MOST_CHARGED:
+            raise ValueError(f"{tokens:.3g} tokens are charged")
+        return found, tokens, first_line(answer.model or self._name)
+
+    def _limit(self, response: Any) -> None:
+        """Let an answer end after so many bytes and seconds, before it is read."""
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise ValueError("the answer is packed, though it was asked for as it is")
+        left, stream = self._most_bytes, response.stream
+        until = time.monotonic() + response.request.extensions["timeout"]["read"]
+
+        def parts() -> Iterator[bytes]:
+            nonlocal left
+            with contextlib.closing(stream):
+                for part in stream:
+                    left -= len(part)
+                    if left < 0 or time.monotonic() > until:
+                        raise ValueError(f"above {self._most_bytes:,} bytes, or too slow")
+                    yield part
+
+        response.stream = type(response)(200, content=parts()).stream
 
     def _refusal(self, texts: Sequence[str], error: Exception) -> EncoderError:
         why = f"{self.url} refuses the text {texts[0][:60]!r} ({self._explained(error)})"
@@ -193,11 +221,9 @@ class Endpoint:
         )
 
     def _explained(self, error: Exception) -> str:
-        """Return an error in a line, without the key."""
+        """Return an error in a line."""
         text = first_line(getattr(error, "message", error))
-        text += f" ({first_line(error.__cause__)})" if error.__cause__ else ""
-        # A short one is no secret, and in many words.
-        return text.replace(self._key, "***") if len(self._key) >= _SHORTEST_KEY else text
+        return text + (f" ({first_line(error.__cause__)})" if error.__cause__ else "")
 
 
 def _numbers(embedding: Any) -> NDArray[np.float32]:
