@@ -41,6 +41,13 @@ class ConfigError(WhitenIndexError):
     exit_code = 2
 
 
+def require_config(given: object, kind: type) -> None:
+    """Refuse a path or a dictionary where a function takes a configuration."""
+    if not isinstance(given, kind):
+        name = kind.__name__
+        raise ConfigError(f"this takes a {name}, not a {type(given).__name__}: {name}(…=…)")
+
+
 def require_installed(*packages: str, by: str, extra: str) -> None:
     """Refuse work whose optional packages are not installed, and name the extra that has them."""
     if missing := [name for name in packages if find_spec(name) is None]:

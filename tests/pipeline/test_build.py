@@ -1,6 +1,8 @@
 """The published index against numpy: closed-form whitening in float64, then brute-force cosine."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,6 +71,22 @@ def test_the_names_of_the_package_are_there_and_documented() -> None:
         _ = whiten_index.nothing
 
 
-def test_a_path_is_no_config() -> None:
-    with pytest.raises(ConfigError, match="takes a BuildConfig"):
-        whiten_index.build_index("docs.parquet")  # type: ignore[arg-type]
+@pytest.mark.parametrize("given", ["docs.parquet", {"index": "index"}])
+@pytest.mark.parametrize(
+    ("take", "kind"),
+    [
+        (lambda given: whiten_index.build_index(given), "BuildConfig"),
+        (lambda given: whiten_index.encode_corpus(given), "BuildConfig"),
+        (lambda given: whiten_index.update_index(given), "UpdateConfig"),
+        (lambda given: whiten_index.certify_index(given), "CertifyConfig"),
+        (lambda given: whiten_index.push_index(given), "PushConfig"),
+        (lambda given: whiten_index.run_sweep(given), "SweepConfig"),
+        (lambda given: whiten_index.train_encoder(given), "TrainingConfig"),
+        (lambda given: whiten_index.evaluate_sts(given, []), "EvalConfig"),
+        (lambda given: whiten_index.ParquetCorpus.open(given), "CorpusConfig"),
+        (lambda given: whiten_index.Whitening.fit(np.eye(9), given), "WhiteningConfig"),
+    ],
+)
+def test_a_path_is_no_config(take: Callable[[Any], Any], kind: str, given: object) -> None:
+    with pytest.raises(ConfigError, match=f"takes a {kind}, not a {type(given).__name__}"):
+        take(given)

@@ -31,7 +31,7 @@ from whiten_index.corpus.parquet_reader import (
 from whiten_index.corpus.row_filter import RowFilter
 from whiten_index.corpus.sharding import RowGroup, Shard, plan_shards
 from whiten_index.corpus.sources import SourceFile, find_files
-from whiten_index.errors import CorpusError, StorageError
+from whiten_index.errors import CorpusError, StorageError, require_config
 
 _SUSPECTS, _EXAMPLES = 1000, 3
 # A footer may claim any number, and shards are planned by it.
@@ -114,6 +114,7 @@ class ParquetCorpus:
                 cannot be used, or there is no row.
             ConfigError: the row filter is not understood.
         """
+        require_config(config, CorpusConfig)
         row_filter = RowFilter.parse(config.row_filter) if config.row_filter else None
         found = find_files(config.sources)
         columns = config.columns(*(row_filter.columns if row_filter else ()))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, require_config
 from whiten_index.evaluation.geometry_scores import POSITIVE_ABOVE, Geometry, alignment
 from whiten_index.evaluation.metrics import (
     AGGREGATIONS,
@@ -52,6 +52,7 @@ def evaluate_sts(
         >>> list(report["datasets"])
         ['sts']
     """
+    require_config(config, EvalConfig)
     require_ranked(sets)
     pairs = needed_pairs(config, sets)
     return evaluate_sets(

@@ -20,7 +20,7 @@ from whiten_index.artifacts.files import writing
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus.batches import ID
-from whiten_index.errors import ConfigError, CorpusError
+from whiten_index.errors import ConfigError, CorpusError, require_config
 from whiten_index.evaluation.judgements import JudgedQueries, read_judged
 from whiten_index.evaluation.metrics import require_evaluator
 from whiten_index.index.gpu import gpu_name, require_device
@@ -111,6 +111,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
         >>> run_sweep(SweepConfig(store="store", out="swept")).measured  # doctest: +SKIP
         98
     """
+    require_config(config, SweepConfig)
     stages = Stages(progress or Progress())
     set_threads(config.search_threads)
     require_device(config.build.index_device)

@@ -85,11 +85,9 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
         >>> build_index(config).to_json()["rows"]
         60
     """
-    if not hasattr(config, "out"):
-        raise ConfigError("build_index takes a BuildConfig: BuildConfig(corpus=…, out=…)")
+    config = with_absolute_paths(config)
     if config.out is None:
         raise ConfigError("say where the index goes: --out DIR")
-    config = with_absolute_paths(config)
     out, mirror = place_of(config.out_place)
     stages = Stages(progress or Progress())
     labels = read_labels(config)

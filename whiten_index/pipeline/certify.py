@@ -7,7 +7,7 @@ from typing import Any
 
 from whiten_index.artifacts.cached_storage import naming, place_of
 from whiten_index.artifacts.lock import only_writer
-from whiten_index.errors import ArtifactError, ConfigError, CorpusError, GateError
+from whiten_index.errors import ArtifactError, ConfigError, CorpusError, GateError, require_config
 from whiten_index.index.library import load_faiss, set_threads
 from whiten_index.pipeline.base_version import (
     BaseVersion,
@@ -48,6 +48,7 @@ def certify_index(config: CertifyConfig, *, progress: Progress | None = None) ->
         >>> certify_index(config)["certificate"]["questions"]
         40
     """
+    require_config(config, CertifyConfig)
     stages = Stages(progress or Progress())
     out, mirror = place_of(config.index)
     set_threads(config.threads)

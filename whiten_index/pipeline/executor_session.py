@@ -14,7 +14,7 @@ from whiten_index.artifacts.lock import WRITER, marked
 from whiten_index.corpus.sources import require_reachable
 from whiten_index.distributed.executors import Executor, SerialExecutor
 from whiten_index.distributed.ray_executor import cluster
-from whiten_index.errors import CorpusError, StorageError
+from whiten_index.errors import CorpusError, StorageError, require_config
 from whiten_index.paths import is_uri
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.progress import Stages
@@ -52,6 +52,7 @@ def _executor(config: BuildConfig, stages: Stages) -> Iterator[Executor]:
 
 def with_absolute_paths(config: BuildConfig) -> BuildConfig:
     """Return a configuration whose paths mean the same on all machines of its cluster."""
+    require_config(config, BuildConfig)
     if config.runner != "ray":
         return config
     places: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from whiten_index.artifacts.cached_storage import naming, place_of
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.object_store import Tag
 from whiten_index.artifacts.storage import Place
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, require_config
 from whiten_index.index.choice import IndexPlan
 from whiten_index.index.code_reuse import why_not_reusable
 from whiten_index.index.faiss_build import CodeReuse
@@ -151,6 +151,7 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
         >>> update_index(UpdateConfig(index="index")).up_to_date
         True
     """
+    require_config(config, UpdateConfig)
     stages = Stages(progress or Progress())
     out, mirror = place_of(config.index)
     set_threads(config.threads)

@@ -19,7 +19,7 @@ from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec, local_model, require_local, require_transformer
-from whiten_index.errors import ConfigError, CorpusError, require_installed
+from whiten_index.errors import ConfigError, CorpusError, require_config, require_installed
 from whiten_index.evaluation.sts_sets import StsSet, read_sts, require_ranked
 from whiten_index.progress import Progress, Stages
 from whiten_index.training.training_config import BEST, CURVES, POOLINGS, TrainingConfig
@@ -85,6 +85,7 @@ def train_encoder(
         >>> train_encoder(config).facts["steps"]
         1
     """
+    require_config(config, TrainingConfig)
     stages = Stages(progress or Progress())
     spec, folder = require_trainable(config)
     from whiten_index.training.trainer import checkpoints

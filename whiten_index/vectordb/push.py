@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.cached_storage import naming
 from whiten_index.corpus.arrow_types import times_as_numbers
 from whiten_index.corpus.batches import ID
-from whiten_index.errors import DatabaseError, GateError
+from whiten_index.errors import DatabaseError, GateError, require_config
 from whiten_index.index.exact import exact_neighbours, rounding
 from whiten_index.paths import cut
 from whiten_index.progress import Progress, Stages
@@ -94,6 +94,7 @@ def push_index(config: PushConfig, *, progress: Progress | None = None) -> PushR
         >>> push_index(PushConfig(index="index", to="vectors.parquet")).rows
         60
     """
+    require_config(config, PushConfig)
     stages = Stages(progress or Progress())
     with naming():
         if config.to_file:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from whiten_index.artifacts.atomic import replacing, require_path, require_replaceable
 from whiten_index.artifacts.files import writing
 from whiten_index.artifacts.tensors import content_digest, read_tensors, write_tensors
-from whiten_index.errors import ArtifactError, ConfigError, WhiteningError
+from whiten_index.errors import ArtifactError, ConfigError, WhiteningError, require_config
 from whiten_index.paths import shown
 from whiten_index.whitening.directions import find_directions
 from whiten_index.whitening.moments import Moments
@@ -181,6 +181,7 @@ class Whitening:
             ConfigError: k or the groups do not fit the width of the embeddings.
         """
         config = config or WhiteningConfig()
+        require_config(config, WhiteningConfig)
         if isinstance(data, Moments):
             moments = data
         else:
