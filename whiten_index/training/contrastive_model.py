@@ -119,9 +119,6 @@ def contrastive_model(
     config: TrainingConfig, spec: EncoderSpec, folder: ModelFolder
 ) -> tuple[ContrastiveModel, Collator]:
     """Return the model, its head drawn by the seed, and the collator of its batches."""
-    # The reports of the library are kept off a user's terminal.
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
     # Before loading too: a pooler that a checkpoint lacks is drawn then.
     transformers.set_seed(config.seed)
     whitening = head_whitening(config, folder.hidden_size)
