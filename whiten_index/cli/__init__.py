@@ -19,7 +19,6 @@ from whiten_index.cli import (
     export_commands,
     maintenance_commands,
     measure_commands,
-    serve_commands,
     terminal,
 )
 from whiten_index.cli.schema_options import own_config_option
@@ -34,7 +33,7 @@ _SECTIONS: dict[str, tuple[click.Command, ...]] = {
         commands.build,
         commands.encode,
         commands.search,
-        serve_commands.serve,
+        commands.serve,
         commands.inspect,
         export_commands.export,
         export_commands.push,

@@ -1,5 +1,6 @@
-"""Commands that make, update, search and show an index."""
+"""Commands that make, update, search, serve and show an index."""
 
+import logging
 import math
 import shlex
 import shutil
@@ -23,13 +24,15 @@ from whiten_index.cli.schema_options import (
     schema_options,
     verify_option,
 )
+from whiten_index.cli.signals import raise_if_interrupted
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.spec import recorded_spec
-from whiten_index.errors import ConfigError, GateError
+from whiten_index.errors import ConfigError, GateError, require_installed
 from whiten_index.paths import cell, shown
 from whiten_index.pipeline.build_options import BuildOptions, EncodeOptions
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.progress import Stages
+from whiten_index.serving.serve_options import ServeOptions
 
 if TYPE_CHECKING:
     from whiten_index.evaluation.trec_run import Ranking
@@ -325,6 +328,36 @@ def _hit_lines(
                 place = f"[{columns[PASSAGE_START]}:{columns[PASSAGE_END]}]"
                 start = f"          {place} "
                 yield start + terminal.one_line(columns[PASSAGE_TEXT], max(width - len(start), 20))
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("indexes", nargs=-1, required=True, metavar="[NAME=]INDEX...")
+@config_option
+@schema_options(ServeOptions)
+@click.option("--stdio", is_flag=True, help="Serve MCP over standard input and output, no HTTP.")
+def serve(indexes: tuple[str, ...], stdio: bool, **options: Any) -> None:
+    """Serve each INDEX over HTTP and MCP, and a page to search it, until SIGTERM or Ctrl-C.
+
+    A new version answers as soon as it is published. An index is called by its folder's name
+    unless it is given another, NAME=INDEX.
+    """
+    require_installed("fastapi", "uvicorn", "mcp", "prometheus_client", by="serve", extra="serve")
+    chosen = ServeOptions(**given(options))
+    from whiten_index.serving import server
+
+    places = server.named(indexes)
+    quiet = logging.WARNING if terminal.CHOSEN["quiet"] else logging.INFO
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    logging.getLogger("whiten_index.serving").setLevel(quiet)
+    if stdio:
+        server.serve_stdio(places, chosen)
+        return
+
+    def ready(address: str) -> None:
+        raise_if_interrupted()
+        click.echo(f"{address}  (Ctrl-C stops the server)", err=True)
+
+    server.serve(places, chosen, ready=ready)
 
 
 @click.command()

@@ -4,7 +4,6 @@ Rows of zeros have no direction and are left out everywhere.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,8 +82,13 @@ def uniformity(vectors: ArrayLike) -> float:
     and uniformity on the hypersphere". All pairs are taken, a block at a time.
     """
     units = unit_rows(_directed(vectors, least=2)[0])
-    n = len(units)
-    return math.log(sum(map(_closeness, _cosines(units))) / (n * (n - 1)))
+    n, total = len(units), 0.0
+    step = max(_BLOCK_BYTES // (8 * n), 1)
+    for start in range(0, n, step):
+        cosines = units[start : start + step] @ units.T
+        np.fill_diagonal(cosines[:, start:], -np.inf)  # of a row with itself
+        total += float(np.exp(4 * cosines - 4).sum())
+    return math.log(total / (n * (n - 1)))
 
 
 def alignment(first: ArrayLike, second: ArrayLike) -> float:
@@ -129,23 +133,3 @@ def _spectrum(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     values = np.asarray(np.linalg.eigvalsh(covariance), dtype=np.float64)
     rounding = len(values) * float(np.finfo(np.float64).eps)
     return np.where(values > rounding * values[-1], values, 0.0)
-
-
-def _cosines(units: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
-    """Yield the cosines of a block of rows with all rows, (b, n); a row's own is -inf."""
-    n = len(units)
-    step = max(_BLOCK_BYTES // (8 * n), 1)
-    space = np.empty((min(step, n), n))
-    for start in range(0, n, step):
-        block = units[start : start + step]
-        cosines = np.matmul(block, units.T, out=space[: len(block)])
-        within = np.arange(len(block))
-        cosines[within, start + within] = -np.inf
-        yield cosines
-
-
-def _closeness(cosines: NDArray[np.float64]) -> float:
-    """Return Σ exp(−2‖u − v‖²) = Σ exp(4 cos − 4); overwrites the block."""
-    cosines -= 1
-    cosines *= 4
-    return float(np.exp(cosines, out=cosines).sum())

@@ -172,17 +172,14 @@ class Opened:
         chosen: RowFilter | None,
     ) -> Iterator[Ranking]:
         """Yield the ranking of every query by its raw embedding, (n, d) in all."""
-        scores, rows = self._nearest(embeddings, top_k, chosen)
+        scores, rows = self.bundle.search(
+            embeddings, top_k, row_filter=chosen, rescorer=self.reranker
+        )
         for query_id, row_scores, row_numbers in zip(ids, scores, rows, strict=True):
             found = row_numbers[row_numbers >= 0].tolist()
             documents = self.bundle.documents.ids(found)
             read = functools.partial(hits_of, self.bundle, row_scores, row_numbers)
             yield Ranking(query_id, documents, row_scores[: len(found)].tolist(), read)
-
-    def _nearest(
-        self, embeddings: NDArray[np.floating], top_k: int, chosen: RowFilter | None
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        return self.bundle.search(embeddings, top_k, row_filter=chosen, rescorer=self.reranker)
 
 
 def hits_of(bundle: Bundle, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> Hits:

@@ -34,40 +34,26 @@ def problem(status: int, detail: str, *, headers: Mapping[str, str] | None = Non
     return Response(pydantic_core.to_json(value), status, headers, PROBLEM)
 
 
-async def of_product(_: Request, error: Exception) -> Response:
-    """Answer an error that the library raised on purpose."""
-    status = HTTPStatus.SERVICE_UNAVAILABLE
-    if isinstance(error, NotFoundError):
-        status = HTTPStatus.NOT_FOUND
-    elif isinstance(error, ConfigError | CorpusError | EncoderError):
-        status = HTTPStatus.BAD_REQUEST
-    return problem(status, str(error))
-
-
-async def of_body(_: Request, error: Exception) -> Response:
-    """Answer a body that its schema refuses: the first finding, and where it is."""
-    assert isinstance(error, RequestValidationError)
-    found = error.errors()[0]
-    where = f"{found['loc'][1]}: " if len(found["loc"]) > 1 else ""
-    said = str(found["msg"]).removeprefix("Value error, ")
-    return problem(HTTPStatus.UNPROCESSABLE_ENTITY, where + said)
-
-
-async def of_http(_: Request, error: Exception) -> Response:
-    """Answer a wrong path or method, or a body that is too large."""
-    assert isinstance(error, HTTPException)
-    return problem(error.status_code, str(error.detail), headers=error.headers)
-
-
-async def of_unforeseen(request: Request, error: Exception) -> Response:
-    """Answer an error that nobody foresaw, without its text."""
-    _LOG.error("%s failed", request.url.path, exc_info=error)
-    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "an unforeseen error; see the server's log")
-
-
-HANDLERS = {
-    WhitenIndexError: of_product,
-    RequestValidationError: of_body,
-    HTTPException: of_http,
-    Exception: of_unforeseen,
-}
+async def answer(request: Request, error: Exception) -> Response:
+    """Answer an error: one that nobody foresaw without its text."""
+    headers: Mapping[str, str] | None = None
+    if isinstance(error, WhitenIndexError):
+        status, detail = HTTPStatus.SERVICE_UNAVAILABLE, str(error)
+        if isinstance(error, NotFoundError):
+            status = HTTPStatus.NOT_FOUND
+        elif isinstance(error, ConfigError | CorpusError | EncoderError):
+            status = HTTPStatus.BAD_REQUEST
+    elif isinstance(error, RequestValidationError):
+        # The first finding, and where it is.
+        found = error.errors()[0]
+        where = f"{found['loc'][1]}: " if len(found["loc"]) > 1 else ""
+        status = HTTPStatus.UNPROCESSABLE_ENTITY
+        detail = where + str(found["msg"]).removeprefix("Value error, ")
+    elif isinstance(error, HTTPException):
+        # A wrong path or method, or a body that is too large.
+        status, detail, headers = HTTPStatus(error.status_code), str(error.detail), error.headers
+    else:
+        _LOG.error("%s failed", request.url.path, exc_info=error)
+        status = HTTPStatus.INTERNAL_SERVER_ERROR
+        detail = "an unforeseen error; see the server's log"
+    return problem(status, detail, headers=headers)

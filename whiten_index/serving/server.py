@@ -13,14 +13,17 @@ import anyio
 import pydantic_core
 import uvicorn
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from mcp.server.transport_security import TransportSecuritySettings
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Route
 
 import whiten_index
-from whiten_index.errors import ConfigError, StorageError
+from whiten_index.errors import ConfigError, StorageError, WhitenIndexError
+from whiten_index.serving import problems
 from whiten_index.serving.bodies import (
     CompareBody,
     ComparisonBody,
@@ -32,12 +35,11 @@ from whiten_index.serving.bodies import (
 )
 from whiten_index.serving.guard import Guard
 from whiten_index.serving.mcp_tools import mcp_server
-from whiten_index.serving.problems import HANDLERS, PROBLEM
 from whiten_index.serving.serve_options import ServeOptions
 from whiten_index.serving.service import Service
 
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ProblemBody, "description": text, "content": {PROBLEM: {}}}
+    status: {"model": ProblemBody, "description": text, "content": {problems.PROBLEM: {}}}
     for status, text in {
         400: "It cannot be answered as asked.",
         401: "The token is missing or wrong.",
@@ -82,8 +84,8 @@ def application(service: Service) -> FastAPI:
         responses=_PROBLEMS,
     )
     app.router.route_class = _Route
-    for kind, handler in HANDLERS.items():
-        app.add_exception_handler(kind, handler)
+    for kind in (WhitenIndexError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, problems.answer)
     app.add_middleware(Guard, options=options, metrics=service.metrics)
     if options.cors_origin:
         app.add_middleware(

@@ -7,7 +7,6 @@ random generator. It is a folder ``checkpoint-STEP``, written as a whole.
 
 import functools
 import math
-import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from whiten_index.artifacts.atomic import discard
-from whiten_index.artifacts.files import exists, list_folder, reading
+from whiten_index.artifacts.files import exists, list_folder
 from whiten_index.artifacts.manifest import (
     Described,
     Schema,
@@ -205,7 +204,7 @@ class _State:
         if not (found := checkpoints(folder)):
             return 0
         path = found[-1]
-        with loaded(path):
+        try:
             # No code of a pickle runs.
             state = torch.load(path / _STATE, weights_only=True, map_location="cpu")
             self._optimizer.load_state_dict(state["optimizer"])
@@ -214,6 +213,13 @@ class _State:
             self._model.load_state_dict(load_file(path / _WEIGHTS))
             if exists(path / _BEST_WEIGHTS):
                 self.best = load_file(path / _BEST_WEIGHTS)
+        except (OSError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            # torch and safetensors raise errors of many kinds.
+            raise ArtifactError(
+                f"{path} cannot be loaded ({first_line(error)}); {_REMEDY}"
+            ) from error
         self._step = _step_of(path)
         return self._step
 
@@ -246,22 +252,6 @@ def written(folder: Path) -> Iterator[None]:
             f"cannot write {folder} ({first_line(error)}); make room, and run the same command "
             "again (checkpoints are kept)"
         ) from error
-
-
-@contextmanager
-def loaded(checkpoint: Path) -> Iterator[None]:
-    """Turn the errors of a checkpoint that torch refuses into ``ArtifactError``."""
-    try:
-        with reading(checkpoint):
-            yield
-    except torch.OutOfMemoryError:
-        raise
-    except (
-        pickle.UnpicklingError, SafetensorError, OSError, RuntimeError, ValueError, LookupError,
-        TypeError, AttributeError, EOFError,
-    ) as error:  # fmt: skip
-        why = first_line(error)[:160]
-        raise ArtifactError(f"{checkpoint} cannot be loaded ({why}); {_REMEDY}") from error
 
 
 def _step_of(path: Path) -> int:

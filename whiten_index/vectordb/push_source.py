@@ -2,11 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -59,9 +58,7 @@ class PushSource:
     """
 
     root: Path
-    mirror: Storage
-    folder: Path
-    fields: Mapping[str, Any]
+    version: Version
     documents: Documents
     whitening: Whitening
     store: EmbeddingStore
@@ -73,14 +70,12 @@ class PushSource:
     def open(cls, config: PushConfig) -> "PushSource":
         """Open the published version, checking the checksums of all files that a push reads."""
         root, mirror = place_of(config.index)
-        return with_published(root, partial(cls._opened, root, mirror, config), mirror)
+        return with_published(root, partial(cls._opened, root, config), mirror)
 
     @classmethod
-    def _opened(
-        cls, root: Path, mirror: Storage, config: PushConfig, version: Version
-    ) -> "PushSource":
+    def _opened(cls, root: Path, config: PushConfig, version: Version) -> "PushSource":
         # Not the index itself, which may be the largest by far and is not read.
-        folder, fields = version.folder, version.fields
+        fields = version.fields
         whitening = Whitening.load(version.file(WHITENING))
         if config.k is not None and config.k > whitening.k:
             raise ConfigError(
@@ -102,12 +97,12 @@ class PushSource:
                 f"the kept column {VECTOR!r} has the name that the vectors take; rename it in the "
                 "corpus, or leave it out of --keep"
             )
-        place = mirror.uri or root
+        place = version.mirror.uri or root
         store = open_store(place, fields, given=config.store, reader="a push", remedy=_REMEDY)
         record = corpus_record(version)
         if record.rows != len(documents):
             raise ArtifactError(
-                f"{folder} does not fit together: {record.rows} rows in the store, "
+                f"{version.folder} does not fit together: {record.rows} rows in the store, "
                 f"{len(documents)} documents; {mending(root)}"
             )
         if config.k is not None:
@@ -116,8 +111,7 @@ class PushSource:
         layout = Layout(_schema(documents.schema, whitening.k), config.dtype, metric)
         by_bytes = min(_MOST_ROWS, _BATCH_BYTES // (4 * whitening.k))
         at_once = config.batch_rows or max(1, by_bytes)
-        made = (documents, whitening, store, record, layout, at_once)
-        return cls(root, mirror, folder, fields, *made)
+        return cls(root, version, documents, whitening, store, record, layout, at_once)
 
     def __len__(self) -> int:
         return self.record.rows
@@ -125,26 +119,26 @@ class PushSource:
     @property
     def place(self) -> Place:
         """Folder or URI of the index."""
-        return self.mirror.uri or self.root
+        return self.version.mirror.uri or self.root
 
     def pushed(self) -> PushedTable:
         """Return the description of a table with all rows."""
         columns = [[field.name, str(field.type)] for field in self.layout.schema]
         transform = hashlib.blake2b(digest_size=16)
-        transform.update(self.fields["encoder_fingerprint"].encode())
+        transform.update(self.version.fields["encoder_fingerprint"].encode())
         transform.update(self.whitening.digest.encode())
         transform.update(json.dumps([self.layout.metric, columns]).encode())
         return PushedTable(
-            version=self.folder.name,
+            version=self.version.name,
             transform=transform.hexdigest(),
             k=self.whitening.k,
             dtype=self.layout.dtype,
             metric=self.layout.metric,
             rows=len(self),
             query_digest=digest_of(
-                self.fields["encoder_fingerprint"],
+                self.version.fields["encoder_fingerprint"],
                 self.whitening,
-                recorded_spec(self.fields["encoder"]),
+                recorded_spec(self.version.fields["encoder"]),
             ),
             columns=tuple(self.layout.schema.names),
         )
@@ -161,8 +155,9 @@ class PushSource:
         except pa.ArrowInvalid as error:
             # Offsets of 32 bits reach 2 GiB of text.
             if len(rows) < 2 or "offset overflow" not in str(error):
+                path = self.version.folder / DOCUMENTS
                 raise ArtifactError(
-                    f"{self.folder / DOCUMENTS} cannot be read ({error}); {mending(self.root)}"
+                    f"{path} cannot be read ({error}); {mending(self.root)}"
                 ) from error
             half = len(rows) // 2
             return [*self.at(rows[:half]), *self.at(rows[half:])]
@@ -197,11 +192,12 @@ class PushSource:
             try:
                 raw = self._embeddings.at(rows[some])
             except ArtifactError as error:
-                current = read_current(self.root, self.mirror)
-                if exists(self.folder) or current.version == self.folder.name:
+                version = self.version
+                current = read_current(self.root, version.mirror)
+                if exists(version.folder) or current.version == version.name:
                     raise
                 raise ArtifactError(
-                    f"version {self.folder.name} was pruned while it was being pushed, and "
+                    f"version {version.name} was pruned while it was being pushed, and "
                     f"embeddings of it are gone from {self.store.place}; push again, a newer "
                     "version is published"
                 ) from error
@@ -300,8 +296,9 @@ def _history(
             changes[version] = None
             break
         folder = source.root / VERSIONS / version
-        source.mirror.fetch(folder, names=())
-        changes[version], base = _changes(folder, source.mirror)
+        mirror = source.version.mirror
+        mirror.fetch(folder, names=())
+        changes[version], base = _changes(folder, mirror)
         version = base or version
     return changes
 
