@@ -178,7 +178,7 @@ def _read_job(
     job = read_job(Path(path), known)
     context.meta[_JOB], context.default_map = checked, by_click = {}, {}
     for name in job.keys() & params.keys():
-        # A schema checks values of its own, and click all others.
+        # A schema checks its values, and click all others.
         if isinstance(params[name], GroupedOption) and not all_by_click:
             checked[name] = job[name]
         else:

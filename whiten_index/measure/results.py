@@ -339,49 +339,29 @@ def recommend(sweep: Sweep) -> Recommendation:
         why = "only raw embeddings were measured" if known else "no point has the figures it needs"
         return Recommendation(measure, None, f"There is nothing to recommend: {why}.")
 
-    def value(point: Measured) -> float:
-        # Figures are compared as shown, so that a reader who subtracts finds the same.
-        return round(100 * (point.number(measure) or 0.0), 2)
-
     def order(point: Measured) -> tuple[bool, float, float, float]:
         slow, size = point.number(LATENCY), point.number(PER_ROW) or 0.0
-        return bool(point.candidates), size, -value(point), float("inf") if slow is None else slow
+        score = _score(point, measure)
+        return bool(point.candidates), size, -score, float("inf") if slow is None else slow
 
-    estimated, end, far = "", ".", ": keep the raw embeddings, or sweep a larger k."
-    if measure != AGREEMENT:
-        raw, name = sweep.raw, "the raw embeddings"
-        if raw is None or raw.number(measure) is None:
-            raw, name = max(known, key=value), "the best point (raw: unknown)"
-        reference = value(raw)
-        least = reference - 100 * TOLERANCE
-        goal = f"within {100 * TOLERANCE:g} points of the nDCG@10 of {name} ({reference:.2f})"
-        if any(point.limits(INTERVAL) for point in others):
-            goal += " by the 95% interval"
-        if measure == ESTIMATE:
-            least = reference * (1 - _ESTIMATE_LOSS)
-            goal = f"within {_ESTIMATE_LOSS:.0%} of the score of {name} ({reference / 100:.3f})"
-            estimated = " The score is an estimate from pieces of the texts, without judgements."
-    else:
-        most = max(map(value, others))
-        least = 100 * next((level for level in _LEVELS if 100 * level <= most + 1e-9), _LEVELS[-1])
-        goal = f"at {least:.0f}% or more of the raw embeddings' ten nearest neighbours"
-        end = far = ". Without judgements quality is unknown."
+    least, goal, note = _goal(sweep, measure, known)
 
     def is_near(point: Measured) -> bool:
         limits = point.limits(INTERVAL) if measure == NDCG else None
-        lost = value(point) >= least - 1e-9
-        return lost if limits is None else limits[0] > -TOLERANCE
+        return _score(point, measure) >= least - 1e-9 if limits is None else limits[0] > -TOLERANCE
 
-    near = list(filter(is_near, others))
+    near, end = list(filter(is_near, others)), "."
     if near:
         point = min(near, key=order)
         # Raw embeddings of no more bytes beat it.
         point = next((p for p in known if p.is_raw and order(p)[1:3] <= order(point)[1:3]), point)
         said = f"{point.name} takes the fewest bytes per row among the settings {goal}"
     else:
-        point = max(others, key=lambda p: (value(p), -(p.number(PER_ROW) or 0.0)))
-        said, end = f"No setting is {goal}; the nearest is {point.name}", far
-    end += estimated
+        point = max(others, key=lambda p: (_score(p, measure), -(p.number(PER_ROW) or 0.0)))
+        said = f"No setting is {goal}; the nearest is {point.name}"
+        if measure != AGREEMENT:
+            end = ": keep the raw embeddings, or sweep a larger k."
+    end += note
     found = COLUMNS[measure][1](point.number(measure) or 0.0)
     deep = [0.0 if p is None else p.number(_DEEP) or 0.0 for p in (sweep.raw, point)]
     if (lost := deep[0] - deep[1]) > _DEEP_LOSS:
@@ -392,6 +372,33 @@ def recommend(sweep: Sweep) -> Recommendation:
     command = f"{sweep.header.get('build') or 'whiten-index build …'} --out INDEX {options}"
     reason = f"{said}: {found} at {_bytes(sweep, point)}{end}"
     return Recommendation(measure, point, reason, command if options else "")
+
+
+def _score(point: Measured, measure: str) -> float:
+    """Return a figure as it is shown, so that a reader who subtracts finds the same."""
+    return round(100 * (point.number(measure) or 0.0), 2)
+
+
+def _goal(sweep: Sweep, measure: str, known: Sequence[Measured]) -> tuple[float, str, str]:
+    """Return the least score of a point that can be recommended, in words too, and a note."""
+    if measure == AGREEMENT:
+        most = max(_score(point, measure) for point in known if not point.is_raw)
+        least = 100 * next((level for level in _LEVELS if 100 * level <= most + 1e-9), _LEVELS[-1])
+        goal = f"at {least:.0f}% or more of the raw embeddings' ten nearest neighbours"
+        return least, goal, " Without judgements quality is unknown."
+    raw, name = sweep.raw, "the raw embeddings"
+    if raw is None or raw.number(measure) is None:
+        raw = max(known, key=lambda point: _score(point, measure))
+        name = "the best point (raw: unknown)"
+    reference = _score(raw, measure)
+    if measure == ESTIMATE:
+        goal = f"within {_ESTIMATE_LOSS:.0%} of the score of {name} ({reference / 100:.3f})"
+        note = " The score is an estimate from pieces of the texts, without judgements."
+        return reference * (1 - _ESTIMATE_LOSS), goal, note
+    goal = f"within {100 * TOLERANCE:g} points of the nDCG@10 of {name} ({reference:.2f})"
+    if any(point.limits(INTERVAL) for point in known if not point.is_raw):
+        goal += " by the 95% interval"
+    return reference - 100 * TOLERANCE, goal, ""
 
 
 def _bytes(sweep: Sweep, point: Measured) -> str:

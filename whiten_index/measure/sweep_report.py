@@ -121,7 +121,7 @@ def write_report(place: Place) -> Path:
     """Write ``report.md`` and ``report.html`` next to the results of sweeps.
 
     They may be several sweeps, finished or not. Return the path of the page, one file that loads
-    nothing else; without matplotlib and jinja2 there is none, and ``report.md`` is the report.
+    nothing else; without matplotlib and jinja2, return that of ``report.md``.
     """
     folder, mirror = place_of(place)
     mirror.latest(folder / RESULTS)

@@ -25,7 +25,7 @@ from whiten_index.evaluation.judgements import JudgedQueries, read_judged
 from whiten_index.evaluation.metrics import require_evaluator
 from whiten_index.index.gpu import gpu_name, require_device
 from whiten_index.index.library import describe_faiss, set_threads
-from whiten_index.measure.results import RESULTS, Results
+from whiten_index.measure.results import RESULTS, Record, Results, Sweep
 from whiten_index.measure.sweep_config import SweepConfig, grid
 from whiten_index.measure.trial import Dataset, measure_points
 from whiten_index.pipeline.encode import EncodeReport, encode_or_open
@@ -129,15 +129,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
                 work.mkdir()
             dataset = prepare_dataset(config, encoded, judged, stages)
             points = grid(config, dim=dataset.dim, rank=dataset.spectrum.rank, rows=dataset.rows)
-            first = _header(config, dataset)
-            name = str(first["run"])
-            if others := len(results.runs.keys() - {name}):
-                stages.watcher.note(
-                    f"note: {RESULTS} holds {others} other {'runs' if others > 1 else 'run'}, "
-                    "of other data, settings, releases or machines; their lines stay and are not "
-                    "mixed with this one's"
-                )
-            run = results.start(first)
+            run = _started(results, _header(config, dataset), stages)
             before, skipped = set(run.by_key), dict[str, str]()
             for record in measure_points(config, dataset, points, before, work, stages):
                 key, why = record["key"], record.get("why")
@@ -145,12 +137,12 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
                     skipped[key] = why
                 # A reason that the file has already is not written again.
                 if why is None or run.skipped.get(key) != why:
-                    results.append({**record, "run": name, "time": _now()})
+                    results.append({**record, "run": run.run, "time": _now()})
         finally:
             discard(work)
     return SweepReport(
         results=results.path,
-        run=name,
+        run=run.run,
         dataset=dataset.facts,
         measured=len(run.by_key.keys() - before),
         found=len(before & {point.key for point in points.points}),
@@ -158,6 +150,17 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
         seconds=dict(stages.seconds),
         stage_rows=dict(stages.rows),
     )
+
+
+def _started(results: Results, first: Record, stages: Stages) -> Sweep:
+    """Return the run of a first line, and note that the file has others."""
+    if others := len(results.runs.keys() - {first["run"]}):
+        stages.watcher.note(
+            f"note: {RESULTS} holds {others} other {'runs' if others > 1 else 'run'}, of other "
+            "data, settings, releases or machines; their lines stay and are not mixed with this "
+            "one's"
+        )
+    return results.start(first)
 
 
 def read_queries(config: SweepConfig) -> JudgedQueries | None:

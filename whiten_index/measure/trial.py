@@ -321,10 +321,14 @@ class Trial:
             },
             "seconds": {**seconds, "total": sum(seconds.values())},
         }  # fmt: skip
-        search = self.search_of(found := Made(point, space, folder, record))
+        return self._judged(Made(point, space, folder, record), reference)
+
+    def _judged(self, made: Made, reference: Made | None) -> Made:
+        """Add what the searches of an index find to its record."""
+        dataset, record, search = self.dataset, made.record, self.search_of(made)
         # A deeper search also improves its first ten hits, so each depth is searched apart.
         _, near = search(dataset.queries, TOP_K)
-        record["index_recall@10"] = share_found(near, self._truth(found))
+        record["index_recall@10"] = share_found(near, self._truth(made))
         record["agreement@10"] = share_found(near, self.raw_truth)
         same = (near[:, :, None] == self.raw_truth[:, None, :]).any(axis=1).mean(axis=1)
         each = self._scores(search)
@@ -334,7 +338,7 @@ class Trial:
         if ndcg is not None and reference is not None and reference.ndcg is not None:
             figures[INTERVAL] = ndcg - reference.ndcg
         record["intervals"] = {name: mean_interval(values) for name, values in figures.items()}
-        return replace(found, ndcg=ndcg)
+        return replace(made, ndcg=ndcg)
 
     def _fill_peer(self, factory: str, folder: Path, stages: Stages) -> IndexBytes:
         """Make an index with FAISS's own transforms of raw rows."""

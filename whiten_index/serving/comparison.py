@@ -1,12 +1,10 @@
 """Exact search of the raw embeddings, and of every width of one fit, in a single pass.
 
-All embeddings are held along the eigenvectors of the index's transform. There the vectors of k
-dims are the first k columns, scaled: one product with a query gives the scores of each width, and
-those of the raw embeddings, as the eigenvectors with their complement are a rotation.
+The score of a row x for a query is a product of x with a vector that the query and the width give:
+one matrix product has the scores of each width, and those of the raw embeddings.
 """
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,12 +32,11 @@ _SAME = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """The raw embeddings of a version, along the eigenvectors of its transform."""
+    """The raw embeddings of a version."""
 
     opened: Opened
     fit: Whitening  # the index's transform, of as many directions as its moments still give
-    rotation: NDArray[np.float64]  # (d, d) its directions, and others to the full width
-    blocks: Sequence[Array]  # (n, ·) each, side by side: embeddings less the mean, rotated
+    rows: Array  # (n, d) embeddings, scaled to unit length if the fit asks for it, less its mean
     lengths: Mapping[int, Array]  # width -> length of each row's vector, (n,)
     raw_scale: Array  # (n,) by which a raw product becomes a score
 
@@ -69,11 +66,8 @@ class Comparison:
         if record.rows != rows:
             raise ArtifactError(f"the index has {rows} rows and its record {record.rows}")
         embeddings = CorpusEmbeddings(found, record)
-        rotation, mean = _completed(fit.basis), fit.mean if fit.center else np.zeros(dim)
-        edges = [0, *ks, dim] if not ks or ks[-1] < dim else [0, *ks]
-        blocks = [np.empty((rows, b - a), np.float32) for a, b in itertools.pairwise(edges)]
-        lengths = {k: np.empty(rows, np.float32) for k in ks}
-        raw_scale, start = np.empty(rows, np.float32), 0
+        held, raw_scale = np.empty((rows, dim), np.float32), np.empty(rows, np.float32)
+        lengths, start = {k: np.empty(rows, np.float32) for k in ks}, 0
         for some in embeddings.blocks():
             x = some.astype(np.float64)
             if not np.isfinite(x).all():
@@ -81,44 +75,31 @@ class Comparison:
                     f"the store {found.place} holds NaN or infinity; encode the corpus again"
                 )
             part = slice(start, start + len(x))
-            own = np.linalg.norm(x, axis=1)
-            if fit.normalize_input:
-                x = unit_rows(x)
-            taken = np.linalg.norm(x, axis=1)
-            raw_scale[part] = _ratio(1.0 if fit.similarity == "cosine" else own, taken)
-            rotated = (x - mean) @ rotation
-            for block, first in zip(blocks, edges, strict=False):
-                block[part] = rotated[:, first : first + block.shape[1]]
-            squares = np.cumsum((rotated[:, : fit.k] * fit.scales()) ** 2, axis=1) if ks else None
-            for k in ks:
-                assert squares is not None
-                lengths[k][part] = np.sqrt(squares[:, k - 1])
+            taken = unit_rows(x) if fit.normalize_input else x
+            own = 1.0 if fit.similarity == "cosine" else np.linalg.norm(x, axis=1)
+            raw_scale[part] = _ratio(own, np.linalg.norm(taken, axis=1))
+            held[part] = taken - _mean(fit)
+            squares = np.cumsum(fit.apply(x) ** 2, axis=1)
+            for k, of_rows in lengths.items():
+                of_rows[part] = np.sqrt(squares[:, k - 1])
             start += len(x)
-        return cls(opened, fit, rotation, blocks, lengths, raw_scale)
+        return cls(opened, fit, held, lengths, raw_scale)
 
     def search(self, embedding: NDArray[np.floating], top_k: int) -> tuple[Hits, dict[int, Hits]]:
         """Return the hits of a query's raw embedding (d,): of raw embeddings, and of each width."""
         fit, cosine = self.fit, self.fit.similarity == "cosine"
         q = np.asarray(embedding, dtype=np.float64)
-        asked = unit_rows(q[None])[0] if fit.normalize_input else q
-        mean = fit.mean if fit.center else np.zeros(len(q))
-        turned, scales = (asked - mean) @ self.rotation, np.zeros(len(q))
-        scales[: len(fit.scales())] = fit.scales()
-        pair = np.stack([turned * scales**2, q @ self.rotation], axis=1).astype(np.float32)
-        products = np.zeros((len(self.raw_scale), 2), dtype=np.float32)
-        ends, start, found = iter(self.lengths.items()), 0, dict[int, Hits]()
-        for block in self.blocks:
-            stop = start + block.shape[1]
-            products += block @ pair[start:stop]
-            k, lengths = next(ends, (0, None))
-            if k == stop and lengths is not None:
-                length = float(np.linalg.norm((turned * scales)[:k]))
-                scores = _ratio(products[:, 0], lengths * length) if cosine else products[:, 0]
-                found[k] = self._hits(scores, top_k)
-            start = stop
-        raw = (products[:, 1] + np.float32(mean @ q)) * self.raw_scale
+        vector, matrix = fit.apply(q[None])[0], fit.basis * fit.scales()
+        weights = [q, *(matrix[:, :k] @ vector[:k] for k in self.lengths)]
+        raw, *columns = (self.rows @ np.stack(weights, axis=1).astype(np.float32)).T
+        raw = (raw + np.float32(_mean(fit) @ q)) * self.raw_scale
         if cosine:
             raw /= np.float32(np.linalg.norm(q) or 1)
+        found = dict[int, Hits]()
+        for (k, lengths), scores in zip(self.lengths.items(), columns, strict=True):
+            if cosine:
+                scores = _ratio(scores, lengths * float(np.linalg.norm(vector[:k])))
+            found[k] = self._hits(scores, top_k)
         return self._hits(raw, top_k), found
 
     def _hits(self, scores: Array, top_k: int) -> Hits:
@@ -164,10 +145,8 @@ def _whole(opened: Opened) -> Whitening:
     return whole if same and np.allclose(whole.mean, own.mean, atol=_SAME) else own
 
 
-def _completed(basis: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return orthonormal columns (d, r) and others to d of them."""
-    complete, _ = np.linalg.qr(basis, mode="complete")
-    return np.hstack([basis, complete[:, basis.shape[1] :]])
+def _mean(fit: Whitening) -> NDArray[np.float64]:
+    return fit.mean if fit.center else np.zeros(fit.dim)
 
 
 def _ratio(above: NDArray[np.floating] | float, below: NDArray[np.floating]) -> Array:

@@ -17,7 +17,7 @@ from whiten_index.serving.problems import problem
 from whiten_index.serving.serve_options import PROBES, ServeOptions
 
 _LOG = logging.getLogger("whiten_index.serving")
-# Whoever asks these sees no data.
+# They show no data.
 _OPEN = ("/", "/page.js", "/page.css", *PROBES)
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
 _HEADERS = {

@@ -99,12 +99,11 @@ def train_encoder(
         watcher.advance(corpus.rows)
     out = resolved(require_path(config.out))
     work = out.with_name(f"{out.name}.training")  # of checkpoints
-    pairs_of = [] if dev is None else [*dev.first, *dev.second, *map(str, dev.scores)]
     # Everything that the weights depend on.
-    identity: dict[str, Any] = {
+    identity = {
         "model": spec.fingerprint,
         "sentences": _digest(sentences),
-        "pairs": _digest(pairs_of) if pairs_of else None,
+        "pairs": None if dev is None else _digest([*dev.first, *dev.second, *map(str, dev.scores)]),
         **config.identity(),
     }
     # Before anything is written.

@@ -148,7 +148,7 @@ class MilvusWriter(AliasWriter):
         for part in parts(rows):
             self._milvus.upsert(stored.name, as_objects(part, layout))
         if self._is_lite:
-            # Only a load tells that an index could not be written.
+            # An index that could not be written shows only when it is loaded.
             self._milvus.release_collection(stored.name)
             self._loaded.discard(stored.name)
 
