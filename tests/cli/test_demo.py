@@ -6,6 +6,8 @@ import gzip
 import os
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -37,9 +39,26 @@ def test_the_demo_needs_a_folder_and_writes_into_no_pipe(
     assert (done.exit_code, done.output[:6]) == (2, "Error:"), done.output
 
 
+@pytest.mark.parametrize("name", ["docstrings.parquet", "index"])
+def test_the_demo_leaves_what_is_not_its_own(tmp_path: Path, name: str) -> None:
+    own = tmp_path / name
+    own.write_bytes(b"PAR1")
+    if name == "docstrings.parquet":
+        pq.write_table(pa.table({"name": ["a"], "text": ["b"]}), own)
+    before = own.read_bytes()
+    done = CliRunner().invoke(cli, ["demo", str(tmp_path), "--rows", "1000"])
+    assert done.exit_code == 2
+    assert "is left as it is; name another" in done.output
+    assert own.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+
+
 @pytest.mark.slow
 def test_the_demo_publishes_an_index(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["demo", str(tmp_path / "d"), "--rows", "1000"])
     assert done.exit_code == 0, done.output
     assert f"whiten-index serve {tmp_path / 'd' / 'index'}" in done.output
     assert len(open_index(tmp_path / "d" / "index")) == 1_000
+    # A demo is made again where one is.
+    done = CliRunner().invoke(cli, ["demo", str(tmp_path / "d"), "--rows", "1100"])
+    assert done.exit_code == 0, done.output

@@ -1,6 +1,7 @@
 """The demo: an index of the docstrings of the Python on this machine."""
 
 import ast
+import contextlib
 import random
 import sysconfig
 import warnings
@@ -9,12 +10,14 @@ from pathlib import Path
 
 import click
 
-from whiten_index.artifacts.atomic import replacing, require_path
-from whiten_index.artifacts.files import walk_files, writing
+from whiten_index.artifacts.atomic import replacing, require_path, require_replaceable
+from whiten_index.artifacts.files import exists, reading, walk_files, writing
 from whiten_index.cli import terminal
 from whiten_index.cli.schema_options import PATH
+from whiten_index.errors import ConfigError
 
 _MOST_OF_A_FILE, _LEAST_LETTERS, _MOST_LETTERS = 30, 60, 600
+_MARK = b"whiten-index demo"  # in the corpus, which no other file has
 _QUERIES = (
     "how do I parse a date from a string",
     "read a gzip compressed file",
@@ -42,10 +45,14 @@ def demo(folder: str, rows: int) -> None:
     from whiten_index.search.search_index import open_index
 
     corpus, out = require_path(folder) / "docstrings.parquet", Path(folder) / "index"
+    require_replaceable(corpus, _is_demo, "a demo's docstrings")
+    if exists(out) and not exists(corpus):
+        raise ConfigError(f"{out} is no index of a demo, and is left as it is; name another folder")
     with writing(corpus):
         corpus.parent.mkdir(parents=True, exist_ok=True)
         with replacing(corpus) as temporary:
-            pq.write_table(pa.Table.from_pylist(docstrings(rows)), temporary)
+            table = pa.Table.from_pylist(docstrings(rows))
+            pq.write_table(table.replace_schema_metadata({_MARK: "1"}), temporary)
     config = BuildConfig(
         corpus=(str(corpus),),
         text_columns=("name", "text"),
@@ -65,6 +72,15 @@ def demo(folder: str, rows: int) -> None:
             line = terminal.one_line(str(hit.columns["text"]), 60)
             click.echo(f"  {hit.score:.4f}  {hit.id}: {line}")
     click.echo(f"\nThe same in a browser, beside raw embeddings: whiten-index serve {out}")
+
+
+def _is_demo(path: Path) -> bool:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with reading(path), contextlib.suppress(pa.ArrowInvalid):
+        return _MARK in (pq.read_schema(path).metadata or {})
+    return False
 
 
 def docstrings(most: int) -> list[dict[str, str]]:
