@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from benchmarks.results_file import data_folder, write
 from whiten_index.evaluation.metrics import evaluate_each, mean_interval
-from whiten_index.measure.sweep_config import FAISS, RAW, TRUNCATE, Point, SweepConfig, Vectors
+from whiten_index.measure.sweep_config import FAISS, RAW, TRUNCATE, Point, SweepConfig
 from whiten_index.measure.sweep_run import prepare_dataset, read_queries
 from whiten_index.measure.trial import Made, Space, Trial, open_space
 from whiten_index.pipeline.encode import encode_corpus
@@ -60,17 +60,17 @@ def scifact(work: Path) -> dict[str, Any]:
 
 def ours(transform: str, k: int, codec: str, rerank: int = 0) -> Point:
     """Return a point over a fitted transform."""
-    return Point(Vectors("ours", transform, k), codec, "flat", rerank)
+    return Point("ours", transform, k, codec, "flat", rerank)
 
 
 def peer(factory: str) -> Point:
     """Return a point that FAISS makes alone, and that is not compared with an exact one."""
-    return Peer(Vectors(FAISS, factory, _DIM), "fp32", "flat", faiss=factory)
+    return Peer(FAISS, factory, _DIM, "fp32", "flat", faiss=factory)
 
 
 def raw(codec: str) -> Point:
     """Return a point over raw embeddings."""
-    return Point(Vectors(RAW, "none", _DIM), codec, "flat")
+    return Point(RAW, "none", _DIM, codec, "flat")
 
 
 RAW_EXACT = "raw embeddings, exact"
@@ -79,7 +79,7 @@ SETTINGS: dict[str, Point] = {
     "auto, k = 256, 8 bits": ours("auto", 256, "sq8"),
     "auto, k = 128, 8 bits": ours("auto", 128, "sq8"),
     "PCA, k = 128, 8 bits": ours("pca", 128, "sq8"),
-    "truncated, k = 128, 8 bits": Point(Vectors(TRUNCATE, TRUNCATE, 128), "sq8", "flat"),
+    "truncated, k = 128, 8 bits": Point(TRUNCATE, TRUNCATE, 128, "sq8", "flat"),
     "auto, k = 256, 4 bits": ours("auto", 256, "sq4"),
     "auto, k = 192, 6 bits": ours("auto", 192, "sq6"),
     "auto, k = 256, EDEN4": ours("auto", 256, "EDEN4"),
@@ -123,19 +123,19 @@ def measure(work: Path, seeds: int) -> Iterator[dict[str, Any]]:
     folder.mkdir(parents=True, exist_ok=True)
     each = dict[str, list[NDArray[np.float64]]]()
     made = dict[str, Made]()
-    spaces = dict[Vectors, Space]()
+    spaces = dict[tuple[str, str, int], Space]()
     for seed in range(seeds):
         seeded = replace(config, seed=seed)
         dataset = prepare_dataset(seeded, encoded, judged, stages)
         assert dataset.documents is not None
         for title, point in SETTINGS.items():
-            where = Vectors(RAW, "none", _DIM) if isinstance(point, Peer) else point.vectors
-            if where not in spaces:
-                spaces[where] = open_space(config, dataset, where, stages)
-            truth = spaces[SETTINGS[RAW_EXACT].vectors].truth
+            own = SETTINGS[RAW_EXACT] if isinstance(point, Peer) else point
+            if own.space not in spaces:
+                spaces[own.space] = open_space(config, dataset, own, stages)
+            truth = spaces[SETTINGS[RAW_EXACT].space].truth
             trial = Trial(seeded, dataset, truth, folder / str(seed))
             trial.folder.mkdir(exist_ok=True)
-            index = trial.make(point, spaces[where])
+            index = trial.make(point, spaces[own.space])
             scores, rows = trial.search_of(index)(dataset.queries, 10)
             run = {
                 query: dict(zip(dataset.documents[near], best.tolist(), strict=True))

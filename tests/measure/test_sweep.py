@@ -117,7 +117,7 @@ def test_the_grid_holds_every_combination_once_and_graphs_at_the_middle_widths()
     plain = [point for point in found.points if not point.rerank]
     # 4 widths × 4 transforms × 4 codecs × {flat, ivf}, and graphs of one codec at two widths.
     assert Counter(point.index for point in plain) == {"flat": 64, "ivf": 64, "hnsw": 8}
-    assert {p.vectors.k for p in plain if p.index == "hnsw"} == {64, 128}
+    assert {p.k for p in plain if p.index == "hnsw"} == {64, 128}
     again = [point for point in found.points if point.rerank]
     assert {(p.codec, p.index, p.rerank) for p in again} == {
         ("pq", "flat", 100), ("pq", "ivf", 100),
@@ -178,7 +178,7 @@ def test_what_width_or_rank_forbids_is_skipped_with_the_reason():
 def test_raw_embeddings_are_measured_in_every_codec_and_size_of_ours():
     config = config_of(widths="32,64", codecs="fp32,sq6,PRQ8x2x4")
     found = grid(config, dim=384, rank=381, rows=9_000)
-    raw = {point.codec for point in found.points if point.vectors.family == "raw"}
+    raw = {point.codec for point in found.points if point.family == "raw"}
     # 32 and 64 dims in 1 byte each, and in a quarter of that.
     assert {"fp32", "sq6", "PRQ8x2x4", "pq8", "pq16", "pq32", "pq64"} <= raw
 

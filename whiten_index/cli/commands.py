@@ -200,22 +200,17 @@ def update(dry_run: bool, **options: Any) -> None:
 @click.option("--embedding-column", help="Raw embeddings of the queries.")
 @click.option("--id-column", help="Ids of the queries.")
 @click.option("--run", type=PATH, help="Write the rankings to a file: .trec, .parquet or .jsonl.")
-@click.option(
-    "--rerank",
-    type=click.IntRange(min=0),
-    help="Rank N candidates (top-k at least) again by the raw embeddings in the store; 0 for "
-    "none. [default: what the index was built for]",
-)
+@schema_options(ServeOptions, only=("store", "rerank"))
 @click.option(
     "--rerank-by",
     type=click.Choice(["vectors", "embeddings"]),
     help="By exact vectors of the index's transform, or without it. [default: vectors]",
 )
-@click.option("--store", help="Where the raw embeddings are now, if they moved.")
-@click.option("--model", help="Where the index's own encoder is now, if it moved.")
 @schema_options(
-    EncoderConfig, only=("trust_remote_code", "device", "backend", "threads", "base_url")
+    ServeOptions,
+    only=("mapped", "verify", "model", "trust_remote_code", "device", "backend", "threads"),
 )
+@schema_options(EncoderConfig, only=("base_url",))
 @click.option(
     "--index-device",
     type=click.Choice(["auto", "cpu", "gpu"]),
@@ -224,14 +219,6 @@ def update(dry_run: bool, **options: Any) -> None:
     help="Where the index is searched; auto: a GPU that FAISS sees, if it takes this kind. "
     "With --filter, --like or --mapped it is the CPU.",
 )
-@click.option(
-    "--mapped",
-    is_flag=True,
-    default=None,
-    help="Read the index file as it is searched, not as a whole. [default: if its lists "
-    "are in a file of their own]",
-)
-@verify_option()
 @json_option
 def search(
     index: str,

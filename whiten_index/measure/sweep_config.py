@@ -171,19 +171,12 @@ _LEAST_LISTS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Vectors:
-    """Vectors of the corpus under one transform."""
+class Point:
+    """One setting to measure."""
 
     family: str
     transform: str
     k: int
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One setting to measure."""
-
-    vectors: Vectors
     codec: str
     index: str
     rerank: int = 0
@@ -191,17 +184,20 @@ class Point:
     @property
     def key(self) -> str:
         """Name of the point within its run."""
-        where = self.vectors
         again = f"/rerank{self.rerank}" if self.rerank else ""
-        return f"{where.family}/{where.transform}/k{where.k}/{self.codec}/{self.index}{again}"
+        return f"{self.family}/{self.transform}/k{self.k}/{self.codec}/{self.index}{again}"
+
+    @property
+    def space(self) -> tuple[str, str, int]:
+        """Key of the points over the same vectors."""
+        return self.family, self.transform, self.k
 
     def setting(self) -> dict[str, Any]:
         """Return the setting as JSON values."""
-        where = self.vectors
         return {
-            "family": where.family,
-            "transform": where.transform.partition(":")[0],
-            "k": where.k,
+            "family": self.family,
+            "transform": self.transform.partition(":")[0],
+            "k": self.k,
             "codec": self.codec,
             "index": self.index,
             "rerank": {"candidates": self.rerank, "from": "store"} if self.rerank else None,
@@ -209,10 +205,10 @@ class Point:
 
     def factory(self, rows: int) -> str:
         """Return the FAISS factory string of the index proper."""
-        codec = codec_string(self.codec, self.vectors.k)
-        if self.vectors.family == FAISS:
-            transform = "PCAW" if self.vectors.transform == "faiss-pcaw" else "PCA"
-            return f"{transform}{self.vectors.k},L2norm,{codec}"
+        codec = codec_string(self.codec, self.k)
+        if self.family == FAISS:
+            transform = "PCAW" if self.transform == "faiss-pcaw" else "PCA"
+            return f"{transform}{self.k},L2norm,{codec}"
         if self.index == "ivf":
             return f"IVF{lists(rows)},{codec}"
         if self.index == "hnsw":
@@ -240,8 +236,8 @@ def grid(config: SweepConfig, *, dim: int, rank: int, rows: int) -> Grid:
     reasons = {point: _why_not(point, dim=dim, rank=rank, rows=rows) for point in wanted}
     skipped = {point: why for point, why in reasons.items() if why is not None}
     points = tuple(point for point in wanted if point not in skipped)
-    if not any(point.vectors.family in _FITTED for point in points):
-        whys = dict.fromkeys(why for p, why in skipped.items() if p.vectors.family in _FITTED)
+    if not any(point.family in _FITTED for point in points):
+        whys = dict.fromkeys(why for p, why in skipped.items() if p.family in _FITTED)
         # As a build fails with a k above the rank.
         kind = WhiteningError if all(why.startswith("k = ") for why in whys) else ConfigError
         raise kind(
@@ -252,17 +248,16 @@ def grid(config: SweepConfig, *, dim: int, rank: int, rows: int) -> Grid:
 
 
 def _why_not(point: Point, *, dim: int, rank: int, rows: int) -> str | None:
-    where = point.vectors
-    most = dim if where.family in (RAW, TRUNCATE) or where.transform == "random" else rank
-    if where.k > most:
+    most = dim if point.family in (RAW, TRUNCATE) or point.transform == "random" else rank
+    if point.k > most:
         what = "dims" if most == dim else "directions"
-        return f"k = {where.k} is above the {most} {what} of the embeddings"
+        return f"k = {point.k} is above the {most} {what} of the embeddings"
     if point.index == "ivf" and rows < _LEAST_LISTS * _ROWS_A_LIST:
         return f"{rows} rows are too few for inverted lists"
     try:
         factory = point.factory(rows)
-        if where.family != FAISS:
-            inner_index(factory, where.k)
+        if point.family != FAISS:
+            inner_index(factory, point.k)
     except ConfigError as error:
         return str(error)
     return None
@@ -273,28 +268,28 @@ def _ours(config: SweepConfig) -> Iterator[Point]:
     # graphs are built of the first codec at the two widths in the middle.
     middle = config.ks[(len(config.ks) - 1) // 2 :][:2]
     for k, transform, codec in product(config.ks, config.transforms, config.codecs):
-        where = Vectors(TRUNCATE if transform == TRUNCATE else OURS, transform, k)
+        space = TRUNCATE if transform == TRUNCATE else OURS, transform, k
         for index in config.indexes:
             if index != "hnsw" or (k in middle and codec == config.codecs[0]):
-                yield Point(where, codec, index)
+                yield Point(*space, codec, index)
             if config.rerank and codec.startswith(_COARSE) and index != "hnsw":
-                yield Point(where, codec, index, config.rerank)
+                yield Point(*space, codec, index, config.rerank)
 
 
 def _baselines(config: SweepConfig, dim: int) -> Iterator[Point]:
     """Yield raw embeddings in codecs of our points' sizes, and FAISS's own PCA and whitening."""
-    raw = Vectors(RAW, NONE, dim)
+    raw = RAW, NONE, dim
     # Ours are compared with the same codec, and with product codes of the same size.
     sizes = {k // 4 for k in config.ks if k % 4 == 0} | set(config.ks)
     sized = [f"pq{size}" for size in sorted(sizes) if size < dim and dim % size == 0]
     for codec in (FP32, "fp16", "sq8", "sq4", *sized, "rabitq", "rabitq4", *config.codecs):
-        yield Point(raw, codec, "flat")
+        yield Point(*raw, codec, "flat")
     if config.rerank:
-        yield Point(raw, "rabitq", "flat", config.rerank)
+        yield Point(*raw, "rabitq", "flat", config.rerank)
     if "ivf" in config.indexes:
-        yield Point(raw, FP32, "ivf")
-        yield Point(raw, "sq8", "ivf")
+        yield Point(*raw, FP32, "ivf")
+        yield Point(*raw, "sq8", "ivf")
     if "hnsw" in config.indexes:
-        yield Point(raw, FP32, "hnsw")
+        yield Point(*raw, FP32, "hnsw")
     for k, transform, codec in product(config.ks, ("faiss-pca", "faiss-pcaw"), (FP32, "sq8")):
-        yield Point(Vectors(FAISS, transform, k), codec, "flat")
+        yield Point(FAISS, transform, k, codec, "flat")

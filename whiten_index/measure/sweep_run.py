@@ -84,7 +84,7 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> dict
         "encode_seconds": seconds,
         "dim": dim,
         "points": len(points.points),
-        "by_family": dict(Counter(point.vectors.family for point in points.points)),
+        "by_family": dict(Counter(point.family for point in points.points)),
         "skipped": {point.key: why for point, why in points.skipped.items()},
     }
 

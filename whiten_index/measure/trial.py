@@ -37,7 +37,6 @@ from whiten_index.measure.sweep_config import (
     Grid,
     Point,
     SweepConfig,
-    Vectors,
     parse_transform,
 )
 from whiten_index.pipeline.encode import EncodeReport
@@ -113,9 +112,9 @@ class Space:
     pieces: float | None = None  # score by pieces of the texts, where ``auto`` has them cut
 
 
-def open_space(config: SweepConfig, dataset: Dataset, where: Vectors, stages: Stages) -> Space:
-    """Fit a transform and find the exact neighbours among its vectors, by numpy."""
-    wanted = replace(_transform(config, dataset, where, stages), similarity=dataset.similarity)
+def open_space(config: SweepConfig, dataset: Dataset, point: Point, stages: Stages) -> Space:
+    """Fit the transform of a point and find the exact neighbours among its vectors, by numpy."""
+    wanted = replace(_transform(config, dataset, point, stages), similarity=dataset.similarity)
     whitening = Whitening.fit(dataset.moments, wanted)
     with stages.stage("exact neighbours", dataset.rows) as watcher:
 
@@ -136,19 +135,19 @@ def open_space(config: SweepConfig, dataset: Dataset, where: Vectors, stages: St
 
 
 def _transform(
-    config: SweepConfig, dataset: Dataset, where: Vectors, stages: Stages
+    config: SweepConfig, dataset: Dataset, point: Point, stages: Stages
 ) -> WhiteningConfig:
-    if where.family in (RAW, FAISS):
+    if point.family in (RAW, FAISS):
         return WhiteningConfig(kind=Kind.NONE)
-    name, exponent = parse_transform(where.transform)
+    name, exponent = parse_transform(point.transform)
     if name != AUTO:
         seed = config.build.seed
-        return WhiteningConfig(kind=Kind(name), k=where.k, exponent=exponent, seed=seed)
-    build = replace(config.build, k=where.k, similarity=dataset.similarity)
+        return WhiteningConfig(kind=Kind(name), k=point.k, exponent=exponent, seed=seed)
+    build = replace(config.build, k=point.k, similarity=dataset.similarity)
     chosen = fit_whitening(build, replace(dataset.encoded, stages=stages), None).whitening
     # The choice may see the rows held out; the basis must not, so it is fitted again.
     return WhiteningConfig(
-        kind=chosen.kind, k=where.k, exponent=chosen.exponent, center=chosen.center
+        kind=chosen.kind, k=point.k, exponent=chosen.exponent, center=chosen.center
     )
 
 
@@ -177,26 +176,26 @@ def measure_points(
     """
     for point, why in points.skipped.items():
         yield _skipped(point, why)
-    missing: dict[Vectors, list[Point]] = {}
+    missing: dict[tuple[str, str, int], list[Point]] = {}
     for point in points.points:
         if point.key not in done:
-            missing.setdefault(point.vectors, []).append(point)
+            missing.setdefault(point.space, []).append(point)
     if not missing:
         return
-    exact = Point(Vectors(RAW, NONE, dataset.dim), FP32, "flat")
-    raw = open_space(config, dataset, exact.vectors, stages)
+    exact = Point(RAW, NONE, dataset.dim, FP32, "flat")
+    raw = open_space(config, dataset, exact, stages)
     trial = Trial(config, dataset, raw.truth, folder)
     reference: Made | None = None
     with contextlib.suppress(ConfigError, MemoryError):
         # If it cannot be made, its point is skipped below with the reason.
         reference = trial.make(exact, raw) if exact in points.points else None
     last, whole = 0, sum(map(len, missing.values()))
-    for where, some in missing.items():
+    for some in missing.values():
         first, last = last + 1, last + len(some)
         part = f"{first} to {last} of {whole}"
         try:
-            fitted = where.family not in (RAW, FAISS)
-            space = open_space(config, dataset, where, stages) if fitted else raw
+            fitted = some[0].family not in (RAW, FAISS)
+            space = open_space(config, dataset, some[0], stages) if fitted else raw
         except WhiteningError as error:
             yield from (_skipped(point, str(error)) for point in some)
             continue
@@ -283,7 +282,7 @@ class Trial:
         discard(folder)
         with writing(folder):
             folder.mkdir()
-        stages, by_faiss = Stages(Progress()), point.vectors.family == FAISS
+        stages, by_faiss = Stages(Progress()), point.family == FAISS
         parameters, device = dict[str, int](), "cpu"
         if by_faiss:
             size = self._fill_peer(factory, folder, stages)
@@ -357,7 +356,7 @@ class Trial:
 
     def _truth(self, made: Made) -> Rows:
         """Return the exact neighbours (q, 10) among the vectors that an index holds."""
-        if made.point.vectors.family != FAISS:
+        if made.point.family != FAISS:
             return made.space.truth
         index = load_faiss().read_index(str(made.folder / INDEX))
         vectors = Transforms(index)
@@ -367,7 +366,7 @@ class Trial:
     def search_of(self, made: Made) -> Search:
         """Return the search of a point: as of an index, or for FAISS's own transforms by FAISS."""
         dataset, index = self.dataset, load_faiss().read_index(str(made.folder / INDEX))
-        if made.point.vectors.family == FAISS:
+        if made.point.family == FAISS:
             return cast(Search, index.search)
         inner, device = inner_of(index), "cpu" if made.record["device"] == "cpu" else "auto"
         placed = DeviceIndex.place(inner, device, to_search=True)

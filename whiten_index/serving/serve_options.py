@@ -53,7 +53,7 @@ class ServeOptions:
         "Where the raw embeddings are now, if they moved.", INDEX, default=None
     )
     rerank: int | None = option(
-        "Rank N candidates again by the raw embeddings in the store; 0 for none.",
+        "Rank N candidates, top-k at least, again by the raw embeddings in the store; 0 for none.",
         INDEX,
         default=None,
         ge=0,
@@ -66,7 +66,9 @@ class ServeOptions:
         shown="if its lists are in a file of their own",
     )
     verify: Literal["full", "manifest"] = option(
-        "Compare every file's checksum, or only its size.", INDEX, default="full"
+        "Compare every file's checksum, or only its size, which misses flipped bits.",
+        INDEX,
+        default="full",
     )
     compare_memory: str | int = option(
         "Memory for the comparison of an index with its raw embeddings; 0 for none.",
