@@ -27,7 +27,7 @@ from pipelines.papers.words import (
     tokenize,
     word_scores,
 )
-from whiten_index.encoding.spec import resolve_encoder
+from whiten_index.encoding.load_encoder import resolve_encoder
 from whiten_index.evaluation.sts_sets import StsSet
 from whiten_index.measure.eval_config import EvalConfig, RetrievalConfig
 from whiten_index.measure.evaluate_retrieval import evaluate_retrieval

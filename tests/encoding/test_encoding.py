@@ -10,9 +10,9 @@ import transformers
 from tests.helpers.tiny_models import load
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.load_encoder import resolve_encoder
 from whiten_index.encoding.models import find_model
 from whiten_index.encoding.pooling import Pooling
-from whiten_index.encoding.spec import resolve_encoder
 
 LONGEST = 32
 

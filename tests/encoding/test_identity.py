@@ -20,7 +20,7 @@ from tests.helpers.bad_input import run
 from tests.helpers.code_models import code_model, edit_json, write_texts
 from whiten_index import BuildConfig, QueryTransform, build_index, open_index
 from whiten_index.encoding.encoder_config import ApiOptions, EncoderConfig
-from whiten_index.encoding.spec import resolve_encoder
+from whiten_index.encoding.load_encoder import resolve_encoder
 from whiten_index.errors import EncoderError
 
 pytestmark = pytest.mark.usefixtures("own_modules")

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.helpers.code_models import edit_json
 from tests.helpers.tiny_models import add_modules, copied, load, resolve
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.encoding.spec import resolve_encoder
+from whiten_index.encoding.load_encoder import resolve_encoder
 from whiten_index.errors import ConfigError, EncoderError
 
 

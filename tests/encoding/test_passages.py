@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.load_encoder import resolve_encoder
 from whiten_index.encoding.passages import PassageConfig, PassageSplitter, passage_spans
-from whiten_index.encoding.spec import resolve_encoder
 from whiten_index.errors import ConfigError
 
 Offsets = list[tuple[int, int]]

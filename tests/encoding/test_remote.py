@@ -2,21 +2,18 @@
 
 import contextlib
 import gzip
-import logging
 import os
 import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
+from tests.helpers.api_builds import MODEL, build, options, texts_of, write
 from tests.helpers.code_models import forged
 from tests.helpers.embedding_server import EmbeddingServer, embedding
 from whiten_index import (
@@ -33,7 +30,7 @@ from whiten_index import (
     train_encoder,
     update_index,
 )
-from whiten_index.encoding.endpoint import CANARY
+from whiten_index.encoding.canary import CANARY
 from whiten_index.errors import ArtifactError, ConfigError, EncoderError
 from whiten_index.pipeline.encode import EncodeReport
 from whiten_index.pipeline.plan import plan_build
@@ -42,25 +39,7 @@ from whiten_index.store.sampling import CorpusEmbeddings
 
 COMMAND = [sys.executable, "-c", "from whiten_index.cli import main; main()"]
 FAULTS = (429, 500, 503, "cut", "slow", "malformed", "short", "twice", "nan")
-MODEL = "openai:words"
 CANARY_WORDS = sum(len(text.split()) for text in CANARY)
-
-
-@pytest.fixture(autouse=True)
-def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def server() -> Iterator[EmbeddingServer]:
-    with EmbeddingServer() as running:
-        yield running
-
-
-def texts_of(rows: int) -> list[str]:
-    chosen, words = random.Random(0), [f"w{i}" for i in range(300)]
-    return [f"{' '.join(chosen.choices(words, k=chosen.randint(2, 20)))} n{i}" for i in range(rows)]
 
 
 def sentences_of(rows: int) -> list[str]:
@@ -68,23 +47,8 @@ def sentences_of(rows: int) -> list[str]:
     return [". ".join(every[row : row + 3]) + "." for row in range(0, 3 * rows, 3)]
 
 
-def write(folder: Path, texts: list[str]) -> str:
-    pq.write_table(pa.table({"text": texts}), folder / "c.parquet")
-    return str(folder / "c.parquet")
-
-
-def options(folder: Path, url: str | None, **more: Any) -> dict[str, Any]:
-    given = {"corpus": str(folder / "c.parquet"), "text_columns": "text", "model": MODEL}
-    return {**given, "base_url": url, **more}
-
-
 def encode(folder: Path, url: str | None, **more: Any) -> EncodeReport:
     return encode_corpus(BuildConfig(**options(folder, url, store=str(folder / "store"), **more)))
-
-
-def build(folder: Path, url: str, **more: Any) -> Path:
-    given = {"out": str(folder / "index"), "whiten": "whitening", "k": 8, "factory": "Flat", **more}
-    return build_index(BuildConfig(**options(folder, url, **given))).out
 
 
 def stored(report: EncodeReport) -> np.ndarray:
@@ -280,45 +244,6 @@ def test_pairs_are_evaluated(tmp_path: Path, server: EmbeddingServer) -> None:
     assert found.stdout.startswith("openai:words: 32 dims\n")
 
 
-def test_a_model_that_has_changed_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    texts = texts_of(200)
-    write(tmp_path, texts)
-    with EmbeddingServer() as server:
-        index = build(tmp_path, server.url)
-    match = "is not the model that it was: of twelve fixed texts one has a cosine of 0."
-    with EmbeddingServer(turn=0.2) as other:
-        monkeypatch.setenv("OPENAI_BASE_URL", other.url)
-        tries = (
-            lambda: build(tmp_path, other.url),
-            lambda: update_index(UpdateConfig(index=str(index))),
-            lambda: open_index(index).search(["a"]),
-            lambda: push_index(PushConfig(index=str(index), to=str(tmp_path / "p.parquet"))),
-        )
-        for attempt in tries:
-            with pytest.raises(EncoderError, match=match):
-                attempt()
-        assert set(other.answered.values()) == {1}
-    # A small change is logged; later ones are still compared with the first canary.
-    with EmbeddingServer(turn=0.03) as drifted, caplog.at_level(logging.WARNING):
-        monkeypatch.setenv("OPENAI_BASE_URL", drifted.url)
-        build(tmp_path, drifted.url)
-        assert "has changed a little" in caplog.text
-    with EmbeddingServer(turn=0.05) as further:
-        monkeypatch.setenv("OPENAI_BASE_URL", further.url)
-        with pytest.raises(EncoderError, match="is not the model that it was"):
-            open_index(index).search(["a"])
-
-
-@pytest.mark.parametrize("canary", ["", "AAAA", "no base64", "A" * 1020])
-def test_a_forged_canary_is_damage(tmp_path: Path, server: EmbeddingServer, canary: str) -> None:
-    write(tmp_path, texts_of(100))
-    index = forged(build(tmp_path, server.url), tmp_path / "forged", canary=canary)
-    with pytest.raises(ArtifactError, match="embeddings of openai:words are damaged"):
-        open_index(index, base_url=server.url).search(["a"])
-
-
 @pytest.mark.parametrize("pause", ["0", "nan", "-5", "1e999", "Wed, 21 Oct 2015 07:28:00 GMT"])
 def test_an_endpoint_that_asks_for_no_pause_is_not_asked_for_ever(pause: str) -> None:
     with EmbeddingServer(lambda number: 429 if number > 2 else None, retry_after=pause) as server:
@@ -410,16 +335,6 @@ def test_a_forged_manifest_names_no_model_of_the_hub(
     index = forged(build(tmp_path, server.url), tmp_path / "forged", model="evil/model")
     with pytest.raises(ArtifactError):
         open_index(index, base_url=server.url)
-
-
-def test_another_canary_is_another_encoder(tmp_path: Path) -> None:
-    write(tmp_path, texts_of(100))
-    with EmbeddingServer() as server, EmbeddingServer(turn=0.5) as changed:
-        one = open_index(build(tmp_path, server.url), base_url=server.url)
-        options = {"store": str(tmp_path / "other"), "out": str(tmp_path / "o")}
-        other = open_index(build(tmp_path, changed.url, **options), base_url=changed.url)
-        other.share_encoder(one)
-        assert other.encoder is not one.encoder
 
 
 def test_what_the_endpoint_does_not_do_is_said(tmp_path: Path, server: EmbeddingServer) -> None:

@@ -19,7 +19,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.encoding.spec import EncoderSpec, resolve_encoder
+from whiten_index.encoding.load_encoder import resolve_encoder
+from whiten_index.encoding.spec import EncoderSpec
 
 DIM = 32
 POSITIONS = 48

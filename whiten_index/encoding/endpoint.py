@@ -1,4 +1,4 @@
-"""A model that others run: one answer of it, what to do about errors, and whether it has changed.
+"""An endpoint that speaks OpenAI's protocol: one request, its retries and its errors.
 
 The client of openai keeps connections, reads variables and parses answers. It would try again by
 itself, but without telling of a 429, by which the requests at once are chosen, nor of tries that
@@ -8,12 +8,10 @@ may have been charged; so it makes one try, and tries are counted here.
 import base64
 import contextlib
 import functools
-import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -22,28 +20,12 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.limits import VECTOR_NUMBERS
 from whiten_index.artifacts.prefetch import blocks
+from whiten_index.encoding.canary import CANARY, encode_canary
 from whiten_index.encoding.encoder_config import REMOTE, EncoderConfig
-from whiten_index.encoding.spec import BASE_URL, OPENAI_URL, RemoteSpec, recorded_spec
-from whiten_index.errors import (
-    ArtifactError,
-    ConfigError,
-    EncoderError,
-    first_line,
-    require_installed,
-)
+from whiten_index.encoding.spec import BASE_URL, OPENAI_URL, RemoteSpec
+from whiten_index.errors import ConfigError, EncoderError, first_line, require_installed
 
-_LOG = logging.getLogger(__name__)
 _KEY = "OPENAI_API_KEY"
-# Texts whose embeddings differ from model to model: languages, code, numbers, short and long.
-CANARY = (
-    "A cat sat on the mat.", "The central bank raised its interest rate by half a point.",
-    "Wie spät ist es in Tokio?", "東京は日本の首都です。", "def add(a, b): return a + b",
-    "SELECT name FROM users WHERE age > 30;", "3.14159265358979", "hello",
-    "Mitochondria release the energy that is stored in glucose.", "¿Dónde está la biblioteca?",
-    "The contract may be terminated by either party with thirty days' written notice.",
-    "How do I reset my password?",
-)  # fmt: skip
-_SAME, _NEARLY = 0.999, 0.9999
 _SESSION_SECONDS = 300  # for which a model counts as the one that was asked
 _TIMEOUT_SECONDS, _TRIES, _MOST_WAITED = 300, 8, 600.0
 _QUERY_SECONDS = 30
@@ -289,61 +271,5 @@ def _asked(options: tuple[tuple[str, Any], ...], _key: int, _session: int) -> Re
         document_prompt=config.document_prompt or "",
         query_prompt=config.query_prompt or "",
         input_types=config.input_types or (),
-        canary=base64.b64encode(found.astype("<f2").tobytes()).decode(),
+        canary=encode_canary(found),
     )
-
-
-def keeping_canary(
-    encoder: Mapping[str, Any], recorded: Mapping[str, Any] | None
-) -> Mapping[str, Any]:
-    """Return a store's encoder with the canary that was recorded first; see ``require_alike``."""
-    now, known = recorded_spec(encoder), None if recorded is None else recorded_spec(recorded)
-    if not isinstance(now, RemoteSpec) or not isinstance(known, RemoteSpec):
-        return encoder
-    if now.fingerprint != known.fingerprint:
-        return encoder
-    require_alike(known, now)
-    kept = replace(now, canary=known.canary).to_json()
-    return kept if encoder["kind"] == "api" else {**encoder, "query_encoder": kept}
-
-
-def require_alike(recorded: RemoteSpec, now: RemoteSpec) -> None:
-    """Compare the canaries of one model at two times; a small difference is logged.
-
-    Raises:
-        EncoderError: the model has changed.
-        ArtifactError: what is recorded is damaged.
-    """
-    try:
-        before, after = (
-            np.frombuffer(base64.b64decode(each.canary), "<f2").reshape(len(CANARY), each.dim)
-            for each in (recorded, now)
-        )
-    except ValueError as error:
-        raise ArtifactError(
-            f"the recorded embeddings of {recorded.model} are damaged ({error}); build with "
-            "another --out and --store"
-        ) from error
-    before, after = before.astype(float), after.astype(float)
-    # A text without any known word has an embedding of zeros, now as before.
-    same = (before == after).all(axis=1)
-    before, after = before[~same], after[~same]
-    lengths = np.linalg.norm(before, axis=1) * np.linalg.norm(after, axis=1)
-    with np.errstate(invalid="ignore"):
-        cosines = (before * after).sum(axis=1) / lengths
-    cosine = float(cosines.min(initial=1.0))
-    if not cosine >= _SAME:
-        raise EncoderError(
-            f"{now.model} at {now.endpoint} is not the model that it was: of twelve fixed texts "
-            f"one has a cosine of {cosine:.4f} with its recorded embedding; ask an endpoint that "
-            f"has the old one ({recorded.served} at {recorded.endpoint}), or build a new index and "
-            "store with the new one"
-        )
-    if cosine < _NEARLY:
-        _LOG.warning(
-            "%s at %s has changed a little: of twelve fixed texts one has a cosine of %.5f with "
-            "its recorded embedding",
-            now.model,
-            now.endpoint,
-            cosine,
-        )

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.encoding.canary import CANARY
 from whiten_index.encoding.encoder_config import REMOTE, EncoderConfig
-from whiten_index.encoding.endpoint import CANARY, Endpoint, TooMuchError, ask_spec
+from whiten_index.encoding.endpoint import Endpoint, TooMuchError, ask_spec
 from whiten_index.encoding.spec import RemoteSpec
 from whiten_index.encoding.window_encoder import Encoded, WindowEncoder, listed
 from whiten_index.errors import ConfigError, EncoderError
@@ -21,7 +22,7 @@ from whiten_index.errors import ConfigError, EncoderError
 # and then the half is tried.
 _MOST_TEXTS, _MOST_TOKENS = 128, 16_384
 _TOKENS_A_BYTE = 1 / 3  # until an answer says how many
-FIRST_AT_ONCE, _MOST_AT_ONCE = 8, 64
+_FIRST_AT_ONCE, _MOST_AT_ONCE = 8, 64
 # A request that takes longer waits in a queue, which more requests make no shorter.
 _LONG_SECONDS = 10
 # What came of a window is saved after so many texts, if that takes a fifth of the time at most: a
@@ -78,7 +79,7 @@ class _Gate:
     """
 
     def __init__(self) -> None:
-        self.at_once, self._busy, self._good, self._limited = FIRST_AT_ONCE, 0, 0, False
+        self.at_once, self._busy, self._good, self._limited = _FIRST_AT_ONCE, 0, 0, False
         self.changed = threading.Condition()
 
     def enter(self) -> None:
@@ -180,6 +181,8 @@ class RemoteEncoder(WindowEncoder):
         (1, 512)
     """
 
+    requests_at_once = _FIRST_AT_ONCE
+
     def __init__(self, spec: RemoteSpec, config: EncoderConfig) -> None:
         self.spec = spec
         self._endpoint = Endpoint(config)
@@ -220,6 +223,11 @@ class RemoteEncoder(WindowEncoder):
         repeated = f", {meter.repeated:,} tries in vain" if meter.repeated else ""
         money = "" if cost is None else f", cost {cost:.4g}"
         return f"note: {meter.requests:,} requests{repeated}, {meter.tokens:,} tokens{money}"
+
+    def charge(self, size: int) -> tuple[int | None, float | None]:
+        """Return about how many tokens and how much money ``size`` bytes cost, by the answers."""
+        tokens = round(self.meter.a_byte * size)
+        return tokens, self.meter.cost(tokens)
 
     def encode_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the embeddings of queries, (n, d): with prompt or input type of queries."""

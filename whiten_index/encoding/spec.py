@@ -52,11 +52,17 @@ class EncoderSpec:
     head_sha256: str | None
     code_revision: str | None
     similarity: str = "cosine"  # that the model was trained for, by its configuration
+    canary: str = ""  # embeddings of fixed texts, once the model was loaded; see canary.py
 
     @property
     def name(self) -> str:
-        """Name on the hub, or of the folder, whose place is nobody's business."""
+        """Name on the hub, or of the folder without its path, which is private."""
         return self.model if self.revision else Path(self.model).name
+
+    @property
+    def described(self) -> str:
+        """Model for a message."""
+        return f"the model {self.model}"
 
     @property
     def fingerprint(self) -> str:
@@ -70,7 +76,7 @@ class EncoderSpec:
 
     def _fingerprint(self, prompt: str) -> str:
         # The digests cover what these name, and embeddings are neither normalised nor compared.
-        left_out = {"model", "revision", "code_revision", "normalizes", "similarity"}
+        left_out = {"model", "revision", "code_revision", "normalizes", "similarity", "canary"}
         left_out |= {"document_prompt", "query_prompt"}
         if not prompt:
             left_out.add("pools_prompt")
@@ -93,8 +99,8 @@ class EncoderSpec:
 class RemoteSpec:
     """Identity of a model behind an API, whose weights are not here to be digested.
 
-    ``canary`` are its embeddings of fixed texts; see ``endpoint.py``. They are compared, and are no
-    part of fingerprints.
+    ``canary`` holds its embeddings of fixed texts, which are compared and no part of fingerprints;
+    see ``canary.py``.
     """
 
     model: str  # openai:NAME
@@ -115,8 +121,13 @@ class RemoteSpec:
 
     @property
     def name(self) -> str:
-        """Name by which a request names it."""
+        """Name in requests, after ``openai:``."""
         return self.model
+
+    @property
+    def described(self) -> str:
+        """Model and endpoint for a message."""
+        return f"the model {self.model} at {self.endpoint}"
 
     @property
     def fingerprint(self) -> str:
@@ -144,15 +155,6 @@ class RemoteSpec:
 
 
 Spec = EncoderSpec | RemoteSpec
-
-
-def resolve_encoder(config: EncoderConfig) -> tuple[Spec, ModelFolder | None]:
-    """Find the model and settle every choice, without loading it; ``local_model``, or an API's."""
-    if config.remote:
-        from whiten_index.encoding.endpoint import ask_spec
-
-        return ask_spec(config), None
-    return local_model(config, by="this")
 
 
 def local_model(config: EncoderConfig, *, by: str) -> tuple[EncoderSpec, ModelFolder]:

@@ -3,7 +3,7 @@
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any
 
@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.prefetch import overlapped
-from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.spec import RemoteSpec, Spec
+from whiten_index.encoding.canary import CANARY, encode_canary
+from whiten_index.encoding.spec import Spec
 from whiten_index.errors import ConfigError
 from whiten_index.whitening.moments import Moments
 
@@ -49,6 +48,7 @@ class WindowEncoder(ABC):
 
     spec: Spec
     window_rows = WINDOW_ROWS  # texts that are encoded together
+    requests_at_once = 1  # at the start, of an API
 
     @property
     def dim(self) -> int:
@@ -64,6 +64,20 @@ class WindowEncoder(ABC):
     @abstractmethod
     def note(self) -> str | None:
         """Note for the user at the end of an encoding; None without any."""
+
+    def spec_with_canary(self) -> Spec:
+        """Return the identity with the embeddings of twelve fixed texts; see ``canary.py``."""
+        if self.spec.canary:
+            return self.spec
+        return replace(self.spec, canary=encode_canary(self.encode(CANARY)))
+
+    def charge(self, size: int) -> tuple[int | None, float | None]:
+        """Return about how many tokens and how much money ``size`` bytes of texts cost.
+
+        None where nothing is charged, or the price is unknown.
+        """
+        del size
+        return None, None
 
     @abstractmethod
     def encode_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
@@ -157,15 +171,3 @@ def listed(texts: Sequence[str]) -> Sequence[str]:
         if not isinstance(text, str):
             raise ConfigError(f"encode takes texts, and {text!r:.60} is none; convert or drop it")
     return listed
-
-
-def make_encoder(spec: Spec, folder: ModelFolder | None, config: EncoderConfig) -> WindowEncoder:
-    """Load what ``resolve_encoder`` found."""
-    if isinstance(spec, RemoteSpec):
-        from whiten_index.encoding.remote import RemoteEncoder
-
-        return RemoteEncoder(spec, config)
-    from whiten_index.encoding.encoder import Encoder
-
-    assert folder is not None, "a model of this machine has a folder"
-    return Encoder(spec, folder, config)

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.atomic import remove_path, scratch_folder
 from whiten_index.artifacts.files import writing
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
-from whiten_index.encoding.spec import recorded_spec, resolve_encoder
+from whiten_index.encoding.load_encoder import resolve_encoder
+from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import CorpusError
 from whiten_index.evaluation.judgements import (
     JudgedQueries,

@@ -16,7 +16,8 @@ from whiten_index.artifacts.files import reading
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.artifacts.prefetch import blocks
 from whiten_index.corpus.sources import find_files
-from whiten_index.encoding.spec import Spec, recorded_spec, resolve_encoder
+from whiten_index.encoding.load_encoder import resolve_encoder
+from whiten_index.encoding.spec import Spec, recorded_spec
 from whiten_index.errors import ConfigError, CorpusError
 from whiten_index.evaluation.sts_sets import StsSet
 from whiten_index.measure.eval_config import OF_TASKS, EvalConfig

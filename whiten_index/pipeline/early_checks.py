@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
-from whiten_index.encoding.spec import resolve_encoder
+from whiten_index.encoding.load_encoder import resolve_encoder
 from whiten_index.errors import ConfigError
 from whiten_index.index.choice import AUTO
 from whiten_index.index.factory import inner_index

@@ -15,8 +15,8 @@ from whiten_index.distributed.executors import Executor, Failure, SerialExecutor
 from whiten_index.distributed.process_executor import ProcessExecutor
 from whiten_index.distributed.ray_executor import RayExecutor
 from whiten_index.encoding.encoder_config import chosen_devices
-from whiten_index.encoding.remote import RemoteEncoder
-from whiten_index.encoding.spec import recorded_spec, resolve_encoder
+from whiten_index.encoding.load_encoder import resolve_encoder
+from whiten_index.encoding.spec import RemoteSpec, recorded_spec
 from whiten_index.encoding.window_encoder import WindowEncoder
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, PartialFailureError
 from whiten_index.options import options_of
@@ -85,7 +85,7 @@ class EncodeReport:
     def note_spent(self) -> None:
         """Note what was asked of an API, if anything was."""
         loaded = None if self.work is None else getattr(self.work.encoder, "loaded", None)
-        if isinstance(loaded, RemoteEncoder) and loaded.note is not None:
+        if loaded is not None and isinstance(loaded.spec, RemoteSpec) and loaded.note is not None:
             self.stages.watcher.note(loaded.note)
 
     def elsewhere(self) -> "EncodeReport":
@@ -202,6 +202,7 @@ def encode_shards(
         corpus.require_unchanged()
         # This run, and other processes and machines, wrote segments.
         work.store.look_again()
+        work.store.read_canary()
         record = _record(work, kept, results, counts)
         report = EncodeReport(work.store, record, counts, stages, work, executor)
         _note_runtimes(report)

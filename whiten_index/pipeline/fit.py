@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.prefetch import blocks
 from whiten_index.artifacts.tensors import content_digest
 from whiten_index.distributed.executors import remote_call
+from whiten_index.encoding.canary import without_canary
 from whiten_index.errors import CorpusError, EncoderError, StorageError, WhiteningError, first_line
 from whiten_index.evaluation.judgements import JudgedQueries, to_text
 from whiten_index.evaluation.metrics import mean_interval
@@ -223,7 +224,7 @@ def choose_setting(
         "rules": _RULES,
         "pieces": list(RECIPE),
         "moments": content_digest({"mean": moments.mean, "scatter": moments.scatter}, {}),
-        "encoder": encoded.store.encoder,
+        "encoder": without_canary(encoded.store.encoder),
         "options": {name: getattr(config, name) for name in _OPTIONS},
         "widths": ks,
         "labels": None if labels is None else labels_digest(labels),

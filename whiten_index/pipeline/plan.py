@@ -11,7 +11,6 @@ from whiten_index.artifacts.files import exists
 from whiten_index.corpus.batches import EmbeddingBatch, TextBatch
 from whiten_index.corpus.sharding import Shard
 from whiten_index.encoding.encoder_config import chosen_devices
-from whiten_index.encoding.remote import FIRST_AT_ONCE, RemoteEncoder
 from whiten_index.errors import ConfigError
 from whiten_index.pipeline.base_version import (
     advising,
@@ -220,7 +219,7 @@ def _rows_per_second(
         watcher.advance(len(sample))
     # GPUs and requests add up; the cores of one CPU do not.
     if config.remote:
-        return FIRST_AT_ONCE * len(sample) / elapsed
+        return encoder.requests_at_once * len(sample) / elapsed
     devices = chosen_devices(config.encoder_config().device)
     several = len(devices) if devices[0].startswith("cuda") else 1
     return several * len(sample) / elapsed
@@ -234,10 +233,8 @@ def _utf8_bytes(config: BuildConfig, found: ReadShard) -> int:
 def _charge(work: ShardWork, size: int) -> dict[str, float | None]:
     """Return the tokens of ``size`` bytes and their price, None where nothing is charged."""
     encoder = getattr(work.encoder, "loaded", None)
-    if not isinstance(encoder, RemoteEncoder):
-        return {"tokens": None, "cost": None}
-    tokens = round(encoder.meter.a_byte * size)
-    return {"tokens": tokens, "cost": encoder.meter.cost(tokens)}
+    tokens, cost = (None, None) if encoder is None else encoder.charge(size)
+    return {"tokens": tokens, "cost": cost}
 
 
 def _expected_width(config: BuildConfig, *, rows: int, dim: int) -> tuple[int, bool]:

@@ -20,6 +20,7 @@ from whiten_index.artifacts.atomic import remove_path
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.artifacts.storage import Place, settled
 from whiten_index.distributed.executors import remote_call
+from whiten_index.encoding.canary import without_canary
 from whiten_index.errors import GateError, StorageError
 from whiten_index.index.choice import IndexPlan
 from whiten_index.index.exact import exact_neighbours, recall
@@ -98,7 +99,7 @@ def version_identity(
         {
             "format_version": VERSION_SCHEMA.version,
             "corpus": encoded.record.fingerprint,
-            "encoder": encoded.store.encoder,
+            "encoder": without_canary(encoded.store.encoder),
             "encoder_fingerprint": encoded.store.fingerprint,
             "whitening": choices,
             "factory": _factory_identity(plan, fitted.whitening.k),

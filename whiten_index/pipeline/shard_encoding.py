@@ -30,9 +30,10 @@ from whiten_index.corpus.sharding import Shard
 from whiten_index.distributed.executors import Work
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.endpoint import RefusedTextError
+from whiten_index.encoding.load_encoder import make_encoder, resolve_encoder
 from whiten_index.encoding.passages import PassageSplitter
-from whiten_index.encoding.spec import Spec, local_model, require_transformer, resolve_encoder
-from whiten_index.encoding.window_encoder import WindowEncoder, make_encoder
+from whiten_index.encoding.spec import Spec, local_model, require_transformer
+from whiten_index.encoding.window_encoder import WindowEncoder
 from whiten_index.errors import ConfigError, CorpusError, EncoderError
 from whiten_index.store.digest_index import Lookup
 from whiten_index.store.dtypes import StoreDtype
@@ -225,6 +226,7 @@ class ShardWork(Work):
         if texts := [text for shard in state.shards for text in shard.texts]:
             with state.step("load encoder"):
                 encoder = self.encoder()
+                self.store.keep_canary(encoder.spec_with_canary)
                 self.store.results.save_runtime(encoder.runtime)
             with state.step("tokenise"):
                 state.prepared = encoder.prepare(texts)

@@ -10,18 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.manifest import fingerprint
+from whiten_index.encoding.canary import require_alike
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.encoding.endpoint import require_alike
+from whiten_index.encoding.load_encoder import make_encoder, resolve_encoder
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.spec import (
-    EncoderOpening,
-    RemoteSpec,
-    Spec,
-    recorded_config,
-    recorded_spec,
-    resolve_encoder,
-)
-from whiten_index.encoding.window_encoder import WindowEncoder, make_encoder
+from whiten_index.encoding.spec import EncoderOpening, Spec, recorded_config, recorded_spec
+from whiten_index.encoding.window_encoder import WindowEncoder
 from whiten_index.errors import ArtifactError, ConfigError, EncoderError
 from whiten_index.paths import require_text, shown
 from whiten_index.progress import Stages
@@ -75,19 +69,25 @@ class QueryEncoder:
             return False
         if self._recorded.query_fingerprint != other._recorded.query_fingerprint:
             return False
-        if isinstance(self._recorded, RemoteSpec) and isinstance(other._recorded, RemoteSpec):
-            try:
-                require_alike(self._recorded, other._recorded)
-            except (ArtifactError, EncoderError):
-                return False
+        try:
+            require_alike(self._recorded, other._recorded)
+        except (ArtifactError, EncoderError):
+            return False
         return True
 
     def get(self) -> WindowEncoder:
-        """Return it."""
+        """Return it.
+
+        Raises:
+            EncoderError: it is not the index's, or gives other embeddings than it did.
+        """
         with self._loading:
             if self._encoder is None:
                 # Reports first that the index has no encoder, or that torch is not installed.
-                self._encoder = make_encoder(*self.resolve(documents=False))
+                loaded = make_encoder(*self.resolve(documents=False))
+                if self.recorded.canary:
+                    require_alike(self.recorded, loaded.spec_with_canary())
+                self._encoder = loaded
             return self._encoder
 
     def resolve(self, *, documents: bool = True) -> tuple[Spec, ModelFolder | None, EncoderConfig]:
@@ -101,8 +101,7 @@ class QueryEncoder:
         require_same(recorded, spec.query_fingerprint, spec.model)
         if documents:
             require_same(recorded, spec.fingerprint, spec.model, of="fingerprint")
-        if isinstance(recorded, RemoteSpec) and isinstance(spec, RemoteSpec):
-            require_alike(recorded, spec)
+        require_alike(recorded, spec)
         return spec, folder, config
 
 

@@ -22,7 +22,7 @@ again under any file name, id or metadata column, and in whichever segment it is
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -50,7 +50,8 @@ from whiten_index.artifacts.manifest import Digest, Schema, Sealed
 from whiten_index.artifacts.storage import Place, Storage
 from whiten_index.corpus.arrow_types import read_documents
 from whiten_index.corpus.batches import DIGEST_BYTES
-from whiten_index.encoding.endpoint import keeping_canary
+from whiten_index.encoding.canary import keeping_canary
+from whiten_index.encoding.spec import Spec
 from whiten_index.errors import ArtifactError, CorpusError
 from whiten_index.store.dtypes import keeps_moments
 from whiten_index.store.notes import INDEXES, IndexRegistry, ResultCache, owner_of
@@ -104,6 +105,7 @@ class EmbeddingStore(Segments):
         self.root, mirror = place_of(root)
         super().__init__(self.root / fingerprint, mirror, encoder.get("dim"), verify=verify)
         self.encoder = dict(encoder)
+        self._compared = False  # whether the encoder's canary was compared here
         self.results = ResultCache(self.folder, self.mirror)
         self.indexes = IndexRegistry(self.folder, self.mirror)
 
@@ -131,19 +133,40 @@ class EmbeddingStore(Segments):
             EncoderError: a model behind an API is no longer the one that filled it.
         """
         store = cls(root, encoder, fingerprint)
-        recorded: Any = None
-        # Its name or query prompt may have changed since.
-        with suppress(ArtifactError):
-            recorded = read_encoder(store.folder, store.mirror)
-        store.encoder = dict(keeping_canary(encoder, recorded))
-        fields = SCHEMA.headed(encoder=store.encoder, fingerprint=fingerprint)
         with writing(store.folder):
             for name in ("segments", _DIGESTS, _ROWS, "corpora", INDEXES):
                 make_folder(store.folder / name)
-            if recorded != store.encoder:
-                manifest.write_manifest(store.folder / manifest.MANIFEST, fields)
-                store.mirror.push(store.folder / manifest.MANIFEST)
+        store._record_encoder(encoder)
         return store
+
+    def _record_encoder(self, encoder: Mapping[str, Any]) -> None:
+        """Write the encoder into the manifest, with the canary that was recorded first."""
+        recorded: Any = None
+        # Its name, query prompt or canary may have changed since.
+        with suppress(ArtifactError):
+            recorded = read_encoder(self.folder, self.mirror)
+        self.encoder = dict(encoder if recorded is None else keeping_canary(encoder, recorded))
+        if recorded != self.encoder:
+            fields = SCHEMA.headed(encoder=self.encoder, fingerprint=self.fingerprint)
+            with writing(self.folder):
+                manifest.write_manifest(self.folder / manifest.MANIFEST, fields)
+            self.mirror.push(self.folder / manifest.MANIFEST)
+
+    def keep_canary(self, loaded: Callable[[], Spec]) -> None:
+        """Compare the canary of a loaded model with the recorded one, or record it.
+
+        Only the first call computes it.
+
+        Raises:
+            EncoderError: the model has changed.
+        """
+        if not self._compared and self.encoder["kind"] != "column":
+            self._record_encoder({**self.encoder, "canary": loaded().canary})
+            self._compared = True
+
+    def read_canary(self) -> None:
+        """Take the canary that another process has recorded."""
+        self.encoder = dict(read_encoder(self.folder, self.mirror))
 
     @classmethod
     def open(

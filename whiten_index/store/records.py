@@ -141,6 +141,7 @@ class TransformerFacts(TypedDict):
     head_sha256: Sha256 | None
     code_revision: str | None
     similarity: NotRequired[str]
+    canary: NotRequired[str]
     fingerprint: NotRequired[str]
 
 

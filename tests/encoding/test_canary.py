@@ -1,0 +1,139 @@
+"""Embeddings of fixed texts, which show that a model is no longer the one that it was."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers import tiny_models
+from tests.helpers.api_builds import build, texts_of, write
+from tests.helpers.code_models import forged
+from tests.helpers.embedding_server import EmbeddingServer
+from whiten_index import (
+    BuildConfig,
+    PushConfig,
+    UpdateConfig,
+    build_index,
+    open_index,
+    push_index,
+    update_index,
+)
+from whiten_index.errors import ArtifactError, EncoderError
+
+
+def build_here(folder: Path, model: Path, **options: Any) -> Path:
+    given = {"corpus": str(folder / "c.parquet"), "text_columns": "text", "model": str(model)}
+    given |= {"out": str(folder / "index"), "whiten": "whitening", "k": 8, "factory": "Flat"}
+    return build_index(BuildConfig(**{**given, "threads": 1, **options})).out
+
+
+def manifest_of(index: Path) -> dict[str, Any]:
+    (path,) = (index / "versions").glob("*/manifest.json")
+    return json.loads(path.read_text())
+
+
+@pytest.fixture
+def another_library(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Return what makes torch normalise layers in another way, by a share."""
+    own = torch.nn.LayerNorm.forward
+
+    def change(share: float) -> None:
+        def forward(self: torch.nn.LayerNorm, states: torch.Tensor) -> torch.Tensor:
+            found = own(self, states)
+            return found + share * found.roll(1, -1)
+
+        monkeypatch.setattr(torch.nn.LayerNorm, "forward", forward)
+
+    return change
+
+
+def test_a_library_that_computes_other_embeddings_is_noticed(
+    tmp_path: Path, another_library: Callable[[float], None]
+) -> None:
+    model = tiny_models.bert(tmp_path / "model")
+    write(tmp_path, texts_of(60))
+    index = build_here(tmp_path, model)
+    first = open_index(index).search(["w1 w2"])
+    assert manifest_of(index)["encoder"]["canary"]
+    another_library(0.2)
+    match = "has changed: the cosine .*; install the versions of torch, transformers and tokenizers"
+    with pytest.raises(EncoderError, match=match):
+        open_index(index).search(["w1 w2"])
+    # Nothing is encoded, so nothing is compared.
+    build_here(tmp_path, model)
+    write(tmp_path, [*texts_of(60), "w3 w4"])
+    for attempt in (
+        lambda: build_here(tmp_path, model),
+        lambda: update_index(UpdateConfig(index=str(index))),
+    ):
+        with pytest.raises(EncoderError, match=match):
+            attempt()
+    another_library(0)
+    assert open_index(index).search(["w1 w2"]) == first
+
+
+def test_equal_builds_have_one_identity_whatever_the_canary(
+    tmp_path: Path, another_library: Callable[[float], None]
+) -> None:
+    model = tiny_models.bert(tmp_path / "model")
+    write(tmp_path, texts_of(60))
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for share, folder in zip((0, 1e-4), folders, strict=True):
+        another_library(share)
+        build_here(tmp_path, model, out=str(folder), store=f"{folder}.store")
+    one, other = map(manifest_of, folders)
+    assert one["encoder"]["canary"] != other["encoder"]["canary"]
+    assert one["identity"] == other["identity"]
+
+
+def test_a_model_that_has_changed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = texts_of(200)
+    write(tmp_path, texts)
+    with EmbeddingServer() as server:
+        index = build(tmp_path, server.url)
+    match = "has changed: the cosine of one of twelve fixed texts with its recorded embedding is 0."
+    with EmbeddingServer(turn=0.2) as other:
+        monkeypatch.setenv("OPENAI_BASE_URL", other.url)
+        tries = (
+            lambda: build(tmp_path, other.url),
+            lambda: update_index(UpdateConfig(index=str(index))),
+            lambda: open_index(index).search(["a"]),
+            lambda: push_index(PushConfig(index=str(index), to=str(tmp_path / "p.parquet"))),
+        )
+        for attempt in tries:
+            with pytest.raises(EncoderError, match=match):
+                attempt()
+        assert set(other.answered.values()) == {1}
+    # A small change is logged; later ones are still compared with the first canary.
+    with EmbeddingServer(turn=0.03) as drifted, caplog.at_level(logging.WARNING):
+        monkeypatch.setenv("OPENAI_BASE_URL", drifted.url)
+        build(tmp_path, drifted.url)
+        assert "has changed a little" in caplog.text
+    with EmbeddingServer(turn=0.05) as further:
+        monkeypatch.setenv("OPENAI_BASE_URL", further.url)
+        with pytest.raises(EncoderError, match="has changed: the cosine"):
+            open_index(index).search(["a"])
+
+
+@pytest.mark.parametrize("canary", ["", "AAAA", "no base64", "A" * 1020])
+def test_a_forged_canary_is_damage(tmp_path: Path, server: EmbeddingServer, canary: str) -> None:
+    write(tmp_path, texts_of(100))
+    index = forged(build(tmp_path, server.url), tmp_path / "forged", canary=canary)
+    with pytest.raises(ArtifactError, match="embeddings of openai:words are damaged"):
+        open_index(index, base_url=server.url).search(["a"])
+
+
+def test_another_canary_is_another_encoder(tmp_path: Path) -> None:
+    write(tmp_path, texts_of(100))
+    with EmbeddingServer() as server, EmbeddingServer(turn=0.5) as changed:
+        one = open_index(build(tmp_path, server.url), base_url=server.url)
+        options = {"store": str(tmp_path / "other"), "out": str(tmp_path / "o")}
+        other = open_index(build(tmp_path, changed.url, **options), base_url=changed.url)
+        other.share_encoder(one)
+        assert other.encoder is not one.encoder

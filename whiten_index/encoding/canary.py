@@ -1,0 +1,108 @@
+"""Embeddings of twelve fixed texts, by which a model that has changed is noticed.
+
+A digest of files does not show that a library computes other embeddings than it did, and of a model
+behind an API there are no files. Store and index record these embeddings, and each session compares
+its own with them.
+"""
+
+import base64
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.encoding.spec import EncoderSpec, RemoteSpec, Spec, recorded_spec
+from whiten_index.errors import ArtifactError, EncoderError
+
+_LOG = logging.getLogger(__name__)
+# Texts whose embeddings differ from model to model: languages, code, numbers, short and long.
+CANARY = (
+    "A cat sat on the mat.", "The central bank raised its interest rate by half a point.",
+    "Wie spät ist es in Tokio?", "東京は日本の首都です。", "def add(a, b): return a + b",
+    "SELECT name FROM users WHERE age > 30;", "3.14159265358979", "hello",
+    "Mitochondria release the energy that is stored in glucose.", "¿Dónde está la biblioteca?",
+    "The contract may be terminated by either party with thirty days' written notice.",
+    "How do I reset my password?",
+)  # fmt: skip
+# Least cosines of the same model, and of one that has changed a little. float16, bfloat16 and
+# OpenVINO give 0.99997 of float32 (MiniLM), and int8 0.996: machines without int8 take float32.
+_SAME, _NEARLY = 0.999, 0.9999
+_SAME_INT8, _NEARLY_INT8 = 0.95, 0.98
+
+
+def encode_canary(embeddings: NDArray[np.float32]) -> str:
+    """Return the embeddings (12, d) of the texts as base64 of unit vectors in float16."""
+    lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
+    # A text without any known word has an embedding of zeros.
+    unit = embeddings / np.where(lengths > 0, lengths, 1)
+    return base64.b64encode(unit.astype("<f2").tobytes()).decode()
+
+
+def keeping_canary(encoder: Mapping[str, Any], recorded: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a store's encoder with the canary that was recorded first; see ``require_alike``."""
+    now, known = recorded_spec(encoder), recorded_spec(recorded)
+    if now is None or known is None or now.fingerprint != known.fingerprint or not known.canary:
+        return encoder
+    require_alike(known, now)
+    kept = replace(now, canary=known.canary).to_json()
+    return {**encoder, "query_encoder": kept} if encoder["kind"] == "column" else kept
+
+
+def without_canary(encoder: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded encoder without its canary, which differs by rounding between machines."""
+    kept = {key: value for key, value in encoder.items() if key != "canary"}
+    if (query := encoder.get("query_encoder")) is not None:
+        kept["query_encoder"] = without_canary(query)
+    return kept
+
+
+def require_alike(recorded: Spec, now: Spec) -> None:
+    """Compare the canaries of one model at two times, if both are known.
+
+    A small difference is logged.
+
+    Raises:
+        EncoderError: the model has changed.
+        ArtifactError: the recorded canary is damaged.
+    """
+    if not now.canary or (isinstance(recorded, EncoderSpec) and not recorded.canary):
+        return
+    try:
+        before, after = (
+            np.frombuffer(base64.b64decode(each.canary), "<f2").reshape(len(CANARY), each.dim)
+            for each in (recorded, now)
+        )
+    except ValueError as error:
+        raise ArtifactError(
+            f"the recorded embeddings of {recorded.model} are damaged ({error}); build with "
+            "another --out and --store"
+        ) from error
+    before, after = before.astype(float), after.astype(float)
+    same = (before == after).all(axis=1)  # zeros too
+    before, after = before[~same], after[~same]
+    lengths = np.linalg.norm(before, axis=1) * np.linalg.norm(after, axis=1)
+    with np.errstate(invalid="ignore"):
+        cosines = (before * after).sum(axis=1) / lengths
+    cosine = float(cosines.min(initial=1.0))
+    narrow = isinstance(now, EncoderSpec) and now.dtype == "int8"
+    same_from, nearly_from = (_SAME_INT8, _NEARLY_INT8) if narrow else (_SAME, _NEARLY)
+    found = f"the cosine of one of twelve fixed texts with its recorded embedding is {cosine:.5f}"
+    if not cosine >= same_from:
+        raise EncoderError(f"{now.described} has changed: {found}; {_remedy(recorded)}")
+    if cosine < nearly_from:
+        _LOG.warning("%s has changed a little: %s", now.described, found)
+
+
+def _remedy(recorded: Spec) -> str:
+    if isinstance(recorded, RemoteSpec):
+        return (
+            f"ask an endpoint that has the old model ({recorded.served} at {recorded.endpoint}), "
+            "or build a new index and store with the new one"
+        )
+    return (
+        "install the versions of torch, transformers and tokenizers that it was built with "
+        "(whiten-index inspect shows them as runtimes), or build a new index and store"
+    )
