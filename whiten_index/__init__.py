@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from whiten_index.corpus.corpus_config import CorpusConfig
     from whiten_index.corpus.parquet_corpus import ParquetCorpus
     from whiten_index.encoding.encoder import Encoder
+    from whiten_index.encoding.load_encoder import load_encoder
     from whiten_index.encoding.remote import RemoteEncoder
     from whiten_index.errors import WhitenIndexError
     from whiten_index.evaluation.sts_sets import read_sts
@@ -61,6 +62,7 @@ _HOME = {
     "certify_index": "pipeline.certify",
     "encode_corpus": "pipeline.encode",
     "evaluate_sts": "measure.evaluate_sts",
+    "load_encoder": "encoding.load_encoder",
     "list_versions": "versions.retention",
     "open_index": "search.search_index",
     "push_index": "vectordb.push",
@@ -82,8 +84,8 @@ __all__ = [
     "Moments", "ParquetCorpus", "PushConfig", "QueryTransform", "RemoteEncoder", "SweepConfig",
     "TrainingConfig", "UpdateConfig", "WhitenIndexError", "WhitenedTransformer", "Whitening",
     "WhiteningConfig", "__version__", "build_index", "certify_index", "encode_corpus",
-    "evaluate_sts", "list_versions", "open_index", "push_index", "pushed_version", "read_sts",
-    "run_sweep", "train_encoder", "update_index",
+    "evaluate_sts", "list_versions", "load_encoder", "open_index", "push_index", "pushed_version",
+    "read_sts", "run_sweep", "train_encoder", "update_index",
 ]  # fmt: skip
 
 

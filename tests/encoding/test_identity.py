@@ -386,7 +386,7 @@ def test_a_module_that_is_not_run_is_refused(kinds, message, tmp_path):
 def test_a_setting_that_is_not_applied_is_refused(setting, value, tmp_path):
     folder = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"))
     edit_json(folder / "sentence_bert_config.json", **{setting: value})
-    with pytest.raises(EncoderError, match=f"sets {setting}, which is not applied.*; take it out"):
+    with pytest.raises(EncoderError, match=f"sets {setting} in .*, which is not run"):
         tiny_models.resolve(folder)
 
 

@@ -111,7 +111,12 @@ class Encoder(WindowEncoder):
             ConfigError: an option does not fit the model or the machine.
         """
         config = EncoderConfig(model=model, **options)
-        return cls(*local_model(config, by="Encoder.load"), config)
+        spec, folder = local_model(config)
+        if folder.not_run:
+            raise ConfigError(
+                f"sentence-transformers runs {folder.name}; load it with whiten_index.load_encoder"
+            )
+        return cls(spec, folder, config)
 
     @property
     def runtime(self) -> dict[str, str]:

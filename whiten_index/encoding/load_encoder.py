@@ -3,10 +3,34 @@
 Importing this loads no torch.
 """
 
+from typing import Any
+
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import RemoteSpec, Spec, local_model
 from whiten_index.encoding.window_encoder import WindowEncoder
+
+
+def load_encoder(model: str | None = None, **options: Any) -> WindowEncoder:
+    """Load any model: of the hub, of a folder, or ``openai:NAME`` behind an API.
+
+    Args:
+        model: name or folder; None for the embedded all-MiniLM-L6-v2.
+        options: the other fields of ``EncoderConfig``.
+
+    Returns:
+        The encoder, whose ``encode`` gives embeddings (n, d) of documents.
+
+    Raises:
+        EncoderError: the model cannot be found, loaded or asked.
+        ConfigError: an option does not fit the model or the machine.
+
+    Examples:
+        >>> load_encoder("all-MiniLM-L6-v2").encode(["A cat sat on the mat."]).shape
+        (1, 384)
+    """
+    config = EncoderConfig(model=model, **options)
+    return make_encoder(*resolve_encoder(config), config)
 
 
 def resolve_encoder(config: EncoderConfig) -> tuple[Spec, ModelFolder | None]:
@@ -18,7 +42,7 @@ def resolve_encoder(config: EncoderConfig) -> tuple[Spec, ModelFolder | None]:
         from whiten_index.encoding.endpoint import ask_spec
 
         return ask_spec(config), None
-    return local_model(config, by="this")
+    return local_model(config)
 
 
 def make_encoder(spec: Spec, folder: ModelFolder | None, config: EncoderConfig) -> WindowEncoder:
@@ -27,7 +51,11 @@ def make_encoder(spec: Spec, folder: ModelFolder | None, config: EncoderConfig) 
         from whiten_index.encoding.remote import RemoteEncoder
 
         return RemoteEncoder(spec, config)
+    assert folder is not None, "a model of this machine has a folder"
+    if folder.not_run:
+        from whiten_index.encoding.fallback import FallbackEncoder
+
+        return FallbackEncoder(spec, folder, config)
     from whiten_index.encoding.encoder import Encoder
 
-    assert folder is not None, "a model of this machine has a folder"
     return Encoder(spec, folder, config)

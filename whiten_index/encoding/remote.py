@@ -15,7 +15,8 @@ from whiten_index.encoding.canary import CANARY
 from whiten_index.encoding.encoder_config import REMOTE, EncoderConfig
 from whiten_index.encoding.endpoint import Endpoint, TooMuchError, ask_spec
 from whiten_index.encoding.spec import RemoteSpec
-from whiten_index.encoding.window_encoder import Encoded, WindowEncoder, listed
+from whiten_index.encoding.text_encoder import TextEncoder, TextWindow
+from whiten_index.encoding.window_encoder import Encoded, listed
 from whiten_index.errors import ConfigError, EncoderError
 
 # A request has so many texts and tokens at most: OpenAI takes 2,048 and 300,000, others 32 texts,
@@ -30,23 +31,11 @@ _LONG_SECONDS = 10
 _SAVED_EVERY, _SAVING_SHARE = 1024, 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteWindow:
-    """Texts to ask for: ``places`` (n,) of the texts among the ``distinct`` ones."""
-
-    texts: Sequence[str]
-    distinct: list[str]
-    places: NDArray[np.int64]
-    queries: bool
-    # (m, d), of the first distinct texts, which an interrupted run was given.
-    known: NDArray[np.float32] | tuple[()] = ()
-
-
 @dataclass(slots=True)
 class RemoteRun:
     """A window whose requests are sent, or being sent; ``stops`` is where each one's texts end."""
 
-    window: RemoteWindow
+    window: TextWindow
     embeddings: NDArray[np.float32]
     stops: list[int]
     save: Callable[[NDArray[np.float32]], None]  # what came, in order
@@ -169,7 +158,7 @@ class _Meter:
             self._changed.notify_all()
 
 
-class RemoteEncoder(WindowEncoder):
+class RemoteEncoder(TextEncoder):
     """A model behind an API that speaks OpenAI's protocol.
 
     Attributes:
@@ -229,26 +218,13 @@ class RemoteEncoder(WindowEncoder):
         tokens = round(self.meter.a_byte * size)
         return tokens, self.meter.cost(tokens)
 
-    def encode_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return the embeddings of queries, (n, d): with prompt or input type of queries."""
-        return self.collect(self.run(self._prepare(listed(texts), queries=True))).embeddings
-
     def count_tokens(self, texts: Sequence[str]) -> int:
         """Return about how many tokens queries have, by the answers so far."""
         return round(self.meter.a_byte * sum(map(_size, listed(texts))))
 
-    def prepare(self, texts: Sequence[str]) -> RemoteWindow:
-        """Find the distinct texts of a window of documents."""
-        return self._prepare(listed(texts), queries=False)
-
-    def _prepare(self, texts: Sequence[str], *, queries: bool) -> RemoteWindow:
-        first: dict[str, int] = {}
-        places = [first.setdefault(text, len(first)) for text in texts]
-        return RemoteWindow(texts, list(first), np.array(places, np.int64), queries)
-
     def run(
         self,
-        prepared: RemoteWindow,
+        prepared: TextWindow,
         *,
         advance: Callable[[int], None] | None = None,
         stopped: Callable[[NDArray[np.float32]], None] | None = None,
@@ -318,7 +294,7 @@ class RemoteEncoder(WindowEncoder):
             stop += 1
         return slice(start, stop)
 
-    def _hold(self, window: RemoteWindow, rows: slice) -> int:
+    def _hold(self, window: TextWindow, rows: slice) -> int:
         """Set aside the most tokens that a request can cost, and return how many."""
         texts = window.distinct[rows]
         prompt = self.spec.query_prompt if window.queries else self.spec.document_prompt

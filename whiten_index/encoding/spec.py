@@ -24,6 +24,7 @@ _DEFAULT_MAX_LENGTH = 512
 _PROMPTS = {"document": ("document", "passage", "corpus", "default"), "query": ("query", "default")}
 # Variable that names the endpoint of APIs, and the endpoint that its client takes without it.
 BASE_URL, OPENAI_URL = "OPENAI_BASE_URL", "https://api.openai.com/v1"
+SENTENCE_TRANSFORMERS = "sentence-transformers"  # pooling of a model that it runs
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -39,7 +40,7 @@ class EncoderSpec:
     weights_sha256: str
     files_sha256: str  # of all other files that loading may read: settings, tokenizer, code
     dim: int
-    pooling: str  # one of POOLINGS; first-last-avg is the mean of two layers
+    pooling: str  # one of POOLINGS (first-last-avg: mean of two layers), or SENTENCE_TRANSFORMERS
     layers: tuple[int, ...]  # hidden states averaged, 0 = embeddings
     max_length: int  # tokens a text, special ones included
     dtype: str
@@ -157,9 +158,14 @@ class RemoteSpec:
 Spec = EncoderSpec | RemoteSpec
 
 
-def local_model(config: EncoderConfig, *, by: str) -> tuple[EncoderSpec, ModelFolder]:
-    """Find a model whose files are here; ``by`` needs them."""
-    require_local(config.model, by=by)
+def local_model(config: EncoderConfig, *, by: str | None = None) -> tuple[EncoderSpec, ModelFolder]:
+    """Find a model whose files are here; ``by`` needs a Transformer.
+
+    Raises:
+        EncoderError: the model cannot be found.
+        ConfigError: it is no Transformer, or an option does not fit it.
+    """
+    require_local(config.model, by=by or "this")
     if config.model is None and embedded_path() is None:
         raise EncoderError(
             "no model was named and the default one is not installed; pass --model, or "
@@ -172,6 +178,48 @@ def local_model(config: EncoderConfig, *, by: str) -> tuple[EncoderSpec, ModelFo
         local_files_only=config.local_files_only,
         code_revision=config.code_revision,
     )
+    if by is not None:
+        require_transformer(folder, by=by)
+    document_prompt, query_prompt = (_prompt(config, folder, half) for half in _PROMPTS)
+    run = _fallback_choices(config, folder) if folder.not_run else _choices(config, folder)
+    spec = EncoderSpec(
+        model=str(folder.root) if folder.revision is None else folder.name,
+        revision=folder.revision,
+        weights_sha256=folder.weights_sha256,
+        files_sha256=folder.files_sha256,
+        dtype=config.dtype,
+        lower_case=folder.lower_case,
+        document_prompt=document_prompt,
+        query_prompt=query_prompt,
+        normalizes=folder.normalizes,
+        needs_code=config.trust_remote_code and folder.has_code,
+        pools_prompt=folder.pools_prompt or not (document_prompt or query_prompt),
+        head_sha256=head_sha256(folder.head),
+        code_revision=folder.code_revision,
+        similarity=folder.similarity,
+        **run,
+    )
+    return spec, folder
+
+
+class _Choices(TypedDict):
+    """How a model is run."""
+
+    dim: int
+    pooling: str
+    layers: tuple[int, ...]
+    max_length: int
+
+
+def _fallback_choices(config: EncoderConfig, folder: ModelFolder) -> _Choices:
+    from whiten_index.encoding.fallback import fallback_width
+
+    dim, longest = fallback_width(folder, config)
+    length = longest or _DEFAULT_MAX_LENGTH
+    return {"dim": dim, "pooling": SENTENCE_TRANSFORMERS, "layers": (), "max_length": length}
+
+
+def _choices(config: EncoderConfig, folder: ModelFolder) -> _Choices:
     pooling = config.pooling or ("mean" if folder.pooling is None else folder.pooling)
     if pooling not in POOLINGS:
         raise EncoderError(
@@ -185,36 +233,19 @@ def local_model(config: EncoderConfig, *, by: str) -> tuple[EncoderSpec, ModelFo
             f"layer {unknown[0]} does not exist: {folder.name} has layers 0 (embeddings) to "
             f"{folder.layers}"
         )
-    document_prompt, query_prompt = (_prompt(config, folder, half) for half in _PROMPTS)
-    spec = EncoderSpec(
-        model=str(folder.root) if folder.revision is None else folder.name,
-        revision=folder.revision,
-        weights_sha256=folder.weights_sha256,
-        files_sha256=folder.files_sha256,
-        dim=folder.dim,
-        pooling="mean" if pooling == "first-last-avg" else pooling,
-        layers=tuple(sorted({layer % states for layer in layers})),
-        max_length=_max_length(folder, config.max_length),
-        dtype=config.dtype,
-        lower_case=folder.lower_case,
-        document_prompt=document_prompt,
-        query_prompt=query_prompt,
-        normalizes=folder.normalizes,
-        needs_code=config.trust_remote_code and folder.has_code,
-        pools_prompt=folder.pools_prompt or not (document_prompt or query_prompt),
-        head_sha256=head_sha256(folder.head),
-        code_revision=folder.code_revision,
-        similarity=folder.similarity,
-    )
-    return spec, folder
+    return {
+        "dim": folder.dim,
+        "pooling": "mean" if pooling == "first-last-avg" else pooling,
+        "layers": tuple(sorted({layer % states for layer in layers})),
+        "max_length": _max_length(folder, config.max_length),
+    }
 
 
 def require_transformer(folder: ModelFolder, *, by: str) -> None:
-    """Refuse a static model for what ``by`` does with a Transformer."""
-    if folder.static:
-        raise ConfigError(
-            f"{by} needs a Transformer, and {folder.name} is a static model; name another model"
-        )
+    """Refuse another model for what ``by`` does with a Transformer."""
+    if folder.static or folder.not_run:
+        kind = "a static model" if folder.static else "run by sentence-transformers"
+        raise ConfigError(f"{by} needs a Transformer, and {folder.name} is {kind}; name another")
 
 
 def require_local(model: str | None, *, by: str) -> None:
@@ -330,8 +361,9 @@ def recorded_config(
         )
     # An index built with one commit of a model is searched with the same one.
     keeps = model is None or (model == spec.model and fixed)
-    same = ("pooling", "layers", "max_length", "dtype", "document_prompt", "query_prompt",
-            "code_revision")  # fmt: skip
+    same = ["dtype", "document_prompt", "query_prompt", "code_revision"]
+    if spec.pooling != SENTENCE_TRANSFORMERS:
+        same += ["pooling", "layers", "max_length"]
     return EncoderConfig(
         model=spec.model if model is None else model,
         revision=spec.revision if keeps else None,

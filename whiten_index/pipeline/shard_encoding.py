@@ -32,7 +32,7 @@ from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.endpoint import RefusedTextError
 from whiten_index.encoding.load_encoder import make_encoder, resolve_encoder
 from whiten_index.encoding.passages import PassageSplitter
-from whiten_index.encoding.spec import Spec, local_model, require_transformer
+from whiten_index.encoding.spec import Spec, local_model
 from whiten_index.encoding.window_encoder import WindowEncoder
 from whiten_index.errors import ConfigError, CorpusError, EncoderError
 from whiten_index.store.digest_index import Lookup
@@ -45,7 +45,8 @@ from whiten_index.store.segments import Segment, digests_name, keyed
 if TYPE_CHECKING:
     from whiten_index.encoding.batching import PreparedWindow
     from whiten_index.encoding.encoder import RanWindow
-    from whiten_index.encoding.remote import RemoteRun, RemoteWindow
+    from whiten_index.encoding.remote import RemoteRun
+    from whiten_index.encoding.text_encoder import TextRun, TextWindow
     from whiten_index.encoding.window_encoder import Encoded
     from whiten_index.pipeline.build_config import BuildConfig
 
@@ -128,8 +129,8 @@ class EncodedWindow:
     parts: list[tuple[CorpusPart, Mapping[str, int]]] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     seconds: dict[str, float] = field(default_factory=dict)
-    prepared: "PreparedWindow | RemoteWindow | None" = None
-    ran: "RanWindow | RemoteRun | None" = None
+    prepared: "PreparedWindow | TextWindow | None" = None
+    ran: "RanWindow | TextRun | RemoteRun | None" = None
     key: dict[str, Any] = field(default_factory=dict)  # of what an interrupted run keeps of it
     saved: bool = False  # whether something is kept
 
@@ -428,7 +429,6 @@ def shard_work(config: "BuildConfig", corpus: ParquetCorpus, *, write: bool = Tr
         spec, splitter = resolve_encoder(encoder_config)[0], None
     else:
         spec, folder = local_model(encoder_config, by="--passage-tokens")
-        require_transformer(folder, by="--passage-tokens")
         splitter = PassageSplitter.load(spec, folder, passages)
     store = make(config.store_place, spec.to_json(), spec.fingerprint)
     source = LazyEncoder(_at_commit(encoder_config, store.encoder), expected=spec.fingerprint)

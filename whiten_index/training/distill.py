@@ -4,7 +4,7 @@ from pathlib import Path
 
 from whiten_index.artifacts.atomic import replace_folder
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.encoding.spec import local_model, require_transformer
+from whiten_index.encoding.spec import local_model
 from whiten_index.errors import ConfigError, EncoderError, first_line, require_installed
 
 
@@ -24,7 +24,6 @@ def distill_model(model: str, out: Path | str, *, dims: int | None = None) -> Pa
     """
     require_installed("model2vec", "skeletoken", by="distill", extra="distill")
     spec, folder = local_model(EncoderConfig(model=model), by="distill")
-    require_transformer(folder, by="distill")
     if dims is not None and not 1 <= dims <= folder.hidden_size:
         raise ConfigError(
             f"--dims {dims} is not from 1 to the {folder.hidden_size} of {spec.model}; give fewer"

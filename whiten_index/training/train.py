@@ -18,7 +18,7 @@ from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.spec import EncoderSpec, local_model, require_local, require_transformer
+from whiten_index.encoding.spec import EncoderSpec, local_model, require_local
 from whiten_index.errors import ConfigError, CorpusError, require_config, require_installed
 from whiten_index.evaluation.sts_sets import StsSet, read_sts, require_ranked
 from whiten_index.progress import Progress, Stages
@@ -156,7 +156,6 @@ def model_of(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
         trust_remote_code=config.trust_remote_code,
     )
     spec, folder = local_model(asked, by="training")
-    require_transformer(folder, by="training")
     if spec.pooling not in POOLINGS or spec.layers != (folder.layers,):
         raise ConfigError(
             f"{spec.model} pools by {spec.pooling} over layers {spec.layers}; training pools the "

@@ -1,0 +1,133 @@
+"""Models that sentence-transformers runs: folders with modules that are not run here."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.helpers import tiny_models
+from tests.helpers.bad_input import run
+from whiten_index import (
+    BuildConfig,
+    TrainingConfig,
+    build_index,
+    load_encoder,
+    open_index,
+    train_encoder,
+)
+from whiten_index.errors import ConfigError, EncoderError
+
+st = pytest.importorskip("sentence_transformers")
+TEXTS = ["the cat sat on the mat", "a dog ran", "the queen walks and sang", "a dog ran", "x"]
+
+
+def saved(folder: Path, kind: str) -> Path:
+    """Save a model with a convolution, or with a module each for queries and documents."""
+    from sentence_transformers.models import CNN, Dense, Normalize, Pooling, Router, Transformer
+
+    transformer = Transformer(str(tiny_models.bert(folder / "bert")))
+    if kind == "cnn":
+        steps = [transformer, CNN(tiny_models.DIM, 8), Pooling(24), Normalize()]
+    else:
+        halves = [[Dense(tiny_models.DIM, 16)], [Dense(tiny_models.DIM, 16)]]
+        steps = [transformer, Pooling(tiny_models.DIM), Router.for_query_document(*halves)]
+    model = st.SentenceTransformer(modules=steps, prompts={"query": "query ", "document": ""})
+    model.save(str(folder / "model"))
+    return folder / "model"
+
+
+def truth(folder: Path, texts: list[str], *, queries: bool) -> np.ndarray:
+    model = st.SentenceTransformer(str(folder), trust_remote_code=True, device="cpu")
+    found = (model.encode_query if queries else model.encode_document)(texts)
+    return found / np.linalg.norm(found, axis=1, keepdims=True)
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("kind", ["cnn", "router"])
+def test_embeddings_are_those_of_sentence_transformers(tmp_path: Path, kind: str) -> None:
+    folder = saved(tmp_path, kind)
+    encoder = load_encoder(str(folder), trust_remote_code=True, device="cpu")
+    documents, queries = encoder.encode(TEXTS), encoder.encode_queries(TEXTS)
+    np.testing.assert_allclose(unit(documents), truth(folder, TEXTS, queries=False), atol=1e-5)
+    np.testing.assert_allclose(unit(queries), truth(folder, TEXTS, queries=True), atol=1e-5)
+    # A normalisation at the end is left out, as of every model.
+    assert not np.allclose(np.linalg.norm(documents, axis=1), 1, atol=1e-3)
+    assert (documents[1] == documents[3]).all()
+
+
+def write_corpus(folder: Path, rows: int) -> Path:
+    texts = [f"the cat {word} {row}" for row in range(rows) for word in ("sat", "ran")][:rows]
+    pq.write_table(pa.table({"text": texts}), folder / "c.parquet")
+    return folder / "c.parquet"
+
+
+def test_an_index_is_built_resumed_and_searched_with_consent(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "cnn")
+    corpus, index = write_corpus(tmp_path, 80), tmp_path / "index"
+    command = ("build", corpus, "--text-column", "text", "--model", folder, "--out", index,
+               "--whiten", "whitening", "--k", "8", "--device", "cpu")  # fmt: skip
+    code, _, err = run(*command)
+    assert code == EncoderError.exit_code
+    assert "let sentence-transformers run it with --trust-remote-code" in " ".join(err.split())
+    code, _, err = run(*command, "--trust-remote-code")
+    assert code == 0, err
+    assert "sentence-transformers runs this model, since it ends with CNN" in " ".join(err.split())
+    write_corpus(tmp_path, 100)
+    code, out, err = run(*command, "--trust-remote-code", "--json")
+    assert json.loads(out)["counts"]["encoded"] == 20, err
+    code, _, err = run("search", index, "the cat sat 1")
+    assert (code, "allow it with --trust-remote-code" in " ".join(err.split())) == (4, True)
+    hits = open_index(index, trust_remote_code=True).search(["the cat sat 1"])
+    assert len(hits[0]) == 10
+    # Another setting of the folder is another encoder.
+    settings = folder / "config_sentence_transformers.json"
+    settings.write_text(settings.read_text().replace('"cosine"', '"dot"'))
+    with pytest.raises(EncoderError, match="gives other embeddings"):
+        open_index(index, trust_remote_code=True).search(["the cat sat 1"])
+
+
+@pytest.mark.parametrize(
+    "option", [{"pooling": "mean"}, {"layers": (1,)}, {"max_length": 8}, {"dtype": "bfloat16"}]
+)
+def test_options_of_models_that_are_run_here_are_refused(
+    tmp_path: Path, option: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=f"takes no --{next(iter(option)).replace('_', '-')}"):
+        load_encoder(str(saved(tmp_path, "cnn")), trust_remote_code=True, **option)
+
+
+def test_what_needs_a_transformer_says_so(tmp_path: Path) -> None:
+    corpus, model = str(write_corpus(tmp_path, 20)), str(saved(tmp_path, "cnn"))
+    options: dict[str, Any] = {"text_columns": ("text",), "model": model, "trust_remote_code": True}
+    out = str(tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"training needs a Transformer, and .* is run by"):
+        train_encoder(TrainingConfig(corpus=(corpus,), out=out, **options))
+    with pytest.raises(ConfigError, match="--passage-tokens needs a Transformer"):
+        build_index(BuildConfig(corpus=corpus, out=out, passage_tokens=8, **options))
+
+
+def test_code_of_the_folder_runs_with_consent_alone(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "cnn")
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[1]["type"] = "steps.Step"
+    tiny_models.write_json(folder / "modules.json", modules)
+    mark = tmp_path / "mark"
+    (folder / "steps.py").write_text(
+        "from pathlib import Path\nfrom sentence_transformers.models import CNN\n"
+        f"Path({str(mark)!r}).touch()\n\n\nclass Step(CNN):\n    pass\n"
+    )
+    with pytest.raises(EncoderError, match=r"ends with steps\.Step, which is not run here"):
+        load_encoder(str(folder))
+    assert not mark.exists()
+    encoder = load_encoder(str(folder), trust_remote_code=True, device="cpu")
+    assert mark.exists()
+    np.testing.assert_allclose(
+        unit(encoder.encode(TEXTS)), truth(folder, TEXTS, queries=False), atol=1e-5
+    )

@@ -1,0 +1,113 @@
+"""Models that sentence-transformers runs: folders with modules or settings that are not run here.
+
+The folder names classes that sentence-transformers imports and calls, so this needs the consent
+that code needs.
+"""
+
+import functools
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from whiten_index.encoding.encoder_config import EncoderConfig, chosen_devices
+from whiten_index.encoding.models import ModelFolder
+from whiten_index.encoding.spec import EncoderSpec
+from whiten_index.encoding.text_encoder import BatchEncoder, EmbeddedTexts
+from whiten_index.encoding.tokenization import cannot_load
+from whiten_index.errors import ConfigError, EncoderError, require_installed
+
+
+class FallbackEncoder(BatchEncoder):
+    """A model that sentence-transformers runs; its embeddings may depend on batches by rounding.
+
+    Attributes:
+        spec: identity of the encoder.
+    """
+
+    spec: EncoderSpec
+
+    def __init__(self, spec: EncoderSpec, folder: ModelFolder, config: EncoderConfig) -> None:
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        self.spec, self._why = spec, folder.not_run
+        self._model = _loaded(folder, chosen_devices(config.device)[0])
+
+    @property
+    def runtime(self) -> dict[str, str]:
+        """Versions of the libraries."""
+        names = ("torch", "transformers", "tokenizers", "sentence-transformers")
+        return {**{name: version(name) for name in names}, "inputs": "sentence-transformers"}
+
+    @property
+    def note(self) -> str | None:
+        """Note that sentence-transformers runs the model, and why."""
+        return f"note: sentence-transformers runs this model, since it {self._why}"
+
+    def count_tokens(self, texts: Sequence[str]) -> int:
+        """Return 0: tokens of sentence-transformers are not counted."""
+        del texts
+        return 0
+
+    def _embed(self, texts: Sequence[str], *, queries: bool) -> EmbeddedTexts:
+        encode = self._model.encode_query if queries else self._model.encode_document
+        prompt = self.spec.query_prompt if queries else self.spec.document_prompt
+        found = encode(list(texts), prompt=prompt, show_progress_bar=False)
+        embeddings = np.asarray(found, dtype=np.float32)
+        return EmbeddedTexts(embeddings, 0, 0, np.zeros(len(texts), np.bool_))
+
+
+def fallback_width(folder: ModelFolder, config: EncoderConfig) -> tuple[int, int | None]:
+    """Return width and token limit of a model that sentence-transformers runs; this loads it.
+
+    Raises:
+        ConfigError: an option is for models that are run here.
+        EncoderError: sentence-transformers cannot load the model.
+    """
+    plain = EncoderConfig(model=config.model)
+    names = ("pooling", "layers", "max_length", "dtype", "backend")
+    if given := [name for name in names if getattr(config, name) != getattr(plain, name)]:
+        raise ConfigError(
+            f"sentence-transformers runs {folder.name}, and takes no "
+            f"{' or '.join('--' + name.replace('_', '-') for name in given)}; leave it out"
+        )
+    model = _loaded(folder, chosen_devices(config.device)[0])
+    # Some modules do not say their width.
+    width = np.shape(model.encode(["a"], show_progress_bar=False))[1]
+    return int(width), model.get_max_seq_length()
+
+
+def _loaded(folder: ModelFolder, device: str) -> Any:
+    return _load(folder.root, folder.weights_sha256, device, folder.code_revision)
+
+
+@functools.lru_cache(maxsize=2)
+def _load(root: Path, _weights_sha256: str, device: str, code_revision: str | None) -> Any:
+    require_installed("sentence_transformers", by=f"model {root}", extra="sentence-transformers")
+    from sentence_transformers import SentenceTransformer
+
+    transformers.utils.logging.disable_progress_bar()
+
+    pin = {} if code_revision is None else {"code_revision": code_revision}
+    try:
+        model = SentenceTransformer(
+            str(root),
+            device=None if device == "auto" else device,
+            trust_remote_code=True,
+            local_files_only=code_revision is None,
+            model_kwargs=pin,
+            config_kwargs=pin,
+        ).eval()
+    except Exception as error:
+        # sentence-transformers and code of models raise all sorts of errors.
+        raise cannot_load(f"model {root}", error) from error
+    # Embeddings are kept as they are before the normalisation.
+    while len(model) > 1 and type(model[-1]).__name__ == "Normalize":
+        del model[len(model) - 1]
+    if len(model) == 1 and type(model[0]).__name__ == "Normalize":
+        raise EncoderError(f"model {root} has no module but a normalisation; restore the folder")
+    return model
