@@ -112,9 +112,10 @@ class Encoder(WindowEncoder):
         """
         config = EncoderConfig(model=model, **options)
         spec, folder = local_model(config)
-        if folder.not_run:
+        if folder.not_run or config.onnx:
             raise ConfigError(
-                f"sentence-transformers runs {folder.name}; load it with whiten_index.load_encoder"
+                f"torch does not run {folder.name} with these options; load it with "
+                "whiten_index.load_encoder"
             )
         return cls(spec, folder, config)
 

@@ -1,6 +1,7 @@
 """Options of an encoder."""
 
 import re
+from importlib.util import find_spec
 from typing import Literal, get_args
 
 from whiten_index.artifacts.files import list_folder
@@ -13,12 +14,14 @@ PoolingName = Literal[
     "mean", "cls", "max", "last", "weightedmean", "mean_sqrt_len_tokens", "first-last-avg"
 ]
 DtypeName = Literal["float32", "bfloat16", "float16", "int8"]
-BackendName = Literal["torch", "openvino"]
+BackendName = Literal["torch", "openvino", "onnx"]
 POOLINGS: tuple[str, ...] = get_args(PoolingName)
 DTYPES: tuple[str, ...] = get_args(DtypeName)
 _MOST_THREADS = 1024
-BACKEND_HELP = "Library that computes embeddings; openvino, on CPUs, takes less time for one query."
-
+BACKEND_HELP = (
+    "Library that computes embeddings; openvino, on CPUs, takes less time for one query, and onnx "
+    "needs no torch."
+)
 
 REMOTE = "openai:"
 # Options of a model of this machine, and of one behind an API.
@@ -133,6 +136,11 @@ class EncoderConfig(ApiOptions, ModelOptions):
         default=None,
         commas=True,
     )
+
+    @property
+    def onnx(self) -> bool:
+        """True if ONNX Runtime computes: if asked to, and where torch is not installed."""
+        return self.backend == "onnx" or find_spec("torch") is None
 
     @property
     def remote(self) -> bool:

@@ -52,6 +52,10 @@ def make_encoder(spec: Spec, folder: ModelFolder | None, config: EncoderConfig) 
 
         return RemoteEncoder(spec, config)
     assert folder is not None, "a model of this machine has a folder"
+    if config.onnx:
+        from whiten_index.encoding.onnx_runtime import OnnxEncoder
+
+        return OnnxEncoder(spec, folder, config)
     if folder.not_run:
         from whiten_index.encoding.fallback import FallbackEncoder
 

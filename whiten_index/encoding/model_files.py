@@ -263,7 +263,10 @@ def _head_step(name: str, module: FolderModule, before: int) -> HeadStep:
     dotted = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     activation = dotted.rpartition(".")[2] if dense else "Identity"
     if activation not in ACTIVATIONS or (dense and not dotted.startswith("torch.nn.")):
-        raise NotRunError(name, f"has the activation {dotted!r}", _TRANSFORMER_ALONE)
+        raise EncoderError(
+            f"{file} asks for the activation {dotted!r}, and of torch.nn only "
+            f"{', '.join(ACTIVATIONS)} are known here; choose another model"
+        )
     return HeadStep(
         kind=module.kind,
         path=module.path,

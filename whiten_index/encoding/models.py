@@ -6,11 +6,11 @@ embedding never loads them either.
 
 import errno
 import hashlib
-import importlib.util
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +169,7 @@ class ModelFolder:
 def embedded_path() -> Path | None:
     """Return the folder of the package with all-MiniLM-L6-v2, None if it is not installed."""
     # The package's own import loads sentence-transformers; its place on disk is enough.
-    spec = importlib.util.find_spec(_EMBEDDED_PACKAGE)
+    spec = find_spec(_EMBEDDED_PACKAGE)
     return Path(spec.origin).parent / "model" if spec and spec.origin else None
 
 
@@ -180,14 +180,19 @@ def find_model(
     trust_remote_code: bool = False,
     local_files_only: bool = False,
     code_revision: str | None = None,
+    onnx: bool = False,
 ) -> ModelFolder:
-    """Find a model's files by name or folder.
+    """Find a model's files by name or folder; ``onnx`` fetches its ONNX file too.
 
     all-MiniLM-L6-v2 comes from the embedded package where that is installed (same weights, and
     their digest is checked); other names are a local folder or a name on the Hugging Face hub.
     """
-    require_installed("huggingface_hub", "torch", "transformers", by="a model", extra="encode")
-    found = _find(name, revision, trusted=trust_remote_code, local_files_only=local_files_only)
+    # Without torch, a model's ONNX file can answer queries.
+    runtime = () if find_spec("onnxruntime") else ("torch",)
+    require_installed("huggingface_hub", "transformers", *runtime, by="a model", extra="encode")
+    found = _find(
+        name, revision, trusted=trust_remote_code, local_files_only=local_files_only, onnx=onnx
+    )
     if found.hub_kernel and not trust_remote_code:
         raise EncoderError(
             f"config.json of model {name} names attention code on the hub ({found.hub_kernel!r}); "
@@ -222,7 +227,9 @@ def _with_code(found: ModelFolder, revision: str | None) -> ModelFolder:
     return replace(found, code=code, code_revision=code.name)
 
 
-def _find(name: str, revision: str | None, *, trusted: bool, local_files_only: bool) -> ModelFolder:
+def _find(
+    name: str, revision: str | None, *, trusted: bool, local_files_only: bool, onnx: bool
+) -> ModelFolder:
     if name and revision is None and is_folder(Path(name).expanduser()):
         return _read_folder(name, Path(name).expanduser().absolute(), None, trusted=trusted)
     known = embedded_path() if name in EMBEDDED_NAMES and revision in (None, EMBEDDED) else None
@@ -241,7 +248,9 @@ def _find(name: str, revision: str | None, *, trusted: bool, local_files_only: b
     if name in EMBEDDED_NAMES:
         hub_name = EMBEDDED_NAMES[1]
         otherwise = "; it needs no network with: pip install 'whiten-index[embedded]'"
-    path = _fetch_model(hub_name, revision, local_files_only=local_files_only, otherwise=otherwise)
+    path = _fetch_model(
+        hub_name, revision, local_files_only=local_files_only, otherwise=otherwise, onnx=onnx
+    )
     return _read_folder(name, path, path.name, trusted=trusted)
 
 
@@ -427,17 +436,19 @@ def _longest(config: dict[str, Any], tokenizer: dict[str, Any]) -> int:
 
 
 _WANTED = ["*.json", "*.txt", "*.model", "*.safetensors", "*.py"]
-_UNWANTED = ["onnx/*", "openvino/*", "*.onnx"]
+_ONNX = "onnx/model.onnx*"  # with the file of its weights
+_UNWANTED = ["openvino/*"]
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REASON_LETTERS = 160
 
 
 def _fetch_model(
-    name: str, revision: str | None, *, local_files_only: bool, otherwise: str
+    name: str, revision: str | None, *, local_files_only: bool, otherwise: str, onnx: bool
 ) -> Path:
     """Return the folder of a commit in the hub's cache, fetching the files that it lacks."""
+    wanted = [*_WANTED, _ONNX] if onnx else _WANTED
     # Pickled weights are fetched only of a module that has no safetensors.
-    path = fetch(name, revision, _WANTED, local_files_only, otherwise)
+    path = fetch(name, revision, wanted, local_files_only, otherwise)
     modules = read_modules(path)
     holders = [*modules[:1], *(each for each in modules[1:] if each.kind in ("Dense", "LayerNorm"))]
     pickled = [
@@ -446,7 +457,7 @@ def _fetch_model(
         if not list_folder(folder, "*.safetensors")
     ]
     if pickled:
-        path = fetch(name, revision, [*_WANTED, *pickled], local_files_only, otherwise)
+        path = fetch(name, revision, [*wanted, *pickled], local_files_only, otherwise)
     return path
 
 

@@ -17,7 +17,7 @@ from whiten_index.encoding.encoder_config import (
 )
 from whiten_index.encoding.model_files import head_sha256
 from whiten_index.encoding.models import EMBEDDED, UNLIMITED, ModelFolder, embedded_path, find_model
-from whiten_index.errors import ConfigError, EncoderError
+from whiten_index.errors import ConfigError, EncoderError, require_installed
 
 _DEFAULT_MAX_LENGTH = 512
 # Names of prompts that models have, the best first.
@@ -177,8 +177,10 @@ def local_model(config: EncoderConfig, *, by: str | None = None) -> tuple[Encode
         trust_remote_code=config.trust_remote_code,
         local_files_only=config.local_files_only,
         code_revision=config.code_revision,
+        onnx=config.onnx,
     )
     if by is not None:
+        require_installed("torch", by=by, extra="encode")
         require_transformer(folder, by=by)
     document_prompt, query_prompt = (_prompt(config, folder, half) for half in _PROMPTS)
     run = _fallback_choices(config, folder) if folder.not_run else _choices(config, folder)

@@ -1,0 +1,150 @@
+"""Embeddings by a model's ONNX file: those of torch but for rounding, without torch."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import transformers
+
+from tests.helpers import tiny_models
+from whiten_index import BuildConfig, Encoder, build_index, load_encoder, open_index
+from whiten_index.errors import ConfigError, EncoderError
+
+ODD = ["", "x", "the cat " * 300, "東京"]
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from whiten_index.cli import main
+main()
+"""
+
+
+class States(torch.nn.Module):
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        found = self.model(input_ids=input_ids, attention_mask=attention_mask)
+        return found.last_hidden_state
+
+
+def export(folder: Path, to: Path, **changes: Any) -> None:
+    """Write the ONNX file of a folder's model, as exporters do."""
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    for name, factor in changes.items():
+        dict(model.named_parameters())[name].data.mul_(factor)
+    ids, dims = torch.ones(2, 8, dtype=torch.int64), dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC)
+    to.parent.mkdir(exist_ok=True)
+    torch.onnx.export(
+        States(model).eval(), (ids, ids.clone()), to, input_names=["input_ids", "attention_mask"],
+        output_names=["last_hidden_state"], dynamo=True, dynamic_shapes=(dims, dims), verbose=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tiny_models.bert(tmp_path_factory.mktemp("onnx") / "model")
+    export(folder, folder / "onnx/model.onnx")
+    return folder
+
+
+@pytest.fixture
+def folder(plain: Path, tmp_path: Path) -> Path:
+    return tiny_models.copied(plain, tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    "pooling", ["mean", "cls", "max", "last", "weightedmean", "mean_sqrt_len_tokens"]
+)
+def test_an_onnx_file_gives_what_torch_gives(plain: Path, pooling: Any) -> None:
+    some = [*tiny_models.texts(), *ODD]
+    options: dict[str, Any] = {"pooling": pooling, "document_prompt": "passage ", "max_length": 40}
+    ours = load_encoder(str(plain), backend="onnx", **options)
+    expected = Encoder.load(str(plain), device="cpu", **options)
+    np.testing.assert_allclose(ours.encode(some), expected.encode(some), atol=1e-5, rtol=1e-4)
+    np.testing.assert_allclose(
+        ours.encode_queries(some), expected.encode_queries(some), atol=1e-5, rtol=1e-4
+    )
+    assert ours.count_tokens(some) == expected.count_tokens(some)
+    assert ours.spec == expected.spec
+    cut = [encoder.encode_window(some).truncated for encoder in (ours, expected)]
+    assert (cut[0] == cut[1]).all()
+
+
+def test_a_prompt_that_is_not_pooled(folder: Path) -> None:
+    tiny_models.add_modules(folder)
+    pooling = {"word_embedding_dimension": 32, "pooling_mode": "mean", "include_prompt": False}
+    tiny_models.write_json(folder / "1_Pooling/config.json", pooling)
+    some, prompt = tiny_models.texts(), "given the query "
+    ours = load_encoder(str(folder), backend="onnx", document_prompt=prompt)
+    expected = Encoder.load(str(folder), device="cpu", document_prompt=prompt)
+    np.testing.assert_allclose(ours.encode(some), expected.encode(some), atol=1e-5, rtol=1e-4)
+
+
+def build(folder: Path, model: Path) -> Path:
+    texts = [
+        f"the {a} {b} {row}" for row in range(20) for a in ("cat", "dog") for b in ("ran", "a")
+    ]
+    pq.write_table(pa.table({"text": texts}), folder / "c.parquet")
+    config = BuildConfig(
+        corpus=str(folder / "c.parquet"), text_columns="text", out=str(folder / "index"),
+        model=str(model), whiten="whitening", k=8, device="cpu", factory="Flat",
+    )  # fmt: skip
+    return build_index(config).out
+
+
+def test_an_index_is_searched_and_built_where_torch_is_not_installed(
+    folder: Path, tmp_path: Path
+) -> None:
+    index = build(tmp_path, folder)
+
+    def run(*arguments: Any) -> str:
+        command = [sys.executable, "-c", WITHOUT_TORCH, *map(str, arguments)]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert found.returncode == 0, found.stderr
+        return found.stdout
+
+    with_torch = open_index(index).search(["the dog ran 3"])[0]
+    found = run("search", index, "the dog ran 3", "--json")
+    assert f'"{with_torch[0].id}"' in found or str(with_torch[0].id) in found
+    new = ["build", tmp_path / "c.parquet", "--text-column", "text", "--model", folder]
+    run(*new, "--whiten", "whitening", "--k", "8", "--out", tmp_path / "other")
+    assert open_index(tmp_path / "other").search(["the dog ran 3"])[0][0].id == with_torch[0].id
+
+
+def test_a_file_of_other_weights_is_noticed(folder: Path, tmp_path: Path) -> None:
+    index = build(tmp_path, folder)
+    shutil.rmtree(folder / "onnx")
+    with pytest.raises(EncoderError, match=r"has no onnx/model\.onnx"):
+        open_index(index, backend="onnx").search(["the cat"])
+    export(folder, folder / "onnx/model.onnx", **{"embeddings.word_embeddings.weight": -1})
+    with pytest.raises(EncoderError, match="has changed: the cosine of one of twelve"):
+        open_index(index, backend="onnx").search(["the cat"])
+
+
+@pytest.mark.parametrize(
+    ("option", "match"),
+    [
+        ({"layers": (1,)}, r"is to give layers \(1,\)"),
+        ({"dtype": "bfloat16"}, "is to compute in bfloat16"),
+        ({"device": "cuda"}, "not on cuda"),
+    ],
+)
+def test_what_an_onnx_file_cannot_do(plain: Path, option: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        load_encoder(str(plain), backend="onnx", **option)
+
+
+@pytest.mark.parametrize("content", [b"", b"junk" * 100])
+def test_a_damaged_file_is_named(folder: Path, content: bytes) -> None:
+    (folder / "onnx/model.onnx").write_bytes(content)
+    with pytest.raises(EncoderError, match=r"model\.onnx cannot be loaded"):
+        load_encoder(str(folder), backend="onnx")

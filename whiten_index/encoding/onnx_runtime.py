@@ -1,0 +1,154 @@
+"""Embeddings by the ONNX file of a model's folder, on a CPU. Importing it loads no torch.
+
+Such a file may be of other weights than the folder's, or in another type; the canary of store and
+index shows that. Layers below the last, heads and decoders need torch.
+"""
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.artifacts.files import exists
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.models import ModelFolder
+from whiten_index.encoding.spec import EncoderSpec
+from whiten_index.encoding.text_encoder import BatchEncoder, EmbeddedTexts
+from whiten_index.encoding.tokenization import load_tokenizer, prompt_tokens, tokenize
+from whiten_index.errors import ConfigError, EncoderError, first_line, require_installed
+
+_FILES = ("onnx/model.onnx", "model.onnx")
+_INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
+
+
+class OnnxEncoder(BatchEncoder):
+    """A Transformer run by ONNX Runtime.
+
+    Attributes:
+        spec: identity of the encoder, which is that of the same model run by torch.
+    """
+
+    spec: EncoderSpec
+
+    def __init__(self, spec: EncoderSpec, folder: ModelFolder, config: EncoderConfig) -> None:
+        _require_fitting(spec, folder, config)
+        self.spec, self._tokenizer = spec, load_tokenizer(spec, folder)
+        self._session = _session(folder, config.threads)
+        self._inputs = {each.name for each in self._session.get_inputs()}
+        if unknown := self._inputs - _INPUTS:
+            raise EncoderError(
+                f"the ONNX file of {spec.model} wants {', '.join(sorted(unknown))}, which an "
+                "encoder of texts has not; use --backend torch"
+            )
+        self._unpooled = {
+            prompt: 0 if spec.pools_prompt else prompt_tokens(self._tokenizer, prompt)
+            for prompt in {self._lowered(spec.document_prompt), self._lowered(spec.query_prompt)}
+        }
+
+    @property
+    def runtime(self) -> dict[str, str]:
+        """Versions of the libraries."""
+        names = ("onnxruntime", "transformers", "tokenizers")
+        return {**{name: version(name) for name in names}, "inputs": "padded: ONNX"}
+
+    @property
+    def note(self) -> str | None:
+        """None: there is nothing to say."""
+        return None
+
+    def count_tokens(self, texts: Sequence[str]) -> int:
+        """Return how many tokens queries have together, without those that are cut."""
+        prompt = self._lowered(self.spec.query_prompt)
+        prompted = [prompt + self._lowered(text) for text in texts]
+        return len(tokenize(self._tokenizer, prompted, max_length=self.spec.max_length).ids)
+
+    def _lowered(self, text: str) -> str:
+        return text.lower() if self.spec.lower_case else text
+
+    def _embed(self, texts: Sequence[str], *, queries: bool) -> EmbeddedTexts:
+        spec = self.spec
+        prompt = self._lowered(spec.query_prompt if queries else spec.document_prompt)
+        prompted = [prompt + self._lowered(text) for text in texts]
+        tokens = tokenize(self._tokenizer, prompted, max_length=spec.max_length)
+        lengths = tokens.lengths[:, None]
+        mask = np.arange(lengths.max()) < lengths
+        ids = np.full(mask.shape, int(self._tokenizer.pad_token_id or 0), np.int64)
+        ids[mask] = tokens.ids
+        given = {"input_ids": ids, "attention_mask": mask.astype(np.int64)}
+        given["token_type_ids"] = np.zeros_like(ids)
+        try:
+            states, *_ = self._session.run(None, {name: given[name] for name in self._inputs})
+        except Exception as error:
+            # ONNX Runtime has an error of its own for each kind.
+            raise EncoderError(
+                f"the ONNX file of {spec.model} cannot be run ({first_line(error)}); use --backend "
+                "torch"
+            ) from error
+        if states.shape != (*mask.shape, spec.dim):
+            raise EncoderError(
+                f"the ONNX file of {spec.model} gives {states.shape} where the states "
+                f"{(*mask.shape, spec.dim)} are wanted; use --backend torch"
+            )
+        pooled = _pool(states.astype(np.float32), mask, spec.pooling, self._unpooled[prompt])
+        return EmbeddedTexts(pooled[tokens.places], len(tokens.ids), mask.size, tokens.truncated)
+
+
+def _require_fitting(spec: EncoderSpec, folder: ModelFolder, config: EncoderConfig) -> None:
+    """Refuse what the file of a model cannot do."""
+    wanted = "torch" if config.backend == "torch" else "--backend torch"
+    if config.device not in ("auto", "cpu"):
+        raise ConfigError(f"ONNX files run on the CPU here, not on {config.device}; use {wanted}")
+    for reason, unfit in {
+        "is a static model": folder.static,
+        "is run by sentence-transformers": bool(folder.not_run),
+        "has layers after the pooling": bool(folder.head),
+        f"is to give layers {spec.layers}": spec.layers != (folder.layers,),
+        f"is to compute in {spec.dtype}": spec.dtype != "float32",
+    }.items():
+        if unfit:
+            raise ConfigError(
+                f"{spec.model} {reason}, and an ONNX file has the last layer of a Transformer in "
+                f"float32; use {wanted} (pip install 'whiten-index[encode]')"
+            )
+
+
+def _session(folder: ModelFolder, threads: int | None) -> Any:
+    require_installed("onnxruntime", by="an ONNX file", extra="onnx")
+    import onnxruntime
+
+    path = next((folder.root / name for name in _FILES if exists(folder.root / name)), None)
+    if path is None:
+        raise EncoderError(
+            f"{folder.root} has no {_FILES[0]}; export the model by optimum, or use torch (pip "
+            "install 'whiten-index[encode]')"
+        )
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or 0
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise EncoderError(
+            f"{path} cannot be loaded ({first_line(error)}); restore the model folder, or use torch"
+        ) from error
+
+
+def _pool(
+    states: NDArray[np.float32], mask: NDArray[np.bool_], pooling: str, prompt_tokens: int
+) -> NDArray[np.float32]:
+    """Return (n, d) of states (n, t, d) padded on the right; see ``pooling.pool``."""
+    places = mask.cumsum(axis=1)
+    kept = mask & (places > prompt_tokens)
+    rows, numbers = np.arange(len(states)), np.arange(mask.shape[1])
+    if pooling == "cls":
+        return np.asarray(states[rows, kept.argmax(axis=1)])
+    if pooling == "last":
+        return np.asarray(states[rows, (kept * numbers).argmax(axis=1)])
+    if pooling == "max":
+        lowest = np.finfo(np.float32).min
+        return np.asarray(np.where(kept[:, :, None], states, lowest).max(axis=1))
+    weight = (kept * places if pooling == "weightedmean" else kept).astype(np.float32)
+    total = np.maximum(weight.sum(axis=1, keepdims=True), 1)
+    mean: NDArray[np.float32] = (weight[:, None] @ states)[:, 0] / total
+    return mean * np.sqrt(total) if pooling == "mean_sqrt_len_tokens" else mean
