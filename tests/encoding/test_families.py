@@ -175,7 +175,7 @@ def test_a_head_agrees_with_sentence_transformers(bert_with, heads):
         ({"out_features": "16"}, "has no in_features or out_features from 1 to 65,536"),
         ({"activation_function": "os.system"}, r"activation 'os\.system'.* Tanh.* are known here"),
         ({"activation_function": "torch.nn.Bilinear"}, "Bilinear.* are known here; choose another"),
-        ({"module_input_name": "token_embeddings"}, "only steps on the pooled embedding"),
+        ({"module_input_name": "token_embeddings"}, "sets module_input_name to"),
         ({"module_output_name": "other"}, "sets module_output_name to 'other'"),
     ],
 )
