@@ -56,7 +56,15 @@ def _waited(pause: float, _limited: bool, _charged: bool) -> bool:
 class Endpoint:
     """A model at its endpoint, whose key is in the environment alone."""
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(
+        self,
+        config: EncoderConfig,
+        *,
+        enter: Callable[[], None] = lambda: None,
+        leave: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Make the client; ``enter`` is called before a request is sent, ``leave`` after it."""
+        self._leave = leave
         require_installed("openai", by=f"--model {config.model}", extra="api")
         import openai
 
@@ -70,6 +78,11 @@ class Endpoint:
             )
         self._name, self._config = str(config.model).removeprefix(REMOTE), config
         self._most_bytes = 0  # of an answer
+
+        def received(answer: Any) -> None:
+            answer.read()
+            leave()
+
         try:
             self._client = openai.OpenAI(
                 base_url=self.url,
@@ -79,7 +92,11 @@ class Endpoint:
                 default_headers={"Accept-Encoding": "identity"},
                 # Texts go to no other place than the one named.
                 http_client=openai.DefaultHttpxClient(
-                    follow_redirects=False, event_hooks={"response": [self._limit]}
+                    follow_redirects=False,
+                    event_hooks={
+                        "request": [lambda _: enter()],
+                        "response": [self._limit, received],
+                    },
                 ),
             )
         except Exception as error:
@@ -121,6 +138,7 @@ class Endpoint:
                 return self._answer(texts, queries=queries, dim=dim)
             except Exception as error:
                 # What an answer is made of raises errors of all kinds.
+                self._leave()
                 status = getattr(error, "status_code", None)
                 if status in _REFUSED and dim is not None:
                     raise self._refusal(texts, error) from error

@@ -437,7 +437,7 @@ def _longest(config: dict[str, Any], tokenizer: dict[str, Any]) -> int:
 
 _WANTED = ["*.json", "*.txt", "*.model", "*.safetensors", "*.py"]
 _ONNX = "onnx/model.onnx*"  # with the file of its weights
-_UNWANTED = ["openvino/*"]
+_UNWANTED = ("onnx/*", "openvino/*", "*.onnx")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REASON_LETTERS = 160
 
@@ -446,9 +446,10 @@ def _fetch_model(
     name: str, revision: str | None, *, local_files_only: bool, otherwise: str, onnx: bool
 ) -> Path:
     """Return the folder of a commit in the hub's cache, fetching the files that it lacks."""
-    wanted = [*_WANTED, _ONNX] if onnx else _WANTED
     # Pickled weights are fetched only of a module that has no safetensors.
-    path = fetch(name, revision, wanted, local_files_only, otherwise)
+    path = fetch(name, revision, _WANTED, local_files_only, otherwise)
+    if onnx:
+        fetch(name, path.name, [_ONNX], local_files_only, otherwise, unwanted=())
     modules = read_modules(path)
     holders = [*modules[:1], *(each for each in modules[1:] if each.kind in ("Dense", "LayerNorm"))]
     pickled = [
@@ -457,7 +458,7 @@ def _fetch_model(
         if not list_folder(folder, "*.safetensors")
     ]
     if pickled:
-        path = fetch(name, revision, [*wanted, *pickled], local_files_only, otherwise)
+        path = fetch(name, revision, [*_WANTED, *pickled], local_files_only, otherwise)
     return path
 
 
@@ -467,6 +468,7 @@ def fetch(
     patterns: list[str],
     local_files_only: bool = False,
     otherwise: str = "",
+    unwanted: tuple[str, ...] = _UNWANTED,
 ) -> Path:
     """Return the folder of a commit of the hub; without network the cache alone is asked."""
     from huggingface_hub import snapshot_download
@@ -478,7 +480,7 @@ def fetch(
                 name,
                 revision=revision,
                 allow_patterns=patterns,
-                ignore_patterns=_UNWANTED,
+                ignore_patterns=list(unwanted),
                 local_files_only=local_files_only,
             )
         )

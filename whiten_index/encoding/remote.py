@@ -23,7 +23,7 @@ from whiten_index.errors import ConfigError, EncoderError
 # and then the half is tried.
 _MOST_TEXTS, _MOST_TOKENS = 128, 16_384
 _TOKENS_A_BYTE = 1 / 3  # until an answer says how many
-_FIRST_AT_ONCE, _MOST_AT_ONCE = 8, 64
+_FIRST_AT_ONCE, _MOST_AT_ONCE, _BUILT_AHEAD = 8, 64, 4
 # A request that takes longer waits in a queue, which more requests make no shorter.
 _LONG_SECONDS = 10
 # What came of a window is saved after so many texts, if that takes a fifth of the time at most: a
@@ -62,40 +62,60 @@ class RemoteRun:
 
 
 class _Gate:
-    """Requests at once: one more for each success, one less for each 429.
+    """Limit of the requests in flight: one more for each success, one less for each 429.
 
-    After the first 429 it tries one more only after eight rounds.
+    After the first 429 it grows only after eight rounds. A thread holds a place from the sending of
+    its request to the end of the answer; requests are built and answers read outside, so some more
+    threads than places are at work.
     """
 
     def __init__(self) -> None:
-        self.at_once, self._busy, self._good, self._limited = _FIRST_AT_ONCE, 0, 0, False
-        self.changed = threading.Condition()
+        self.limit, self._good, self._limited = _FIRST_AT_ONCE, 0, False
+        self._in_flight = self._at_work = 0
+        self._changed = threading.Condition()
+        self._held = threading.local()
+
+    def admit(self) -> None:
+        """Wait until another request can be worked on."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._at_work < self.limit + _BUILT_AHEAD)
+            self._at_work += 1
+
+    def finish(self) -> None:
+        """Count a request that is no longer worked on."""
+        self.leave()
+        with self._changed:
+            self._at_work -= 1
+            self._changed.notify_all()
 
     def enter(self) -> None:
-        """Wait for a place."""
-        with self.changed:
-            self.changed.wait_for(lambda: self._busy < self.at_once)
-            self._busy += 1
+        """Wait for a place in flight."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._in_flight < self.limit)
+            self._in_flight += 1
+        self._held.place = True
 
     def leave(self) -> None:
-        """Give the place back."""
-        with self.changed:
-            self._busy -= 1
-            self.changed.notify_all()
+        """Give the place back, if this thread holds one."""
+        if getattr(self._held, "place", False):
+            self._held.place = False
+            with self._changed:
+                self._in_flight -= 1
+                self._changed.notify_all()
 
-    def fewer(self) -> None:
-        """Count an answer that the endpoint has too much to do."""
-        with self.changed:
-            self.at_once, self._good, self._limited = max(self.at_once - 1, 1), 0, True
+    def shrink(self) -> None:
+        """Count an answer that there were too many requests."""
+        with self._changed:
+            self.limit, self._good, self._limited = max(self.limit - 1, 1), 0, True
 
-    def succeeded(self, seconds: float) -> None:
-        """Count an answer that came."""
-        with self.changed:
+    def grow(self, seconds: float) -> None:
+        """Count an answer that came after ``seconds``."""
+        with self._changed:
             self._good += 1
-            wanted = 8 * self.at_once if self._limited else 1
+            wanted = 8 * self.limit if self._limited else 1
             if self._good >= wanted and seconds < _LONG_SECONDS:
-                self.at_once, self._good = min(self.at_once + 1, _MOST_AT_ONCE), 0
-                self.changed.notify_all()
+                self.limit, self._good = min(self.limit + 1, _MOST_AT_ONCE), 0
+                self._changed.notify_all()
 
 
 class _Meter:
@@ -174,9 +194,9 @@ class RemoteEncoder(TextEncoder):
 
     def __init__(self, spec: RemoteSpec, config: EncoderConfig) -> None:
         self.spec = spec
-        self._endpoint = Endpoint(config)
         self._gate, self.meter = _Gate(), _Meter(config.price, config.max_cost)
-        self._pool = ThreadPoolExecutor(_MOST_AT_ONCE, "ask")
+        self._endpoint = Endpoint(config, enter=self._gate.enter, leave=self._gate.leave)
+        self._pool = ThreadPoolExecutor(_MOST_AT_ONCE + _BUILT_AHEAD, "request")
         self._most_texts = _MOST_TEXTS
 
     def __repr__(self) -> str:
@@ -243,9 +263,8 @@ class RemoteEncoder(TextEncoder):
         try:
             while ran.stops[-1] < len(texts):
                 asked = self._cut(texts, ran.stops[-1])
-                # Before a place is taken, for which those that hold tokens may wait.
                 most = self._hold(prepared, asked)
-                self._gate.enter()
+                self._gate.admit()
                 try:
                     here = ran.look()
                     tell(here * rows // len(texts) - told)
@@ -259,7 +278,7 @@ class RemoteEncoder(TextEncoder):
                     ran.stops.append(asked.stop)
                 except BaseException:
                     self.meter.settle(most)
-                    self._gate.leave()
+                    self._gate.finish()
                     raise
         except BaseException:
             ran.rescue(saved)
@@ -309,7 +328,7 @@ class RemoteEncoder(TextEncoder):
                 return self._ask(ran, rows, most)
             finally:
                 self.meter.settle(most)
-                self._gate.leave()
+                self._gate.finish()
 
         return self._pool.submit(work)
 
@@ -319,12 +338,12 @@ class RemoteEncoder(TextEncoder):
 
         def failed(pause: float, limited: bool, charged: bool) -> bool:
             self.meter.repeat(most, charged=charged)
-            # It keeps its place meanwhile, so that an endpoint that takes nothing is left alone.
+            # It holds a place meanwhile, so that an endpoint that takes nothing is left alone.
+            self._gate.enter()
             stopped = ran.stop.wait(pause)
             if limited:
-                self._gate.fewer()
-                self._gate.leave()
-                self._gate.enter()
+                self._gate.shrink()
+            self._gate.leave()
             return stopped
 
         began = time.monotonic()
@@ -338,7 +357,7 @@ class RemoteEncoder(TextEncoder):
             middle = rows.start + half
             parts = slice(rows.start, middle), slice(middle, rows.stop)
             return sum(self._ask(ran, part, most) for part in parts)
-        self._gate.succeeded(time.monotonic() - began)
+        self._gate.grow(time.monotonic() - began)
         size = sum(map(_size, texts))
         tokens = tokens or size
         self.meter.settle(0, size=size, tokens=tokens)
