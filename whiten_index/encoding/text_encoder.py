@@ -48,17 +48,30 @@ class TextRun:
 class TextEncoder(WindowEncoder):
     """An encoder that is given each different text once."""
 
+    longest_first = False  # texts of similar length make batches with little padding
+
     def encode_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the embeddings of queries, (n, d): with the model's query prompt, if any."""
-        return self.collect(self.run(text_window(texts, queries=True))).embeddings
+        return self.collect(self.run(self._window(texts, queries=True))).embeddings
 
     def prepare(self, texts: Sequence[str]) -> TextWindow:
         """Find the distinct texts of a window of documents."""
-        return text_window(texts, queries=False)
+        return self._window(texts, queries=False)
+
+    def _window(self, texts: Sequence[str], *, queries: bool) -> TextWindow:
+        texts = listed(texts)
+        distinct = list(dict.fromkeys(texts))
+        if self.longest_first:
+            distinct.sort(key=len, reverse=True)
+        number = {text: place for place, text in enumerate(distinct)}
+        places: Any = np.fromiter((number[text] for text in texts), np.int64, len(texts))
+        return TextWindow(texts, distinct, places, queries)
 
 
 class BatchEncoder(TextEncoder):
     """An encoder of this machine that is given one batch of texts after another."""
+
+    longest_first = True
 
     @abstractmethod
     def _embed(self, texts: Sequence[str], *, queries: bool) -> EmbeddedTexts:
@@ -113,12 +126,3 @@ class BatchEncoder(TextEncoder):
             padded_tokens=found.padded_tokens,
             distinct=len(window.distinct),
         )
-
-
-def text_window(texts: Sequence[str], *, queries: bool) -> TextWindow:
-    """Return a window whose distinct texts begin with the longest."""
-    texts = listed(texts)
-    distinct = sorted(dict.fromkeys(texts), key=len, reverse=True)
-    number: dict[str, int] = {text: place for place, text in enumerate(distinct)}
-    places: Any = np.fromiter((number[text] for text in texts), np.int64, len(texts))
-    return TextWindow(texts, distinct, places, queries)
