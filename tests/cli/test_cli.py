@@ -111,7 +111,8 @@ def test_an_evaluation_takes_one_width_and_refuses_a_transform_of_builds(tmp_pat
 
 
 def test_embeddings_need_no_torch_and_what_lacks_a_package_names_the_extra(published: Path) -> None:
-    blocked = "import sys; sys.modules |= dict.fromkeys(('torch', 'onnxruntime', 'transformers', 'sklearn'))\n"
+    names = ("torch", "onnxruntime", "transformers", "sklearn")
+    blocked = f"import sys; sys.modules |= dict.fromkeys({names})\n"
 
     def ended(code: str, *arguments: object) -> tuple[int, str]:
         command = [sys.executable, "-c", blocked + code, *map(str, arguments)]

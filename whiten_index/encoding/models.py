@@ -189,7 +189,7 @@ def find_model(
     """
     # Without torch, a model's ONNX file can answer queries.
     runtime = () if find_spec("onnxruntime") else ("torch",)
-    require_installed("huggingface_hub", "transformers", *runtime, by="a model", extra="encode")
+    require_installed("huggingface_hub", *runtime, "transformers", by="a model", extra="encode")
     found = _find(
         name, revision, trusted=trust_remote_code, local_files_only=local_files_only, onnx=onnx
     )
