@@ -1,6 +1,7 @@
 """Static models: what model2vec and sentence-transformers compute, and what is refused."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,14 @@ def test_a_static_model_is_distilled(tiny_model: Path, tmp_path: Path) -> None:
         refused = run(cli, ["distill", *arguments])
         assert (refused.exit_code, words in refused.output) == (2, True), refused.output
     assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
+def test_a_pipe_in_the_folder_is_refused(model: Path, name: str) -> None:
+    (model / name).unlink()
+    os.mkfifo(model / name)
+    # Opening it to write as well keeps a reader from waiting for ever.
+    writer = os.open(model / name, os.O_RDWR)
+    with pytest.raises(EncoderError, match="is a pipe, a socket or a device"):
+        Encoder.load(str(model))
+    os.close(writer)

@@ -277,6 +277,9 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
     config = read_object(root / "config.json")
     static = is_static(modules) or config.get("model_type") == MODEL2VEC
     if static:
+        # Its libraries would wait for a pipe.
+        opened = [*weight_files(root), *list_folder(root, "tokenizer.json")]
+        files_sha256(opened, name=name, folder=root, what="files")
         config |= {"hidden_size": _table_width(name, root), "num_hidden_layers": 0}
     if not config:
         raise EncoderError(f"{root} has no config.json; {name} must name a transformer's folder")
