@@ -20,9 +20,8 @@ from whiten_index.errors import ArtifactError, StorageError
 from whiten_index.versions.bundle import open_files
 from whiten_index.versions.published import (
     find_version,
-    new_candidate,
+    new_version,
     next_version,
-    promote,
     read_current,
     read_version,
     set_current,
@@ -64,15 +63,16 @@ def damage(out: Path, name: str, file: str = "index.faiss") -> None:
     path.write_bytes(data)
 
 
-def make_candidate(out: Path, source: str) -> str:
-    """Write a copy of a version, of another identity, as a candidate; return its name."""
+def make_version(out: Path, source: str, *, passed: bool) -> str:
+    """Write a copy of a version, of another identity, that passed its gates or not."""
     name = next_version(out, "f" * 32)
-    with new_candidate(out, name) as (folder, fields):
+    with new_version(out, name) as (folder, fields):
         for path in (out / "versions" / source).iterdir():
             if path.name != manifest.MANIFEST:
                 shutil.copyfile(path, folder / path.name)
         fields |= json.loads((out / "versions" / source / manifest.MANIFEST).read_text())
-        fields |= {"version": name, "identity": "f" * 32}
+        gates = [{"name": "size", "passed": passed, "found": {}, "bound": {}, "why": ""}]
+        fields |= {"version": name, "identity": "f" * 32, "gates": gates}
     return name
 
 
@@ -90,33 +90,20 @@ def test_a_bit_flipped_in_any_byte_and_every_cut_of_current_is_noticed(out: Path
     assert read_current(out).version == names(out)[0]
 
 
-def test_a_candidate_is_not_seen_until_it_is_promoted(out: Path) -> None:
+def test_a_version_that_failed_a_gate_is_a_candidate(out: Path) -> None:
     first, *_, last = before = names(out)
-    name = make_candidate(out, first)
+    name = make_version(out, first, passed=False)
     assert names(out) == before
     assert len(before) == 4
     assert read_current(out).version == last
     assert find_version(out, "f" * 32) is None
     assert open_files(read_version(out / "candidates" / name)).whitening.k == 2
-    promote(out, name)
-    assert read_current(out).version == name
-    assert not list((out / "candidates").iterdir())
-    assert find_version(out, "f" * 32) == name
-    assert k_of(out) == 2
 
 
-def test_a_promotion_cut_in_two_is_found_and_finished(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_that_was_made_and_not_published_is_found(out: Path) -> None:
     before = read_current(out)
-    name = make_candidate(out, names(out)[0])
-
-    def die(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("whiten_index.versions.published.set_current", die)
-    with pytest.raises(KeyboardInterrupt):
-        promote(out, name)
+    name = make_version(out, names(out)[0], passed=True)
+    assert not (out / "candidates").exists()
     assert read_current(out) == before
     assert k_of(out) == 5
     assert find_version(out, "f" * 32) == name

@@ -7,7 +7,7 @@ place, every file is fsynced, the manifest last, then the folder is renamed.
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -52,8 +52,12 @@ def fingerprint(identity: Mapping[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def new_artifact(final: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+def new_artifact(
+    final: Path, place: Callable[[Mapping[str, Any]], Path] | None = None
+) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Publish the artifact ``final``, whole or not at all, at the end of the block.
+
+    ``place`` may return another place for it, by its fields.
 
     Yields:
         A folder for the payload files, and the manifest's fields, to be filled. At the end they
@@ -72,6 +76,7 @@ def new_artifact(final: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             (temporary / MANIFEST).write_bytes(_pretty_json(manifest))
             fsync_path(temporary / MANIFEST)
             fsync_path(temporary)
+            final = final if place is None else place(fields)
             rename_unless_taken(temporary, final)
             fsync_path(final.parent)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.atomic import require_space
+from whiten_index.artifacts.atomic import remove_folder, require_space
 from whiten_index.artifacts.cached_storage import naming, place_of
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.object_store import Tag
@@ -67,14 +67,14 @@ from whiten_index.versions.published import (
     VERSIONS,
     WHITENING,
     find_version,
-    new_candidate,
+    new_version,
     next_version,
-    promote,
     read_current,
     read_published,
     read_version,
     set_current,
     tidy,
+    version_names,
 )
 from whiten_index.whitening.drift import Drift, decide
 from whiten_index.whitening.spectrum import WidthSpec
@@ -214,7 +214,7 @@ def _publish(
     canaries: CanaryFile | None,
     tag: Tag | None,
 ) -> str:
-    """Make a candidate and publish it if its gates are passed; return the version."""
+    """Make a version and publish it if its gates are passed; return its name."""
     # An update of the same base may have made it and died before naming it. One of the same corpus
     # that was published earlier does not count: its gates and changes are those of another update.
     out, mirror, record = base.root, base.mirror, encoded.record
@@ -226,7 +226,9 @@ def _publish(
             return version
     require_space(room_wanted(base, rows=record.rows), f"a version of {record.rows:,} rows")
     version = next_version(out, spec.identity, mirror)
-    new = new_candidate(out, version)
+    for name in version_names(out, inside=CANDIDATES):
+        remove_folder(out / CANDIDATES / name)
+    new = new_version(out, version, mirror)
     with version_folder(new, record.rows, encoded.stages) as (folder, fields):
         fields |= write_files(folder, base.config, encoded, spec, version)
         if spec.reuse is not None and fields["factory"]["built"] != spec.plan.built:
@@ -265,7 +267,7 @@ def _publish(
             )
         fields |= {"update": facts, "gates": [gate.to_json() for gate in gates]}
     require_passed(gates, candidate=out / CANDIDATES / version)
-    promote(out, version, mirror, tag)
+    set_current(out, version, mirror=mirror, tag=tag, made=True)
     return version
 
 

@@ -8,7 +8,7 @@ Layout::
     versions/<version>/           manifest.json, whitening.safetensors, moments.safetensors,
                                   index.faiss (and index.ivfdata), documents.arrow, corpus.json
                                   (the shards it was made of), changes.arrow (made by an update)
-    candidates/<version>/         the same, made and not yet passed by the gates, or not at all
+    candidates/<version>/         the same of a version that did not pass the gates
 
 A version's folder never changes: what is in it when it appears stays until all of it is removed.
 """
@@ -22,11 +22,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from whiten_index.artifacts.atomic import leftovers_in, make_folder, remove_folder, remove_leftovers
+from whiten_index.artifacts.atomic import leftovers_in, make_folder, remove_leftovers
 from whiten_index.artifacts.cached_storage import naming
 from whiten_index.artifacts.files import (
     exists,
-    fsync_path,
     list_folder,
     mode_of,
     reading,
@@ -228,10 +227,6 @@ def tidy(root: Path) -> None:
     with writing(root):
         for folder in (root, root / VERSIONS, root / CANDIDATES):
             remove_leftovers(folder)
-        # A power cut in ``promote`` may have left both names on some file systems.
-        for name in version_names(root, inside=CANDIDATES):
-            if exists(root / VERSIONS / name):
-                remove_folder(root / CANDIDATES / name)
 
 
 def version_names(root: Path, *, inside: str = VERSIONS) -> list[str]:
@@ -307,39 +302,23 @@ def next_version(root: Path, identity: str, mirror: Storage = LOCAL) -> str:
 def new_version(
     root: Path, version: str, mirror: Storage = LOCAL
 ) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Write a version's folder, whole or not at all; ``set_current`` makes it the one read."""
-    final = root / VERSIONS / version
-    with new_artifact(final) as (folder, fields):
-        yield folder, fields
-        require_marks()
-    mirror.push(final)
+    """Write a version's folder, whole or not at all; ``set_current`` makes it the one read.
 
-
-@contextlib.contextmanager
-def new_candidate(root: Path, version: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Write a version's folder as the only candidate, whole or not at all."""
-    for name in version_names(root, inside=CANDIDATES):
-        remove_folder(root / CANDIDATES / name)
-    with new_artifact(root / CANDIDATES / version) as (folder, fields):
-        yield folder, fields
-
-
-def promote(root: Path, version: str, mirror: Storage = LOCAL, tag: Tag | None = None) -> None:
-    """Make a candidate the published version.
-
-    When this process dies on the way, the version before is published, and the new one is either
-    still a candidate or among the versions, where ``find_version`` finds it.
+    One that failed a gate becomes a candidate instead.
     """
-    require_marks()
-    candidate, final = root / CANDIDATES / version, root / VERSIONS / version
-    with writing(final):
-        make_folder(final.parent)
-        candidate.rename(final)
-        # The new name first: a power cut may leave both or the new one, never none.
-        fsync_path(final.parent)
-        fsync_path(candidate.parent)
-    mirror.push(final)
-    set_current(root, version, mirror=mirror, tag=tag, made=True)
+    final = root / VERSIONS / version
+
+    def place(fields: Mapping[str, Any]) -> Path:
+        require_marks()
+        if all(gate["passed"] for gate in fields.get("gates", ())):
+            return final
+        make_folder(root / CANDIDATES)
+        return root / CANDIDATES / version
+
+    with new_artifact(final, place) as opened:
+        yield opened
+    if exists(final):
+        mirror.push(final)
 
 
 def with_published(

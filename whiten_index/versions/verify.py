@@ -121,7 +121,7 @@ def verify_index(root: Place) -> VerifyReport:
     """Check ``CURRENT`` and every version and candidate of an index against its checksums.
 
     From a bucket, every object of its versions is read. Nothing is locked or written. Damage is
-    looked at once more, since a job that runs meanwhile may just have removed the version. A file
+    looked for once more, since a job that runs meanwhile may just have removed the version. A file
     that could not be read once is reported. Whether the store has the rows of each version is told
     by the sizes of files.
     """
@@ -146,21 +146,20 @@ def verify_store(root: Place) -> VerifyReport:
 def _report(
     kind: str, place: Place, look: "Callable[..., _Check]", folders: Callable[[], list[Path]]
 ) -> VerifyReport:
-    """Return the report of a look at folders, and of a second one at everything found damaged."""
-    first = {folder: look(place, folder, None) for folder in folders()}
-    again, checked = list[_Check](), Counter[str]()
-    if any(check.damaged() for check in first.values()):
-        again = [look(place, each, first[each]) for each in folders() if each in first]
-    checks = list(first.values())
-    for check in checks:
-        checked.update(check.checked)
+    """Return the report of a look at folders, and of what a second one finds damaged again."""
+    checks, again = [look(place, folder) for folder in folders()], list[_Check]()
+    damaged = {path for check in checks for path in check.damaged()}
+    if damaged:
+        again = [look(place, each) for each in folders()]
+    checked = sum((check.checked for check in checks), Counter[str]())
     unread = (damage for check in (*checks, *again) for damage in check.damages(unread=True))
+    found = (damage for check in again for damage in check.damages())
     return VerifyReport(
         path=str(place),
         kind=kind,
         checked=dict(checked),
         bytes=sum(check.bytes for check in checks),
-        damages=tuple(damage for check in again for damage in check.damages()),
+        damages=tuple(damage for damage in found if damage.path in damaged),
         stores=tuple(dict.fromkeys(store for check in checks for store in check.stores)),
         notes=tuple(dict.fromkeys(named(note) for check in checks for note in check.notes)),
         unread=tuple({damage.path: damage for damage in unread}.values()),
@@ -172,11 +171,10 @@ _Remedy = tuple[Sequence[str], str]
 
 
 class _Check:
-    """One look at the files of a place, or a second one at what the ``first`` found damaged."""
+    """One look at the files of a place."""
 
-    def __init__(self, root: Place, first: "_Check | None") -> None:
+    def __init__(self, root: Place) -> None:
         self.root, self.mirror = root, place_of(root)[1]
-        self._only = None if first is None else first.damaged()
         self.checked, self.bytes = Counter[str](), 0
         self.stores, self.notes = list[str](), list[str]()
         self.errors = list[tuple[str, Path, WhitenIndexError]]()
@@ -185,30 +183,21 @@ class _Check:
         """Return who needs something that is damaged, and advice."""
         raise NotImplementedError
 
-    def asked(self, paths: Iterable[Path]) -> list[Path]:
-        """Return the paths that are to be looked at."""
-        return [path for path in paths if self._only is None or str(path) in self._only]
-
     @contextlib.contextmanager
     def checking(self, kind: str, path: Path, *, counted: bool = True) -> Iterator[None]:
         """Count a file or folder, and report an error of the block as one of it."""
-        if counted and self.asked([path]):
+        if counted:
             self.checked[kind] += 1
             self.bytes += self.mirror.size(path)
         try:
             yield
         except (ArtifactError, FormatError, StorageError) as error:
-            self.add(kind, path, error)
-
-    def add(self, kind: str, path: Path, error: WhitenIndexError) -> None:
-        """Report an error of a file or folder, if that is to be looked at."""
-        if self.asked([path]):
             self.errors.append((kind, path, error))
 
-    def damaged(self) -> frozenset[str]:
-        """Return the paths of everything damaged."""
+    def damaged(self) -> set[str]:
+        """Return the paths of everything damaged, as a report names them."""
         errors = self.errors
-        return frozenset(str(path) for _, path, e in errors if not isinstance(e, StorageError))
+        return {named(path) for _, path, error in errors if not isinstance(error, StorageError)}
 
     def damages(self, *, unread: bool = False) -> Iterator[Damage]:
         """Yield everything damaged, or everything that the system does not let be read."""
@@ -224,10 +213,10 @@ class _Check:
 
 
 class _IndexCheck(_Check):
-    def __init__(self, place: Place, root: Path, first: "_IndexCheck | None") -> None:
-        super().__init__(place, first)
+    def __init__(self, place: Place, root: Path) -> None:
+        super().__init__(place)
         self.current: Current | None = None
-        self.sound: list[str] = [] if first is None else first.sound
+        self.sound = list[str]()
         folders = version_folders(root, self.mirror)
         with self.checking("CURRENT", root / CURRENT):
             current = self.current = read_current(root, self.mirror)
@@ -241,8 +230,8 @@ class _IndexCheck(_Check):
                 read_index_id(root)
             for path in strange_entries(root):
                 why = f"{path} is a link, no folder, or has the name of no version, and is not read"
-                self.add("strange entries", path, ArtifactError(why))
-        for folder in self.asked(folders):
+                self.errors.append(("strange entries", path, ArtifactError(why)))
+        for folder in folders:
             with self.checking(folder.parent.name, folder), self.mirror.opened(folder) as copy:
                 # One that vanished meanwhile was pruned.
                 if exists(copy):
@@ -282,7 +271,7 @@ class _IndexCheck(_Check):
                 f"the store {store} lacks {missing:,} of the rows of {_named(folder)}: it "
                 "can be searched, but neither ranked again nor updated"
             )
-            self.add("rows", folder, why)
+            self.errors.append(("rows", folder, why))
         return not missing
 
     def _publishes(self, folder: Path) -> bool:
@@ -336,14 +325,14 @@ def _reason(error: Exception) -> str:
 class _StoreCheck(_Check):
     """A look at all that an encoder has in a store."""
 
-    def __init__(self, root: Place, folder: Path, first: "_StoreCheck | None") -> None:
-        super().__init__(root, first)
+    def __init__(self, root: Place, folder: Path) -> None:
+        super().__init__(root)
         encoder: Mapping[str, Any] = {}
         with self.checking("manifests", folder / MANIFEST):
             encoder = read_encoder(folder, self.mirror)
         self.store = EmbeddingStore(root, encoder, folder.name)
         # Digests of the rows of sound segments.
-        self._sound: dict[str, NDArray[np.uint8]] = {} if first is None else first._sound
+        self._sound = dict[str, NDArray[np.uint8]]()
         self._references = list[Reference]()
         # Those with rows that no sound segment has.
         self._lacking = list[Reference]()
@@ -356,12 +345,12 @@ class _StoreCheck(_Check):
         for each in self._references:
             for part in each.record.parts:
                 parts |= dict.fromkeys(self.store.part_files(part) if part.rows else (), part)
-        for path in self.asked(dict.fromkeys([*self.store.all_part_files(), *parts])):
+        for path in dict.fromkeys([*self.store.all_part_files(), *parts]):
             with self.checking("part_files", path):
                 self.store.check_part_file(path, parts.get(path))
         self._check_segments()
         for kind in RESULTS:
-            for path in self.asked(self.store.results.files(kind)):
+            for path in self.store.results.files(kind):
                 with self.checking(kind, path):
                     self.store.results.check(path)
 
@@ -394,13 +383,10 @@ class _StoreCheck(_Check):
 
     def _check_segments(self) -> None:
         """Check the segments, and that each row that something needs is in a sound one."""
-        names, folder, most = self.store.segment_names(), self.store.segments_folder, 0
-        # Those that were joined or removed since the first look are others now.
-        self._sound = {name: self._sound[name] for name in names if name in self._sound}
-        for name in names:
-            if name not in self._sound:
-                with self.checking("segments", folder / name):
-                    self._sound[name] = self.store.check_kept(name)
+        folder, most = self.store.segments_folder, 0
+        for name in self.store.segment_names():
+            with self.checking("segments", folder / name):
+                self._sound[name] = self.store.check_kept(name)
         if any(kind == "segments" and isinstance(e, StorageError) for kind, _, e in self.errors):
             return
         index = DigestIndex(self._sound.items())
@@ -409,7 +395,8 @@ class _StoreCheck(_Check):
             self._lacking += [each] if lacking else []
             most = max(most, lacking)
         if self._lacking and not self.damaged():
-            self.add("segments", folder, ArtifactError(f"{folder} lacks {most:,} needed rows"))
+            why = ArtifactError(f"{folder} lacks {most:,} needed rows")
+            self.errors.append(("segments", folder, why))
 
     def _lacking_rows(self, part: CorpusPart, sound: DigestIndex) -> int:
         try:
