@@ -409,35 +409,20 @@ def _load_ray() -> Any:
     return ray
 
 
-class _Connection:
-    """State of this process: sessions that share the connection, and its address."""
-
-    lock = threading.Lock()
-    sessions = 0
-    address = ""
-
-
 @contextlib.contextmanager
 def _connection(ray: Any, address: str, note: Callable[[str], None]) -> Iterator[None]:
-    """Be connected for the block; the last session of this process disconnects."""
-    with _Connection.lock:
-        connected = ray.is_initialized()
-        # A connection that the user's program made is left alone.
-        ours = not connected or _Connection.sessions > 0
-        if not connected:
-            _connect(ray, address)
-            _Connection.address = address
-        elif address not in ("", _Connection.address):
+    """Be connected for the block; a connection that was made before it stays."""
+    if ray.is_initialized():
+        if address not in ("", ray.get_runtime_context().gcs_address):
             note(f"note: Ray is connected already, so that {address} is ignored")
-        _Connection.sessions += ours
+        yield
+        return
+    _connect(ray, address)
     try:
         yield
     finally:
-        with _Connection.lock:
-            _Connection.sessions -= ours
-            if ours and not _Connection.sessions:
-                with _kept_handlers():
-                    ray.shutdown()
+        with _kept_handlers():
+            ray.shutdown()
 
 
 def _connect(ray: Any, address: str) -> None:
