@@ -4,7 +4,6 @@ One process does all of it, or workers do: one trains the index, all code ranges
 the codes. Their intermediate results are in a folder next to the index to be.
 """
 
-import collections
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,7 +33,6 @@ from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.whitening.transform import Whitening
 
 _RANGES, _TRAINED = "ranges", "trained.faiss"
-_QUERIES, _HELD_OUT = "queries.npy", "held_out.npy"
 _TRIES, _SECONDS_BETWEEN_TRIES = 20, 0.25
 _RANGE_ROWS, _MOST_RANGES = 65_536, 2_000
 # Of lists that wait to be joined, without a budget.
@@ -235,16 +233,16 @@ def build_distributed(
     """Build an index by workers that share a disk; see ``build_faiss_index``."""
     parts = folder / _RANGES
     parts.mkdir()
-    device, held_out = remote_call(executor, stages, _train, vectors, plan, parts)
+    device, held_out, queries = remote_call(executor, stages, _train, vectors, plan, parts)
     split = vectors.embeddings.split(max(_RANGE_ROWS, vectors.rows // _MOST_RANGES))
     ranges = [(start, replace(vectors, embeddings=some)) for start, some in split]
     with stages.stage("project and add", vectors.rows) as watcher:
-        done = executor.map(functools.partial(_code, parts), ranges)
+        done = executor.map(functools.partial(_code, parts, held_out, queries), ranges)
         for (_, some_vectors), _ in zip(ranges, done, strict=True):
             watcher.advance(some_vectors.rows)
-    starts = [start for start, _ in ranges]
+    files = [_file(parts, start) for start, _ in ranges]
     result: IndexBuildResult = remote_call(
-        executor, stages, _join, vectors, plan, parts, folder, starts, device, held_out
+        executor, stages, _join, vectors, plan, parts, files, device, held_out, queries
     )
     _remove(parts)
     return result
@@ -262,17 +260,16 @@ def _remove(folder: Path) -> None:
 
 def _train(
     stages: Stages, vectors: VectorSource, plan: IndexPlan, parts: Path
-) -> tuple[str, NDArray[np.int64]]:
-    """Train the index and write it; return the device of the training, and the rows held out."""
+) -> tuple[str, NDArray[np.int64], Vectors]:
+    """Train the index and write it; return the device, the rows held out and their vectors."""
     index, held_out = train_index(vectors, plan, stages)
     write_index(index.on_cpu(), parts / _TRAINED)
-    if len(held_out):
-        _save(parts / _HELD_OUT, held_out)
-        _save(parts / _QUERIES, vectors.at(held_out))
-    return index.device, held_out
+    return index.device, held_out, vectors.at(held_out)
 
 
-def _code(parts: Path, rows: tuple[int, VectorSource]) -> None:
+def _code(
+    parts: Path, held_out: NDArray[np.int64], queries: Vectors, rows: tuple[int, VectorSource]
+) -> None:
     """Write the codes of a range of rows, and the nearest of them to the held-out queries."""
     start, source = rows
     inner = _read_trained(parts)
@@ -284,19 +281,16 @@ def _code(parts: Path, rows: tuple[int, VectorSource]) -> None:
             yield block
 
     vectors, first = coded(), start
-    if exists(parts / _QUERIES):
-        if is_graph(inner):
-            held_out = np.load(parts / _HELD_OUT)
-            vectors = (others for others, _ in separate_rows(vectors, held_out - start))
-            first -= int(np.searchsorted(held_out, start))
-        scores, near = exact_neighbours(vectors, np.load(parts / _QUERIES), NEIGHBOURS)
-        _save(_file(parts, start, "scores"), scores)
-        _save(_file(parts, start, "rows"), near + np.where(near < 0, 0, first))
-    else:
-        collections.deque(vectors, maxlen=0)
+    if is_graph(inner):
+        vectors = (others for others, _ in separate_rows(vectors, held_out - start))
+        first -= int(np.searchsorted(held_out, start))
+    scores, near = exact_neighbours(vectors, queries, NEIGHBOURS)
+    near += np.where(near < 0, 0, first)
     # A graph depends on the blocks in which its rows are added.
-    _save(_file(parts, start, "lengths"), np.array([len(block) for block in blocks]))
-    _save(_file(parts, start, "codes"), np.concatenate(blocks))
+    lengths = np.array([len(block) for block in blocks])
+    # Whole or not at all, as two workers may do the same.
+    with replacing(_file(parts, start)) as temporary, temporary.open("wb") as file:
+        np.savez(file, codes=np.concatenate(blocks), lengths=lengths, scores=scores, rows=near)
 
 
 def _adds_codes(inner: Any) -> bool:
@@ -309,57 +303,40 @@ def _join(
     vectors: VectorSource,
     plan: IndexPlan,
     parts: Path,
-    folder: Path,
-    starts: Sequence[int],
+    files: Sequence[Path],
     device: str,
     held_out: NDArray[np.int64],
+    queries: Vectors,
 ) -> IndexBuildResult:
     """Join the codes of all ranges in the index, tune and write it."""
+    folder = parts.parent
     for name in (INDEX, IVF_DATA, PARTS):
         # Left by a worker that died here.
         (folder / name).unlink(missing_ok=True)
     inner, truth = _read_trained(parts), None
     if len(held_out):
-        truth = _ground_truth(parts, starts, held_out, unseen=is_graph(inner))
+        scores = np.empty((len(queries), 0), dtype=np.float32)
+        near = np.empty((len(queries), 0), dtype=np.int64)
+        for found in map(np.load, files):
+            scores, near = merged(scores, near, found["scores"], found["rows"], NEIGHBOURS)
+        truth = GroundTruth.of(queries, scores, near, held_out, unseen=is_graph(inner))
     rows, coded = vectors.rows, _adds_codes(inner)
-    blocks = _blocks(parts, starts, stages, rows)
+    blocks = _blocks(files, stages, rows)
     tuned = fill_and_tune(inner, blocks, truth, plan, stages, folder, rows=rows, coded=coded)
     return IndexBuildResult.write(vectors.wrap(inner), folder, *tuned, device)
 
 
-def _blocks(
-    parts: Path, starts: Sequence[int], stages: Stages, rows: int
-) -> Iterator[NDArray[Any]]:
+def _blocks(files: Sequence[Path], stages: Stages, rows: int) -> Iterator[NDArray[Any]]:
     with stages.stage("join", rows) as watcher:
-        for start in starts:
-            codes, first = np.load(_file(parts, start, "codes"), mmap_mode="r"), 0
-            for length in np.load(_file(parts, start, "lengths")).tolist():
-                yield np.array(codes[first : first + length])
-                first += length
+        for found in map(np.load, files):
+            stops = np.cumsum(found["lengths"])
+            yield from np.split(found["codes"], stops[:-1])
         watcher.advance(rows)
 
 
-def _ground_truth(
-    parts: Path, starts: Sequence[int], held_out: NDArray[np.int64], *, unseen: bool
-) -> GroundTruth:
-    queries = np.load(parts / _QUERIES)
-    scores = np.empty((len(queries), 0), dtype=np.float32)
-    rows = np.empty((len(queries), 0), dtype=np.int64)
-    for start in starts:
-        more = [np.load(_file(parts, start, name)) for name in ("scores", "rows")]
-        scores, rows = merged(scores, rows, more[0], more[1], NEIGHBOURS)
-    return GroundTruth.of(queries, scores, rows, held_out, unseen=unseen)
-
-
-def _file(parts: Path, start: int, name: str) -> Path:
-    return parts / f"{start:012d}.{name}.npy"
+def _file(parts: Path, start: int) -> Path:
+    return parts / f"{start:012d}.npz"
 
 
 def _read_trained(parts: Path) -> Any:
     return load_faiss().read_index(str(parts / _TRAINED))
-
-
-def _save(path: Path, array: NDArray[Any]) -> None:
-    """Write an array whole or not at all, as two workers may do the same."""
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        np.save(file, array, allow_pickle=False)

@@ -7,7 +7,7 @@ Long 2024) and OPQ starts from (Ge et al. 2013). Inner products stay as they are
 multiplied into the matrix of the transform, so that it costs neither bytes nor time.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError
-from whiten_index.index.exact import FEW_QUERIES, Rows, Vectors
+from whiten_index.index.exact import Rows, Vectors
 from whiten_index.index.library import load_faiss
 from whiten_index.progress import Stages
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.whitening.transform import Whitening
 from whiten_index.whitening.whitening_config import Kind
 
-_Step = Callable[[Vectors], Vectors]
 # Rows of a block, the fewest within a budget, and those of a block whose lengths are checked.
 _BLOCK_ROWS, _LEAST_ROWS, _CHECKED_ROWS = 8192, 256, 256
 
@@ -59,56 +58,19 @@ def wrap(inner: Any, whitening: Whitening, *, rotation: NDArray[np.floating] | N
 
 
 class Transforms:
-    """Vectors of raw embeddings, computed as the index does; a few rows without FAISS.
-
-    FAISS takes some 100 µs for a single row, of which numpy's own products need 5.
-    """
+    """Vectors of raw embeddings, computed as the index does."""
 
     def __init__(self, index: Any) -> None:
         """Take an index behind transforms, which live as long as it does."""
         self._index = index
-        steps = [_step(each) for each in self._chain()]
-        self._steps = None if None in steps else [step for step in steps if step is not None]
 
     def __call__(self, embeddings: Vectors) -> Vectors:
         """Return the vectors (n, k) of raw embeddings (n, d)."""
-        if self._steps is not None and 0 < len(embeddings) <= FEW_QUERIES:
-            rows = list(embeddings)
-            for step in self._steps:
-                rows = [step(row) for row in rows]
-            return rows[0][None] if len(rows) == 1 else np.stack(rows)
-        vectors = embeddings
-        for transform in self._chain():
-            vectors = transform.apply(vectors)
-        return vectors
-
-    def _chain(self) -> list[Any]:
         faiss, chain = load_faiss(), self._index.chain
-        return [faiss.downcast_VectorTransform(chain.at(place)) for place in range(chain.size())]
-
-
-def _step(transform: Any) -> _Step | None:
-    """Return a transform of one row in numpy, None for an unknown transform."""
-    faiss = load_faiss()
-    if isinstance(transform, faiss.NormalizationTransform):
-        return _to_length_one if transform.norm == 2.0 else None
-    if isinstance(transform, faiss.CenteringTransform):
-        mean = _view(transform.mean)
-        return lambda row: row - mean
-    if isinstance(transform, faiss.LinearTransform) and not transform.have_bias:
-        matrix = _view(transform.A).reshape(transform.d_out, transform.d_in)
-        return lambda row: matrix @ row
-    return None
-
-
-def _to_length_one(row: Vectors) -> Vectors:
-    square = row @ row
-    return row / np.sqrt(square) if square > 0 else row
-
-
-def _view(numbers: Any) -> Vectors:
-    view: Vectors = load_faiss().rev_swig_ptr(numbers.data(), numbers.size())
-    return view
+        vectors = embeddings
+        for place in range(chain.size()):
+            vectors = faiss.downcast_VectorTransform(chain.at(place)).apply(vectors)
+        return vectors
 
 
 def rotation_for(inner: Any, k: int, *, seed: int) -> NDArray[np.float64] | None:
