@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from benchmarks.clustered import clustered_rows
 from benchmarks.results_file import write
-from whiten_index.index.code_reuse import _flat, list_codes, list_ids, remove_rows, reuse_codes
+from whiten_index.index.codes import _flat, list_codes, list_ids, remove_rows, reuse_codes
 
 _DIM, _ROUNDS = 128, 5
 _CODES = ("Flat", "SQfp16", "SQ8", "RaBitQ")

@@ -18,7 +18,7 @@ from whiten_index.artifacts.atomic import discard, remove_path, replacing
 from whiten_index.artifacts.files import exists
 from whiten_index.distributed.executors import Executor, remote_call
 from whiten_index.index.choice import IndexPlan
-from whiten_index.index.code_reuse import remove_rows, reuse_codes
+from whiten_index.index.codes import remove_rows, reuse_codes
 from whiten_index.index.exact import Vectors, exact_neighbours, merged
 from whiten_index.index.factory import inner_index, inner_of, is_graph
 from whiten_index.index.gpu import DeviceIndex, GpuMemoryError
@@ -102,21 +102,29 @@ def build_faiss_index(
     if reuse is not None:
         return build_from_codes(reuse, vectors, plan, stages, folder)
     require_training_rows(inner, plan.built, rows=vectors.rows)
-    build = build_local
-    if executor is not None and executor.remote:
-        build = functools.partial(build_distributed, executor=executor)
+    # FAISS adds codes in place of vectors to these.
+    coded = isinstance(inner, load_faiss().IndexFlatCodes) or lists_on_disk(inner)
+
+    def build(plan: IndexPlan) -> IndexBuildResult:
+        if executor is None or not executor.remote:
+            return build_local(stages, vectors, plan, folder)
+        if coded:
+            return build_distributed(vectors, plan, stages, folder, executor=executor)
+        made: IndexBuildResult = remote_call(executor, stages, build_local, vectors, plan, folder)
+        return made
+
     try:
-        return build(vectors, plan, stages, folder)
+        return build(plan)
     except GpuMemoryError:
         if plan.device == "gpu":
             raise
         stages.watcher.note("note: the index is made on the CPU: the GPU's memory ran out")
         remove_path(folder / _RANGES)
-        return build(vectors, replace(plan, device="cpu"), stages, folder)
+        return build(replace(plan, device="cpu"))
 
 
 def build_local(
-    vectors: VectorSource, plan: IndexPlan, stages: Stages, folder: Path
+    stages: Stages, vectors: VectorSource, plan: IndexPlan, folder: Path
 ) -> IndexBuildResult:
     """Train an index, fill it with all rows in order, tune it, and write it into a folder."""
     index, held_out = train_index(vectors, plan, stages)
@@ -237,7 +245,7 @@ def build_distributed(
     split = vectors.embeddings.split(max(_RANGE_ROWS, vectors.rows // _MOST_RANGES))
     ranges = [(start, replace(vectors, embeddings=some)) for start, some in split]
     with stages.stage("project and add", vectors.rows) as watcher:
-        done = executor.map(functools.partial(_code, parts, held_out, queries), ranges)
+        done = executor.map(functools.partial(_code, parts, queries), ranges)
         for (_, some_vectors), _ in zip(ranges, done, strict=True):
             watcher.advance(some_vectors.rows)
     files = [_file(parts, start) for start, _ in ranges]
@@ -267,35 +275,22 @@ def _train(
     return index.device, held_out, vectors.at(held_out)
 
 
-def _code(
-    parts: Path, held_out: NDArray[np.int64], queries: Vectors, rows: tuple[int, VectorSource]
-) -> None:
+def _code(parts: Path, queries: Vectors, rows: tuple[int, VectorSource]) -> None:
     """Write the codes of a range of rows, and the nearest of them to the held-out queries."""
     start, source = rows
     inner = _read_trained(parts)
-    blocks = list[NDArray[Any]]()
+    codes = list[NDArray[np.uint8]]()
 
     def coded() -> Iterator[Vectors]:
         for block in source.blocks(Stages(Progress()), "project"):
-            blocks.append(inner.sa_encode(block) if _adds_codes(inner) else block)
+            codes.append(inner.sa_encode(block))
             yield block
 
-    vectors, first = coded(), start
-    if is_graph(inner):
-        vectors = (others for others, _ in separate_rows(vectors, held_out - start))
-        first -= int(np.searchsorted(held_out, start))
-    scores, near = exact_neighbours(vectors, queries, NEIGHBOURS)
-    near += np.where(near < 0, 0, first)
-    # A graph depends on the blocks in which its rows are added.
-    lengths = np.array([len(block) for block in blocks])
+    scores, near = exact_neighbours(coded(), queries, NEIGHBOURS)
+    near += np.where(near < 0, 0, start)
     # Whole or not at all, as two workers may do the same.
     with replacing(_file(parts, start)) as temporary, temporary.open("wb") as file:
-        np.savez(file, codes=np.concatenate(blocks), lengths=lengths, scores=scores, rows=near)
-
-
-def _adds_codes(inner: Any) -> bool:
-    """Return whether FAISS can add the codes of vectors instead of the vectors."""
-    return isinstance(inner, load_faiss().IndexFlatCodes) or lists_on_disk(inner)
+        np.savez(file, codes=np.concatenate(codes), scores=scores, rows=near)
 
 
 def _join(
@@ -319,18 +314,17 @@ def _join(
         near = np.empty((len(queries), 0), dtype=np.int64)
         for found in map(np.load, files):
             scores, near = merged(scores, near, found["scores"], found["rows"], NEIGHBOURS)
-        truth = GroundTruth.of(queries, scores, near, held_out, unseen=is_graph(inner))
-    rows, coded = vectors.rows, _adds_codes(inner)
-    blocks = _blocks(files, stages, rows)
-    tuned = fill_and_tune(inner, blocks, truth, plan, stages, folder, rows=rows, coded=coded)
+        truth = GroundTruth.of(queries, scores, near, held_out)
+    rows = vectors.rows
+    codes = _codes(files, stages, rows)
+    tuned = fill_and_tune(inner, codes, truth, plan, stages, folder, rows=rows, coded=True)
     return IndexBuildResult.write(vectors.wrap(inner), folder, *tuned, device)
 
 
-def _blocks(files: Sequence[Path], stages: Stages, rows: int) -> Iterator[NDArray[Any]]:
+def _codes(files: Sequence[Path], stages: Stages, rows: int) -> Iterator[NDArray[np.uint8]]:
     with stages.stage("join", rows) as watcher:
         for found in map(np.load, files):
-            stops = np.cumsum(found["lengths"])
-            yield from np.split(found["codes"], stops[:-1])
+            yield found["codes"]
         watcher.advance(rows)
 
 

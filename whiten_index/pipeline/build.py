@@ -33,6 +33,8 @@ from whiten_index.versions.published import (
     tidy,
 )
 
+# Fields of a manifest that a report has too.
+_SHOWN = ("whitening", "quality", "choice", "factory", "bytes", "created", "made_by")
 _MAX_SHRINK, _LEAST_GUARDED = 0.2, 100  # a smaller index is soon built again
 
 
@@ -48,11 +50,11 @@ class BuildReport:
 
     def __repr__(self) -> str:
         rows, done = self.encoded.record.rows, "up to date" * self.up_to_date or "published"
-        return f"BuildReport({str(self.out)!r}, version {self.version}, {rows:,} rows, {done})"
+        kind = type(self).__name__
+        return f"{kind}({str(self.out)!r}, version {self.version}, {rows:,} rows, {done})"
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        made = ("whitening", "quality", "choice", "factory", "bytes", "made_by")
         encoded = self.encoded.to_json()
         encoded.pop("encoder")
         return {
@@ -60,7 +62,7 @@ class BuildReport:
             **encoded,
             "version": self.version,
             "up_to_date": self.up_to_date,
-            **{name: self.manifest.get(name) for name in made},
+            **{name: self.manifest.get(name) for name in _SHOWN},
         }
 
 

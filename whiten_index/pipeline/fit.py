@@ -107,7 +107,8 @@ def fit_moments(config: "BuildConfig", encoded: "EncodeReport") -> Moments:
     """
     wanted, store, rows = config.whitening_config(), encoded.store, encoded.record.rows
     if config.query_log is not None:
-        return _moments_of_log(config, encoded)
+        # Each as often as it was asked.
+        return Moments.of(_rows_of_log(config, encoded))
     parts = [part for part in encoded.record.parts if part.rows]
     size = max(_LEAST_GROUP, math.isqrt(len(parts)))
     groups = list(map(tuple, blocks(parts, size)))
@@ -165,11 +166,6 @@ def _weigh_log(config: "BuildConfig", encoded: "EncodeReport") -> tuple["BuildCo
         "--whiten and --exponent to fit on the log"
     )
     return without, f"; fitted on the documents: {said}"
-
-
-def _moments_of_log(config: "BuildConfig", encoded: "EncodeReport") -> Moments:
-    """Return the moments of the queries of a log, each as often as it was asked."""
-    return Moments.of(_rows_of_log(config, encoded))
 
 
 def _rows_of_log(config: "BuildConfig", encoded: "EncodeReport") -> NDArray[np.float64]:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.files import walk_files
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import CorpusError, GateError, StorageError, WhitenIndexError
+from whiten_index.index.codes import examine
 from whiten_index.index.exact import exact_neighbours, recall, rounding
-from whiten_index.index.examine import examine
 from whiten_index.index.factory import inner_of, is_exact, is_graph
 from whiten_index.index.transforms import is_lossy
 from whiten_index.index.tuning import others_of

@@ -14,10 +14,9 @@ from whiten_index.artifacts.atomic import remove_folder, require_space
 from whiten_index.artifacts.cached_storage import naming, place_of
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.object_store import Tag
-from whiten_index.artifacts.storage import Place
 from whiten_index.errors import ConfigError, require_config
 from whiten_index.index.choice import IndexPlan
-from whiten_index.index.code_reuse import why_not_reusable
+from whiten_index.index.codes import why_not_reusable
 from whiten_index.index.faiss_build import CodeReuse
 from whiten_index.index.library import set_threads
 from whiten_index.index.tuning import OperatingPoint
@@ -30,6 +29,7 @@ from whiten_index.pipeline.base_version import (
     required_certificate,
     room_wanted,
 )
+from whiten_index.pipeline.build import BuildReport
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.canary_file import CanaryFile
 from whiten_index.pipeline.certificate import certificate, certificate_gate
@@ -81,25 +81,12 @@ from whiten_index.whitening.spectrum import WidthSpec
 from whiten_index.whitening.transform import Whitening
 
 
-@dataclass(frozen=True, eq=False)
-class UpdateReport:
-    """Result of an update."""
+@dataclass(frozen=True, repr=False)
+class UpdateReport(BuildReport):
+    """Result of an update; ``up_to_date`` if nothing was published, since nothing had changed."""
 
-    out: Place  # the index folder, or its URI
     base: str  # the version that was published before
-    version: str  # the one that is published now
-    manifest: Mapping[str, Any]  # of that
     changes: Changes  # changes of the documents
-    encoded: EncodeReport  # the report of its first half
-
-    def __repr__(self) -> str:
-        rows, done = self.encoded.record.rows, "up to date" * self.up_to_date or "published"
-        return f"UpdateReport({str(self.out)!r}, version {self.version}, {rows:,} rows, {done})"
-
-    @property
-    def up_to_date(self) -> bool:
-        """True if nothing was published, since nothing had changed."""
-        return self.version == self.base
 
     @property
     def update(self) -> Mapping[str, Any]:
@@ -114,20 +101,14 @@ class UpdateReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
         kept, files = self.encoded.counts.kept_files, len(self.encoded.record.files)
-        encoded = self.encoded.to_json()
-        made = ("whitening", "quality", "factory", "bytes", "created")
         return {
-            "out": str(self.out),
-            **{n: each for n, each in encoded.items() if n not in ("encoder", "rows", "bytes")},
-            "version": self.version,
+            **super().to_json(),
             "base": self.base,
-            "up_to_date": self.up_to_date,
             "rows": self.changes.to_json(),
             "files": {"read": files - kept, "skipped": kept},
             "drift": self.update.get("drift"),
             "decision": self.update.get("decision"),
             "gates": self.gates,
-            **{name: self.manifest.get(name) for name in made},
         }
 
 
@@ -185,9 +166,8 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
         _remember(base, encoded)
         encoded.note_spent()
         fields = read_published(out).fields
-        return UpdateReport(
-            base.config.out_place, base.source.name, version, fields, changes, encoded
-        )
+        out_place, old = base.config.out_place, base.source.name
+        return UpdateReport(out_place, version, version == old, fields, encoded, old, changes)
 
 
 def _compare(base: BaseVersion, encoded: EncodeReport) -> Changes:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from whiten_index.errors import ArtifactError
-from whiten_index.index.code_reuse import remove_rows, reuse_codes, why_not_reusable
+from whiten_index.index.codes import remove_rows, reuse_codes, why_not_reusable
 from whiten_index.index.factory import inner_index, inner_of
 from whiten_index.index.library import write_index
 from whiten_index.index.ondisk_ivf import OnDiskLists
