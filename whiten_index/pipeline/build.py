@@ -1,20 +1,18 @@
 """The build: encode, fit the whitening, fill a FAISS index, publish a version."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from whiten_index.artifacts.cached_storage import naming, place_of
 from whiten_index.artifacts.lock import only_writer
-from whiten_index.artifacts.storage import Place
 from whiten_index.errors import ConfigError, GateError
 from whiten_index.index.library import set_threads
 from whiten_index.pipeline.build_config import BuildConfig
-from whiten_index.pipeline.encode import EncodeReport, encode_or_open
+from whiten_index.pipeline.encode import encode_or_open
 from whiten_index.pipeline.executor_session import executor_session, with_absolute_paths
 from whiten_index.pipeline.fit import fit_whitening, with_scores
 from whiten_index.pipeline.labels import read_labels
 from whiten_index.pipeline.publish import (
+    VersionReport,
     VersionSpec,
     register,
     version_folder,
@@ -33,37 +31,11 @@ from whiten_index.versions.published import (
     tidy,
 )
 
-# Fields of a manifest that a report has too.
-_SHOWN = ("whitening", "quality", "choice", "factory", "bytes", "created", "made_by")
 _MAX_SHRINK, _LEAST_GUARDED = 0.2, 100  # a smaller index is soon built again
 
 
-@dataclass(frozen=True)
-class BuildReport:
-    """Result of a build."""
-
-    out: Place  # the index folder, or its URI
-    version: str  # the published version
-    up_to_date: bool  # whether it was there already, made of the same inputs and choices
-    manifest: Mapping[str, Any]  # of the version
-    encoded: EncodeReport  # the report of its first half
-
-    def __repr__(self) -> str:
-        rows, done = self.encoded.record.rows, "up to date" * self.up_to_date or "published"
-        kind = type(self).__name__
-        return f"{kind}({str(self.out)!r}, version {self.version}, {rows:,} rows, {done})"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
-        encoded = self.encoded.to_json()
-        encoded.pop("encoder")
-        return {
-            "out": str(self.out),
-            **encoded,
-            "version": self.version,
-            "up_to_date": self.up_to_date,
-            **{name: self.manifest.get(name) for name in _SHOWN},
-        }
+class BuildReport(VersionReport):
+    """Result of a build; ``up_to_date`` if the version was there, made of the same inputs."""
 
 
 def build_index(config: BuildConfig, *, progress: Progress | None = None) -> BuildReport:

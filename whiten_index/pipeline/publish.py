@@ -53,6 +53,8 @@ from whiten_index.versions.published import (
 from whiten_index.versions.version_manifest import VERSION_SCHEMA
 from whiten_index.whitening.transform import Whitening
 
+# Fields of a manifest that a report has too.
+_SHOWN = ("whitening", "quality", "choice", "factory", "bytes", "created", "made_by")
 _TOP_K, _COMPARED, _LEAST_COMPARED = 10, 200, 100
 _POOR = 0.5  # a lower agreement deserves a warning
 _UNCHANGED = 0.9  # of the rows, for an agreement to be carried over
@@ -71,6 +73,34 @@ class VersionSpec:
     identity: str
     reuse: CodeReuse | None = None
     kept: Version | None = None
+
+
+@dataclass(frozen=True)
+class VersionReport:
+    """Result of a build or an update."""
+
+    out: Place  # the index folder, or its URI
+    version: str  # the published version
+    up_to_date: bool  # whether it was there already, made of the same inputs and choices
+    manifest: Mapping[str, Any]  # of the version
+    encoded: EncodeReport  # the report of its first half
+
+    def __repr__(self) -> str:
+        rows, done = self.encoded.record.rows, "up to date" * self.up_to_date or "published"
+        kind = type(self).__name__
+        return f"{kind}({str(self.out)!r}, version {self.version}, {rows:,} rows, {done})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        encoded = self.encoded.to_json()
+        encoded.pop("encoder")
+        return {
+            "out": str(self.out),
+            **encoded,
+            "version": self.version,
+            "up_to_date": self.up_to_date,
+            **{name: self.manifest.get(name) for name in _SHOWN},
+        }
 
 
 def register(store: EmbeddingStore, out: Place, stages: Stages) -> None:

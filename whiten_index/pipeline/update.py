@@ -29,7 +29,6 @@ from whiten_index.pipeline.base_version import (
     required_certificate,
     room_wanted,
 )
-from whiten_index.pipeline.build import BuildReport
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.canary_file import CanaryFile
 from whiten_index.pipeline.certificate import certificate, certificate_gate
@@ -47,6 +46,7 @@ from whiten_index.pipeline.fit import fit_moments, fit_whitening
 from whiten_index.pipeline.gates import require_passed, run_gates
 from whiten_index.pipeline.labels import read_labels
 from whiten_index.pipeline.publish import (
+    VersionReport,
     VersionSpec,
     register,
     version_folder,
@@ -82,7 +82,7 @@ from whiten_index.whitening.transform import Whitening
 
 
 @dataclass(frozen=True, repr=False)
-class UpdateReport(BuildReport):
+class UpdateReport(VersionReport):
     """Result of an update; ``up_to_date`` if nothing was published, since nothing had changed."""
 
     base: str  # the version that was published before
