@@ -106,8 +106,7 @@ class ParquetCorpus:
 
         Args:
             config: rows and columns.
-            dim: expected width of embeddings. If any has it, the others are bad rows; else, and
-                by default, the width is that of the first embedding.
+            dim: width of embeddings, by default that of the first. Others are bad rows.
 
         Raises:
             CorpusError: a file is missing or not Parquet, a column is missing or of a type that
@@ -133,7 +132,7 @@ class ParquetCorpus:
         corpus = cls(config, files, shards, None, fingerprints, row_filter)
         if config.embedding_column is None:
             return corpus
-        return replace(corpus, dim=corpus._find_dim(dim))
+        return replace(corpus, dim=dim or corpus._find_dim())
 
     @property
     def rows(self) -> int:
@@ -323,11 +322,11 @@ class ParquetCorpus:
                 f"{where}; make them unique, filter the repeated rows out, or leave out --id-column"
             )
 
-    def _find_dim(self, wanted: int | None) -> int:
-        """Return ``wanted`` if an embedding has it, else the width of the first not null."""
+    def _find_dim(self) -> int:
+        """Return the width of the first embedding that is not null."""
         column = self.config.embedding_column
         assert column is not None
-        seen = kept = first = 0
+        seen = kept = 0
         columns = list(dict.fromkeys([column, *self._filtered]))
         blocks = ((each, block) for each in self.shards for block in self._blocks(each, columns))
         try:
@@ -342,18 +341,12 @@ class ParquetCorpus:
                         f"{self.files[shard.file].path} has more than {VECTOR_NUMBERS:,} numbers "
                         f"in a row of {column}; name a column of embeddings"
                     )
-                if wanted is not None and (widths == wanted).any():
-                    return wanted
-                if not first and (widths > 0).any():
-                    first = int(widths[widths > 0][0])
-                if first and wanted is None:
-                    return first
+                if (widths > 0).any():
+                    return int(widths[widths > 0][0])
         finally:
             # It may stand in the middle of a shard.
             blocks.close()
             self._reader.close()
-        if first:
-            return first
         if not kept:
             raise CorpusError(
                 f"none of the {seen} rows read can be used ({seen} filtered); check the row filter"

@@ -190,14 +190,7 @@ def open_base(
                 f"{config.canary_file} holds texts, and the index was built from an embedding "
                 "column, so that nothing is known to encode them with; give their embeddings"
             )
-    dim = int(base.store.encoder["dim"])
-    given = None if base.config.embedding_column is None else dim
-    corpus = open_corpus(base.config, stages, dim=given)
-    if corpus.dim not in (None, dim):
-        raise ConfigError(
-            f"the corpus holds embeddings of another kind (width {corpus.dim}) than the index "
-            f"(width {dim}); build a new index"
-        )
+    corpus = open_corpus(base.config, stages, dim=base.store.dim)
     check_early(base.config, corpus)
     return base, corpus, canaries
 
