@@ -239,7 +239,7 @@ def _message(made: type, error: ValidationError) -> str:
         return f"{' and '.join(named)} {'is' if len(named) == 1 else 'are'} missing"
     given = shown(found["input"])
     said = str(found["msg"]).removeprefix("Input should be ")
-    # A number that is none of several types is refused for each of them.
+    # A number that fits no type of several is refused for each of them.
     if any(each["type"] == "finite_number" for each in error.errors()):
         return f"{flag} takes a finite number; {given} was given"
     if found["type"].startswith(("greater", "less")):

@@ -9,8 +9,8 @@ renamed. An artifact, a folder with a manifest, is kept as::
 so that two writers of one artifact never touch each other's files, and a manifest is only visible
 with all files that it names, of one writer.
 
-A copy of an artifact begins with the manifest; a file is copied when it is first asked for. It has
-a note of the sizes and e-tags that all its objects had at the beginning; that of a single file is
+A copy of an artifact begins with the manifest; a file is copied when it is first needed. It has a
+note of the sizes and e-tags that all its objects had at the beginning; that of a single file is
 in ``.objects``. If the bucket lists others now, the objects that were copied are read again.
 """
 
@@ -345,7 +345,7 @@ class BucketStorage(Storage):
     def damaged(self, path: Path, data: bytes, *, content: bool = False) -> dict[str, str]:
         """Return the damaged objects of the artifact with this manifest, and why.
 
-        Sizes are compared, or with ``content`` what is read now.
+        Sizes are compared, or with ``content`` the objects are read and hashed.
         """
         files = _described(data, exact=True)
         if files is None:

@@ -339,8 +339,8 @@ def _utf8(path: str) -> str:
     return path
 
 
-# Names under which servers and fsspec give the version of a file. A date alone is none: a file may
-# be written twice in a second or in place.
+# Names under which servers and fsspec give the version of a file. A date alone is no version: a
+# file may be written twice in a second or in place.
 _DATE, _MADE = "last-modified", "created"
 _TAGS = ("etag", "generation", "versionid", "version_id", "md5hash", "content-md5", _MADE,
          "blob_id", _DATE)  # fmt: skip

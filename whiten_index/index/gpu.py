@@ -113,7 +113,7 @@ def runs_on_gpu(inner: Any) -> bool:
 def most_on_gpu(inner: Any) -> int:
     """Return the rows a query that FAISS's kernels take of this index; more end the process.
 
-    Beside 12 bytes a row in each of 4 warps lie 8 bytes a dim of an 8-bit codec, 48 KiB in all
+    12 bytes a row in each of 4 warps, and 8 bytes a dim of an 8-bit codec, must fit 48 KiB
     (facebookresearch/faiss#3207).
     """
     if not hasattr(inner, "sq"):

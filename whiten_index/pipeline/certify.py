@@ -137,7 +137,7 @@ def _update_config(config: CertifyConfig) -> UpdateConfig:
 
 
 def _opened(config: CertifyConfig, stages: Stages) -> tuple[BaseVersion, EncodeReport]:
-    """Return the published version and its corpus, whose texts are at hand for pieces alone."""
+    """Return the published version and its corpus, whose texts are only read for pieces."""
     given = _update_config(config)
     if config.queries is not None:
         base = BaseVersion.open(given)

@@ -1,7 +1,7 @@
 """Query log: queries without judgements, on which a transform is fitted in place of documents.
 
-The directions in which queries differ are those that tell documents apart for them. Documents
-also differ in what nobody asks for.
+The directions in which queries differ are those that separate documents for them. Documents also
+differ in subjects that nobody searches for.
 """
 
 import contextlib

@@ -371,7 +371,7 @@ class Segments:
         return rows
 
     def damaged(self) -> Path:
-        """Return the first damaged file of a segment, or the folder of all where there is none."""
+        """Return the first damaged file of a segment, or the folder of all if all are sound."""
         here = filter(self._is_here, self.segment_names())
         folders = (self.segments_folder / name for name in here)
         damaged = (manifest.first_damaged(folder, SCHEMA) for folder in folders)

@@ -122,8 +122,8 @@ def verify_index(root: Place) -> VerifyReport:
 
     From a bucket, every object of its versions is read. Nothing is locked or written. Damage is
     looked for once more, since a job that runs meanwhile may just have removed the version. A file
-    that could not be read once is reported. Whether the store has the rows of each version is told
-    by the sizes of files.
+    that could not be read once is reported. Whether the store has the rows of each version is
+    judged by the sizes of files.
     """
     place = required_place(root)
     if not is_index(place):
