@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError
-from whiten_index.index.exact import Rows, Vectors
+from whiten_index.index.exact import FEW_QUERIES, Rows, Vectors
 from whiten_index.index.library import load_faiss
 from whiten_index.progress import Stages
 from whiten_index.store.sampling import CorpusEmbeddings
@@ -66,6 +66,9 @@ class Transforms:
 
     def __call__(self, embeddings: Vectors) -> Vectors:
         """Return the vectors (n, k) of raw embeddings (n, d)."""
+        if 1 < len(embeddings) <= FEW_QUERIES:
+            # Products of several rows are rounded in another way than those of one.
+            return np.concatenate([self(row[None]) for row in embeddings])
         faiss, chain = load_faiss(), self._index.chain
         vectors = embeddings
         for place in range(chain.size()):

@@ -30,7 +30,9 @@ from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.progress import Progress, Stages
 from whiten_index.store.dtypes import StoreDtype, segment_bytes
 from whiten_index.store.records import CorpusPart, CorpusRecord
+from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import widths
+from whiten_index.whitening.spectrum import Spectrum
 
 _CALIBRATION_ROWS, _PAID_ROWS = 256, 64
 _FLOAT32_BYTES = 4
@@ -56,6 +58,7 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> dict
     read_labels(config)
     work = shard_work(config, corpus, write=False)
     dim, missing = work.store.dim, list[Shard]()
+    sample = Moments.empty(dim)
     rows = to_encode = raw_bytes = size = 0
     with stages.stage("look up shards", corpus.rows) as watcher:
         for shard in corpus.shards:
@@ -64,9 +67,17 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> dict
             size += _utf8_bytes(config, found)
             raw_bytes += len(found.batch) * dim * _itemsize(work, found)
             missing += [shard] if len(found.to_encode) else []
+            if isinstance(found.batch, EmbeddingBatch) and not sample.count:
+                sample = sample.update(found.batch.embeddings)
             watcher.advance(shard.rows)
     rate = _rows_per_second(config, work, missing, stages)
     k, settled = _expected_width(config, rows=rows, dim=dim)
+    rank = Spectrum.of(sample.covariance()).rank if sample.count > 1 else dim
+    number = isinstance(config.k, int) or str(config.k).isdecimal()
+    if number and k > rank and sample.count > rank + 1:
+        stages.watcher.note(
+            f"note: --k {k} is above the rank {rank} of a sample, and a build may refuse it"
+        )
     choice = config.index_plan(rows=rows, dim=dim, k=k)
     return {
         "shards": len(corpus.shards),
