@@ -23,7 +23,6 @@ from whiten_index.progress import Progress, Stages
 from whiten_index.versions.published import (
     CURRENT,
     find_version,
-    new_version,
     next_version,
     published_fields,
     read_published,
@@ -94,8 +93,7 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
             made = version is None
             if version is None:
                 version = next_version(out, spec.identity, mirror)
-                new = new_version(out, version, mirror)
-                with version_folder(new, rows, stages) as (folder, fields):
+                with version_folder(out, version, mirror, rows, stages) as (folder, fields):
                     fields |= write_files(folder, config, encoded, spec, version)
             if not up_to_date:
                 set_current(out, version, mirror=mirror, tag=before, made=made)

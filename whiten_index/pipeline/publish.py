@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 from whiten_index import __version__
 from whiten_index.artifacts.atomic import remove_path
 from whiten_index.artifacts.manifest import fingerprint
-from whiten_index.artifacts.storage import Place, settled
+from whiten_index.artifacts.storage import Place, Storage, settled
 from whiten_index.distributed.executors import remote_call
 from whiten_index.encoding.canary import without_canary
 from whiten_index.errors import GateError, StorageError
@@ -49,6 +49,7 @@ from whiten_index.versions.published import (
     WHITENING,
     Version,
     ensure_index_id,
+    new_version,
 )
 from whiten_index.versions.version_manifest import VERSION_SCHEMA
 from whiten_index.whitening.transform import Whitening
@@ -157,9 +158,10 @@ def _factory_identity(plan: IndexPlan, k: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def version_folder(
-    new: contextlib.AbstractContextManager[tuple[Path, dict[str, Any]]], rows: int, stages: Stages
+    root: Path, version: str, mirror: Storage, rows: int, stages: Stages
 ) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield the folder and the manifest's fields of a new version, which is sealed afterwards."""
+    new = new_version(root, version, mirror)
     with contextlib.ExitStack() as sealing, new as (folder, fields):
         yield folder, fields
         sealing.enter_context(stages.stage("publish", rows)).advance(rows)

@@ -67,7 +67,6 @@ from whiten_index.versions.published import (
     VERSIONS,
     WHITENING,
     find_version,
-    new_version,
     next_version,
     read_current,
     read_published,
@@ -208,8 +207,8 @@ def _publish(
     version = next_version(out, spec.identity, mirror)
     for name in version_names(out, inside=CANDIDATES):
         remove_folder(out / CANDIDATES / name)
-    new = new_version(out, version, mirror)
-    with version_folder(new, record.rows, encoded.stages) as (folder, fields):
+    new = version_folder(out, version, mirror, record.rows, encoded.stages)
+    with new as (folder, fields):
         fields |= write_files(folder, base.config, encoded, spec, version)
         if spec.reuse is not None and fields["factory"]["built"] != spec.plan.built:
             # The index that was to be kept has become too slow.
