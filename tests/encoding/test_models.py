@@ -122,3 +122,22 @@ def test_a_tokenizer_that_fails_on_a_text_is_an_encoder_error(folder, damage):
     path.write_text(json.dumps(content))
     with pytest.raises(EncoderError, match="tokenizer cannot take a text"):
         load(folder).encode(["a cat"])
+
+
+def test_a_damaged_normalizer_is_an_encoder_error(folder):
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    # The tokenizers library panics.
+    content["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    path.write_text(json.dumps(content))
+    with pytest.raises(EncoderError, match=r"cannot be loaded \(PanicException"):
+        load(folder)
+
+
+def test_an_error_without_words_is_an_encoder_error(folder, monkeypatch):
+    def full(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("transformers.AutoModel.from_pretrained", full)
+    with pytest.raises(EncoderError, match=r"cannot be loaded \(MemoryError"):
+        load(folder)

@@ -148,3 +148,12 @@ def test_a_pipe_in_the_folder_is_refused(model: Path, name: str) -> None:
     with pytest.raises(EncoderError, match="is a pipe, a socket or a device"):
         Encoder.load(str(model))
     os.close(writer)
+
+
+def test_tokens_with_huge_numbers_take_no_memory(model: Path) -> None:
+    content = json.loads((model / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    content["model"]["vocab"] = {word: 2**27 + n for word, n in vocabulary.items()}
+    (model / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(EncoderError, match="number that is not below 61"):
+        Encoder.load(str(model))

@@ -18,7 +18,7 @@ from whiten_index.encoding.encoder_config import EncoderConfig, chosen_devices
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.text_encoder import BatchEncoder, EmbeddedTexts
-from whiten_index.encoding.tokenization import cannot_load
+from whiten_index.encoding.tokenization import loading_model
 from whiten_index.errors import ConfigError, EncoderError, require_installed
 
 
@@ -93,7 +93,7 @@ def _load(root: Path, _weights_sha256: str, device: str, code_revision: str | No
     transformers.utils.logging.disable_progress_bar()
 
     pin = {} if code_revision is None else {"code_revision": code_revision}
-    try:
+    with loading_model(f"model {root}"):
         model = SentenceTransformer(
             str(root),
             device=None if device == "auto" else device,
@@ -102,9 +102,6 @@ def _load(root: Path, _weights_sha256: str, device: str, code_revision: str | No
             model_kwargs=pin,
             config_kwargs=pin,
         ).eval()
-    except Exception as error:
-        # sentence-transformers and code of models raise all sorts of errors.
-        raise cannot_load(f"model {root}", error) from error
     # Embeddings are kept as they are before the normalisation.
     while len(model) > 1 and type(model[-1]).__name__ == "Normalize":
         del model[len(model) - 1]

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from whiten_index.encoding.encoder_config import BackendName
 from whiten_index.encoding.models import MODEL2VEC, ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
-from whiten_index.encoding.tokenization import cannot_load
+from whiten_index.encoding.tokenization import loading_model
 from whiten_index.encoding.transformer import Transformer, load_head
 from whiten_index.errors import ConfigError, EncoderError
 
@@ -38,17 +38,17 @@ class StaticModel(Transformer):
                 f"{spec.model} is a static model, which adds rows of a table: leave out --pooling, "
                 "--dtype and --backend"
             )
-        try:
+        with loading_model(f"model {spec.model}"):
             backend_tokenizer = Tokenizer.from_file(str(folder.path / "tokenizer.json"))
             size = backend_tokenizer.get_vocab_size()
+            if max(backend_tokenizer.get_vocab().values(), default=0) >= size:
+                # PreTrainedTokenizerFast would have a place for each number below it.
+                raise ValueError(f"a token has a number that is not below {size}")
             table = _table(load_file(folder.path / "model.safetensors"), size)
             unknown = _unknown(backend_tokenizer)
             backend_tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])
             self.tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=backend_tokenizer)
             self.tokenizer.add_special_tokens({"pad_token": _NO_TOKEN})
-        except Exception as error:
-            # Readers of weights and of tokenizers raise all sorts of errors.
-            raise cannot_load(f"model {spec.model}", error) from error
         if table.shape != (size, folder.hidden_size) or self.tokenizer.pad_token_id != size:
             raise EncoderError(
                 f"the table of {spec.model} is {tuple(table.shape)} and its tokenizer has {size} "

@@ -181,7 +181,7 @@ def load_tokenizer(spec: "EncoderSpec", folder: ModelFolder) -> Any:
     # Loading prints reports that no caller of this library wants.
     transformers.utils.logging.set_verbosity_error()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    try:
+    with loading_model(f"the tokenizer of {spec.model}"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             folder.path,
             trust_remote_code=folder.trust_remote_code,
@@ -190,8 +190,6 @@ def load_tokenizer(spec: "EncoderSpec", folder: ModelFolder) -> Any:
         )
         # Some classes hold two tokenizers and are none.
         _ = tokenizer.pad_token_id
-    except Exception as error:
-        raise cannot_load(f"the tokenizer of {spec.model}", error) from error
     return tokenizer
 
 
@@ -200,12 +198,19 @@ def code_pin(folder: ModelFolder) -> dict[str, str]:
     return {} if folder.code_revision is None else {"code_revision": folder.code_revision}
 
 
-def cannot_load(what: str, error: Exception) -> EncoderError:
-    """Return the error of a failed load; transformers raises all sorts."""
-    return EncoderError(
-        f"{what} cannot be loaded ({type(error).__name__}: {str(error).splitlines()[0][:160]}); "
-        "check the folder, or --trust-remote-code if the model comes with code you trust"
-    )
+@contextmanager
+def loading_model(what: str) -> Iterator[None]:
+    """Turn the errors of libraries that cannot load a model into an ``EncoderError``."""
+    try:
+        yield
+    except BaseException as error:
+        # They raise all sorts of errors; a panic of Rust derives from ``BaseException``.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise EncoderError(
+            f"{what} cannot be loaded ({type(error).__name__}: {first_line(error)[:160]}); "
+            "check the folder, or --trust-remote-code if the model comes with code you trust"
+        ) from error
 
 
 def prompt_tokens(tokenizer: Any, prompt: str) -> int:

@@ -18,7 +18,7 @@ from whiten_index.encoding.packing import PackedForward, packing_obstacle, pool_
 from whiten_index.encoding.pooling import Pooling, mean_layers, pool
 from whiten_index.encoding.products import TORCH, use_fastest_products
 from whiten_index.encoding.spec import EncoderSpec
-from whiten_index.encoding.tokenization import cannot_load, code_pin, load_tokenizer
+from whiten_index.encoding.tokenization import code_pin, load_tokenizer, loading_model
 from whiten_index.errors import EncoderError
 
 Pool = Callable[[Tensor, Pooling], Tensor]
@@ -150,7 +150,7 @@ def load_transformer(
     """Return a model's tokenizer, and the model without a head, for evaluation."""
     tokenizer, on_cpu = load_tokenizer(spec, folder), device.type == "cpu"
     transformers.utils.logging.disable_progress_bar()
-    try:
+    with loading_model(f"model {spec.model}"):
         model, loading = transformers.AutoModel.from_pretrained(
             folder.path,
             # A CPU computes in float32 but for products; float16 is slow there, and only a
@@ -168,8 +168,6 @@ def load_transformer(
         with torch.inference_mode():
             # A wrong value of the configuration may be noticed no sooner.
             encoder(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device))
-    except Exception as error:
-        raise cannot_load(f"model {spec.model}", error) from error
     # Poolers are left out of many checkpoints and never used here.
     missing = sorted(key for key in loading["missing_keys"] if "pooler" not in key)
     if missing:
