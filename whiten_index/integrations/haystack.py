@@ -57,10 +57,7 @@ class _Embedder(_Written):
 
 @component
 class WhitenedTextEmbedder(_Embedder):
-    """A query to the vector that the index searches for, transformed.
-
-    It keeps its transform, also after a refit of the index; see ``WhitenedDocumentEmbedder``.
-    """
+    """A query to the vector that the index searches for, transformed; see ``open_transform``."""
 
     @component.output_types(embedding=list[float])
     def run(self, text: str) -> dict[str, list[float]]:
@@ -70,17 +67,7 @@ class WhitenedTextEmbedder(_Embedder):
 
 @component
 class WhitenedDocumentEmbedder(_Embedder):
-    """Documents to copies with the vectors that the index holds, transformed.
-
-    They have unit length. If the index ranks by dot product they keep their own, and the
-    document store must rank by it as well.
-
-    It keeps its transform: after a refit of the index make a new one, and embed with it all that a
-    store holds. A pipeline that was written down takes the transform that it finds.
-
-    Documents longer than the encoder's limit are cut to it, and a warning in the log counts them.
-    If the index holds passages, put a splitter before, to get vectors such as it holds.
-    """
+    """Documents to copies with the vectors that the index holds; see ``open_transform``."""
 
     def __init__(self, source: str | Path, *, progress_bar: bool = True, **options: Any) -> None:
         """Take the settings, and whether a bar is shown; ``warm_up`` reads files."""

@@ -18,18 +18,9 @@ with importing("langchain-core", of="LangChain", extra="langchain"):
 
 
 class WhitenedEmbeddings(Embeddings):
-    """Texts to the vectors that an index holds: transformed, k numbers each.
+    """Texts to the vectors of k numbers that an index holds; see ``open_transform``.
 
-    They have unit length. If the index ranks by dot product they keep their own, and the
-    store must rank by it as well.
-
-    Queries and documents get the prompts that the index knows for them. Threads may share it.
-
-    It keeps its transform, also pickled: after a refit of the index make a new one, and embed with
-    it all that a store holds.
-
-    Texts longer than the encoder's limit are cut to it, and a warning in the log counts them. If
-    the index holds passages, split documents first, to get vectors such as it holds.
+    Queries and documents get the prompts that the index knows for them.
 
     Attributes:
         name: of the encoder and its transform. It changes with each refit, so use it as the

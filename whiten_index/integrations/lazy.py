@@ -52,6 +52,13 @@ def open_transform(
 ) -> QueryTransform:
     """Read the transform that embedders of frameworks hold; its encoder is loaded on first use.
 
+    Vectors have unit length. If the index ranks by dot product they keep their own, and the store
+    must rank by it as well. An embedder keeps its transform, also pickled: after a refit of the
+    index make a new one, and embed with it all that a store holds. One that was written down as
+    settings takes the transform that it finds. Texts longer than the encoder's limit are cut to
+    it, and a warning in the log counts them. If the index holds passages, split documents first,
+    to get vectors such as it holds. Threads may share an embedder.
+
     Args:
         source: the folder of an index, or one that ``QueryTransform.save`` wrote.
         k: keep the first k numbers of each vector; None for all.

@@ -29,21 +29,11 @@ _BATCH = 1024
 
 
 class WhitenedEmbedding(BaseEmbedding):
-    """Texts to the vectors that an index holds: transformed, k numbers each.
-
-    They have unit length. If the index ranks by dot product they keep their own, and the
-    store must rank by it as well.
+    """Texts to the vectors of k numbers that an index holds; see ``open_transform``.
 
     Queries and texts of nodes get the prompts that the index knows for queries and documents.
-    Threads may share it.
-
-    It keeps its transform: after a refit of the index make a new one, and embed with it all that a
-    store holds. ``model_name`` changes then, so the cache of an ``IngestionPipeline`` gives no
-    vector of the earlier transform. One that was pickled keeps its transform; one that was written
-    down as settings (``to_dict``) takes the transform that it finds.
-
-    Texts longer than the encoder's limit are cut to it, and a warning in the log counts them. If
-    the index holds passages, split documents first, to get vectors such as it holds.
+    ``model_name`` changes with a refit, so the cache of an ``IngestionPipeline`` gives no vector of
+    the earlier transform.
 
     Attributes:
         model_name: of the encoder and its transform, with digits of the query digest; set here.
