@@ -357,7 +357,7 @@ def shown(found: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure, and write ``results/writers.jsonl``."""
+    """Measure, and write ``results/sinks.jsonl``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("index", type=Path)
     parser.add_argument("work", type=Path)
@@ -368,7 +368,7 @@ def main(arguments: Sequence[str]) -> int:
     given.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=given.work) as work:
         found = lines(given.index, Path(work), given.rows, given.rounds)
-        print(write("writers", shown(found), folder=given.results))
+        print(write("sinks", shown(found), folder=given.results))
     return 0
 
 
