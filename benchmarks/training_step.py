@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -112,11 +112,11 @@ def maps() -> Iterator[dict[str, Any]]:
     mixing = torch.randn(_DIM, _DIM, device=device) / _DIM**0.5
     features = torch.randn(POSITIVES + 1, BATCH, _DIM, device=device) @ mixing
     for groups in _GROUPS:
-        for kind in GroupMap:
+        for kind in get_args(GroupMap):
             module = ShuffledGroupWhitening(_DIM, groups=groups, group_map=kind).to(device)
             place = {
                 "what": "maps", "device": device_name(), "groups": groups,
-                "group_size": module.group_size, "map": kind.value,
+                "group_size": module.group_size, "map": kind,
             }  # fmt: skip
 
             def both(module: ShuffledGroupWhitening = module) -> None:

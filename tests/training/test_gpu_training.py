@@ -1,7 +1,7 @@
 """Training on a CUDA device: run with ``pytest -m gpu``."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +34,7 @@ def config(tiny_model: Path, tiny_words: list[str], tmp_path: Path) -> Any:
     return make
 
 
-@pytest.mark.parametrize("kind", list(GroupMap))
+@pytest.mark.parametrize("kind", get_args(GroupMap))
 def test_whitening_and_its_gradient_are_those_of_a_cpu(kind: GroupMap) -> None:
     torch.manual_seed(0)
     features, weights = torch.randn(2, 3, 64, 32, dtype=torch.float64).unbind(0)
@@ -45,14 +45,14 @@ def test_whitening_and_its_gradient_are_those_of_a_cpu(kind: GroupMap) -> None:
         white = module(given)
         (gradient,) = torch.autograd.grad((white * weights.to(device)).sum(), given)
         # Eigenvectors have no sign: PCA's may be turned, and its gradient with them.
-        if kind is GroupMap.PCA:
+        if kind == "pca":
             white, gradient = white.abs(), torch.zeros(())
         found.append((white.detach().cpu(), gradient.cpu()))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("precision", get_args(Precision))
 @pytest.mark.parametrize("whiten", [True, False])
 def test_a_training_in_any_precision_ends_with_an_encoder_for_any_device(
     config: Any, precision: Precision, whiten: bool

@@ -1,6 +1,6 @@
 """Shuffled group whitening against its definition: numpy's ZCA, covariances, finite differences."""
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def whitening(**options: Any) -> ShuffledGroupWhitening:
     return ShuffledGroupWhitening(DIM, **options)
 
 
-@pytest.mark.parametrize("group_map", list(GroupMap))
+@pytest.mark.parametrize("group_map", get_args(GroupMap))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("groups", [1, 4, 12])
 def test_each_group_of_a_call_has_covariance_one(
@@ -86,7 +86,7 @@ def test_a_gradient_of_pca_is_that_of_its_zca_turned() -> None:
         centred = rows - rows.mean(0)
         covariance = centred.mT @ centred / 19
         out = centred @ group_map(kind, covariance).mT
-        if kind is GroupMap.ZCA:
+        if kind == "zca":
             with torch.no_grad():
                 vectors = torch.linalg.eigh(covariance)[1].flip(-1)
             out = out @ vectors
@@ -94,7 +94,6 @@ def test_a_gradient_of_pca_is_that_of_its_zca_turned() -> None:
 
     weights = torch.randn(20, 4, dtype=torch.float64)
     gradients = [
-        torch.autograd.grad((turned(kind) * weights).sum(), rows)[0]
-        for kind in (GroupMap.PCA, GroupMap.ZCA)
+        torch.autograd.grad((turned(kind) * weights).sum(), rows)[0] for kind in ("pca", "zca")
     ]
     torch.testing.assert_close(*gradients)

@@ -8,7 +8,6 @@ import pytest
 
 from tests.training.helpers import weights
 from whiten_index.training.train import train_encoder
-from whiten_index.training.training_config import Precision
 
 
 def test_the_loss_falls_and_curves_tell_it(config: Any, pairs: Path) -> None:
@@ -29,7 +28,7 @@ def test_the_loss_falls_and_curves_tell_it(config: Any, pairs: Path) -> None:
     "options",
     [
         {"whiten": False, "positives": 3}, {"positives": 1},
-        {"groups": 1, "shrinkage": 0.3}, {"precision": Precision.BF16}, {"pooling": "mean"},
+        {"groups": 1, "shrinkage": 0.3}, {"precision": "bf16"}, {"pooling": "mean"},
         {"max_steps": None, "epochs": 0.5, "eval_steps": 5},
     ],
     ids=lambda options: "-".join(f"{key}={value}" for key, value in options.items()),

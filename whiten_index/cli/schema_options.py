@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Collection, Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -256,11 +255,8 @@ def _option(each: Option) -> Callable[[Command], Command]:
 def _help(each: Option) -> str:
     default = each.shown
     if default is None and each.default not in (None, False, (), ""):
-        value = each.default.value if isinstance(each.default, Enum) else each.default
-        if value is True:
-            default = "yes"
-        else:
-            default = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        value = "yes" if each.default is True else each.default
+        default = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
     notes = f" [default: {default}]" if default else ""
     if each.needed is not None:
         notes += f" [required{''.join(f' without {_shown(name)}' for name in each.needed)}]"

@@ -1,8 +1,7 @@
 """The model in training: an encoder, a head, and a loss over several views of each sentence."""
 
-import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,10 @@ from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.transformer import load_transformer
 from whiten_index.errors import ConfigError, EncoderError
 from whiten_index.training.group_whitening import ShuffledGroupWhitening
-from whiten_index.training.training_config import Precision, TrainingConfig
+from whiten_index.training.training_config import TrainingConfig
 from whiten_index.whitening.whitening_config import divisors
 
 _EMBEDDED_AT_ONCE = 128
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -76,18 +74,18 @@ class ContrastiveModel(nn.Module):
     """
 
     def __init__(
-        self, encoder: Any, head: Head, loss: Loss, *, pooling: Pooling, views: int
+        self, encoder: Any, head: Head, *, temperature: float, pooling: Pooling, views: int
     ) -> None:
         super().__init__()
         self.encoder: Any = encoder
         self.head, self.pooling, self.views = head, pooling, views
-        self._loss = loss
+        self._temperature = temperature
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return the loss of a batch, both (n, t)."""
         flat = self.features(input_ids.repeat(self.views, 1), attention_mask.repeat(self.views, 1))
         compared = self.head(flat.view(self.views, -1, flat.shape[-1]))
-        return self._loss(compared[0], compared[1:])
+        return info_nce(compared[0], compared[1:], temperature=self._temperature)
 
     def features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return the pooled features (n, d) of tokens (n, t), before the head."""
@@ -136,7 +134,7 @@ def contrastive_model(
     model = ContrastiveModel(
         encoder.train(),
         Head(folder.hidden_size, whitening),
-        functools.partial(info_nce, temperature=config.temperature),
+        temperature=config.temperature,
         pooling=Pooling(spec.pooling),
         views=config.views,
     )
@@ -171,9 +169,9 @@ def require_device(config: TrainingConfig) -> None:
     if config.device == "cuda" and not there:
         raise ConfigError("torch sees no GPU; give device cpu or auto, or repair the driver")
     used = there and config.device != "cpu"
-    if config.precision is Precision.BF16 and used and not torch.cuda.is_bf16_supported():
+    if config.precision == "bf16" and used and not torch.cuda.is_bf16_supported():
         raise ConfigError("this GPU has no bf16; give precision fp16 or float32")
-    if config.precision is Precision.FP16 and not used:
+    if config.precision == "fp16" and not used:
         raise ConfigError("fp16 is for GPUs; give precision bf16 or float32")
 
 

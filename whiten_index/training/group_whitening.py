@@ -18,7 +18,7 @@ def group_map(kind: GroupMap, covariances: Tensor) -> Tensor:
     """Return W (..., c, c) of covariances (..., c, c); rows x become xWᵀ."""
     try:
         root: Tensor = _InverseRoot.apply(covariances)  # type: ignore[no-untyped-call]
-        if kind is GroupMap.ZCA:
+        if kind == "zca":
             return root
         with torch.no_grad():
             vectors = torch.linalg.eigh(covariances)[1].flip(-1)
@@ -42,7 +42,7 @@ class ShuffledGroupWhitening(nn.Module):
         dim: int,
         *,
         groups: int,
-        group_map: GroupMap = GroupMap.ZCA,
+        group_map: GroupMap = "zca",
         shuffle: bool = True,
         epsilon: float = 1e-5,
         shrinkage: float = 0.0,

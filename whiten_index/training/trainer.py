@@ -32,12 +32,12 @@ from whiten_index.artifacts.manifest import (
 from whiten_index.errors import ArtifactError, ConfigError, EncoderError, StorageError, first_line
 from whiten_index.progress import Stages
 from whiten_index.training.contrastive_model import Collator, ContrastiveModel
-from whiten_index.training.training_config import BEST, CURVES, Precision, TrainingConfig
+from whiten_index.training.training_config import BEST, CURVES, TrainingConfig
 
 _LOG_STEPS, _MOST_NORM = 25, 1.0
 _WEIGHTS, _BEST_WEIGHTS, _STATE = "model.safetensors", "best.safetensors", "state.pt"
 _REMEDY = "remove the folder of checkpoints to train from the start"
-_TYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 Score = Callable[[ContrastiveModel], Mapping[str, float]]
 Curves = list[dict[str, float]]
@@ -116,8 +116,7 @@ class _State:
         self._model, self._type = model.to(self._device), _TYPES.get(config.precision)
         self._rate = config.learning_rate
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=self._rate, weight_decay=0.0)
-        fp16 = config.precision is Precision.FP16
-        self._scaler = torch.amp.GradScaler(self._device.type, enabled=fp16)
+        self._scaler = torch.amp.GradScaler(self._device.type, enabled=config.precision == "fp16")
         self._step, self._whole = 0, True
         self._losses = list[float]()
         self.curves: Curves = []

@@ -1,6 +1,5 @@
 """Options of a training."""
 
-from enum import Enum
 from typing import Any, Literal
 
 from whiten_index.encoding.encoder_config import ModelOptions
@@ -21,24 +20,12 @@ _LAST_SEED, _MOST_EPOCHS = 2**32 - 1, 1e6
 _OF_WHITENING = ("groups", "group_map", "shuffle", "shrinkage")
 
 
-class GroupMap(Enum):
-    """Map that whitens a group; all give covariance I, and differ by a rotation.
-
-    ``ZCA`` is UΛ^(-1/2)Uᵀ, nearest to what it is given; ``PCA`` is Λ^(-1/2)Uᵀ, whose rotation
-    counts as constant in the gradient, since that of eigenvectors does not exist where eigenvalues
-    are equal.
-    """
-
-    ZCA = "zca"
-    PCA = "pca"
-
-
-class Precision(Enum):
-    """Type that the encoder computes in during training; weights are float32 in any case."""
-
-    FLOAT32 = "float32"
-    BF16 = "bf16"
-    FP16 = "fp16"
+# Maps that whiten a group; both give covariance I, and differ by a rotation. zca is UΛ^(-1/2)Uᵀ,
+# nearest to what it is given. pca is Λ^(-1/2)Uᵀ, whose rotation counts as constant in the gradient,
+# since that of eigenvectors does not exist where eigenvalues are equal.
+GroupMap = Literal["zca", "pca"]
+# Types that the encoder computes in during training; weights are float32 in any case.
+Precision = Literal["float32", "bf16", "fp16"]
 
 
 @schema
@@ -69,7 +56,7 @@ class TrainingConfig(ModelOptions):
         "Whiten in the head; without it, --positives 1 is SimCSE.", HEAD, default=True
     )
     groups: Positive = option("Groups of channels.", HEAD, default=128)
-    group_map: GroupMap = option("Map that whitens a group.", HEAD, default=GroupMap.ZCA)
+    group_map: GroupMap = option("Map that whitens a group.", HEAD, default="zca")
     shuffle: bool = option("Permute the channels at each call.", HEAD, default=True)
     shrinkage: Share = option(
         "Towards a multiple of I; needed by batches not larger than a group.", HEAD, default=0.0
@@ -85,7 +72,7 @@ class TrainingConfig(ModelOptions):
         "Peak, from which it falls to 0 linearly.", TRAINING, default=3e-5, gt=0
     )
     precision: Precision = option(
-        "Of the encoder; head and loss are in float32.", TRAINING, default=Precision.FLOAT32
+        "Of the encoder; head and loss are in float32.", TRAINING, default="float32"
     )
     eval_steps: Positive = option("Steps between evaluations.", TRAINING, default=125)
     save_steps: Positive = option(
@@ -113,7 +100,4 @@ class TrainingConfig(ModelOptions):
         # What has no effect is the same.
         if not self.whiten:
             values |= dict.fromkeys(_OF_WHITENING)
-        values |= {"epochs": None} if self.max_steps else {}
-        return {
-            key: value.value if isinstance(value, Enum) else value for key, value in values.items()
-        }
+        return values | ({"epochs": None} if self.max_steps else {})
