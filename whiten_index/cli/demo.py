@@ -75,10 +75,9 @@ def demo(folder: str, rows: int) -> None:
 
 
 def _is_demo(path: Path) -> bool:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with reading(path), contextlib.suppress(pa.ArrowInvalid):
+    with reading(path), contextlib.suppress(ValueError):
         return _MARK in (pq.read_schema(path).metadata or {})
     return False
 

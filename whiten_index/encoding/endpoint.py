@@ -77,7 +77,6 @@ class Endpoint:
                 "another endpoint with --base-url"
             )
         self._name, self._config = str(config.model).removeprefix(REMOTE), config
-        self._most_bytes = 0  # of an answer
 
         def received(answer: Any) -> None:
             answer.read()
@@ -189,16 +188,16 @@ class Endpoint:
         """Let an answer end after so many bytes and seconds, before it is read."""
         if response.headers.get("content-encoding", "identity") != "identity":
             raise ValueError("the answer is packed, though it was asked for as it is")
-        left, stream = self._most_bytes, response.stream
+        most, stream = self._most_bytes, response.stream
         until = time.monotonic() + response.request.extensions["timeout"]["read"]
 
         def parts() -> Iterator[bytes]:
-            nonlocal left
+            size = 0
             with contextlib.closing(stream):
                 for part in stream:
-                    left -= len(part)
-                    if left < 0 or time.monotonic() > until:
-                        raise ValueError(f"above {self._most_bytes:,} bytes, or too slow")
+                    size += len(part)
+                    if size > most or time.monotonic() > until:
+                        raise ValueError(f"above {most:,} bytes, or too slow")
                     yield part
 
         response.stream = type(response)(200, content=parts()).stream
