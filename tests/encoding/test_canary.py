@@ -6,8 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from tests.helpers import tiny_models
 from tests.helpers.api_builds import build, texts_of, write
@@ -18,6 +23,7 @@ from whiten_index import (
     PushConfig,
     UpdateConfig,
     build_index,
+    load_encoder,
     open_index,
     push_index,
     update_index,
@@ -74,6 +80,33 @@ def test_a_library_that_computes_other_embeddings_is_noticed(
             attempt()
     another_library(0)
     assert open_index(index).search(["w1 w2"]) == first
+
+
+def test_a_change_beside_a_large_mean_is_noticed(
+    tmp_path: Path, another_library: Callable[[float], None]
+) -> None:
+    model = tiny_models.bert(tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    (bias,) = (name for name in weights if name.endswith("layer.1.output.LayerNorm.bias"))
+    weights[bias] += 300.0
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    write(tmp_path, texts_of(60))
+    index = build_here(tmp_path, model)
+    rows = load_encoder(str(model)).encode(["w1 w2", "the cat"])
+    assert rows[0] @ rows[1] / np.linalg.norm(rows[0]) / np.linalg.norm(rows[1]) > 0.999
+    another_library(0.5)
+    with pytest.raises(EncoderError, match="has changed"):
+        open_index(index).search(["w1 w2"])
+
+
+def test_texts_that_a_model_cannot_take_are_left_out(tmp_path: Path) -> None:
+    model = tiny_models.bert(tmp_path / "model")
+    tokenizer = Tokenizer(WordLevel({"[PAD]": 0, **{f"w{n}": n + 1 for n in range(60)}}))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.save(str(model / "tokenizer.json"))
+    write(tmp_path, [f"w{n} w{n + 1}" for n in range(50)])
+    index = build_here(tmp_path, model)
+    assert len(open_index(index).search(["w1 w2"])[0]) == 10
 
 
 def test_equal_builds_have_one_identity_whatever_the_canary(

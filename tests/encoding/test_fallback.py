@@ -131,3 +131,48 @@ def test_code_of_the_folder_runs_with_consent_alone(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         unit(encoder.encode(TEXTS)), truth(folder, TEXTS, queries=False), atol=1e-5
     )
+
+
+def test_other_code_than_the_recorded_one_never_runs(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "cnn")
+    index = tmp_path / "index"
+    code, _, err = run("build", write_corpus(tmp_path, 30), "--text-column", "text", "--model",
+                       folder, "--out", index, "--whiten", "whitening", "--k", "8", "--device",
+                       "cpu", "--trust-remote-code")  # fmt: skip
+    assert code == 0, err
+    mark, modules = tmp_path / "mark", json.loads((folder / "modules.json").read_text())
+    modules[1]["type"] = "steps.Step"
+    tiny_models.write_json(folder / "modules.json", modules)
+    (folder / "steps.py").write_text(f"from pathlib import Path\nPath({str(mark)!r}).touch()\n")
+    with pytest.raises(EncoderError, match="gives other embeddings"):
+        open_index(index, trust_remote_code=True).search(["the cat"])
+    assert not mark.exists()
+
+
+def test_settings_that_change_in_the_course_of_a_process_count(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "cnn")
+    before = load_encoder(str(folder), trust_remote_code=True, device="cpu").encode(TEXTS)
+    (pooling,) = folder.glob("*_Pooling/config.json")
+    settings = json.loads(pooling.read_text())
+    old = {key: key == "pooling_mode_cls_token" for key in settings if key.startswith("pooling_m")}
+    settings.update({**old, **({"pooling_mode": "cls"} if "pooling_mode" in settings else {})})
+    tiny_models.write_json(pooling, settings)
+    after = load_encoder(str(folder), trust_remote_code=True, device="cpu").encode(TEXTS)
+    assert not np.allclose(before, after)
+    np.testing.assert_allclose(unit(after), truth(folder, TEXTS, queries=False), atol=1e-5)
+
+
+@pytest.mark.parametrize("fault", ["link", "adapter", "code"])
+def test_a_folder_that_cannot_be_pinned_is_refused(tmp_path: Path, fault: str) -> None:
+    folder = saved(tmp_path, "cnn")
+    (cnn,) = folder.glob("1_*")
+    if fault == "link":
+        cnn.rename(tmp_path / "elsewhere")
+        cnn.symlink_to(tmp_path / "elsewhere")
+    elif fault == "adapter":
+        tiny_models.write_json(cnn / "adapter_config.json", {})
+    else:
+        tiny_models.write_json(cnn / "tokenizer_config.json", {"auto_map": {"a": "b/c--d.E"}})
+    match = {"link": "links to a folder", "adapter": "adapters", "code": "which nothing pins"}
+    with pytest.raises(EncoderError, match=match[fault]):
+        load_encoder(str(folder), trust_remote_code=True)

@@ -27,18 +27,21 @@ CANARY = (
     "The contract may be terminated by either party with thirty days' written notice.",
     "How do I reset my password?",
 )  # fmt: skip
-# Least cosines of the same model, and of one that has changed a little. float16, bfloat16 and
-# OpenVINO give 0.99997 of float32 (MiniLM), and int8 0.996: machines without int8 take float32.
+# Least cosines of the same model, and of one that has changed a little. The second pair is for
+# types other than float32, which differ between machines: MiniLM in float32 has a cosine of 0.99997
+# with itself in bfloat16, and of 0.995 with int8.
 _SAME, _NEARLY = 0.999, 0.9999
-_SAME_INT8, _NEARLY_INT8 = 0.95, 0.98
+_SAME_NARROW, _NEARLY_NARROW = 0.95, 0.98
+# Of a unit vector less the mean; below, rounding alone could look like a change.
+_LEAST_LENGTH, _LEAST_LENGTH_NARROW = 0.001, 0.05
 
 
 def encode_canary(embeddings: NDArray[np.float32]) -> str:
-    """Return the embeddings (12, d) of the texts as base64 of unit vectors in float16."""
+    """Return the embeddings (12, d) of the texts as base64 of unit vectors in float32."""
     lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
     # A text without any known word has an embedding of zeros.
     unit = embeddings / np.where(lengths > 0, lengths, 1)
-    return base64.b64encode(unit.astype("<f2").tobytes()).decode()
+    return base64.b64encode(unit.astype("<f4").tobytes()).decode()
 
 
 def keeping_canary(encoder: Mapping[str, Any], recorded: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -72,7 +75,7 @@ def require_alike(recorded: Spec, now: Spec) -> None:
         return
     try:
         before, after = (
-            np.frombuffer(base64.b64decode(each.canary), "<f2").reshape(len(CANARY), each.dim)
+            np.frombuffer(base64.b64decode(each.canary), "<f4").reshape(len(CANARY), each.dim)
             for each in (recorded, now)
         )
     except ValueError as error:
@@ -80,20 +83,32 @@ def require_alike(recorded: Spec, now: Spec) -> None:
             f"the recorded embeddings of {recorded.model} are damaged ({error}); build with "
             "another --out and --store"
         ) from error
-    before, after = before.astype(float), after.astype(float)
-    same = (before == after).all(axis=1)  # zeros too
-    before, after = before[~same], after[~same]
-    lengths = np.linalg.norm(before, axis=1) * np.linalg.norm(after, axis=1)
-    with np.errstate(invalid="ignore"):
-        cosines = (before * after).sum(axis=1) / lengths
-    cosine = float(cosines.min(initial=1.0))
-    narrow = isinstance(now, EncoderSpec) and now.dtype == "int8"
-    same_from, nearly_from = (_SAME_INT8, _NEARLY_INT8) if narrow else (_SAME, _NEARLY)
+    narrow = isinstance(now, EncoderSpec) and now.dtype != "float32"
+    least = _LEAST_LENGTH_NARROW if narrow else _LEAST_LENGTH
+    cosine = _least_cosine(before.astype(float), after.astype(float), least)
+    same_from, nearly_from = (_SAME_NARROW, _NEARLY_NARROW) if narrow else (_SAME, _NEARLY)
     found = f"the cosine of one of twelve fixed texts with its recorded embedding is {cosine:.5f}"
     if not cosine >= same_from:
         raise EncoderError(f"{now.described} has changed: {found}; {_remedy(recorded)}")
     if cosine < nearly_from:
         _LOG.warning("%s has changed a little: %s", now.described, found)
+
+
+def _least_cosine(before: NDArray[np.float64], after: NDArray[np.float64], least: float) -> float:
+    """Return the least cosine of rows, less the mean of those ``before``.
+
+    Whitening subtracts a mean too, next to which a change of the rest would not show. It stays
+    where rows without it would be shorter than ``least``.
+    """
+    known = before.any(axis=1)
+    mean = before[known].mean(axis=0) if known.any() else 0.0
+    if np.linalg.norm(before[known] - mean, axis=1).min(initial=1.0) < least:
+        mean = 0.0
+    differ = (before != after).any(axis=1)  # zeros, of texts that the model does not take, do not
+    one, other = before[differ] - mean, after[differ] - mean
+    with np.errstate(invalid="ignore"):
+        lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+        return float(((one * other).sum(axis=1) / lengths).min(initial=1.0))
 
 
 def _remedy(recorded: Spec) -> str:
@@ -104,5 +119,6 @@ def _remedy(recorded: Spec) -> str:
         )
     return (
         "install the versions of torch, transformers and tokenizers that it was built with "
-        "(whiten-index inspect shows them as runtimes), or build a new index and store"
+        "(whiten-index inspect shows them as runtimes), use --backend torch if an ONNX file "
+        "computed, or build a new index and store"
     )

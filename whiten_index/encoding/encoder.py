@@ -16,7 +16,7 @@ from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.products import has_bfloat16
 from whiten_index.encoding.spec import EncoderSpec, local_model
 from whiten_index.encoding.static import StaticModel
-from whiten_index.encoding.tokenization import prompt_tokens, require_known_tokens, tokenize
+from whiten_index.encoding.tokenization import require_known_tokens, tokenize, unpooled_tokens
 from whiten_index.encoding.transformer import Transformer
 from whiten_index.encoding.window_encoder import Encoded, WindowEncoder, listed
 from whiten_index.errors import ConfigError, EncoderError
@@ -91,7 +91,9 @@ class Encoder(WindowEncoder):
         kind = StaticModel if folder.static else self.transformer
         self._transformer = kind(spec, folder, self.device, config.backend)
         prompts = {spec.document_prompt, spec.query_prompt}
-        self._unpooled = {prompt: self._count_unpooled(prompt) for prompt in prompts}
+        self._unpooled = {
+            prompt: unpooled_tokens(self._transformer.tokenizer, spec, prompt) for prompt in prompts
+        }
         alone = self._transformer.one_length  # a batch has all cores
         self._threads = InferenceThreads(self.device, config.threads, alone=alone)
 
@@ -239,18 +241,6 @@ class Encoder(WindowEncoder):
         (ids, offsets), ready = self._to_device(tokens.ids, tokens.offsets)
         unpooled = self._unpooled[prompt]
         return PreparedWindow(texts, tokens, ids, offsets, unpooled, low_latency, ready)
-
-    def _count_unpooled(self, prompt: str) -> int:
-        """Return how many tokens of a prompt are left out of the pooling."""
-        spec = self.spec
-        lowered = prompt.lower() if spec.lower_case else prompt
-        tokens = prompt_tokens(self._transformer.tokenizer, lowered)
-        if tokens + 1 >= spec.max_length:
-            raise ConfigError(
-                f"the prompt {prompt[:40]!r} has {tokens} tokens and leaves no room in the "
-                f"{spec.max_length} of a text; use a shorter prompt or a greater --max-length"
-            )
-        return 0 if spec.pools_prompt else tokens
 
     def _to_device(self, *arrays: NDArray[Any]) -> tuple[list[Tensor], torch.cuda.Event | None]:
         """Start copying arrays to the device; the event marks the end."""

@@ -19,7 +19,7 @@ from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.text_encoder import BatchEncoder, EmbeddedTexts
 from whiten_index.encoding.tokenization import loading_model
-from whiten_index.errors import ConfigError, EncoderError, require_installed
+from whiten_index.errors import ConfigError, EncoderError, first_line, require_installed
 
 
 class FallbackEncoder(BatchEncoder):
@@ -56,7 +56,14 @@ class FallbackEncoder(BatchEncoder):
     def _embed(self, texts: Sequence[str], *, queries: bool) -> EmbeddedTexts:
         encode = self._model.encode_query if queries else self._model.encode_document
         prompt = self.spec.query_prompt if queries else self.spec.document_prompt
-        found = encode(list(texts), prompt=prompt, show_progress_bar=False)
+        try:
+            found = encode(list(texts), prompt=prompt, show_progress_bar=False)
+        except Exception as error:
+            # Modules of others raise all sorts of errors.
+            raise EncoderError(
+                f"sentence-transformers cannot encode with {self.spec.model} "
+                f"({type(error).__name__}: {first_line(error)}); choose another model"
+            ) from error
         embeddings = np.asarray(found, dtype=np.float32)
         return EmbeddedTexts(embeddings, 0, 0, np.zeros(len(texts), np.bool_))
 
@@ -76,17 +83,21 @@ def fallback_width(folder: ModelFolder, config: EncoderConfig) -> tuple[int, int
             f"{' or '.join('--' + name.replace('_', '-') for name in given)}; leave it out"
         )
     model = _loaded(folder, chosen_devices(config.device)[0])
-    # Some modules do not say their width.
-    width = np.shape(model.encode(["a"], show_progress_bar=False))[1]
-    return int(width), model.get_max_seq_length()
+    with loading_model(f"model {folder.name}"):
+        # Some modules do not say their width.
+        width = np.shape(model.encode(["a"], show_progress_bar=False))[1]
+        return int(width), model.get_max_seq_length()
 
 
 def _loaded(folder: ModelFolder, device: str) -> Any:
-    return _load(folder.root, folder.weights_sha256, device, folder.code_revision)
+    files = folder.weights_sha256, folder.files_sha256
+    return _load(folder.root, files, device, folder.code_revision, folder.local_files_only)
 
 
 @functools.lru_cache(maxsize=2)
-def _load(root: Path, _weights_sha256: str, device: str, code_revision: str | None) -> Any:
+def _load(
+    root: Path, _files: tuple[str, str], device: str, code_revision: str | None, local: bool
+) -> Any:
     require_installed("sentence_transformers", by=f"model {root}", extra="sentence-transformers")
     from sentence_transformers import SentenceTransformer
 
@@ -98,7 +109,7 @@ def _load(root: Path, _weights_sha256: str, device: str, code_revision: str | No
             str(root),
             device=None if device == "auto" else device,
             trust_remote_code=True,
-            local_files_only=code_revision is None,
+            local_files_only=local,
             model_kwargs=pin,
             config_kwargs=pin,
         ).eval()

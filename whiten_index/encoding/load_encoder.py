@@ -33,7 +33,9 @@ def load_encoder(model: str | None = None, **options: Any) -> WindowEncoder:
     return make_encoder(*resolve_encoder(config), config)
 
 
-def resolve_encoder(config: EncoderConfig) -> tuple[Spec, ModelFolder | None]:
+def resolve_encoder(
+    config: EncoderConfig, recorded: Spec | None = None
+) -> tuple[Spec, ModelFolder | None]:
     """Find the model and settle every choice, without loading it; see ``local_model``.
 
     A model behind an API is asked for its canary, and has no folder.
@@ -42,7 +44,7 @@ def resolve_encoder(config: EncoderConfig) -> tuple[Spec, ModelFolder | None]:
         from whiten_index.encoding.endpoint import ask_spec
 
         return ask_spec(config), None
-    return local_model(config)
+    return local_model(config, recorded=recorded)
 
 
 def make_encoder(spec: Spec, folder: ModelFolder | None, config: EncoderConfig) -> WindowEncoder:

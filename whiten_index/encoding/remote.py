@@ -93,7 +93,7 @@ class _Gate:
         with self._changed:
             self._changed.wait_for(lambda: self._in_flight < self.limit)
             self._in_flight += 1
-        self._held.place = True
+        self._held.place, self._held.since = True, time.monotonic()
 
     def leave(self) -> None:
         """Give the place back, if this thread holds one."""
@@ -108,8 +108,9 @@ class _Gate:
         with self._changed:
             self.limit, self._good, self._limited = max(self.limit - 1, 1), 0, True
 
-    def grow(self, seconds: float) -> None:
-        """Count an answer that came after ``seconds``."""
+    def grow(self) -> None:
+        """Count the answer to this thread's last request."""
+        seconds = time.monotonic() - self._held.since
         with self._changed:
             self._good += 1
             wanted = 8 * self.limit if self._limited else 1
@@ -264,7 +265,11 @@ class RemoteEncoder(TextEncoder):
             while ran.stops[-1] < len(texts):
                 asked = self._cut(texts, ran.stops[-1])
                 most = self._hold(prepared, asked)
-                self._gate.admit()
+                try:
+                    self._gate.admit()
+                except BaseException:
+                    self.meter.settle(most)
+                    raise
                 try:
                     here = ran.look()
                     tell(here * rows // len(texts) - told)
@@ -346,7 +351,6 @@ class RemoteEncoder(TextEncoder):
             self._gate.leave()
             return stopped
 
-        began = time.monotonic()
         try:
             ran.embeddings[rows], tokens, _ = self._endpoint.ask(
                 texts, queries=window.queries, dim=self.dim, failed=failed
@@ -357,7 +361,7 @@ class RemoteEncoder(TextEncoder):
             middle = rows.start + half
             parts = slice(rows.start, middle), slice(middle, rows.stop)
             return sum(self._ask(ran, part, most) for part in parts)
-        self._gate.grow(time.monotonic() - began)
+        self._gate.grow()
         size = sum(map(_size, texts))
         tokens = tokens or size
         self.meter.settle(0, size=size, tokens=tokens)

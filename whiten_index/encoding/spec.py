@@ -158,8 +158,12 @@ class RemoteSpec:
 Spec = EncoderSpec | RemoteSpec
 
 
-def local_model(config: EncoderConfig, *, by: str | None = None) -> tuple[EncoderSpec, ModelFolder]:
+def local_model(
+    config: EncoderConfig, *, by: str | None = None, recorded: "Spec | None" = None
+) -> tuple[EncoderSpec, ModelFolder]:
     """Find a model whose files are here; ``by`` needs a Transformer.
+
+    What is known of a ``recorded`` encoder is not found out by running its code.
 
     Raises:
         EncoderError: the model cannot be found.
@@ -183,7 +187,10 @@ def local_model(config: EncoderConfig, *, by: str | None = None) -> tuple[Encode
         require_installed("torch", by=by, extra="encode")
         require_transformer(folder, by=by)
     document_prompt, query_prompt = (_prompt(config, folder, half) for half in _PROMPTS)
-    run = _fallback_choices(config, folder) if folder.not_run else _choices(config, folder)
+    if folder.not_run:
+        run = _fallback_choices(config, folder, recorded)
+    else:
+        run = _choices(config, folder)
     spec = EncoderSpec(
         model=str(folder.root) if folder.revision is None else folder.name,
         revision=folder.revision,
@@ -213,7 +220,17 @@ class _Choices(TypedDict):
     max_length: int
 
 
-def _fallback_choices(config: EncoderConfig, folder: ModelFolder) -> _Choices:
+def _fallback_choices(
+    config: EncoderConfig, folder: ModelFolder, recorded: "Spec | None"
+) -> _Choices:
+    if isinstance(recorded, EncoderSpec):
+        return {
+            "dim": recorded.dim,
+            "pooling": SENTENCE_TRANSFORMERS,
+            "layers": (),
+            "max_length": recorded.max_length,
+        }
+    require_installed("torch", by=f"model {folder.name}", extra="encode")
     from whiten_index.encoding.fallback import fallback_width
 
     dim, longest = fallback_width(folder, config)
@@ -303,7 +320,7 @@ class EncoderOpening(TypedDict, total=False):
             is named here may be fetched from the hub; what the index names is not.
         trust_remote_code: let the encoder run Python code that comes with its model.
         device: of the encoder: ``auto``, ``cpu``, ``cuda``.
-        backend: ``torch``, or ``openvino`` on a CPU, which takes less time for one query.
+        backend: ``torch``; ``openvino`` on a CPU, which takes less time for one query; ``onnx``.
         threads: CPU threads of the encoder.
         base_url: endpoint of an API's model, by default OPENAI_BASE_URL; never the index's own.
     """

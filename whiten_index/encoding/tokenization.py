@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.prefetch import ahead
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.errors import EncoderError, first_line
+from whiten_index.errors import ConfigError, EncoderError, first_line
 
 if TYPE_CHECKING:
     from whiten_index.encoding.spec import EncoderSpec
@@ -223,6 +223,21 @@ def prompt_tokens(tokenizer: Any, prompt: str) -> int:
         return 0
     ids = tokenizer(prompt, truncation=False, verbose=False)["input_ids"]
     return len(ids) - int(bool(ids) and ids[-1] in tokenizer.all_special_ids)
+
+
+def unpooled_tokens(tokenizer: Any, spec: "EncoderSpec", prompt: str) -> int:
+    """Return how many tokens of a prompt are left out of the pooling.
+
+    Raises:
+        ConfigError: the prompt leaves no room for a text.
+    """
+    tokens = prompt_tokens(tokenizer, prompt.lower() if spec.lower_case else prompt)
+    if tokens + 1 >= spec.max_length:
+        raise ConfigError(
+            f"the prompt {prompt[:40]!r} has {tokens} tokens and leaves no room in the "
+            f"{spec.max_length} of a text; use a shorter prompt or a greater --max-length"
+        )
+    return 0 if spec.pools_prompt else tokens
 
 
 def require_known_tokens(tokens: TokenWindow, spec: "EncoderSpec", vocabulary: int | None) -> None:

@@ -84,9 +84,16 @@ class QueryEncoder:
         with self._loading:
             if self._encoder is None:
                 # Reports first that the index has no encoder, or that torch is not installed.
-                loaded = make_encoder(*self.resolve(documents=False))
-                if self.recorded.canary:
+                spec, folder, config = self.resolve(documents=False)
+                loaded = make_encoder(spec, folder, config)
+                if not spec.canary and self.recorded.canary:
                     require_alike(self.recorded, loaded.spec_with_canary())
+                elif not spec.canary and config.onnx:
+                    raise EncoderError(
+                        f"the index keeps no embeddings to compare the ONNX file of {spec.model} "
+                        "with, which may be of other weights; use torch "
+                        "(pip install 'whiten-index[encode]'), or build the index again"
+                    )
                 self._encoder = loaded
             return self._encoder
 
@@ -97,7 +104,7 @@ class QueryEncoder:
         """
         recorded = self.recorded
         config = recorded_config(recorded, **self._opening)
-        spec, folder = resolve_encoder(config)
+        spec, folder = resolve_encoder(config, recorded)
         require_same(recorded, spec.query_fingerprint, spec.model)
         if documents:
             require_same(recorded, spec.fingerprint, spec.model, of="fingerprint")

@@ -162,11 +162,19 @@ class EmbeddingStore(Segments):
         """
         if not self._compared and self.encoder["kind"] != "column":
             self._record_encoder({**self.encoder, "canary": loaded().canary})
+            # Another worker may have recorded its own meanwhile.
+            self.read_canary()
             self._compared = True
 
     def read_canary(self) -> None:
-        """Take the canary that another process has recorded."""
-        self.encoder = dict(read_encoder(self.folder, self.mirror))
+        """Take the canary that another process has recorded, and compare it with a known one.
+
+        Raises:
+            EncoderError: the model of the other process gives other embeddings.
+        """
+        with suppress(ArtifactError):
+            recorded = read_encoder(self.folder, self.mirror)
+            self.encoder = dict(keeping_canary(self.encoder, recorded))
 
     @classmethod
     def open(
