@@ -97,15 +97,15 @@ def require_alike(recorded: Spec, now: Spec) -> None:
 def _least_cosine(before: NDArray[np.float64], after: NDArray[np.float64], least: float) -> float:
     """Return the least cosine of rows, less the mean of those ``before``.
 
-    Whitening subtracts a mean too, next to which a change of the rest would not show. It stays
-    where rows without it would be shorter than ``least``.
+    Whitening subtracts a mean too, which would hide a change of the rest. The mean stays
+    in rows that would be shorter than ``least`` without it.
     """
     known = before.any(axis=1)
-    mean = before[known].mean(axis=0) if known.any() else 0.0
-    if np.linalg.norm(before[known] - mean, axis=1).min(initial=1.0) < least:
-        mean = 0.0
+    mean = before[known].mean(axis=0) if known.any() else np.zeros(before.shape[1])
     differ = (before != after).any(axis=1)  # zeros, of texts that the model does not take, do not
-    one, other = before[differ] - mean, after[differ] - mean
+    before, after = before[differ], after[differ]
+    long = np.linalg.norm(before - mean, axis=1, keepdims=True) >= least
+    one, other = before - mean * long, after - mean * long
     with np.errstate(invalid="ignore"):
         lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
         return float(((one * other).sum(axis=1) / lengths).min(initial=1.0))
