@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from whiten_index.pipeline.build_config import BuildConfig
     from whiten_index.pipeline.certify import certify_index
     from whiten_index.pipeline.encode import encode_corpus
+    from whiten_index.pipeline.migrate import migrate_index
     from whiten_index.pipeline.update import update_index
-    from whiten_index.pipeline.update_config import CertifyConfig, UpdateConfig
+    from whiten_index.pipeline.update_config import CertifyConfig, MigrateConfig, UpdateConfig
     from whiten_index.search.query_transform import QueryTransform
     from whiten_index.search.search_index import open_index
     from whiten_index.store.embedding_store import EmbeddingStore
@@ -46,6 +47,7 @@ _HOME = {
     "EmbeddingStore": "store.embedding_store",
     "Encoder": "encoding.encoder",
     "EvalConfig": "measure.eval_config",
+    "MigrateConfig": "pipeline.update_config",
     "Moments": "whitening.moments",
     "ParquetCorpus": "corpus.parquet_corpus",
     "PushConfig": "vectordb.push_config",
@@ -64,6 +66,7 @@ _HOME = {
     "evaluate_sts": "measure.evaluate_sts",
     "load_encoder": "encoding.load_encoder",
     "list_versions": "versions.retention",
+    "migrate_index": "pipeline.migrate",
     "open_index": "search.search_index",
     "push_index": "vectordb.push",
     "pushed_version": "vectordb.push",
@@ -81,11 +84,12 @@ _NEEDS = {
 
 __all__ = [
     "BuildConfig", "CertifyConfig", "CorpusConfig", "EmbeddingStore", "Encoder", "EvalConfig",
-    "Moments", "ParquetCorpus", "PushConfig", "QueryTransform", "RemoteEncoder", "SweepConfig",
-    "TrainingConfig", "UpdateConfig", "WhitenIndexError", "WhitenedTransformer", "Whitening",
+    "MigrateConfig", "Moments", "ParquetCorpus", "PushConfig", "QueryTransform", "RemoteEncoder",
+    "SweepConfig", "TrainingConfig", "UpdateConfig", "WhitenIndexError", "WhitenedTransformer",
+    "Whitening",
     "WhiteningConfig", "__version__", "build_index", "certify_index", "encode_corpus",
-    "evaluate_sts", "list_versions", "load_encoder", "open_index", "push_index", "pushed_version",
-    "read_sts", "run_sweep", "train_encoder", "update_index",
+    "evaluate_sts", "list_versions", "load_encoder", "migrate_index", "open_index", "push_index",
+    "pushed_version", "read_sts", "run_sweep", "train_encoder", "update_index",
 ]  # fmt: skip
 
 

@@ -33,6 +33,7 @@ from whiten_index.versions.published import (
     WHITENING,
     Version,
     current_or_none,
+    read_version,
     with_published,
 )
 from whiten_index.versions.references import corpus_record, open_store
@@ -53,10 +54,14 @@ class BaseVersion:
     config: BuildConfig  # the build that would make it again, of the corpus as it is now
 
     @classmethod
-    def open(cls, config: UpdateConfig) -> "BaseVersion":
-        """Open the published version of an index, every checksum verified."""
+    def open(cls, config: UpdateConfig, *, version: str | None = None) -> "BaseVersion":
+        """Open the published version of an index, or another one, every checksum verified."""
         root, mirror = place_of(config.index)
-        source = with_published(root, Version.check, mirror)
+        if version is None:
+            source = with_published(root, Version.check, mirror)
+        else:
+            mirror.fetch(root / VERSIONS / version)
+            source = read_version(root / VERSIONS / version, mirror=mirror).check()
         fields = source.fields
         remedy = "name it with --store DIR, or build the index again"
         place = mirror.uri or root

@@ -1,9 +1,14 @@
-"""Options of an update and of its gates. Importing them loads nothing heavy."""
+"""Options of an update, a certificate and a migration. Importing them loads nothing heavy."""
 
 from pathlib import Path
 from typing import Any, Literal
 
-from whiten_index.encoding.encoder_config import BACKEND_HELP, ApiOptions, BackendName
+from whiten_index.encoding.encoder_config import (
+    BACKEND_HELP,
+    ApiOptions,
+    BackendName,
+    EncoderConfig,
+)
 from whiten_index.errors import ConfigError
 from whiten_index.options import (
     MODEL,
@@ -192,3 +197,51 @@ class CertifyConfig(JudgementOptions, PublishedOptions):
         files = {name: getattr(self, name) for name in ("queries", "qrels")}
         files = {name: path and str(Path(path).absolute()) for name, path in files.items()}
         return {**files, "qrels_split": self.qrels_split, "by": list(self.by)}
+
+
+@schema
+class MigrateConfig(JudgementOptions, EncoderConfig):
+    """Options of a migration; ``model`` and its options are those of the new model.
+
+    Raises:
+        ConfigError: no model is named, or a value is out of bounds.
+
+    Examples:
+        >>> MigrateConfig(index="index", model="intfloat/e5-small").rows is None
+        True
+    """
+
+    index: str = option("Folder of the index.", OUTPUT, default="")
+    store: str | None = option(
+        "Folder of the raw embeddings.", OUTPUT, default=None, shown="as in the published version"
+    )
+    old_model: str | None = option(
+        "Place of the old model.", MODEL, default=None, shown="as in the published version"
+    )
+    rows: int | None = option(
+        "Rows to encode in this run, drawn at random.", OUTPUT, default=None, ge=1, shown="all"
+    )
+    bridge: bool = option(
+        "Until all rows are encoded, publish a version that maps the others to the new space.",
+        OUTPUT,
+        default=False,
+    )
+    k: str | int | None = option(
+        "Width of the new vectors.", TRANSFORM, default=None, shown="as in the published version"
+    )
+    max_loss: float | None = option(
+        "Points of nDCG@10 that the new model may lose, by --queries and --qrels.",
+        JUDGEMENTS,
+        default=None,
+        ge=0,
+        le=100,
+        shown="no gate",
+    )
+
+    def __post_init__(self) -> None:
+        EncoderConfig.__post_init__(self)
+        self.require_both()
+        if self.model is None:
+            raise ConfigError("say to which model: --model NAME")
+        if self.max_loss is not None and self.queries is None:
+            raise ConfigError("--max-loss is measured by judged queries; add --queries and --qrels")

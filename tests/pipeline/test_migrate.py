@@ -1,0 +1,184 @@
+"""Migration to another embedding model: the bridge, its runs, the comparison, what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.helpers import tiny_models
+from tests.helpers.bad_input import run
+from whiten_index import (
+    BuildConfig,
+    MigrateConfig,
+    UpdateConfig,
+    build_index,
+    list_versions,
+    load_encoder,
+    migrate_index,
+    open_index,
+    update_index,
+)
+from whiten_index.errors import ArtifactError, ConfigError, CorpusError, GateError
+from whiten_index.whitening.bridge import Bridge, CrossMoments
+
+ROWS = 3_000
+WORDS = ("the", "cat", "sat", "on", "mat", "dog", "ran", "to", "small", "river", "sang", "king",
+         "queen", "walks", "writes", "book", "cold", "given", "passage", "query")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a corpus, an index of it, its store, and two models."""
+    folder, rng = tmp_path_factory.mktemp("migrate"), np.random.default_rng(0)
+    tiny_models.bert(folder / "model")
+    texts = [
+        " ".join(rng.choice(WORDS, size=rng.integers(3, 9))) + f" {row}" for row in range(ROWS)
+    ]
+    table = {"id": [f"d{row}" for row in range(ROWS)], "text": texts}
+    pq.write_table(pa.table(table), folder / "c.parquet")
+    config = BuildConfig(
+        corpus=str(folder / "c.parquet"), text_columns="text", id_column="id", factory="Flat",
+        model=str(folder / "model"), pooling="mean", whiten="pca", k=16, device="cpu",
+        out=str(folder / "index"), store=str(folder / "store"), store_dtype="float32",
+    )  # fmt: skip
+    build_index(config)
+    return folder
+
+
+@pytest.fixture
+def folder(built: Path, tmp_path: Path) -> Path:
+    """Return a copy of the index and its store, whose corpus and models stay where they are."""
+    shutil.copytree(built / "index", tmp_path / "index")
+    shutil.copytree(built / "store", tmp_path / "store")
+    return tmp_path
+
+
+def migrate(built: Path, folder: Path, **options: Any) -> Any:
+    """Migrate to the same model by its first layer, which differs and can be foretold."""
+    given: dict[str, Any] = {"index": str(folder / "index"), "model": str(built / "model")}
+    given |= {"pooling": "mean", "layers": (1,), "device": "cpu", "store": str(folder / "store")}
+    return migrate_index(MigrateConfig(**{**given, **options}))
+
+
+def texts_of(built: Path) -> list[str]:
+    return pq.read_table(built / "c.parquet")["text"].to_pylist()
+
+
+def neighbours(index: Path, texts: list[str]) -> list[set[str]]:
+    found = open_index(index).search(texts)
+    return [{str(hit.id) for hit in hits} for hits in found]
+
+
+def test_a_bridge_finds_a_map_that_there_is() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2_000, 12)) * np.linspace(1, 3, 12) + 0.3
+    turn, _ = np.linalg.qr(rng.standard_normal((12, 12)))
+    moments = CrossMoments.of((x[i : i + 300], x[i : i + 300] @ turn) for i in range(0, 2_000, 300))
+    whole = CrossMoments.of([(x, x @ turn)])
+    for name in ("mean_x", "mean_y", "scatter_x", "cross"):
+        np.testing.assert_allclose(getattr(moments, name), getattr(whole, name), atol=1e-9)
+    fresh = rng.standard_normal((200, 12)) * np.linspace(1, 3, 12) + 0.3
+    unit = fresh / np.linalg.norm(fresh, axis=1, keepdims=True)
+    for bridge in (Bridge.fit(moments, "orthogonal"), Bridge.fit(moments, "ridge", 1e-9)):
+        np.testing.assert_allclose(bridge.apply(fresh), unit @ turn, atol=1e-6)
+    assert Bridge.choose(moments, (fresh, fresh @ turn)).agreement == pytest.approx(1.0)
+
+
+def test_a_bridged_version_answers_queries_of_the_new_model(built: Path, folder: Path) -> None:
+    report = migrate(built, folder, rows=1_000, bridge=True)
+    assert (report.finished, report.rows) == (False, ROWS)
+    assert 1_000 <= report.encoded < ROWS
+    texts = texts_of(built)[::30]
+    bridged = neighbours(folder / "index", texts)
+    encoder = load_encoder(str(built / "model"), pooling="mean", layers=(1,), device="cpu")
+    assert open_index(folder / "index").encoder.spec.fingerprint == encoder.spec.fingerprint
+    # All rows are there once, and most of what is near by the new model is found.
+    migrate(built, folder)
+    finished = neighbours(folder / "index", texts)
+    shared = [len(one & other) / 10 for one, other in zip(bridged, finished, strict=True)]
+    assert np.mean(shared) > 0.6
+    assert not list(folder.glob("store.bridged-*"))
+
+
+def test_runs_add_up_to_a_build_by_the_new_model(built: Path, folder: Path) -> None:
+    counts = [migrate(built, folder, rows=500, bridge=True).encoded for _ in range(2)]
+    assert counts[0] < counts[1] < ROWS
+    report = migrate(built, folder)
+    assert report.finished
+    assert report.encoded == ROWS
+    fresh = BuildConfig(
+        corpus=str(built / "c.parquet"), text_columns="text", id_column="id", factory="Flat",
+        model=str(built / "model"), pooling="mean", layers=(1,), whiten="pca", k=16, device="cpu",
+        out=str(folder / "fresh"), store_dtype="float32",
+    )  # fmt: skip
+    build_index(fresh)
+    texts = texts_of(built)[:50]
+    assert neighbours(folder / "index", texts) == neighbours(folder / "fresh", texts)
+    # Four versions: the old one, two bridged ones, the new one.
+    assert [each.published for each in list_versions(folder / "index")] == [True, *[False] * 3]
+    assert update_index(UpdateConfig(index=str(folder / "index"))).up_to_date
+    again = migrate(built, folder)
+    assert (again.finished, again.version) == (True, report.version)
+
+
+def test_an_update_in_the_course_of_a_migration_is_refused(built: Path, folder: Path) -> None:
+    migrate(built, folder, rows=1_000, bridge=True)
+    with pytest.raises(ArtifactError, match="was built from a store alone"):
+        update_index(UpdateConfig(index=str(folder / "index")))
+
+
+def judged(built: Path, folder: Path) -> dict[str, str]:
+    rows, texts = list(range(0, 400, 10)), texts_of(built)
+    queries = {"id": [f"q{row}" for row in rows], "text": [texts[row] for row in rows]}
+    pq.write_table(pa.table(queries), folder / "q.parquet")
+    lines = [f"q{row}\t0\td{row}\t1" for row in rows]
+    (folder / "q.qrels").write_text("\n".join(lines) + "\n")
+    return {"queries": str(folder / "q.parquet"), "qrels": str(folder / "q.qrels")}
+
+
+def test_a_model_that_loses_is_not_published(built: Path, folder: Path) -> None:
+    given = judged(built, folder)
+    before = json.loads((folder / "index/CURRENT").read_text())
+    # Its prompt is all that a text of eight tokens has room for.
+    worse = {"document_prompt": "the cat sat on the ", "max_length": 8}
+    with pytest.raises(GateError, match=r"may lose more than 1 points of ndcg@10: 100\.00 before"):
+        migrate(built, folder, **given, **worse, max_loss=1.0)
+    assert json.loads((folder / "index/CURRENT").read_text()) == before
+    report = migrate(built, folder, **given, max_loss=1.0)
+    assert report.comparison["old"] == report.comparison["new"] == 100
+    assert report.finished
+
+
+def test_what_cannot_be_migrated_says_so(built: Path, folder: Path) -> None:
+    with pytest.raises(ConfigError, match="say to which model: --model NAME"):
+        migrate(built, folder, model=None)
+    with pytest.raises(ConfigError, match="add --queries and --qrels"):
+        migrate(built, folder, max_loss=1.0)
+    (folder / "files").mkdir()
+    for number in range(10):
+        part = pq.read_table(built / "c.parquet").slice(20 * number, 20)
+        pq.write_table(part, folder / f"files/{number}.parquet")
+    config = BuildConfig(
+        corpus=str(folder / "files"), text_columns="text", model=str(built / "model"),
+        pooling="mean", out=str(folder / "few"), whiten="pca", k=8, device="cpu",
+    )  # fmt: skip
+    build_index(config)
+    few = {"index": str(folder / "few"), "store": None, "rows": 1, "bridge": True}
+    with pytest.raises(CorpusError, match="are needed; encode more with --rows"):
+        migrate(built, folder, **few)
+
+
+def test_the_command(built: Path, folder: Path) -> None:
+    places = ("--store", folder / "store", "--model", built / "model")
+    command = ("migrate", folder / "index", *places, "--layers", "1", "--device", "cpu")
+    code, out, err = run(*command, "--rows", "1000", "--bridge")
+    assert code == 0, err
+    assert "of 3,000 rows are encoded by the new model" in out
+    assert "run the same command again to continue" in out
+    code, out, err = run(*command, "--json")
+    assert (code, json.loads(out)["finished"]) == (0, True), err

@@ -1,0 +1,313 @@
+"""The command migrate: from one embedding model to another, without a gap in the searches.
+
+Rows are encoded by the new model, run by run. Until all are, a bridged version may stand in: rows
+that the new model has not encoded are those of the old model, mapped to the new space.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whiten_index.artifacts.atomic import discard
+from whiten_index.artifacts.cached_storage import naming, place_of
+from whiten_index.artifacts.files import list_folder
+from whiten_index.artifacts.manifest import fingerprint
+from whiten_index.corpus.batches import DIGEST_BYTES
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.load_encoder import resolve_encoder
+from whiten_index.errors import ConfigError, CorpusError, GateError, require_config
+from whiten_index.evaluation.judgements import JudgedQueries, read_judged
+from whiten_index.evaluation.metrics import evaluate_each, mean_interval
+from whiten_index.index.exact import exact_neighbours
+from whiten_index.pipeline.base_version import BaseVersion
+from whiten_index.pipeline.build import build_index
+from whiten_index.pipeline.build_config import BuildConfig
+from whiten_index.pipeline.encode import EncodeReport, encode_shards, open_corpus
+from whiten_index.pipeline.executor_session import executor_session
+from whiten_index.pipeline.shard_encoding import shard_work
+from whiten_index.pipeline.update_config import MigrateConfig, UpdateConfig
+from whiten_index.progress import Progress, Stages
+from whiten_index.search.query_encoder import query_embeddings
+from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.records import CorpusPart
+from whiten_index.store.sampling import CorpusEmbeddings, ids_of
+from whiten_index.store.segments import digests_name
+from whiten_index.versions.published import CURRENT, VERSIONS, read_published, read_version
+from whiten_index.versions.retention import list_versions
+from whiten_index.whitening.bridge import Bridge, CrossMoments
+from whiten_index.whitening.spectrum import unit_rows
+
+METRIC, _TOP_K = "ndcg@10", 10
+_LEAST_QUERIES, _LEAST_PAIRS = 30, 64
+# One row in eight chooses the bridge, 2,000 at most.
+_HELD_OUT, _MOST_HELD_OUT = 8, 2_000
+_SHARD_ROWS = 1_024  # so that a part of the corpus is a sample of it
+_BRIDGED = ".bridged-"
+
+
+@dataclass
+class MigrateReport:
+    """Result of a run of a migration."""
+
+    index: str
+    version: str | None  # published by this run, or earlier if there was nothing to do
+    rows: int
+    encoded: int  # by the new model, so far
+    bridge: dict[str, Any] | None = None  # kind and agreement of the bridge that was published
+    comparison: dict[str, Any] | None = None
+    finished: bool = False
+    stages: Stages = field(default_factory=lambda: Stages(Progress()), repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        shown = {name: value for name, value in vars(self).items() if name != "stages"}
+        return {**shown, "seconds": dict(self.stages.seconds)}
+
+
+def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) -> MigrateReport:
+    """Encode the corpus of an index by a new model, and publish a version of it.
+
+    Run again to continue: nothing is encoded twice. Searches are answered by the published version
+    all the while.
+
+    Args:
+        config: options; see ``MigrateConfig``.
+        progress: see ``build_index``.
+
+    Raises:
+        GateError: the new model loses more than ``max_loss``; nothing is published.
+        ConfigError: rows are passages or given embeddings.
+        WhitenIndexError: others; see ``build_index``.
+
+    Examples:
+        >>> config = MigrateConfig(index="index", model="intfloat/e5-small", rows=5000, bridge=True)
+        >>> migrate_index(config).encoded
+        5000
+    """
+    require_config(config, MigrateConfig)
+    stages = Stages(progress or Progress())
+    with naming():
+        asked = UpdateConfig(
+            index=config.index, store=config.store, model=config.old_model, device=config.device
+        )
+        base = BaseVersion.open(asked, version=_old_version(config.index))
+        target = _target(config, base)
+        if resolve_encoder(target.encoder_config())[0].fingerprint == base.store.fingerprint:
+            rows, name = base.record.rows, base.source.name
+            return MigrateReport(config.index, name, rows, rows, finished=True, stages=stages)
+        encoded = _fill(config, target, stages)
+        new = encoded.store
+        filled = sum(int(_known(base, new, part)[1].sum()) for part in base.record.parts)
+        report = MigrateReport(config.index, None, base.record.rows, filled, stages=stages)
+        if filled == base.record.rows:
+            if config.queries is not None:
+                report.comparison = _compare(config, base, encoded)
+                _require_no_loss(config, report.comparison)
+            report.version = build_index(target, progress=progress).version
+            report.finished = True
+            _remove_bridged(new)
+        elif config.bridge:
+            bridge, length = _fit_bridge(base, new, stages)
+            report.bridge = {"kind": bridge.kind, "agreement": bridge.agreement}
+            store = _bridged_store(base, new, bridge, length, stages)
+            build = _bridged_build(config, base, store)
+            report.version = build_index(build, progress=progress).version
+            _remove_bridged(new, but=str(store.place))
+    return report
+
+
+def _old_version(index: str) -> str | None:
+    """Return the last version of the old model if a bridged one is published, else None."""
+    root, mirror = place_of(index)
+    mirror.latest(root / CURRENT)
+    if read_published(root).fields["config"]["corpus"]:
+        return None
+    for facts in list_versions(index):
+        found = read_version(root / VERSIONS / facts.name, verify="manifest", mirror=mirror)
+        if not facts.candidate and found.fields["config"]["corpus"]:
+            return facts.name
+    return None
+
+
+def _target(config: MigrateConfig, base: BaseVersion) -> BuildConfig:
+    """Return the build of the index by the new model."""
+    if base.config.embedding_column is not None or base.passages:
+        raise ConfigError(
+            "an index of given embeddings or of passages by tokens is built again, not migrated; "
+            "build with the new model and another --out"
+        )
+    given = {name: getattr(config, name) for name in EncoderConfig.__dataclass_fields__}
+    k = base.config.k if config.k is None else config.k
+    return replace(base.config, **given, k=k, store=str(base.store.place), force=True)
+
+
+def _fill(config: MigrateConfig, target: BuildConfig, stages: Stages) -> EncodeReport:
+    """Encode rows by the new model that its store lacks: all, or of parts drawn at random."""
+    small = target if config.rows is None else replace(target, shard_rows=_SHARD_ROWS)
+    corpus = open_corpus(small, stages)
+    with executor_session(target, stages) as executor:
+        if config.rows is None:
+            return encode_shards(target, corpus, stages, executor=executor)
+        work = shard_work(target, corpus)
+        order = np.random.default_rng(target.seed).permutation(len(corpus.shards))
+        chosen, rows = list[int](), 0
+        for place in order.tolist():
+            if rows >= config.rows:
+                break
+            if missing := len(work.look(corpus.shards[place], verify=False).to_encode):
+                chosen.append(place)
+                rows += missing
+        some = replace(corpus, shards=tuple(corpus.shards[place] for place in sorted(chosen)))
+        return encode_shards(target, some, stages, executor=executor, remember=False)
+
+
+def _known(
+    base: BaseVersion, new: EmbeddingStore, part: CorpusPart
+) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """Return the digests (n, 16) of a part, and which rows (n,) the new store has.
+
+    Stores of one corpus keep rows in one type, so that their digests are the same.
+    """
+    if not part.rows:
+        return np.empty((0, DIGEST_BYTES), np.uint8), np.empty(0, np.bool_)
+    digests = base.store.digests(part)
+    return digests, new.index(verify=False).find(digests).known
+
+
+def _rows(store: EmbeddingStore, digests: NDArray[np.uint8]) -> NDArray[np.floating]:
+    """Return the embeddings (n, d) of rows that a store has."""
+    return np.asarray(store.rows(digests_name(digests), lambda: digests)[:])
+
+
+def _pairs(
+    base: BaseVersion, new: EmbeddingStore, *, held_out: bool
+) -> Iterator[tuple[NDArray[np.floating], NDArray[np.floating]]]:
+    """Yield embeddings (n, d) and (n, e) of rows that both models have encoded, part by part."""
+    for part in base.record.parts:
+        digests, known = _known(base, new, part)
+        apart = digests[:, 0] % _HELD_OUT == 0
+        rows = np.flatnonzero(known & (apart if held_out else ~apart))
+        if len(rows):
+            yield base.store.embeddings(part)[rows], _rows(new, digests[rows])
+
+
+def _fit_bridge(base: BaseVersion, new: EmbeddingStore, stages: Stages) -> tuple[Bridge, float]:
+    """Return the bridge to the new space, and the mean length of embeddings there."""
+    held, count, length = list[Any](), 0, 0.0
+    for pair in _pairs(base, new, held_out=True):
+        held.append(pair)
+        count += len(pair[0])
+        length += float(np.linalg.norm(pair[1].astype(np.float64), axis=1).sum())
+        if count >= _MOST_HELD_OUT:
+            break
+    if count < _LEAST_PAIRS:
+        raise CorpusError(
+            f"{count} rows of both models choose a bridge, and {_LEAST_PAIRS} are needed; encode "
+            "more with --rows"
+        )
+    with stages.stage("fit bridge", base.record.rows):
+        moments = CrossMoments.of(_pairs(base, new, held_out=False))
+        x, y = (np.concatenate(side) for side in zip(*held, strict=True))
+        return Bridge.choose(moments, (x, y)), length / count
+
+
+def _bridged_store(
+    base: BaseVersion, new: EmbeddingStore, bridge: Bridge, length: float, stages: Stages
+) -> EmbeddingStore:
+    """Return a store in which rows are those of the new model, or of the old one, mapped."""
+    identity = fingerprint({"encoder": new.fingerprint, "bridge": bridge.digest})
+    # One place each: a build opens a place that has one store.
+    place = f"{new.place}{_BRIDGED}{identity[:8]}"
+    store = EmbeddingStore.create(place, new.encoder, identity)
+    dtype, parts = base.config.dtype_kept(), list[CorpusPart]()
+    with stages.stage("bridge", base.record.rows) as watcher:
+        for part in base.record.parts:
+            if not part.rows:
+                continue
+            digests, known = _known(base, new, part)
+            rows = length * unit_rows(bridge.apply(base.store.embeddings(part)[:]))
+            if known.any():
+                rows[known] = _rows(new, digests[known])
+            segment = store.write(digests, rows.astype(np.float32), dtype=dtype)
+            documents = store.write_documents(base.store.documents(part))
+            name = store.write_digests(digests)
+            parts.append(CorpusPart(name, documents, part.rows, part.read, 0, segment.bytes))
+            watcher.advance(part.rows)
+        store.save_corpus(replace(base.record, parts=tuple(parts), files=()), index=None)
+    return store
+
+
+def _remove_bridged(new: EmbeddingStore, *, but: str = "") -> None:
+    """Remove the stores of earlier bridged versions, which can be made again, from a disk."""
+    if isinstance(new.place, Path):
+        for folder in list_folder(new.place.parent, f"{new.place.name}{_BRIDGED}*"):
+            if str(folder) != but:
+                discard(folder)
+
+
+def _bridged_build(config: MigrateConfig, base: BaseVersion, store: EmbeddingStore) -> BuildConfig:
+    """Return the build of a bridged version: by the transform of the published one."""
+    whitening = base.fitted.whitening
+    return BuildConfig(
+        out=config.index, store=str(store.place), whiten=whitening.kind.value,
+        k=min(whitening.k, store.dim), exponent=whitening.exponent, center=whitening.center,
+        factory=base.config.factory, target_recall=base.config.target_recall,
+        similarity=base.config.similarity, seed=base.config.seed, force=True,
+    )  # fmt: skip
+
+
+def _compare(config: MigrateConfig, base: BaseVersion, encoded: EncodeReport) -> dict[str, Any]:
+    """Return nDCG@10 of both models by exact search of raw embeddings, and their difference."""
+    assert config.queries is not None
+    assert config.qrels is not None
+    judged = read_judged(config.queries, config.qrels, split=config.qrels_split)
+    old = EncodeReport(base.store, base.record, encoded.counts, encoded.stages)
+    builds = (old, base.config), (encoded, _target(config, base))
+    each = [_scores(judged, report, build) for report, build in builds]
+    names = [name for name in each[0] if name in each[1]]
+    if len(names) < _LEAST_QUERIES:
+        raise CorpusError(
+            f"{len(names)} queries of {judged.source} have an answer, and a comparison needs "
+            f"{_LEAST_QUERIES}; judge more"
+        )
+    before, after = (np.array([scores[name] for name in names]) for scores in each)
+    return {
+        "measure": METRIC, "queries": len(names), "old": float(before.mean()),
+        "new": float(after.mean()), "interval": mean_interval(after - before),
+    }  # fmt: skip
+
+
+def _scores(judged: JudgedQueries, report: EncodeReport, build: BuildConfig) -> dict[str, float]:
+    """Return nDCG@10 × 100 by query, of exact search of raw embeddings."""
+    store, record, texts = report.store, report.record, judged.texts
+    encoder = report.encoder(build)
+    names = [name for name in judged.qrels if name in texts]
+    asked = [texts[name] for name in names]
+    queries = query_embeddings(
+        store, asked, lambda some: encoder().encode_queries(some), report.stages
+    )
+    unit = build.settled(store.encoder).similarity == "cosine"
+    compared = unit_rows if unit else np.asarray
+    blocks = (
+        compared(block).astype(np.float32) for block in CorpusEmbeddings(store, record).blocks()
+    )
+    found = exact_neighbours(blocks, compared(queries).astype(np.float32), _TOP_K)
+    run = {
+        name: dict(zip(ids_of(store, record, rows), scores.tolist(), strict=True))
+        for name, scores, rows in zip(names, *found, strict=True)
+    }
+    return {name: 100 * value for name, value in evaluate_each(judged.qrels, run, METRIC).items()}
+
+
+def _require_no_loss(config: MigrateConfig, made: dict[str, Any]) -> None:
+    least, greatest = made["interval"]
+    if config.max_loss is not None and least < -config.max_loss:
+        raise GateError(
+            f"the new model may lose more than {config.max_loss:g} points of {METRIC}: "
+            f"{made['old']:.2f} before, {made['new']:.2f} with it, a difference of {least:+.2f} to "
+            f"{greatest:+.2f} (95 %); nothing is published, and what was encoded is kept"
+        )
