@@ -252,3 +252,25 @@ def _mean_lost(rows: Sequence[Row], figure: Callable[[Row], float]) -> float:
 def _lost(rows: Iterable[Row], figure: Callable[[Row], float]) -> str:
     lost = [row["best"] - figure(row) for row in rows]
     return f"{statistics.mean(lost):.2f} ({max(lost):.2f})"
+
+
+def migration() -> str:
+    """Return nDCG@10 in the course of a migration, by the share of rows that are encoded."""
+    rows = read("migration")
+    shares = sorted({row["share"] for row in rows})
+    lines = [
+        f"| from → to | old model | {' | '.join(f'{share:.0%} encoded' for share in shares)} |",
+        "|---|---:|" + "---:|" * len(shares),
+    ]
+    pairs: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        pairs.setdefault((row["old"], row["new"]), []).append(row)
+    for (old, new), each in pairs.items():
+        cells = [f"{row['ndcg']:.1f} ({_span(row['less_old'])})" for row in each]
+        lines.append(f"| {old} → {new} | {each[0]['old_ndcg']:.1f} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _span(interval: Sequence[float]) -> str:
+    low, high = interval
+    return f"{low:+.1f} to {high:+.1f}"

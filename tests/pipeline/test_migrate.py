@@ -23,7 +23,7 @@ from whiten_index import (
     open_index,
     update_index,
 )
-from whiten_index.errors import ArtifactError, ConfigError, CorpusError, GateError
+from whiten_index.errors import ConfigError, CorpusError, GateError
 from whiten_index.whitening.bridge import Bridge, CrossMoments
 
 ROWS = 3_000
@@ -128,7 +128,7 @@ def test_runs_add_up_to_a_build_by_the_new_model(built: Path, folder: Path) -> N
 
 def test_an_update_in_the_course_of_a_migration_is_refused(built: Path, folder: Path) -> None:
     migrate(built, folder, rows=1_000, bridge=True)
-    with pytest.raises(ArtifactError, match="was built from a store alone"):
+    with pytest.raises(ConfigError, match="has rows of two models; run whiten-index migrate"):
         update_index(UpdateConfig(index=str(folder / "index")))
 
 
@@ -180,5 +180,16 @@ def test_the_command(built: Path, folder: Path) -> None:
     assert code == 0, err
     assert "of 3,000 rows are encoded by the new model" in out
     assert "run the same command again to continue" in out
+    assert run("verify", folder / "index")[0] == 0
+    assert run("search", folder / "index", "the cat", "--device", "cpu")[0] == 0
     code, out, err = run(*command, "--json")
     assert (code, json.loads(out)["finished"]) == (0, True), err
+
+
+def test_a_plan_writes_nothing(built: Path, folder: Path) -> None:
+    before = sorted(path for path in folder.rglob("*"))
+    places = ("--store", folder / "store", "--model", built / "model")
+    code, out, err = run("migrate", folder / "index", *places, "--layers", "1", "--plan", "--json")
+    assert code == 0, err
+    assert json.loads(out)["to_encode"] == ROWS
+    assert sorted(path for path in folder.rglob("*")) == before

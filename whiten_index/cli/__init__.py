@@ -40,6 +40,7 @@ _SECTIONS: dict[str, tuple[click.Command, ...]] = {
     ),
     "Keep up to date": (
         commands.update,
+        commands.migrate,
         maintenance_commands.nightly,
         maintenance_commands.versions,
         maintenance_commands.rollback,
@@ -49,7 +50,6 @@ _SECTIONS: dict[str, tuple[click.Command, ...]] = {
         measure_commands.report,
         measure_commands.evaluate,
         maintenance_commands.certify,
-        maintenance_commands.migrate,
         measure_commands.train,
         measure_commands.distill,
     ),

@@ -30,13 +30,15 @@ from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ConfigError, GateError, require_installed
 from whiten_index.paths import cell, shown
 from whiten_index.pipeline.build_options import BuildOptions, EncodeOptions
-from whiten_index.pipeline.update_config import UpdateConfig
+from whiten_index.pipeline.update_config import MigrateConfig, UpdateConfig
 from whiten_index.progress import Stages
 from whiten_index.serving.serve_options import ServeOptions
 
 if TYPE_CHECKING:
     from whiten_index.evaluation.trec_run import Ranking
     from whiten_index.pipeline.build import BuildReport
+    from whiten_index.pipeline.build_config import BuildConfig
+    from whiten_index.pipeline.migrate import MigrateReport
     from whiten_index.pipeline.update import UpdateReport
     from whiten_index.search.search_index import Hit, SearchIndex
 
@@ -57,13 +59,15 @@ def build(plan: bool, **options: Any) -> None:
     Without CORPUS the index is built from --store alone, and no encoder is needed.
     """
     options = given(options)
-    if plan:
-        _show_plan(options)
-        return
-    from whiten_index.pipeline.build import build_index
     from whiten_index.pipeline.build_config import BuildConfig
 
-    built = build_index(BuildConfig(**options), progress=terminal.Bars())
+    config = BuildConfig(**options)
+    if plan:
+        _show_plan(config)
+        return
+    from whiten_index.pipeline.build import build_index
+
+    built = build_index(config, progress=terminal.Bars())
     terminal.show(built.to_json(), _report_lines(built))
 
 
@@ -75,22 +79,61 @@ def build(plan: bool, **options: Any) -> None:
 @json_option
 def encode(plan: bool, **options: Any) -> None:
     """Encode a Parquet CORPUS into a store of raw embeddings, to index later or elsewhere."""
-    options = given(options)
-    if plan:
-        _show_plan(options, indexed=False)
-        return
     from whiten_index.pipeline.build_config import BuildConfig
+
+    config = BuildConfig(**given(options))
+    if plan:
+        _show_plan(config, indexed=False)
+        return
     from whiten_index.pipeline.encode import encode_corpus
 
-    terminal.show(encode_corpus(BuildConfig(**options), progress=terminal.Bars()).to_json())
+    terminal.show(encode_corpus(config, progress=terminal.Bars()).to_json())
 
 
-def _show_plan(options: Mapping[str, Any], *, indexed: bool = True) -> None:
-    from whiten_index.pipeline.build_config import BuildConfig
+@click.command(cls=GroupedCommand)
+@click.argument("index", type=PATH)
+@schema_options(MigrateConfig, without=("index",))
+@plan_option
+@json_option
+def migrate(plan: bool, **options: Any) -> None:
+    """Move INDEX to another embedding model, in one run or in many, while it is searched.
+
+    Run again to continue. Roll back with: whiten-index rollback INDEX.
+    """
+    from whiten_index.pipeline.migrate import migrate_index, migration_target
+
+    config = MigrateConfig(**given(options))
+    if plan:
+        _show_plan(migration_target(config)[1])
+        return
+    report = migrate_index(config, progress=terminal.Bars())
+    terminal.show(report.to_json(), _migrate_lines(report))
+
+
+def _migrate_lines(report: "MigrateReport") -> Iterator[str]:
+    yield f"{report.index}: {report.encoded:,} of {report.rows:,} rows are encoded by the new model"
+    if (made := report.comparison) is not None:
+        least, greatest = made["interval"]
+        yield (
+            f"{made['measure']} by {made['queries']:,} queries: {made['old']:.2f} with the old "
+            f"model, {made['new']:.2f} with the new one ({least:+.2f} to {greatest:+.2f}, 95 %)"
+        )
+    if report.finished:
+        yield f"version {report.version} published: the migration is finished"
+    elif report.bridge is not None:
+        yield (
+            f"version {report.version} published: other rows are mapped, which find "
+            f"{100 * report.bridge['agreement']:.0f} % of the ten nearest by the new model"
+        )
+    if not report.finished:
+        yield "run the same command again to continue"
+
+
+def _show_plan(config: "BuildConfig", *, indexed: bool = True) -> None:
     from whiten_index.pipeline.plan import plan_build
 
-    plan = plan_build(BuildConfig(**options), progress=terminal.Bars())
-    texts = "embedding_column" not in options
+    plan = plan_build(config, progress=terminal.Bars())
+    texts = config.embedding_column is None
     rows = _plan_rows(plan, texts=texts, indexed=indexed)
     lines = ("plan (nothing was written)", terminal.table(rows, indent="", numbers=False))
     terminal.show(plan, lines)

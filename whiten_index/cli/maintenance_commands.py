@@ -20,11 +20,10 @@ from whiten_index.cli.schema_options import (
     verify_option,
 )
 from whiten_index.errors import ArtifactError, StorageError
-from whiten_index.pipeline.update_config import CertifyConfig, MigrateConfig
+from whiten_index.pipeline.update_config import CertifyConfig
 from whiten_index.progress import Progress, Stages
 
 if TYPE_CHECKING:
-    from whiten_index.pipeline.migrate import MigrateReport
     from whiten_index.versions.verify import VerifyReport
 
 index_argument = click.argument("index", type=PATH)
@@ -204,40 +203,6 @@ def certify(**options: Any) -> None:
 
     said = certify_index(CertifyConfig(**given(options)), progress=terminal.Bars())
     terminal.show(said, _certificate_lines(said))
-
-
-@click.command()
-@index_argument
-@schema_options(MigrateConfig, without=("index",))
-@json_option
-def migrate(**options: Any) -> None:
-    """Move INDEX to another embedding model, in one run or in many, while it is searched.
-
-    Run again to continue. Roll back with: whiten-index rollback INDEX.
-    """
-    from whiten_index.pipeline.migrate import migrate_index
-
-    report = migrate_index(MigrateConfig(**given(options)), progress=terminal.Bars())
-    terminal.show(report.to_json(), _migrate_lines(report))
-
-
-def _migrate_lines(report: "MigrateReport") -> Iterator[str]:
-    yield f"{report.index}: {report.encoded:,} of {report.rows:,} rows are encoded by the new model"
-    if (made := report.comparison) is not None:
-        least, greatest = made["interval"]
-        yield (
-            f"{made['measure']} by {made['queries']:,} queries: {made['old']:.2f} with the old "
-            f"model, {made['new']:.2f} with the new one ({least:+.2f} to {greatest:+.2f}, 95 %)"
-        )
-    if report.finished:
-        yield f"version {report.version} published: the migration is finished"
-    elif report.bridge is not None:
-        yield (
-            f"version {report.version} published: other rows are mapped, which find "
-            f"{100 * report.bridge['agreement']:.0f} % of the ten nearest by the new model"
-        )
-    if not report.finished:
-        yield "run the same command again to continue"
 
 
 def _certificate_lines(said: Mapping[str, Any]) -> Iterator[str]:

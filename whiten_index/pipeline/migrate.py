@@ -23,7 +23,7 @@ from whiten_index.errors import ConfigError, CorpusError, GateError, require_con
 from whiten_index.evaluation.judgements import JudgedQueries, read_judged
 from whiten_index.evaluation.metrics import evaluate_each, mean_interval
 from whiten_index.index.exact import exact_neighbours
-from whiten_index.pipeline.base_version import BaseVersion
+from whiten_index.pipeline.base_version import BRIDGED, BaseVersion
 from whiten_index.pipeline.build import build_index
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import EncodeReport, encode_shards, open_corpus
@@ -46,7 +46,6 @@ _LEAST_QUERIES, _LEAST_PAIRS = 30, 64
 # One row in eight chooses the bridge, 2,000 at most.
 _HELD_OUT, _MOST_HELD_OUT = 8, 2_000
 _SHARD_ROWS = 1_024  # so that a part of the corpus is a sample of it
-_BRIDGED = ".bridged-"
 
 
 @dataclass
@@ -91,11 +90,7 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
     require_config(config, MigrateConfig)
     stages = Stages(progress or Progress())
     with naming():
-        asked = UpdateConfig(
-            index=config.index, store=config.store, model=config.old_model, device=config.device
-        )
-        base = BaseVersion.open(asked, version=_old_version(config.index))
-        target = _target(config, base)
+        base, target = migration_target(config)
         if resolve_encoder(target.encoder_config())[0].fingerprint == base.store.fingerprint:
             rows, name = base.record.rows, base.source.name
             return MigrateReport(config.index, name, rows, rows, finished=True, stages=stages)
@@ -120,6 +115,16 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
     return report
 
 
+def migration_target(config: MigrateConfig) -> tuple[BaseVersion, BuildConfig]:
+    """Return the version of the old model, and the build of the index by the new one."""
+    asked = UpdateConfig(
+        index=config.index, store=config.store, model=config.old_model, device=config.device
+    )
+    with naming():
+        base = BaseVersion.open(asked, version=_old_version(config.index))
+    return base, _target(config, base)
+
+
 def _old_version(index: str) -> str | None:
     """Return the last version of the old model if a bridged one is published, else None."""
     root, mirror = place_of(index)
@@ -142,7 +147,7 @@ def _target(config: MigrateConfig, base: BaseVersion) -> BuildConfig:
         )
     given = {name: getattr(config, name) for name in EncoderConfig.__dataclass_fields__}
     k = base.config.k if config.k is None else config.k
-    return replace(base.config, **given, k=k, store=str(base.store.place), force=True)
+    return replace(base.config, **given, k=k, store=str(base.store.place))
 
 
 def _fill(config: MigrateConfig, target: BuildConfig, stages: Stages) -> EncodeReport:
@@ -150,19 +155,21 @@ def _fill(config: MigrateConfig, target: BuildConfig, stages: Stages) -> EncodeR
     small = target if config.rows is None else replace(target, shard_rows=_SHARD_ROWS)
     corpus = open_corpus(small, stages)
     with executor_session(target, stages) as executor:
-        if config.rows is None:
-            return encode_shards(target, corpus, stages, executor=executor)
-        work = shard_work(target, corpus)
-        order = np.random.default_rng(target.seed).permutation(len(corpus.shards))
-        chosen, rows = list[int](), 0
-        for place in order.tolist():
-            if rows >= config.rows:
-                break
-            if missing := len(work.look(corpus.shards[place], verify=False).to_encode):
-                chosen.append(place)
-                rows += missing
-        some = replace(corpus, shards=tuple(corpus.shards[place] for place in sorted(chosen)))
-        return encode_shards(target, some, stages, executor=executor, remember=False)
+        if config.rows is not None:
+            work, rows, chosen = shard_work(target, corpus), 0, list[int]()
+            order = np.random.default_rng(target.seed).permutation(len(corpus.shards))
+            for place in order.tolist():
+                if rows >= config.rows:
+                    break
+                if missing := len(work.look(corpus.shards[place], verify=False).to_encode):
+                    chosen.append(place)
+                    rows += missing
+            corpus = replace(corpus, shards=tuple(corpus.shards[place] for place in sorted(chosen)))
+        encoded = encode_shards(
+            target, corpus, stages, executor=executor, remember=config.rows is None
+        )
+        encoded.note_spent()
+        return encoded
 
 
 def _known(
@@ -221,7 +228,7 @@ def _bridged_store(
     """Return a store in which rows are those of the new model, or of the old one, mapped."""
     identity = fingerprint({"encoder": new.fingerprint, "bridge": bridge.digest})
     # One place each: a build opens a place that has one store.
-    place = f"{new.place}{_BRIDGED}{identity[:8]}"
+    place = f"{new.place}{BRIDGED}{identity[:8]}"
     store = EmbeddingStore.create(place, new.encoder, identity)
     dtype, parts = base.config.dtype_kept(), list[CorpusPart]()
     with stages.stage("bridge", base.record.rows) as watcher:
@@ -244,7 +251,7 @@ def _bridged_store(
 def _remove_bridged(new: EmbeddingStore, *, but: str = "") -> None:
     """Remove the stores of earlier bridged versions, which can be made again, from a disk."""
     if isinstance(new.place, Path):
-        for folder in list_folder(new.place.parent, f"{new.place.name}{_BRIDGED}*"):
+        for folder in list_folder(new.place.parent, f"{new.place.name}{BRIDGED}*"):
             if str(folder) != but:
                 discard(folder)
 
@@ -256,7 +263,7 @@ def _bridged_build(config: MigrateConfig, base: BaseVersion, store: EmbeddingSto
         out=config.index, store=str(store.place), whiten=whitening.kind.value,
         k=min(whitening.k, store.dim), exponent=whitening.exponent, center=whitening.center,
         factory=base.config.factory, target_recall=base.config.target_recall,
-        similarity=base.config.similarity, seed=base.config.seed, force=True,
+        similarity=base.config.similarity, seed=base.config.seed,
     )  # fmt: skip
 
 

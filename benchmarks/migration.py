@@ -1,0 +1,83 @@
+"""nDCG@10 in the course of a migration: rows of the new model, the others mapped to its space.
+
+Run ``WHITEN_INDEX_DATA=… python -m benchmarks.migration STATIC``, with a static model of MiniLM
+(``whiten-index distill all-MiniLM-L6-v2 --out STATIC``). Rows are drawn at random, the map is
+chosen on one in eight of them, and queries of the new model ask by exact search of raw embeddings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.intervals import interval_over_sets
+from benchmarks.judged_sets import joined_texts, judged_set, ndcg_each
+from benchmarks.results_file import data_folder, write
+from whiten_index import Encoder
+from whiten_index.whitening.bridge import Bridge, CrossMoments
+from whiten_index.whitening.spectrum import unit_rows
+
+SET, SHARES, HELD_OUT = "scifact", (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), 8
+PAIRS = (("static", "last"), ("layer 3", "last"), ("last", "static"), ("last", "layer 3"))
+
+Rows = NDArray[np.float64]
+
+
+def measure(static: Path) -> Iterator[dict[str, Any]]:
+    """Yield a row for each pair of models and share of rows that the new one has encoded."""
+    judged = judged_set(data_folder(), SET)
+    ids, texts = joined_texts(judged)
+    rows: dict[str, tuple[Rows, Rows]] = {}
+    for name, model, options in (
+        ("static", str(static), {}),
+        ("layer 3", "all-MiniLM-L6-v2", {"layers": (3,), "max_length": 256}),
+        ("last", "all-MiniLM-L6-v2", {"max_length": 256}),
+    ):
+        encoder = Encoder.load(model, **options)
+        queries = encoder.encode_queries(list(judged.queries.values()))
+        rows[name] = unit_rows(encoder.encode(texts).astype(float)), queries.astype(float)
+    score = functools.partial(ndcg_each, judged, ids)
+    for old, new in PAIRS:
+        before, after = score(*rows[old]), score(*rows[new])
+        facts = {"set": SET, "old": old, "new": new, "old_ndcg": float(before.mean())}
+        order = np.random.default_rng(0).permutation(len(ids))
+        for share in SHARES:
+            known = order[: round(share * len(ids))]
+            mixed, bridge = _mixed(rows[old][0], rows[new][0], known)
+            each = score(mixed, rows[new][1])
+            differences = {"less_old": each - before, "less_new": each - after}
+            yield {
+                **facts, "share": share, "ndcg": float(each.mean()), "bridge": bridge,
+                **{name: _interval(values) for name, values in differences.items()},
+            }  # fmt: skip
+
+
+def _mixed(old: Rows, new: Rows, known: NDArray[np.int64]) -> tuple[Rows, str | None]:
+    """Return rows of the new model where known, else mapped ones, and the kind of the map."""
+    if len(known) == len(new):
+        return new, None
+    held, fitted = known[::HELD_OUT], np.delete(known, np.s_[::HELD_OUT])
+    moments = CrossMoments.of([(old[fitted], new[fitted])])
+    bridge = Bridge.choose(moments, (old[held], new[held]))
+    mixed = unit_rows(bridge.apply(old))
+    mixed[known] = new[known]
+    return mixed, bridge.kind
+
+
+def _interval(values: Rows) -> list[float]:
+    def mean(at: NDArray[np.int64]) -> float:
+        return float(values[at].mean())
+
+    return interval_over_sets([(len(values), mean)])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser("python -m benchmarks.migration", description=__doc__)
+    parser.add_argument("static", type=Path)
+    print(write("migration", measure(parser.parse_args().static)))
