@@ -8,14 +8,18 @@ its own with them.
 import base64
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.encoding.spec import EncoderSpec, RemoteSpec, Spec, recorded_spec
 from whiten_index.errors import ArtifactError, EncoderError
+
+if TYPE_CHECKING:
+    from whiten_index.encoding.window_encoder import WindowEncoder
 
 _LOG = logging.getLogger(__name__)
 # Texts whose embeddings differ from model to model: languages, code, numbers, short and long.
@@ -34,6 +38,21 @@ _SAME, _NEARLY = 0.999, 0.9999
 _SAME_NARROW, _NEARLY_NARROW = 0.95, 0.98
 # Of a unit vector less the mean; below, rounding alone could look like a change.
 _LEAST_LENGTH, _LEAST_LENGTH_NARROW = 0.001, 0.05
+
+
+def spec_with_canary(encoder: "WindowEncoder") -> Spec:
+    """Return the identity of an encoder with its embeddings of the texts."""
+    if encoder.spec.canary:
+        return encoder.spec
+    try:
+        rows = encoder.encode(CANARY)
+    except EncoderError:
+        # A tokenizer or model may not take Japanese, say.
+        rows = np.zeros((len(CANARY), encoder.dim), np.float32)
+        for row, text in enumerate(CANARY):
+            with suppress(EncoderError):
+                rows[row] = encoder.encode([text])[0]
+    return replace(encoder.spec, canary=encode_canary(rows))
 
 
 def encode_canary(embeddings: NDArray[np.float32]) -> str:

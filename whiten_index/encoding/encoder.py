@@ -114,11 +114,8 @@ class Encoder(WindowEncoder):
         """
         config = EncoderConfig(model=model, **options)
         spec, folder = local_model(config)
-        if folder.not_run or config.onnx:
-            raise ConfigError(
-                f"torch does not run {folder.name} with these options; load it with "
-                "whiten_index.load_encoder"
-            )
+        if config.onnx:
+            raise ConfigError("ONNX Runtime has its own encoder: whiten_index.load_encoder")
         return cls(spec, folder, config)
 
     @property

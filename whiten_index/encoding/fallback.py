@@ -68,7 +68,7 @@ class FallbackEncoder(BatchEncoder):
         return EmbeddedTexts(embeddings, 0, 0, np.zeros(len(texts), np.bool_))
 
 
-def fallback_width(folder: ModelFolder, config: EncoderConfig) -> tuple[int, int | None]:
+def fallback_shape(folder: ModelFolder, config: EncoderConfig) -> tuple[int, int | None]:
     """Return width and token limit of a model that sentence-transformers runs; this loads it.
 
     Raises:

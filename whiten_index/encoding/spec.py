@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict
@@ -159,11 +159,15 @@ Spec = EncoderSpec | RemoteSpec
 
 
 def local_model(
-    config: EncoderConfig, *, by: str | None = None, recorded: "Spec | None" = None
+    config: EncoderConfig,
+    *,
+    by: str | None = None,
+    shape: Callable[[ModelFolder], tuple[int, int | None]] | None = None,
 ) -> tuple[EncoderSpec, ModelFolder]:
     """Find a model whose files are here; ``by`` needs a Transformer.
 
-    What is known of a ``recorded`` encoder is not found out by running its code.
+    ``shape`` returns the width and the token limit of a model that sentence-transformers runs,
+    which is refused without it.
 
     Raises:
         EncoderError: the model cannot be found.
@@ -187,10 +191,20 @@ def local_model(
         require_installed("torch", by=by, extra="encode")
         require_transformer(folder, by=by)
     document_prompt, query_prompt = (_prompt(config, folder, half) for half in _PROMPTS)
-    if folder.not_run:
-        run = _fallback_choices(config, folder, recorded)
-    else:
+    if not folder.not_run:
         run = _choices(config, folder)
+    elif shape is None:
+        raise ConfigError(
+            f"sentence-transformers runs {folder.name}; load it with whiten_index.load_encoder"
+        )
+    else:
+        width, limit = shape(folder)
+        run = _Choices(
+            dim=width,
+            pooling=SENTENCE_TRANSFORMERS,
+            layers=(),
+            max_length=limit or _DEFAULT_MAX_LENGTH,
+        )
     spec = EncoderSpec(
         model=str(folder.root) if folder.revision is None else folder.name,
         revision=folder.revision,
@@ -218,24 +232,6 @@ class _Choices(TypedDict):
     pooling: str
     layers: tuple[int, ...]
     max_length: int
-
-
-def _fallback_choices(
-    config: EncoderConfig, folder: ModelFolder, recorded: "Spec | None"
-) -> _Choices:
-    if isinstance(recorded, EncoderSpec):
-        return {
-            "dim": recorded.dim,
-            "pooling": SENTENCE_TRANSFORMERS,
-            "layers": (),
-            "max_length": recorded.max_length,
-        }
-    require_installed("torch", by=f"model {folder.name}", extra="encode")
-    from whiten_index.encoding.fallback import fallback_width
-
-    dim, longest = fallback_width(folder, config)
-    length = longest or _DEFAULT_MAX_LENGTH
-    return {"dim": dim, "pooling": SENTENCE_TRANSFORMERS, "layers": (), "max_length": length}
 
 
 def _choices(config: EncoderConfig, folder: ModelFolder) -> _Choices:

@@ -3,8 +3,7 @@
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
 
@@ -12,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.prefetch import overlapped
-from whiten_index.encoding.canary import CANARY, encode_canary
 from whiten_index.encoding.spec import Spec
-from whiten_index.errors import ConfigError, EncoderError
+from whiten_index.errors import ConfigError
 from whiten_index.whitening.moments import Moments
 
 # Larger windows pad no less, and keep a GPU waiting for the first one to be tokenised: of 20,000
@@ -65,20 +63,6 @@ class WindowEncoder(ABC):
     @abstractmethod
     def note(self) -> str | None:
         """Note for the user at the end of an encoding; None without any."""
-
-    def spec_with_canary(self) -> Spec:
-        """Return the identity with the embeddings of twelve fixed texts; see ``canary.py``."""
-        if self.spec.canary:
-            return self.spec
-        try:
-            rows = self.encode(CANARY)
-        except EncoderError:
-            # A tokenizer or model may not take Japanese, say.
-            rows = np.zeros((len(CANARY), self.dim), np.float32)
-            for row, text in enumerate(CANARY):
-                with suppress(EncoderError):
-                    rows[row] = self.encode([text])[0]
-        return replace(self.spec, canary=encode_canary(rows))
 
     def charge(self, size: int) -> tuple[int | None, float | None]:
         """Return about how many tokens and how much money ``size`` bytes of texts cost.

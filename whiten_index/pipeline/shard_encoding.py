@@ -28,6 +28,7 @@ from whiten_index.corpus.batches import (
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.corpus.sharding import Shard
 from whiten_index.distributed.executors import Work
+from whiten_index.encoding.canary import spec_with_canary
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.endpoint import RefusedTextError
 from whiten_index.encoding.load_encoder import make_encoder, resolve_encoder
@@ -227,7 +228,7 @@ class ShardWork(Work):
         if texts := [text for shard in state.shards for text in shard.texts]:
             with state.step("load encoder"):
                 encoder = self.encoder()
-                self.store.keep_canary(encoder.spec_with_canary)
+                self.store.keep_canary(functools.partial(spec_with_canary, encoder))
                 self.store.results.save_runtime(encoder.runtime)
             with state.step("tokenise"):
                 state.prepared = encoder.prepare(texts)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.manifest import fingerprint
-from whiten_index.encoding.canary import require_alike
+from whiten_index.encoding.canary import require_alike, spec_with_canary
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.load_encoder import make_encoder, resolve_encoder
 from whiten_index.encoding.models import ModelFolder
@@ -87,7 +87,7 @@ class QueryEncoder:
                 spec, folder, config = self.resolve(documents=False)
                 loaded = make_encoder(spec, folder, config)
                 if not spec.canary and self.recorded.canary:
-                    require_alike(self.recorded, loaded.spec_with_canary())
+                    require_alike(self.recorded, spec_with_canary(loaded))
                 elif not spec.canary and config.onnx:
                     raise EncoderError(
                         f"the index keeps no embeddings to compare the ONNX file of {spec.model} "
