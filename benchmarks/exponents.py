@@ -6,13 +6,15 @@ without any text as well, which a build would leave out: on layer 1 they move th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.judged_sets import JudgedSet, joined_texts, judged_set, ndcg
+from benchmarks.intervals import interval_over_sets
+from benchmarks.judged_sets import JudgedSet, joined_texts, judged_set, ndcg_each
 from benchmarks.results_file import data_folder, write
 from whiten_index import Encoder, Moments, Whitening
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
@@ -34,23 +36,27 @@ def measure() -> Iterator[dict[str, Any]]:
         ids, texts = joined_texts(judged)
         documents = encoder.encode(texts)
         queries = encoder.encode_queries(list(judged.queries.values()))
-        facts = {"set": name, "layer": layer, "raw": _quality(judged, ids, documents, queries)}
-        moments = Moments.of(documents)
+        raw = _of_each(judged, ids, documents, queries)
+        facts = {"set": name, "layer": layer, "raw": float(raw.mean())}
         for k in widths:
-            yield {**facts, **_row(judged, ids, documents, queries, moments, k)}
+            yield {**facts, **_row(judged, ids, (documents, queries), raw, k)}
 
 
 def _row(
     judged: JudgedSet,
     ids: list[str],
-    documents: NDArray[np.floating],
-    queries: NDArray[np.floating],
-    moments: Moments,
+    rows: tuple[NDArray[np.floating], NDArray[np.floating]],
+    raw: NDArray[np.float64],
     k: int | str,
 ) -> dict[str, Any]:
-    def quality(config: WhiteningConfig) -> float:
-        fitted = Whitening.fit(moments, config)
-        return _quality(judged, ids, fitted.apply(documents), fitted.apply(queries))
+    moments = Moments.of(rows[0])
+
+    def quality(config: WhiteningConfig) -> dict[str, Any]:
+        """Return the mean, and the interval of its difference to raw embeddings."""
+        each = _of_each(judged, ids, *map(Whitening.fit(moments, config).apply, rows))
+        difference = functools.partial(_mean_at, each - raw)
+        interval = interval_over_sets([(len(raw), difference)])
+        return {"mean": float(each.mean()), "interval": interval}
 
     whitening, pca = Kind.WHITENING, WhiteningConfig(kind=Kind.PCA, k=k, center=False)
     return {
@@ -65,13 +71,17 @@ def _row(
     }
 
 
-def _quality(
+def _mean_at(values: NDArray[np.float64], at: NDArray[np.int64]) -> float:
+    return float(values[at].mean())
+
+
+def _of_each(
     judged: JudgedSet,
     ids: list[str],
     documents: NDArray[np.floating],
     queries: NDArray[np.floating],
-) -> float:
-    return ndcg(judged, ids, documents.astype(np.float64), queries.astype(np.float64))
+) -> NDArray[np.float64]:
+    return ndcg_each(judged, ids, documents.astype(np.float64), queries.astype(np.float64))
 
 
 if __name__ == "__main__":

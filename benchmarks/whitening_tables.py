@@ -27,16 +27,17 @@ def exponents() -> str:
     for row in read("exponents"):
         layer = "last layer" if row["layer"] is None else f"layer {row['layer']}"
         k = f"full ({row['k']})" if row["full"] else str(row["k"])
-        best = max(row["by_exponent"].values())
-        by_exponent = " | ".join(
-            f"**{value:.2f}**" if value == best else f"{value:.2f}"
-            for value in row["by_exponent"].values()
+        best = max(row["by_exponent"].values(), key=lambda each: each["mean"])
+        cells = [
+            ("", row["truncated"]),
+            *(("**" if each is best else "", each) for each in row["by_exponent"].values()),
+            ("", row["not_centred"]),
+        ]
+        shown = " | ".join(
+            "" if each is None else f"{bold}{each['mean']:.2f}{bold} {_limits(each)}"
+            for bold, each in cells
         )
-        truncated = "" if row["truncated"] is None else f"{row['truncated']:.2f}"
-        lines.append(
-            f"| {_NAMES[row['set']]}, {layer} | {row['raw']:.2f} | {k} | {truncated} "
-            f"| {by_exponent} | {row['not_centred']:.2f} |"
-        )
+        lines.append(f"| {_NAMES[row['set']]}, {layer} | {row['raw']:.2f} | {k} | {shown} |")
     return "\n".join(lines)
 
 
