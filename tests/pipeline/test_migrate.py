@@ -133,7 +133,7 @@ def test_an_update_in_the_course_of_a_migration_is_refused(built: Path, folder: 
 
 
 def judged(built: Path, folder: Path) -> dict[str, str]:
-    rows, texts = list(range(0, 400, 10)), texts_of(built)
+    rows, texts = list(range(600, 1_000, 10)), texts_of(built)
     queries = {"id": [f"q{row}" for row in rows], "text": [texts[row] for row in rows]}
     pq.write_table(pa.table(queries), folder / "q.parquet")
     lines = [f"q{row}\t0\td{row}\t1" for row in rows]
@@ -193,3 +193,22 @@ def test_a_plan_writes_nothing(built: Path, folder: Path) -> None:
     assert code == 0, err
     assert json.loads(out)["to_encode"] == ROWS
     assert sorted(path for path in folder.rglob("*")) == before
+
+
+def test_a_corpus_that_changes_in_the_course_of_a_migration(built: Path, folder: Path) -> None:
+    table = pq.read_table(built / "c.parquet")
+    pq.write_table(table, folder / "c.parquet")
+    config = BuildConfig(
+        corpus=str(folder / "c.parquet"), text_columns="text", id_column="id", factory="Flat",
+        model=str(built / "model"), pooling="mean", whiten="pca", k=16, device="cpu",
+        out=str(folder / "other"), store=str(folder / "store"), store_dtype="float32",
+    )  # fmt: skip
+    build_index(config)
+    assert not migrate(built, folder, index=str(folder / "other"), rows=1_000, bridge=True).finished
+    new = pa.table({"id": ["new"], "text": ["the new king of the small river"]})
+    pq.write_table(pa.concat_tables([table.slice(500), new]), folder / "c.parquet")
+    report = migrate(built, folder, index=str(folder / "other"), rows=ROWS, **judged(built, folder))
+    assert (report.finished, report.rows, report.encoded) == (True, ROWS - 499, ROWS - 499)
+    assert report.comparison["queries"] >= 30
+    hits = open_index(folder / "other").search(["the new king of the small river"])[0]
+    assert hits[0].id == "new"

@@ -71,7 +71,7 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
     """Encode the corpus of an index by a new model, and publish a version of it.
 
     Run again to continue: nothing is encoded twice. Searches are answered by the published version
-    all the while.
+    all the while. An index that has the new model already is left as it is.
 
     Args:
         config: options; see ``MigrateConfig``.
@@ -83,9 +83,8 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
         WhitenIndexError: others; see ``build_index``.
 
     Examples:
-        >>> config = MigrateConfig(index="index", model="intfloat/e5-small", rows=5000, bridge=True)
-        >>> migrate_index(config).encoded
-        5000
+        >>> migrate_index(MigrateConfig(index="index", model="all-MiniLM-L6-v2")).finished
+        True
     """
     require_config(config, MigrateConfig)
     stages = Stages(progress or Progress())
@@ -94,18 +93,19 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
         if resolve_encoder(target.encoder_config())[0].fingerprint == base.store.fingerprint:
             rows, name = base.record.rows, base.source.name
             return MigrateReport(config.index, name, rows, rows, finished=True, stages=stages)
-        encoded = _fill(config, target, stages)
-        new = encoded.store
-        filled = sum(int(_known(base, new, part)[1].sum()) for part in base.record.parts)
-        report = MigrateReport(config.index, None, base.record.rows, filled, stages=stages)
-        if filled == base.record.rows:
+        encoded, whole = _fill(config, target, stages)
+        new, rows = encoded.store, encoded.record.rows if whole else base.record.rows
+        report = MigrateReport(config.index, None, rows, rows, stages=stages)
+        if whole:
             if config.queries is not None:
                 report.comparison = _compare(config, base, encoded)
                 _require_no_loss(config, report.comparison)
             report.version = build_index(target, progress=progress).version
             report.finished = True
             _remove_bridged(new)
-        elif config.bridge:
+            return report
+        report.encoded = sum(int(_known(base, new, part)[1].sum()) for part in base.record.parts)
+        if config.bridge:
             bridge, length = _fit_bridge(base, new, stages)
             report.bridge = {"kind": bridge.kind, "agreement": bridge.agreement}
             store = _bridged_store(base, new, bridge, length, stages)
@@ -150,26 +150,28 @@ def _target(config: MigrateConfig, base: BaseVersion) -> BuildConfig:
     return replace(base.config, **given, k=k, store=str(base.store.place))
 
 
-def _fill(config: MigrateConfig, target: BuildConfig, stages: Stages) -> EncodeReport:
-    """Encode rows by the new model that its store lacks: all, or of parts drawn at random."""
-    small = target if config.rows is None else replace(target, shard_rows=_SHARD_ROWS)
-    corpus = open_corpus(small, stages)
+def _fill(config: MigrateConfig, target: BuildConfig, stages: Stages) -> tuple[EncodeReport, bool]:
+    """Encode rows by the new model that its store lacks: all, or of parts drawn at random.
+
+    Return also whether the new model has encoded all rows of the corpus.
+    """
+    corpus, whole = open_corpus(target, stages), True
     with executor_session(target, stages) as executor:
         if config.rows is not None:
-            work, rows, chosen = shard_work(target, corpus), 0, list[int]()
-            order = np.random.default_rng(target.seed).permutation(len(corpus.shards))
-            for place in order.tolist():
-                if rows >= config.rows:
-                    break
-                if missing := len(work.look(corpus.shards[place], verify=False).to_encode):
-                    chosen.append(place)
+            parts = open_corpus(replace(target, shard_rows=_SHARD_ROWS), stages)
+            work, rows, chosen = shard_work(target, parts), 0, list[int]()
+            order = np.random.default_rng(target.seed).permutation(len(parts.shards)).tolist()
+            for place in order:
+                if whole := rows < config.rows:
+                    missing = len(work.look(parts.shards[place], verify=False).to_encode)
+                    chosen += [place] if missing else []
                     rows += missing
-            corpus = replace(corpus, shards=tuple(corpus.shards[place] for place in sorted(chosen)))
-        encoded = encode_shards(
-            target, corpus, stages, executor=executor, remember=config.rows is None
-        )
+            if not whole:
+                shards = tuple(parts.shards[place] for place in sorted(chosen))
+                corpus = replace(parts, shards=shards)
+        encoded = encode_shards(target, corpus, stages, executor=executor, remember=whole)
         encoded.note_spent()
-        return encoded
+        return encoded, whole
 
 
 def _known(
