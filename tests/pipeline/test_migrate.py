@@ -31,6 +31,17 @@ WORDS = ("the", "cat", "sat", "on", "mat", "dog", "ran", "to", "small", "river",
          "queen", "walks", "writes", "book", "cold", "given", "passage", "query")  # fmt: skip
 
 
+def build(built: Path, folder: Path, **options: Any) -> None:
+    """Index the corpus of a folder by the old model."""
+    given: dict[str, Any] = {
+        "corpus": str(folder / "c.parquet"), "text_columns": "text", "id_column": "id",
+        "model": str(built / "model"), "pooling": "mean", "whiten": "pca", "k": 16,
+        "device": "cpu", "factory": "Flat", "out": str(folder / "index"),
+        "store": str(folder / "store"), "store_dtype": "float32",
+    }  # fmt: skip
+    build_index(BuildConfig(**{**given, **options}))
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a corpus, an index of it, its store, and two models."""
@@ -41,12 +52,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     table = {"id": [f"d{row}" for row in range(ROWS)], "text": texts}
     pq.write_table(pa.table(table), folder / "c.parquet")
-    config = BuildConfig(
-        corpus=str(folder / "c.parquet"), text_columns="text", id_column="id", factory="Flat",
-        model=str(folder / "model"), pooling="mean", whiten="pca", k=16, device="cpu",
-        out=str(folder / "index"), store=str(folder / "store"), store_dtype="float32",
-    )  # fmt: skip
-    build_index(config)
+    build(folder, folder)
     return folder
 
 
@@ -111,12 +117,14 @@ def test_runs_add_up_to_a_build_by_the_new_model(built: Path, folder: Path) -> N
     report = migrate(built, folder)
     assert report.finished
     assert report.encoded == ROWS
-    fresh = BuildConfig(
-        corpus=str(built / "c.parquet"), text_columns="text", id_column="id", factory="Flat",
-        model=str(built / "model"), pooling="mean", layers=(1,), whiten="pca", k=16, device="cpu",
-        out=str(folder / "fresh"), store_dtype="float32",
-    )  # fmt: skip
-    build_index(fresh)
+    build(
+        built,
+        folder,
+        out=str(folder / "fresh"),
+        store=None,
+        layers=(1,),
+        corpus=str(built / "c.parquet"),
+    )
     texts = texts_of(built)[:50]
     assert neighbours(folder / "index", texts) == neighbours(folder / "fresh", texts)
     # Four versions: the old one, two bridged ones, the new one.
@@ -198,12 +206,7 @@ def test_a_plan_writes_nothing(built: Path, folder: Path) -> None:
 def test_a_corpus_that_changes_in_the_course_of_a_migration(built: Path, folder: Path) -> None:
     table = pq.read_table(built / "c.parquet")
     pq.write_table(table, folder / "c.parquet")
-    config = BuildConfig(
-        corpus=str(folder / "c.parquet"), text_columns="text", id_column="id", factory="Flat",
-        model=str(built / "model"), pooling="mean", whiten="pca", k=16, device="cpu",
-        out=str(folder / "other"), store=str(folder / "store"), store_dtype="float32",
-    )  # fmt: skip
-    build_index(config)
+    build(built, folder, out=str(folder / "other"))
     assert not migrate(built, folder, index=str(folder / "other"), rows=1_000, bridge=True).finished
     new = pa.table({"id": ["new"], "text": ["the new king of the small river"]})
     pq.write_table(pa.concat_tables([table.slice(500), new]), folder / "c.parquet")

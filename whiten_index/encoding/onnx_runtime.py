@@ -86,7 +86,7 @@ class OnnxEncoder(BatchEncoder):
             states, *_ = self._session.run(None, {name: given[name] for name in self._inputs})
             states = np.asarray(states, np.float32)
         except Exception as error:
-            # ONNX Runtime has an error of its own for each kind.
+            # ONNX Runtime raises many types of errors.
             raise EncoderError(
                 f"the ONNX file of {spec.model} cannot be run ({first_line(error)}); use --backend "
                 "torch"

@@ -230,7 +230,7 @@ def _found(config: EncoderConfig) -> ModelFolder:
 
 
 class _Choices(TypedDict):
-    """How a model is run."""
+    """Settings that a model is run with."""
 
     dim: int
     pooling: str

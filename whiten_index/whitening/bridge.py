@@ -5,7 +5,7 @@ of the old model are mapped to the new space, so that an index may hold rows of 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -120,8 +120,7 @@ class Bridge:
             pairs = zip(found.tolist(), wanted.tolist(), strict=True)
             scored.append(float(np.mean([len({*a} & {*b}) / len(b) for a, b in pairs])))
         best = int(np.argmax(scored))
-        chosen = fits[best]
-        return cls(chosen.kind, chosen.mean_x, chosen.mean_y, chosen.matrix, scored[best])
+        return replace(fits[best], agreement=scored[best])
 
     @property
     def digest(self) -> str:
