@@ -136,7 +136,7 @@ def test_tries_that_may_have_been_charged_count(tmp_path: Path) -> None:
 def test_a_plan_tells_tokens_and_cost(tmp_path: Path, server: EmbeddingServer) -> None:
     texts = texts_of(2000)
     write(tmp_path, texts)
-    given = options(tmp_path, server.url, out=str(tmp_path / "index"), price=20.0)
+    given = options(tmp_path, server.url, store=str(tmp_path / "store"), price=20.0)
     plan = plan_build(BuildConfig(**given))
     tokens = sum(len(text.split()) for text in texts)
     assert plan["tokens"] == pytest.approx(tokens, rel=0.1)
@@ -162,8 +162,12 @@ def test_the_end_says_what_was_spent(tmp_path: Path, server: EmbeddingServer) ->
     assert notes.notes == [f"note: 1 requests, {tokens:,} tokens, cost {tokens * 20 / 1e6:.4g}"]
     # That of a build has the pieces by which auto chooses.
     write(tmp_path, sentences_of(200))
+    build = BuildConfig(**given, out=str(tmp_path / "index"))
+    plan = plan_build(build)
+    assert plan["cut_in_pieces"] == 100
     before, notes = server.charged, Notes()
-    build_index(BuildConfig(**given, out=str(tmp_path / "index")), progress=notes)
+    build_index(build, progress=notes)
+    assert plan["tokens"] == pytest.approx(server.charged - before, rel=0.15)
     assert any(f", {server.charged - before:,} tokens, cost" in each for each in notes.notes)
 
 

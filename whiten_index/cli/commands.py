@@ -144,6 +144,8 @@ def _plan_rows(plan: Mapping[str, Any], *, texts: bool, indexed: bool) -> Iterat
     todo = "to_encode" if texts else "to_store"
     counts = {"read": plan["read"], todo: plan["to_encode"], "reused": plan["reused"]}
     yield "rows", _counted(counts)
+    if pieces := plan["cut_in_pieces"]:
+        yield "pieces", f"of up to {pieces:,} documents are encoded, to choose the transform by"
     yield from _encoding_time(plan["seconds"], plan)
     words, k, dim = terminal.in_words, plan["k"], plan["dim"]
     if indexed:

@@ -1,6 +1,7 @@
 """Plans of a build and of an update: rows, time and bytes, without writing anything."""
 
 import time
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -59,18 +60,22 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> dict
     work = shard_work(config, corpus, write=False)
     dim, missing = work.store.dim, list[Shard]()
     sample = Moments.empty(dim)
-    rows = to_encode = raw_bytes = size = 0
+    rows = to_encode = raw_bytes = size = text_bytes = 0
     with stages.stage("look up shards", corpus.rows) as watcher:
         for shard in corpus.shards:
             found = work.look(shard, verify=False)
             rows, to_encode = rows + len(found.batch), to_encode + len(found.to_encode)
-            size += _utf8_bytes(config, found)
+            size += _utf8_bytes(config, found.texts)
+            text_bytes += _utf8_bytes(config, getattr(found.batch, "texts", ()))
             raw_bytes += len(found.batch) * dim * _itemsize(work, found)
             missing += [shard] if len(found.to_encode) else []
             if isinstance(found.batch, EmbeddingBatch) and not sample.count:
                 sample = sample.update(found.batch.embeddings)
             watcher.advance(shard.rows)
     rate = _rows_per_second(config, work, missing, stages)
+    pieces = _documents_cut(config, rows)
+    # The pieces of a document have about as many bytes as it has.
+    size += round(pieces * text_bytes / rows) if pieces else 0
     k, settled = _expected_width(config, rows=rows, dim=dim)
     rank = Spectrum.of(sample.covariance()).rank if sample.count > 1 else dim
     number = isinstance(config.k, int) or str(config.k).isdecimal()
@@ -84,8 +89,9 @@ def plan_build(config: BuildConfig, *, progress: Progress | None = None) -> dict
         "read": corpus.rows,
         "reused": rows - to_encode,
         "to_encode": to_encode,
+        "cut_in_pieces": pieces,
         "rows_per_second": rate,
-        "seconds": None if rate is None else to_encode / rate,
+        "seconds": None if rate is None else (to_encode + pieces) / rate,
         **_charge(work, size),
         "raw_bytes": raw_bytes,
         "vector_bytes": rows * k * _FLOAT32_BYTES,
@@ -130,7 +136,7 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> di
                 parts.append(CorpusPart(found.name, documents, *counted, 0, 0))
                 read[id(parts[-1])] = shard
                 to_encode += found.rows_to_encode
-                size += _utf8_bytes(base.config, found)
+                size += _utf8_bytes(base.config, found.texts)
                 missing += [shard] if found.missing.any() else []
                 stored += _bytes(work, found, parts[-1])
                 watcher.advance(shard.rows)
@@ -225,9 +231,16 @@ def _rows_per_second(
     return several * len(sample) / elapsed
 
 
-def _utf8_bytes(config: BuildConfig, found: ReadShard) -> int:
-    """Return the bytes of the texts of a shard that an API would encode."""
-    return sum(len(text.encode()) for text in found.texts) if config.remote else 0
+def _documents_cut(config: BuildConfig, rows: int) -> int:
+    """Return how many documents at most are cut in pieces and encoded again to choose by."""
+    given = config.embedding_column, config.queries, config.query_log
+    chooses = config.chooses and config.out is not None and not any(given)
+    return min(config.choose_sample, rows // 2) if chooses else 0
+
+
+def _utf8_bytes(config: BuildConfig, texts: Sequence[str]) -> int:
+    """Return the bytes of texts that an API would encode."""
+    return sum(len(text.encode()) for text in texts) if config.remote else 0
 
 
 def _charge(work: ShardWork, size: int) -> dict[str, float | None]:
