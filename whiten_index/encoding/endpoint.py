@@ -172,9 +172,10 @@ class Endpoint:
             body={name: value for name, value in asked.items() if value is not None},
             options={"timeout": _QUERY_SECONDS if queries else _TIMEOUT_SECONDS},
         )
-        if not isinstance(answer, dict) or not isinstance(answer.get("data"), list):
-            raise ValueError("the answer is no JSON object with a list of data")
-        rows = sorted(answer["data"], key=lambda each: each["index"])
+        data = answer.get("data") if isinstance(answer, dict) else None
+        if not data:
+            raise ValueError("the answer is no JSON object with data")
+        rows = sorted(data, key=lambda each: each["index"])
         if [each["index"] for each in rows] != [*range(len(texts))]:
             raise ValueError(f"{len(rows)} embeddings for {len(texts)} texts")
         found = np.stack([_numbers(each["embedding"]) for each in rows])
