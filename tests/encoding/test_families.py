@@ -14,7 +14,6 @@ from tests.helpers.tiny_models import (
     add_modules,
     copied,
     dense,
-    layer_norm,
     load,
     resolve,
     texts,
@@ -146,10 +145,7 @@ HEADS = {
     "dense": (dense(),),
     "two": (dense(out=48, activation="Identity", bias=False), dense(48, 20, "GELU", seed=1)),
     "wider": (dense(out=80, activation="ReLU"), NORMALIZE),
-    "norm": (layer_norm(), dense(), NORMALIZE),
     "defaults": (("Dense", {"in_features": DIM, "out_features": 16}, dense()[2]),),
-    "residual": (dense(out=DIM, residual=True), dense(residual=True)),
-    "middle": (NORMALIZE, dense(activation="SiLU"), NORMALIZE),
 }
 
 
@@ -177,6 +173,7 @@ def test_a_head_agrees_with_sentence_transformers(bert_with, heads):
         ({"activation_function": "torch.nn.Bilinear"}, "Bilinear.* are known here; choose another"),
         ({"module_input_name": "token_embeddings"}, "sets module_input_name to"),
         ({"module_output_name": "other"}, "sets module_output_name to 'other'"),
+        ({"use_residual": True}, "sets use_residual to True in 2_Dense, which is not run"),
     ],
 )
 def test_a_dense_that_cannot_be_applied_is_refused(bert_with, changes, message):

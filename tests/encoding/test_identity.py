@@ -55,7 +55,7 @@ def changed(before: Halves, after: Halves) -> list[str]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with one of each: dense and norm after the pooling, prompts, a map of tokens."""
+    """A model with one of each: a dense layer after the pooling, prompts, a map of tokens."""
     folder = tiny_models.bert(tmp_path_factory.mktemp("model") / "all")
     # Rows to spare, for tokenizers that add special tokens of their own.
     tensors = load_file(folder / "model.safetensors")
@@ -70,7 +70,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")
     }
     tiny_models.write_json(folder / "special_tokens_map.json", special)
-    steps = (tiny_models.dense(), tiny_models.layer_norm(16), tiny_models.NORMALIZE)
+    steps = (tiny_models.dense(), tiny_models.NORMALIZE)
     return tiny_models.add_modules(folder, "mean", *steps, prompts=PROMPTS)
 
 
@@ -146,7 +146,7 @@ SEEN = {
     "tokenizer_config.json: split_special_tokens", "tokenizer_config.json: tokenizer_class",
     "special_tokens_map.json: cls_token", "1_Pooling/config.json: include_prompt",
     "1_Pooling/config.json: pooling_mode", "model.safetensors", "2_Dense/model.safetensors",
-    "3_LayerNorm/model.safetensors", "config.json: layer_norm_eps",
+    "config.json: layer_norm_eps",
     "sentence_bert_config.json: max_seq_length",
     "config_sentence_transformers.json: prompts.query",
     "config_sentence_transformers.json: prompts.document",
@@ -359,6 +359,8 @@ def test_code_that_cannot_be_pinned_and_adapters_are_refused(file, settings, mes
         (("Transformer", "WordWeights", "Pooling"), "ends with WordWeights,"),
         (("Transformer", "Pooling", "my.Dense"), "ends with my.Dense,"),
         (("Transformer", "Dense"), "ends with Dense,"),
+        (("Transformer", "Pooling", "Normalize", "Dense"), "ends with Normalize,"),
+        (("Transformer", "Pooling", "LayerNorm"), "ends with LayerNorm,"),
     ],
 )
 def test_a_module_that_is_not_run_is_refused(kinds, message, tmp_path):

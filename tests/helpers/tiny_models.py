@@ -224,13 +224,7 @@ def add_modules(
 
 
 def dense(
-    width: int = DIM,
-    out: int = 16,
-    activation: str = "Tanh",
-    *,
-    bias: bool = True,
-    residual: bool = False,
-    seed: int = 0,
+    width: int = DIM, out: int = 16, activation: str = "Tanh", *, bias: bool = True, seed: int = 0
 ) -> tuple[str, dict[str, Any], dict[str, torch.Tensor]]:
     """Return a Dense module with random weights, as ``add_modules`` takes it."""
     home = "linear" if activation == "Identity" else "activation"
@@ -238,23 +232,13 @@ def dense(
         "in_features": width,
         "out_features": out,
         "bias": bias,
-        "use_residual": residual,
         "activation_function": f"torch.nn.modules.{home}.{activation}",
     }
     random = torch.Generator().manual_seed(seed)
     weights = {"linear.weight": torch.randn(out, width, generator=random) / width**0.5}
     if bias:
         weights["linear.bias"] = torch.randn(out, generator=random)
-    if residual and width != out:
-        weights["residual.weight"] = torch.randn(out, width, generator=random)
     return "Dense", config, weights
-
-
-def layer_norm(width: int = DIM) -> tuple[str, dict[str, Any], dict[str, torch.Tensor]]:
-    """Return a LayerNorm module with random weights, as ``add_modules`` takes it."""
-    random = torch.Generator().manual_seed(1)
-    weights = {f"norm.{name}": torch.randn(width, generator=random) for name in ("weight", "bias")}
-    return "LayerNorm", {"dimension": width}, weights
 
 
 NORMALIZE: tuple[str, dict[str, Any], dict[str, torch.Tensor]] = ("Normalize", {}, {})

@@ -107,7 +107,6 @@ POOLING_FLAGS = {
 }
 _TRANSFORMER_ALONE = "take out modules.json to use the transformer alone"
 _HOME = "sentence_transformers."
-_HEAD = ("Dense", "LayerNorm", "Normalize")
 # Read here, or without effect on embeddings.
 _SETTINGS = ("max_seq_length", "do_lower_case", "query_length", "document_length", "unpad_inputs")
 
@@ -124,25 +123,19 @@ class FolderModule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadStep:
-    """One step from the pooled hidden states towards the embedding.
+class Dense:
+    """A linear map and an activation, after the pooling."""
 
-    A Dense is linear, applies ``activation`` and, with ``residual``, adds its input, projected if
-    the widths differ.
-    """
-
-    kind: str  # one of _HEAD
     path: Path = field(compare=False)
     in_features: int
     out_features: int
-    bias: bool = False
-    activation: str = "Identity"
-    residual: bool = False
-    weights_sha256: str | None = None
+    bias: bool
+    activation: str
+    weights_sha256: str
 
 
-def head_sha256(head: Sequence[HeadStep]) -> str | None:
-    """Return the identity of a head, its steps and weights in order; None without one."""
+def head_sha256(head: Sequence[Dense]) -> str | None:
+    """Return the identity of the dense layers after the pooling; None without any."""
     if not head:
         return None
     steps = [{k: v for k, v in asdict(step).items() if k != "path"} for step in head]
@@ -175,10 +168,11 @@ def refuse_unknown(name: str, modules: Sequence[FolderModule]) -> None:
     static = is_static(modules)
     if kinds and kinds[0] != "Transformer" and not static:
         raise NotRunError(name, f"starts with {kinds[0]}", _TRANSFORMER_ALONE)
-    start = kinds.index("Pooling") + 1 if "Pooling" in kinds else 1
-    allowed = _HEAD if static or "Pooling" in kinds else ("Normalize",)
-    unknown = [*kinds[1 : start - 1], *(k for k in kinds[start:] if k not in allowed)]
-    if unknown:
+    while kinds[1:] and kinds[-1] == "Normalize":
+        kinds.pop()
+    pooled = kinds[1:2] == ["Pooling"]
+    allowed = "Dense" if static or pooled else None
+    if unknown := [kind for kind in kinds[1 + pooled :] if kind != allowed]:
         raise NotRunError(name, f"ends with {', '.join(unknown)}", _TRANSFORMER_ALONE)
 
 
@@ -224,58 +218,47 @@ def read_pooling(modules: Sequence[FolderModule]) -> tuple[str | None, bool]:
     return None, True
 
 
-def read_head(name: str, modules: Sequence[FolderModule], *, width: int) -> tuple[HeadStep, ...]:
-    """Return the steps after the pooling, without a normalisation at the end."""
-    listed = [module for module in modules if module.kind in _HEAD]
-    while listed and listed[-1].kind == "Normalize":
-        listed.pop()
-    head: list[HeadStep] = []
-    for module in listed:
-        before = head[-1].out_features if head else width
-        step = _head_step(name, module, before)
-        if step.in_features != before:
-            raise EncoderError(
-                f"{step.kind} in {step.path} takes {step.in_features} numbers and is given "
-                f"{before}; restore the folder of model {name}, or choose another model"
-            )
-        head.append(step)
+def read_head(name: str, modules: Sequence[FolderModule], *, width: int) -> tuple[Dense, ...]:
+    """Return the dense layers after the pooling, which gives embeddings of ``width``."""
+    head: list[Dense] = []
+    for module in modules:
+        if module.kind == "Dense":
+            head.append(_dense(name, module.path, head[-1].out_features if head else width))
     return tuple(head)
 
 
-def _head_step(name: str, module: FolderModule, before: int) -> HeadStep:
-    file = module.path / "config.json"
+def _dense(name: str, folder: Path, width: int) -> Dense:
+    file = folder / "config.json"
     config = read_object(file)
-    for key in ("module_input_name", "module_output_name"):
-        if config.get(key) not in (None, "sentence_embedding"):
-            reason = f"sets {key} to {config[key]!r} in {file.parent.name}"
+    plain = dict.fromkeys(("module_input_name", "module_output_name"), "sentence_embedding")
+    for key, value in {**plain, "use_residual": False}.items():
+        if config.get(key, value) not in (None, value):
+            reason = f"sets {key} to {config[key]!r} in {folder.name}"
             raise NotRunError(name, reason, _TRANSFORMER_ALONE)
-    if module.kind == "Normalize":
-        return HeadStep(kind="Normalize", path=module.path, in_features=before, out_features=before)
-    dense = module.kind == "Dense"
-    keys = ("in_features", "out_features") if dense else ("dimension", "dimension")
-    widths: list[Any] = [config.get(key) for key in keys]
+    before, after = widths = [config.get(key, 0) for key in ("in_features", "out_features")]
     if not all(isinstance(width, int) and 0 < width <= VECTOR_NUMBERS for width in widths):
         raise EncoderError(
-            f"{file} has no {keys[0]} or {keys[1]} from 1 to {VECTOR_NUMBERS:,}; "
+            f"{file} has no in_features or out_features from 1 to {VECTOR_NUMBERS:,}; "
             "restore the model folder"
+        )
+    if before != width:
+        raise EncoderError(
+            f"Dense in {folder} takes {before} numbers and is given {width}; restore the folder "
+            f"of model {name}, or choose another model"
         )
     # Without an activation sentence-transformers takes Tanh.
     dotted = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
-    activation = dotted.rpartition(".")[2] if dense else "Identity"
-    if activation not in ACTIVATIONS or (dense and not dotted.startswith("torch.nn.")):
+    activation = dotted.rpartition(".")[2]
+    if activation not in ACTIVATIONS or not dotted.startswith("torch.nn."):
         raise EncoderError(
             f"{file} asks for the activation {dotted!r}, and of torch.nn only "
             f"{', '.join(ACTIVATIONS)} are known here; choose another model"
         )
-    return HeadStep(
-        kind=module.kind,
-        path=module.path,
-        in_features=widths[0],
-        out_features=widths[1],
-        bias=dense and bool(config.get("bias", True)),
+    return Dense(
+        path=folder,
+        in_features=before,
+        out_features=after,
+        bias=bool(config.get("bias", True)),
         activation=activation,
-        residual=dense and bool(config.get("use_residual", False)),
-        weights_sha256=files_sha256(
-            weight_files(module.path), name=name, folder=module.path, what="weights"
-        ),
+        weights_sha256=files_sha256(weight_files(folder), name=name, folder=folder, what="weights"),
     )

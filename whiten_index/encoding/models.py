@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from whiten_index.artifacts.files import exists, is_file, is_folder, list_folder, walk_files
 from whiten_index.artifacts.limits import VECTOR_NUMBERS, canonical_json
 from whiten_index.encoding.model_files import (
-    HeadStep,
+    Dense,
     NotRunError,
     files_sha256,
     inside,
@@ -88,7 +88,7 @@ class ModelFolder:
     longest: int  # most tokens that the model can take
     lower_case: bool
     prompts: dict[str, str]
-    head: tuple[HeadStep, ...]
+    head: tuple[Dense, ...]
     normalizes: bool  # whether the model ends with an L2 normalisation
     similarity: str  # that the model was trained for: cosine, dot, euclidean or manhattan
     weights_sha256: str
@@ -499,8 +499,7 @@ def _fetch_model(
     if onnx:
         fetch(name, path.name, [_ONNX], local_files_only, otherwise, unwanted=())
     modules = read_modules(path)
-    heads = ("Dense", "LayerNorm")
-    holders = [*modules[:1], *(each for each in modules[1:] if trusted or each.kind in heads)]
+    holders = [*modules[:1], *(each for each in modules[1:] if trusted or each.kind == "Dense")]
     pickled = [
         (folder.relative_to(path) / "pytorch_model*.bin").as_posix()
         for folder in sorted({module.path for module in holders} or {path})

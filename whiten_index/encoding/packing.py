@@ -8,7 +8,6 @@ Models with relative position biases (MPNet, T5, DeBERTa) cannot be packed: the 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, cast
@@ -31,10 +30,8 @@ _TOKEN_TYPES = _FROM_PADDING | {"bert"}
 
 # transformers takes names with "sdpa", "flash" or "flex" in them for its own.
 IMPLEMENTATION = "whiten_index_packed"
-_HEAD_DIM_STEP, _LARGEST_HEAD_DIM = 8, 256
-_TRIAL_LENGTH = 300
+_CPU_TRIAL_LENGTH, _TRIAL_LENGTH = 8, 300  # tokens of a text
 _TRIAL_ERROR = 0.02
-_CPU_TRIAL_LENGTH = 8
 # A window of 4,096 tokens would take a model of 7 billion weights minutes to try.
 _LONGEST_CPU_TRIAL = 1024
 _CPU_TRIAL_ERROR = 1e-3
@@ -136,7 +133,7 @@ class PackedForward:
     def __init__(self, model: Any, kernel: Kernel | None = None) -> None:
         """Prepare a loaded model of a type in ``PACKABLE``, in evaluation mode."""
         if obstacle := _model_obstacle(model):
-            raise EncoderError(f"the model cannot run without padding: {obstacle}; pad its batches")
+            raise EncoderError(obstacle)
         self._model = model
         self._kernel = kernel or (sdpa_varlen if model.device.type == "cpu" else torch_varlen)
         transformers.AttentionInterface.register(IMPLEMENTATION, attend)
@@ -182,18 +179,19 @@ class PackedForward:
 def packing_obstacle(model: Any, device: torch.device, dtype: torch.dtype) -> str | None:
     """Return the reason why a loaded model cannot run without padding, None if it can.
 
-    Without another obstacle the model is tried: on a GPU a few hundred tokens, with torch's kernel
-    compared with ``sdpa_varlen`` in every layer; on a CPU a few tokens, or enough for a sliding
-    window, compared with each text alone. Never raises.
+    The model is tried: on a GPU with torch's kernel compared with ``sdpa_varlen`` in every layer;
+    on a CPU compared with each text alone. Never raises.
     """
+    if device.type != "cpu" and dtype not in (torch.float16, torch.bfloat16):
+        return f"{str(dtype).removeprefix('torch.')} is not a half precision"
     try:
-        if device.type != "cpu":
-            obstacle = _model_obstacle(model) or _gpu_obstacle(model, device, dtype)
-            return obstacle or _trial_obstacle(model, device)
-        return _model_obstacle(model) or _cpu_trial_obstacle(model)
+        _try_packing(model)
+    except EncoderError as error:
+        return str(error)
     except Exception as error:
         # Drivers, torch and transformers raise all sorts of errors here.
         return f"{type(error).__name__}: {str(error)[:160]}"
+    return None
 
 
 def pool_packed(
@@ -269,20 +267,6 @@ def attend(
     return kernel(q, k, v, attention).unsqueeze(0), None
 
 
-def _gpu_obstacle(model: Any, device: torch.device, dtype: torch.dtype) -> str | None:
-    config = model.config
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if device.type != "cuda" or torch.version.hip is not None:
-        return f"device {device} is no NVIDIA GPU"
-    if dtype not in (torch.float16, torch.bfloat16):
-        return f"{str(dtype).removeprefix('torch.')} is not a half precision"
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        return f"{torch.cuda.get_device_name(device)} is older than compute capability 8.0"
-    if width % _HEAD_DIM_STEP or width > _LARGEST_HEAD_DIM:
-        return f"its heads have {width} dimensions, not a multiple of 8 up to 256"
-    return None
-
-
 def _model_obstacle(model: Any) -> str | None:
     config = model.config
     kind = config.model_type
@@ -298,54 +282,31 @@ def _model_obstacle(model: Any) -> str | None:
 
 
 @torch.inference_mode()
-def _trial_obstacle(model: Any, device: torch.device) -> str | None:
-    """Run texts, together longer than the model's positions, with ``_checked``, and clean up."""
-    longest = max(min(_TRIAL_LENGTH, model.config.max_position_embeddings // 2), 1)
-    counts = [longest, 1, longest, longest // 2]
-    lengths = torch.tensor(counts, device=device)
-    ids = torch.arange(sum(counts), device=device) % model.config.vocab_size
-    cu_seqlens = pad(lengths.cumsum(0), (1, 0)).int()
-    try:
-        with _attention_set_back(model):
-            PackedForward(model, _checked)(ids, lengths, cu_seqlens, longest)
-    except EncoderError as error:
-        return str(error)
-    return None
-
-
-@torch.inference_mode()
-def _cpu_trial_obstacle(model: Any) -> str | None:
-    """Run a few tokens end to end and text by text, compare, and clean up."""
-    config = model.config
-    longest = max(min(_CPU_TRIAL_LENGTH, config.max_position_embeddings // 2), 1)
+def _try_packing(model: Any) -> None:
+    """Run texts end to end, together longer than the model's positions, and compare."""
+    config, on_cpu = model.config, model.device.type == "cpu"
+    longest = _CPU_TRIAL_LENGTH if on_cpu else _TRIAL_LENGTH
+    longest = max(min(longest, config.max_position_embeddings // 2), 1)
     counts = [longest, longest, 1, (longest + 1) // 2]
-    if (window := getattr(config, "sliding_window", None)) is not None:
+    if on_cpu and (window := getattr(config, "sliding_window", None)) is not None:
         # One text is longer than the window, by half of it: of a single token that is not seen,
         # little is left in all states.
         past = window + window // 2 + 2
         if past <= min(_LONGEST_CPU_TRIAL, config.max_position_embeddings):
             counts.append(past)
-    lengths, bounds = torch.tensor(counts), [0, *accumulate(counts)]
-    ids = torch.arange(bounds[-1]) % config.vocab_size
-    with _attention_set_back(model):
-        alone = [
-            model(input_ids=ids[None, begin:end], use_cache=False).last_hidden_state[0]
-            for begin, end in pairwise(bounds)
-        ]
-        cu_seqlens = torch.tensor(bounds, dtype=torch.int32)
-        packed = PackedForward(model)(ids, lengths, cu_seqlens, max(counts))
-    expected = torch.cat(alone)
-    error = float((packed - expected).norm() / expected.norm())
-    if not error <= _CPU_TRIAL_ERROR:
-        return f"texts end to end give other states than each alone, by {error:.2g}"
-    return None
-
-
-@contextmanager
-def _attention_set_back(model: Any) -> Iterator[None]:
-    before = model.config._attn_implementation
+    lengths, bounds = torch.tensor(counts, device=model.device), [0, *accumulate(counts)]
+    ids = torch.arange(bounds[-1], device=model.device) % config.vocab_size
+    cu_seqlens = torch.tensor(bounds, dtype=torch.int32, device=model.device)
+    before = config._attn_implementation
+    forward = PackedForward(model, None if on_cpu else _checked)
     try:
-        yield
+        packed = forward(ids, lengths, cu_seqlens, max(counts))
+        if on_cpu:
+            alone = [
+                model(input_ids=ids[None, begin:end], use_cache=False).last_hidden_state[0]
+                for begin, end in pairwise(bounds)
+            ]
+            _require_alike(packed, torch.cat(alone), _CPU_TRIAL_ERROR)
     finally:
         model.set_attn_implementation(before)
 
@@ -354,7 +315,11 @@ def _checked(query: Tensor, key: Tensor, value: Tensor, attention: Attention) ->
     """Attend with torch's kernel, and raise if it is far from the reference."""
     found = torch_varlen(query, key, value, attention)
     expected = sdpa_varlen(query.double(), key.double(), value.double(), attention)
-    error = float((found - expected).norm() / expected.norm())
-    if not error <= _TRIAL_ERROR:  # NaN is no agreement either
-        raise EncoderError(f"torch's variable-length attention is wrong here, by {error:.2g}")
+    _require_alike(found, expected, _TRIAL_ERROR)
     return found
+
+
+def _require_alike(found: Tensor, expected: Tensor, most: float) -> None:
+    error = float((found - expected).norm() / expected.norm())
+    if not error <= most:  # NaN is no agreement either
+        raise EncoderError(f"texts end to end give other states, by {error:.2g}")

@@ -23,8 +23,7 @@ _ENDINGS = frozenset(".!?…؟۔।॥")
 # These end a sentence, and so a word, where no blank follows.
 _CJK_ENDING = "。！？｡"
 _BREAK = re.compile(rf"([{_CJK_ENDING}][{_CJK_ENDING}{re.escape(_CLOSING)}]*)\s*|\s+")
-_BLANKS = re.compile(r"\s*")
-_WORD, _LINE, _SENTENCE = 1, 2, 3
+_INSIDE, _WORD, _LINE, _SENTENCE = range(4)
 _MOST_CLOSING = 8
 
 
@@ -121,12 +120,11 @@ class PassageSplitter:
 
     def _offsets(self, texts: list[str]) -> list[list[Span]]:
         """Return the (start, end) of each text's tokens in the text as it was given."""
-        lowered = [self._lowered(text) for text in texts]
-        encodings = self._backend.encode_batch(lowered, add_special_tokens=False)
-        return [
-            encoding.offsets if len(low) == len(text) else _before_lowering(encoding.offsets, text)
-            for text, low, encoding in zip(texts, lowered, encodings, strict=True)
-        ]
+        # The few texts that lowering makes longer are tokenised as they are.
+        lowered = [(text, self._lowered(text)) for text in texts]
+        alike = [low if len(low) == len(text) else text for text, low in lowered]
+        encodings = self._backend.encode_batch(alike, add_special_tokens=False)
+        return [encoding.offsets for encoding in encodings]
 
     def _lowered(self, text: str) -> str:
         return text.lower() if self._lower_case else text
@@ -154,16 +152,6 @@ class PassageSplitter:
         return room
 
 
-def _before_lowering(offsets: Sequence[Span], text: str) -> list[Span]:
-    """Return offsets into ``text.lower()`` as offsets into ``text``: a few letters grow."""
-    origin = [i for i, letter in enumerate(text) for _ in letter.lower()]
-    origin.append(len(text))
-    return [
-        (origin[start], origin[end - 1] + 1 if end > start else origin[end])
-        for start, end in offsets
-    ]
-
-
 def passage_spans(text: str, offsets: Sequence[Span], *, room: int, overlap: int = 0) -> list[Span]:
     """Return the character spans of a text's passages, in order.
 
@@ -176,7 +164,34 @@ def passage_spans(text: str, offsets: Sequence[Span], *, room: int, overlap: int
     """
     if len(offsets) <= room or not text.strip():
         return [(0, len(text))]
-    return list(_Cutter(text, offsets, room, overlap).spans())
+    # Neither falls.
+    starts = list(accumulate((start for start, _ in offsets), max))
+    ends = list(accumulate((end for _, end in offsets), max))
+    parts = [part for word in _words(text) for part in _fitting(word, starts, ends, room)]
+    # Parts i to j have tokens first[i] to last[j], the last not included.
+    first = [bisect_right(ends, part.start) for part in parts]
+    last = [bisect_left(starts, part.end) for part in parts]
+
+    def rank(part: int, *, counts: bool) -> int:
+        return parts[part].rank if counts else min(parts[part].rank, _WORD)
+
+    spans, begin, stop = list[Span](), 0, 0
+    while True:
+        # Each passage ends after the one before it.
+        done, stop = stop, max(bisect_right(last, first[begin] + room), stop + 1)
+        if stop < len(parts):
+            middle = first[begin] + room // 2
+            ranked = [(rank(part, counts=last[part] > middle), part) for part in range(done, stop)]
+            stop = max(ranked)[1] + 1
+        spans.append((parts[begin].start, parts[stop - 1].end))
+        if stop == len(parts):
+            return spans
+        # What is shared leaves room for the part that follows.
+        end, half = last[stop - 1], last[stop - 1] - overlap / 2
+        least = max(end - overlap, last[stop] - room)
+        shared = range(bisect_left(first, least, begin + 1, stop), stop if least < end else 0)
+        begins = [(rank(part - 1, counts=first[part] <= half), -part) for part in shared]
+        begin = -max(begins)[1] if begins else stop
 
 
 def sentence_spans(text: str) -> list[Span]:
@@ -185,121 +200,45 @@ def sentence_spans(text: str) -> list[Span]:
     A sentence ends as in ``passage_spans``: after its full stop, at an empty line, or with the
     text.
     """
-    stop = len(text.rstrip())
-    spans, start = [], len(text) - len(text.lstrip())
-    for place in _breaks(text):
-        if place.rank == _SENTENCE and start < place.end <= stop:
-            spans.append((start, place.end))
-            start = place.start
-    return [*spans, (start, stop)] if stop > start else spans
+    spans, start = list[Span](), None
+    for word in _words(text):
+        start = word.start if start is None else start
+        if word.rank == _SENTENCE:
+            spans.append((start, word.end))
+            start = None
+    return spans
 
 
-class _Break(NamedTuple):
-    """A place between two words: the end of one, the start of the next, and how good it is."""
+class _Part(NamedTuple):
+    """A word or a part of one, and how good a place its end is to cut."""
 
-    end: int
     start: int
+    end: int
     rank: int
 
 
-def _breaks(text: str) -> Iterator[_Break]:
-    for match in _BREAK.finditer(text):
-        if match[1]:
-            yield _Break(match.end(1), match.end(), _SENTENCE)
-            continue
-        end, start = match.span()
-        lines = text.count("\n", end, start)
-        last = text[end - 1 : end]
-        if last and last in _CLOSING:
+def _words(text: str) -> Iterator[_Part]:
+    """Yield the words of a text; the last one ends a sentence."""
+    start, stop = 0, len(text.rstrip())
+    for match in _BREAK.finditer(text, 0, stop):
+        end, rank = match.end(1), _SENTENCE
+        if not match[1]:
+            end, lines = match.start(), match[0].count("\n")
             last = text[max(end - _MOST_CLOSING, 0) : end].rstrip(_CLOSING)[-1:]
-        rank = _SENTENCE if lines > 1 or last in _ENDINGS else _LINE if lines else _WORD
-        yield _Break(end, start, rank)
+            rank = _SENTENCE if lines > 1 or last in _ENDINGS else _LINE if lines else _WORD
+        if end > start:
+            yield _Part(start, end, rank)
+        start = match.end()
+    if stop > start:
+        yield _Part(start, stop, _SENTENCE)
 
 
-class _Cutter:
-    """Cuts one text; ``starts`` and ``ends`` of its tokens never fall."""
-
-    def __init__(self, text: str, offsets: Sequence[Span], room: int, overlap: int) -> None:
-        self.text, self.room, self.overlap = text, room, overlap
-        self.starts = list(accumulate((start for start, _ in offsets), max))
-        self.ends = list(accumulate((end for _, end in offsets), max))
-        self.breaks = list(_breaks(text))
-        self.length = len(text.rstrip())
-
-    def spans(self) -> Iterator[Span]:
-        """Yield the passages; each ends after the one before it, so there is an end to them."""
-        start = end = self._blanks_end(0)
-        while True:
-            end = self._end(start, end)
-            yield start, end
-            if end >= self.length:
-                return
-            start = self._next_start(start, end)
-
-    def _end(self, start: int, beyond: int) -> int:
-        """Return the end of the passage from ``start``, after ``beyond``."""
-        first, beyond = bisect_right(self.ends, start), max(start, beyond)
-        if first + self.room >= bisect_left(self.starts, self.length):
-            return self.length
-        limit = self.starts[first + self.room]
-        if limit <= beyond:
-            return self._character_after(self._blanks_end(beyond))
-        half = max(self.starts[first + self.room // 2], beyond)
-        if found := self._ending(half, limit):
-            return max(found, key=lambda place: (place.rank, place.end)).end
-        found = self._ending(beyond, half)
-        return found[-1].end if found else limit
-
-    def _next_start(self, start: int, end: int) -> int:
-        """Return the start of the passage after the one from ``start`` to ``end``."""
-        following = self._blanks_end(end)
-        last = bisect_left(self.starts, end)
-        inside_a_word = following == end and not self._starting(end, end + 1)
-        # What is shared must leave room for the word that follows, or for more of a long one.
-        held = self._character_after(end) if inside_a_word else self._word_after(following)
-        least = max(last - self.overlap, bisect_left(self.starts, held) - self.room)
-        if least >= last:
-            return following
-        earliest = max(self.ends[least - 1] if least > 0 else 0, start + 1)
-        half = last - self.overlap / 2
-        ranked = [
-            (place.rank if bisect_right(self.ends, place.start) <= half else _WORD, -place.start)
-            for place in self._starting(earliest, end)
-        ]
-        if ranked:
-            return -max(ranked)[1]
-        return earliest if inside_a_word and earliest < end else following
-
-    def _word_after(self, start: int) -> int:
-        """Return the end of the word at ``start``, or of its first character if it is too long."""
-        reach = bisect_right(self.ends, start) + self.room
-        limit = self.starts[reach] if reach < len(self.starts) else len(self.text)
-        if found := self._ending(start, limit):
-            return found[0].end
-        return limit if limit == len(self.text) else self._character_after(start)
-
-    def _character_after(self, start: int) -> int:
-        """Return the end of the character at ``start``, with all of its tokens."""
-        stop = bisect_right(self.starts, start)
-        end = self.starts[stop] if stop < len(self.starts) else len(self.text)
-        while self.text[end - 1].isspace():
-            end -= 1
-        return end
-
-    def _ending(self, after: int, until: int) -> list[_Break]:
-        """Return the breaks whose word ends after ``after``, ``until`` at the latest."""
-        low = bisect_right(self.breaks, after, key=lambda place: place.end)
-        high = bisect_right(self.breaks, until, key=lambda place: place.end)
-        return self.breaks[low:high]
-
-    def _starting(self, begin: int, stop: int) -> list[_Break]:
-        """Return the breaks whose next word starts from ``begin`` on, before ``stop``."""
-        low = bisect_left(self.breaks, begin, key=lambda place: place.start)
-        high = bisect_left(self.breaks, stop, key=lambda place: place.start)
-        return self.breaks[low:high]
-
-    def _blanks_end(self, position: int) -> int:
-        """Return the first place from ``position`` on that is not blank."""
-        match = _BLANKS.match(self.text, position)
-        assert match is not None
-        return match.end()
+def _fitting(word: _Part, starts: list[int], ends: list[int], room: int) -> Iterator[_Part]:
+    """Yield a word, or its tokens if it has more than ``room``."""
+    first, last = bisect_right(ends, word.start), bisect_left(starts, word.end)
+    start = word.start
+    for place in starts[first:last] if last - first > room else ():
+        if place > start:
+            yield _Part(start, place, _INSIDE)
+            start = place
+    yield _Part(start, word.end, word.rank)

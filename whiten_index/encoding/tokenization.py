@@ -131,44 +131,28 @@ def _tokenizing(tokenizer: Any, max_length: int) -> Callable[[list[str]], Sequen
         return encode
 
     def of_beginnings(texts: list[str]) -> list[Any]:
-        read = [_beginning(text, max_length * _CHARACTERS_A_TOKEN) for text in texts]
-        found = encode(read)
+        most = max_length * _CHARACTERS_A_TOKEN
+        # They end with a word.
+        ends = [text.rfind(" ", 0, most) if len(text) > most else -1 for text in texts]
+        found = encode(
+            [text[:end] if end > 0 else text for text, end in zip(texts, ends, strict=True)]
+        )
         # Surplus tokens prove that the first ones are those of the whole text.
-        again = [
-            row
-            for row, (part, text) in enumerate(zip(read, texts, strict=True))
-            if len(part) < len(text) and not found[row].overflowing
-        ]
-        if again:
-            for row, tokens in zip(again, encode([texts[row] for row in again]), strict=True):
-                found[row] = tokens
+        again = [i for i, end in enumerate(ends) if end > 0 and not found[i].overflowing]
+        for i, tokens in zip(again, encode([texts[i] for i in again]), strict=True):
+            found[i] = tokens
         return found
 
     return of_beginnings
 
 
-def _beginning(text: str, most: int) -> str:
-    """Return at most ``most`` characters that end with a word, else the whole text."""
-    if len(text) <= most:
-        return text
-    ends = (end for end in range(most, 0, -1) if _ends_word(text[end - 1]))
-    return text[: next(ends, None)]
-
-
-def _ends_word(letter: str) -> bool:
-    """Return whether BERT's tokenizer never joins a letter to the next: blanks, and Chinese."""
-    return letter in " \n" or "\u4e00" <= letter <= "\u9fff"
-
-
 def _sees_words_alone(backend: Any) -> bool:
     """Return whether a tokenizer sees each word alone, as BERT's does; others may look ahead."""
-    normalizer = backend.normalizer
     return (
         type(backend.pre_tokenizer).__name__ == "BertPreTokenizer"
-        and type(normalizer).__name__ == "BertNormalizer"
-        and bool(normalizer.handle_chinese_chars)
+        and type(backend.normalizer).__name__ == "BertNormalizer"
         and not any(
-            token.normalized or any(map(_ends_word, token.content))
+            token.normalized or " " in token.content
             for token in backend.get_added_tokens_decoder().values()
         )
     )

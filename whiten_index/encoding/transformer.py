@@ -1,6 +1,5 @@
 """The loaded model: token ids in, one pooled and unnormalised embedding a text out."""
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from whiten_index.encoding.encoder_config import BackendName
-from whiten_index.encoding.model_files import HeadStep, weight_files
+from whiten_index.encoding.model_files import weight_files
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.openvino import OpenVinoStates
 from whiten_index.encoding.packing import PackedForward, packing_obstacle, pool_packed
@@ -178,59 +177,27 @@ def load_transformer(
     return tokenizer, encoder
 
 
-class _Dense(nn.Module):
-    """A linear map, an activation and, if residual, the input added to the result."""
-
-    def __init__(self, step: HeadStep) -> None:
-        super().__init__()
-        self.linear = nn.Linear(step.in_features, step.out_features, bias=step.bias)
-        self.activation: nn.Module = getattr(nn, step.activation)()
-        self.residual: nn.Module | None = nn.Identity() if step.residual else None
-        if step.residual and step.in_features != step.out_features:
-            self.residual = nn.Linear(step.in_features, step.out_features, bias=False)
-
-    def forward(self, pooled: Tensor) -> Tensor:
-        out: Tensor = self.activation(self.linear(pooled))
-        return out if self.residual is None else out + self.residual(pooled)
-
-
-class _Normalize(nn.Module):
-    """Division by the L2 norm."""
-
-    def forward(self, pooled: Tensor) -> Tensor:
-        return nn.functional.normalize(pooled, dim=-1)
-
-
 def load_head(folder: ModelFolder) -> nn.Module | None:
     """Return the module from pooled states (n, hidden_size) to embeddings (n, dim)."""
-    if not folder.head:
-        return None
     steps: list[nn.Module] = []
-    for step in folder.head:
-        if step.kind == "Normalize":
-            steps.append(_Normalize())
-            continue
+    for dense in folder.head:
+        linear = nn.Linear(dense.in_features, dense.out_features, bias=dense.bias)
         try:
-            if step.kind == "Dense":
-                module: nn.Module = _Dense(step)
-            else:
-                # Under the name of its saved weights.
-                module = nn.Sequential(OrderedDict(norm=nn.LayerNorm(step.in_features)))
             tensors: dict[str, Tensor] = {}
-            for file in weight_files(step.path):
+            for file in weight_files(dense.path):
                 # weights_only: a pickle may hold code, which is never run.
                 tensors |= (
                     load_file(file)
                     if file.suffix == ".safetensors"
                     else torch.load(file, map_location="cpu", weights_only=True)
                 )
-            module.load_state_dict(tensors)
+            linear.load_state_dict({k.removeprefix("linear."): v for k, v in tensors.items()})
         except Exception as error:
             # Readers of weights raise all sorts of errors.
             reason = " ".join(str(error).split())[:200]
             raise EncoderError(
-                f"the weights of {step.kind} in {step.path} cannot be used ({reason}); restore the "
+                f"the weights of Dense in {dense.path} cannot be used ({reason}); restore the "
                 f"folder of model {folder.name}"
             ) from error
-        steps.append(module)
-    return nn.Sequential(*steps).eval().requires_grad_(False)
+        steps += [linear, getattr(nn, dense.activation)()]
+    return nn.Sequential(*steps).eval().requires_grad_(False) if steps else None

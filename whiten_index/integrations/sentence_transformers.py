@@ -94,10 +94,7 @@ def _modules(spec: EncoderSpec, model: ModelFolder, affine: Affine) -> list[Modu
         shares = {"layer_weights": np.array(chosen, dtype=np.float32)}
         modules.append(Module("WeightedLayerPooling", layers, shares))
     modules.append(pooling_module(spec, model.hidden_size))
-    modules += [
-        Module(step.kind, source=None if step.kind == "Normalize" else step.path)
-        for step in model.head
-    ]
+    modules += [Module("Dense", source=dense.path) for dense in model.head]
     if affine.normalize_input:
         modules.append(Module("Normalize"))
     rows, columns = affine.matrix.shape

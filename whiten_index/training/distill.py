@@ -30,7 +30,7 @@ def distill_model(model: str, out: Path | str, *, dims: int | None = None) -> Pa
         )
 
     pooling = {"mean": "mean", "cls": "first", "last": "last"}.get(spec.pooling)
-    if pooling is None or any(step.kind != "Normalize" for step in folder.head):
+    if pooling is None or folder.head:
         raise ConfigError(
             f"{spec.model} pools by {spec.pooling} or has own steps after that, which model2vec "
             "does not apply; name another model"

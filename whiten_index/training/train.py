@@ -161,7 +161,7 @@ def model_of(config: TrainingConfig) -> tuple[EncoderSpec, ModelFolder]:
             f"{spec.model} pools by {spec.pooling} over layers {spec.layers}; training pools the "
             f"last layer by {' or '.join(POOLINGS)}: give --pooling"
         )
-    if any(step.kind != "Normalize" for step in folder.head):
+    if folder.head:
         raise ConfigError(
             f"{spec.model} has its own steps after its pooling, which training would leave "
             "out; train the transformer alone: take out its modules.json"
