@@ -38,7 +38,7 @@ from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.evaluate_sts import average
 from whiten_index.measure.spaces import Scores, Spaces, encoder_facts, runs_of
 from whiten_index.progress import Stages
-from whiten_index.store.records import TransformerFacts
+from whiten_index.store.records import EncoderFacts
 
 POOLINGS = ("mean", "cls")
 _KIND, _VERSION, _FILE = "pooled states", 1, "states.npy"
@@ -51,7 +51,7 @@ _SAME = 1e-5  # of the largest coordinate: the rounding of float32 in equal stat
 class _States(Described):
     """Manifest of pooled states."""
 
-    encoder: TransformerFacts
+    encoder: EncoderFacts
 
 
 _SCHEMA = Schema(_KIND, _VERSION, _States)

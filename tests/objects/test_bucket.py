@@ -12,10 +12,8 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import requests
 
 from tests.helpers.bad_input import process, run
-from tests.objects.helpers import build, corpus_file
 from whiten_index.artifacts.object_store import Bucket, ChangedError
 from whiten_index.errors import ConfigError, StorageError
 
@@ -142,40 +140,6 @@ def test_an_object_too_large_for_what_it_is_takes_no_memory(s3, tmp_path, monkey
     assert "more than 67,108,864 bytes" in said
 
 
-class _Page(_Silent):
-    """The page of a proxy, for every request, or for one of those to a server behind it."""
-
-    tagged: bool
-    behind = ""
-    status, wrong, asked = 200, 0, 0
-
-    def do_GET(self) -> None:
-        type(self).asked += 1
-        page, headers = b"<html><body>Log in</body></html>", {"ETag": '"1"'} if self.tagged else {}
-        status, headers["Content-Type"] = self.status, "text/html" if self.behind else "text/plain"
-        if self.behind and self.asked != self.wrong:
-            found = requests.get(self.behind + self.path, headers=dict(self.headers), timeout=9)
-            page, status, headers = found.content, found.status_code, dict(found.headers)
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(page))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(page)
-
-
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [({"tagged": False}, "page of a proxy"), ({"tagged": True}, "page of a proxy"),
-     ({"tagged": False, "status": 412}, "cannot read")],
-)  # fmt: skip
-def test_the_page_of_a_proxy_is_no_empty_bucket(s3, tmp_path, monkeypatch, answer, message):
-    monkeypatch.setenv("WHITEN_INDEX_CACHE", str(tmp_path))
-    with answering(type("Page", (_Page,), answer), monkeypatch):
-        for command in ("inspect",) if "status" in answer else ("versions", "verify"):
-            status, _, said = run(command, "s3://bucket/index")
-            assert (status, message in said) == (7, True), said
-
-
 def test_a_page_that_is_not_there_answers_no_removal_and_no_put(s3, monkeypatch):
     class NotFound(_Silent):
         def do_POST(self) -> None:
@@ -189,23 +153,3 @@ def test_a_page_that_is_not_there_answers_no_removal_and_no_put(s3, monkeypatch)
             Bucket("s3://bucket/p").delete("a")
         with pytest.raises(StorageError, match="cannot put s3://bucket/p/a"):
             Bucket("s3://bucket/p").put("a", b"", over={"e_tag": "1"})
-
-
-@pytest.mark.parametrize("answered", [200, 404])
-def test_one_page_of_a_proxy_among_answers_is_no_damage(
-    server: str, bucket: str, machine: Any, tmp_path: Path, monkeypatch: Any, answered: int
-) -> None:
-    out = f"s3://{bucket}/index"
-    build(corpus_file(tmp_path / "c.parquet", shards=1), out=out)
-    statuses = list[int]()
-    page = type("Page", (_Page,), {"tagged": True, "behind": server, "status": answered})
-    with answering(page, monkeypatch):
-        while page.asked >= page.wrong:
-            page.wrong, page.asked = page.wrong + 1, 0
-            status, _, said = run("verify", out)
-            assert status in (0, 7), said
-            statuses.append(status)
-            # As at the first look of another machine.
-            machine(str(page.wrong))
-            assert answered == 404 or len(Bucket(out).folders()) == 2
-    assert {0, 7} == set(statuses)

@@ -1,4 +1,4 @@
-"""Damage in a bucket, seen from a machine whose copies are sound: the bucket decides."""
+"""Damage in a bucket, seen from machines with sound copies and without any."""
 
 import os
 import stat
@@ -46,15 +46,14 @@ def test_damage_of_each_object_is_noticed_and_mended(s3, bucket, machine, tmp_pa
     for key in places:
         before = body(s3, bucket, key)
         damage(s3, bucket, key)
+        machine(key.replace("/", "-"))
         # As a fresh process: nothing that was listed before is known.
-        with pytest.raises(Exception, match=r"damaged|missing|not a published") as raised:
+        with pytest.raises(ArtifactError, match=r"damaged|missing|not a published"):
             hits(out)
-        assert type(raised.value).__name__ == "ArtifactError", (key, raised.value)
+        machine("first")
         report = verify_index(out)
         assert not report.sound, key
         assert any(damage.path.startswith(out) and damage.remedy for damage in report.damages), key
-        if key.startswith("index/versions/"):
-            assert all(facts.sound != "" for facts in list_versions(out)), key
         again = build(corpus, out=out)
         assert again.version == first.version
         assert body(s3, bucket, key) == before, key

@@ -9,7 +9,7 @@ import pytest
 
 from tests.objects.helpers import SHARDS, build, corpus_file, hits, keys
 from whiten_index import PushConfig, QueryTransform, open_index, push_index
-from whiten_index.errors import BusyError, ConfigError, GateError, StorageError
+from whiten_index.errors import BusyError, ConfigError, GateError
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.versions.retention import list_versions, prune, rollback
@@ -93,32 +93,6 @@ def test_of_two_updates_at_once_one_is_published(s3, bucket, machine, tmp_path, 
     done = update_index(UpdateConfig(index=out, corpus=(corpus,), refit="always"))
     assert done.version == second[1].version
     assert (done.to_json()["rows"]["deleted"] > 0, done.to_json()["gates"]) == (True, [])
-
-
-@pytest.mark.parametrize("lost", ["manifest.json", "index.faiss", "CURRENT"])
-def test_what_a_proxy_does_not_pass_on_is_not_published(
-    s3: Any, bucket: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
-) -> None:
-    import obstore
-
-    corpus, out, real = corpus_file(tmp_path / "c.parquet"), f"s3://{bucket}/index", obstore.put
-    build(corpus, out=out)
-    before = hits(out)
-    corpus_file(tmp_path / "c.parquet", shards=SHARDS + 1)
-
-    def kept(store: Any, key: str, *arguments: Any, **options: Any) -> Any:
-        if key.endswith(lost) and "store" not in key:
-            return {"e_tag": "answered", "version": None}
-        return real(store, key, *arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(obstore, "put", kept)
-        with pytest.raises(StorageError, match=r"put and is not (all )?there"):
-            update(out)
-    machine("second")
-    assert hits(out) == before
-    machine("first")
-    assert update(out).version
 
 
 def test_pruned_versions_are_gone_from_the_bucket_and_never_published_again(

@@ -101,22 +101,13 @@ class BucketStorage(Storage):
         return BucketStorage, (self.uri,)
 
     @override
-    def fetch(self, path: Path, *, names: Names = None, compare: bool = False) -> None:
+    def fetch(self, path: Path, *, names: Names = None) -> None:
         key = self._key(path)
         if exists(path):
-            if not self._is_known(key):
-                # It was there when it was copied, and was removed since.
-                if not compare and exists(path / _NOTE) and self.manifest(path) is None:
-                    self._remove_copy(path)
-            elif compare and self._differs(key, path):
-                # Once is enough: it may be gigabytes.
-                self._again.add(key)
-                if not self._get_artifact(key, path, replace=True):
-                    raise ArtifactError(
-                        f"{self.uri}/{key} is damaged: it changed since this machine uploaded or "
-                        f"downloaded it; whiten-index verify {self.uri} names what is damaged, and "
-                        "the same build, run on this machine, mends it from a copy"
-                    )
+            # It was there when it was copied, and was removed since.
+            gone = exists(path / _NOTE) and not self._is_known(key)
+            if gone and self.manifest(path) is None:
+                self._remove_copy(path)
         elif f"{key}/{MANIFEST}" in (known := self._listed(key)):
             self._get_artifact(key, path)
         elif key in known and not self._get_file(key, path):
@@ -172,10 +163,13 @@ class BucketStorage(Storage):
 
     @override
     def settle(self, path: Path) -> None:
-        try:
-            self.fetch(path, names=(), compare=True)
-        except ArtifactError:
-            self._dropped.add(self._key(path))
+        key = self._key(path)
+        if exists(path) and self._is_known(key) and self._differs(key, path):
+            # Once is enough: it may be gigabytes.
+            self._again.add(key)
+            if not self._get_artifact(key, path, replace=True):
+                self._dropped.add(key)
+        self.fetch(path, names=())
 
     @override
     def keep(self, path: Path) -> None:
@@ -192,10 +186,6 @@ class BucketStorage(Storage):
                     self.uri,
                     key,
                 )
-
-    @override
-    def differs(self, path: Path) -> bool | None:
-        return self._differs(self._key(path), path) if exists(path / _NOTE) else None
 
     @override
     def push(self, path: Path) -> None:
@@ -230,17 +220,11 @@ class BucketStorage(Storage):
         key = self._key(path)
         try:
             self._bucket.put(key, data, over=tag)
-            found = self._bucket.get(key)
         except ChangedError as error:
             raise BusyError(
                 f"{self.uri} was changed by another command meanwhile, and what that did stays; "
                 "run the same command again, which is quick, as what was encoded is kept"
             ) from error
-        if found is None or (found[0] != data and found[1] == tag):
-            raise StorageError(
-                f"{self.uri}/{key} was put and is not there; if a proxy is between, check it, "
-                "then run the same command again"
-            )
         replace_file(path, data)
 
     @override

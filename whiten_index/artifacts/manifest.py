@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -34,7 +34,7 @@ from whiten_index.artifacts.files import (
     walk_files,
     writing,
 )
-from whiten_index.artifacts.limits import MANIFEST_BYTES, canonical_json, load_json
+from whiten_index.artifacts.limits import MANIFEST_BYTES, VECTOR_NUMBERS, canonical_json, load_json
 from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.paths import cut
 
@@ -277,8 +277,8 @@ _MOST = 2**63 - 1
 Integer = Annotated[int, Strict(), Field(ge=-_MOST, le=_MOST)]
 Count = Annotated[int, Strict(), Field(ge=0, le=_MOST)]
 Positive = Annotated[int, Strict(), Field(ge=1, le=_MOST)]
+Width = Annotated[int, Strict(), Field(ge=1, le=VECTOR_NUMBERS)]
 Number = Annotated[float, Strict()]
-Share = Annotated[float, Strict(), Field(ge=0, le=1)]
 Flag = Annotated[bool, Strict()]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
@@ -332,6 +332,30 @@ class Schema(Generic[T]):
         try:
             return self._adapter.validate_python([value])[0]
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-            place = ".".join(map(str, first["loc"][1:]))
-            raise ValueError(f"field {cut(place)!r}: {first['msg']}") from None
+            raise _wrong_field(error) from None
+
+
+def json_of(kind: type[Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return a check of a dataclass's JSON object, to annotate a field of a shape with."""
+
+    @cache
+    def adapter() -> TypeAdapter[Any]:
+        config: Any = {"extra": "forbid", "allow_inf_nan": False, "strict": True}
+        return TypeAdapter(list[kind], config=config)  # type: ignore[valid-type]
+
+    def check(value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            # As JSON, in which a list may be a tuple; names of files may be no UTF-8.
+            text = json.dumps([value], ensure_ascii=False)
+            adapter().validate_json(text.encode("utf-8", "replace"))
+        except ValidationError as error:
+            raise _wrong_field(error) from None
+        return value
+
+    return check
+
+
+def _wrong_field(error: ValidationError) -> ValueError:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = ".".join(map(str, first["loc"][1:]))
+    return ValueError(f"field {cut(place)!r}: {first['msg']}")

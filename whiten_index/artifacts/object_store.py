@@ -10,7 +10,7 @@ import importlib
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +41,6 @@ _SETTINGS = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY and AZURE_STORAGE_ENDPOINT",
 }
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
-_OF_A_PROXY = "the answer is the page of a proxy"
 # Reasons, and their signs in an error's type or text.
 _REASONS: dict[str, tuple[str, ...]] = {
     "there is no bucket {bucket!r} at {server}": _NO_BUCKET,
@@ -100,10 +99,8 @@ class Bucket:
         """
         try:
             with self._translated("read", key):
-                found = self._open(self._quick, key)
+                found = self._obstore.get(self._quick, self._key(key))
                 tag = {name: found.meta[name] for name in ("e_tag", "version") if found.meta[name]}
-                if "e_tag" not in tag:
-                    raise ValueError(_OF_A_PROXY)
                 if found.meta["size"] > MANIFEST_BYTES:
                     return self._range(key, 0, MANIFEST_BYTES + 1), tag
                 return bytes(found.bytes()), tag
@@ -160,19 +157,13 @@ class Bucket:
     def _parts(self, key: str) -> Iterator[Any]:
         """Yield an object in blocks of bounded size, whatever a list or a manifest says of it."""
         with self._translated("read", key):
-            found = self._open(self._bulk, key)
+            found = self._obstore.get(self._bulk, self._key(key))
             size = found.meta["size"]
             if size <= _BLOCK:
                 yield found.bytes()
                 return
         for start in range(0, size, _BLOCK):
             yield self._range(key, start, min(start + _BLOCK, size))
-
-    def _open(self, client: Any, key: str) -> Any:
-        found = self._obstore.get(client, self._key(key))
-        if str(found.attributes.get("Content-Type")).startswith("text/html"):
-            raise ValueError(_OF_A_PROXY)
-        return found
 
     def piece(self, key: str, start: int, stop: int) -> bytes:
         """Return some bytes of an object, none without an object."""
@@ -192,37 +183,16 @@ class Bucket:
 
     def objects(self, folder: str) -> dict[str, Stat]:
         """Return all objects in a folder and those below it, by key."""
-
-        def after(last: str | None) -> dict[str, Stat]:
-            where, offset = self._key(folder) or None, last and self._key(last)
-            lists = self._obstore.list(self._quick, where, offset=offset, chunk_size=1000)
+        with self._translated("list", folder):
+            lists = self._obstore.list(self._quick, self._key(folder) or None, chunk_size=1000)
             entries = (each for some in lists for each in some)
             return {self._relative(each["path"]): _stat(each["size"], each) for each in entries}
 
-        return self._whole(folder, after)
-
     def folders(self) -> list[str]:
         """Return the names of the folders right below the prefix, sorted."""
-
-        def ask(_: str | None) -> dict[str, Stat]:
+        with self._translated("list", ""):
             found = self._obstore.list_with_delimiter(self._quick, self._prefix or None)
-            return {self._relative(e.rstrip("/")): Stat(0, "") for e in found["common_prefixes"]}
-
-        return sorted(self._whole("", ask))
-
-    def _whole(self, folder: str, ask: Callable[[str | None], dict[str, Stat]]) -> dict[str, Stat]:
-        """Return what is listed, by what ``ask`` lists after a key."""
-        # obstore takes the page of a proxy for a list that ends there, and for any object.
-        found: dict[str, Stat] = {}
-        asked_in_vain = 0
-        with self._translated("list", folder):
-            while asked_in_vain < (1 if found else 2):
-                more = ask(max(found, default=None))
-                asked_in_vain = 0 if more.keys() - found else asked_in_vain + 1
-                found |= more
-        if not found and self.get(f"{folder}/none".lstrip("/")):
-            raise self._failure("list", f"{self.uri}/{folder}", _OF_A_PROXY)
-        return found
+            return sorted(self._relative(each.rstrip("/")) for each in found["common_prefixes"])
 
     def _key(self, key: str) -> str:
         return "/".join(filter(None, (self._prefix, key)))

@@ -30,11 +30,10 @@ class Storage:
 
     uri = ""  # of the prefix in a bucket
 
-    def fetch(self, path: Path, *, names: Names = None, compare: bool = False) -> None:
+    def fetch(self, path: Path, *, names: Names = None) -> None:
         """Copy an artifact or a file from the bucket, unless there is a copy.
 
-        Of an artifact the manifest is copied and the files ``names``. With ``compare``, a copy of
-        one is replaced if the bucket has another by now.
+        Of an artifact the manifest is copied and the files ``names``.
         """
 
     def fetch_all(self, paths: Iterable[Path]) -> None:
@@ -83,10 +82,6 @@ class Storage:
     def holds(self, path: Path) -> bool:
         """Return whether an artifact or file is in the bucket, or in a folder without a bucket."""
         return exists(path)
-
-    def differs(self, path: Path) -> bool | None:
-        """Return whether the bucket has another artifact than when it was copied; None for none."""
-        return None
 
     def names(self, folder: Path, pattern: str = "[!.]*") -> list[str]:
         """Return the sorted names of the artifacts and files in a folder, as the bucket has it."""

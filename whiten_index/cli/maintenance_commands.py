@@ -280,6 +280,4 @@ def _verify_lines(report: "VerifyReport") -> Iterator[str]:
         yield f"  note: {note}"
     for damage in (*report.damages, *report.unread):
         yield f"  {damage.path}\n    {damage.why}"
-        if damage.touches:
-            yield f"    needed by {'; '.join(damage.touches)}"
         yield f"    {damage.remedy}"

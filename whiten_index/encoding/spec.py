@@ -5,14 +5,18 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, TypedDict
+from typing import Annotated, Any, ClassVar, TypedDict
 
-from whiten_index.artifacts.manifest import fingerprint
+from annotated_types import Len
+from pydantic import StringConstraints
+
+from whiten_index.artifacts.manifest import Count, Positive, Sha256, Width, fingerprint
 from whiten_index.encoding.encoder_config import (
     DEFAULT_MODEL,
     POOLINGS,
     REMOTE,
     BackendName,
+    DtypeName,
     EncoderConfig,
 )
 from whiten_index.encoding.model_files import head_sha256
@@ -37,20 +41,20 @@ class EncoderSpec:
 
     model: str  # name or folder
     revision: str | None  # commit of the hub, or EMBEDDED
-    weights_sha256: str
-    files_sha256: str  # of all other files that loading may read: settings, tokenizer, code
-    dim: int
+    weights_sha256: Sha256
+    files_sha256: Sha256  # of all other files that loading may read: settings, tokenizer, code
+    dim: Width
     pooling: str  # one of POOLINGS (first-last-avg: mean of two layers), or SENTENCE_TRANSFORMERS
-    layers: tuple[int, ...]  # hidden states averaged, 0 = embeddings
-    max_length: int  # tokens a text, special ones included
-    dtype: str
+    layers: tuple[Count, ...]  # hidden states averaged, 0 = embeddings
+    max_length: Positive  # tokens a text, special ones included
+    dtype: DtypeName
     lower_case: bool
     document_prompt: str
     query_prompt: str
     normalizes: bool  # whether the model ends with an L2 normalisation, which is not applied
     needs_code: bool  # whether the model runs its own Python code; a fact, never a consent
     pools_prompt: bool
-    head_sha256: str | None
+    head_sha256: Sha256 | None
     code_revision: str | None
     similarity: str = "cosine"  # that the model was trained for, by its configuration
     canary: str = ""  # embeddings of fixed texts, once the model was loaded; see canary.py
@@ -104,14 +108,14 @@ class RemoteSpec:
     see ``canary.py``.
     """
 
-    model: str  # openai:NAME
+    model: Annotated[str, StringConstraints(pattern="^openai:.")]
     endpoint: str  # where it was asked; shown, and never used to ask again
     served: str  # what the endpoint calls the model in its answers
-    dim: int
-    dimensions: int | None  # requested width, of a model with several
+    dim: Width
+    dimensions: Width | None  # requested width, of a model with several
     document_prompt: str
     query_prompt: str
-    input_types: tuple[str, ...]  # of documents and of queries, or none
+    input_types: Annotated[tuple[str, ...], Len(0, 2)]  # of documents and of queries, or none
     canary: str
     # What an EncoderSpec has and nobody here knows.
     revision: ClassVar[None] = None

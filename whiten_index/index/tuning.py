@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.manifest import Count
 from whiten_index.index.choice import AUTO, IndexPlan
 from whiten_index.index.exact import Rows, Scores, Vectors, rounding
 from whiten_index.index.factory import inner_index, is_exact, lists_of
@@ -34,11 +35,11 @@ class OperatingPoint:
     """The setting of an index, and its index recall."""
 
     # Nprobe or efSearch; empty for a kind without any.
-    parameters: dict[str, int] = field(default_factory=dict)
+    parameters: dict[str, Count] = field(default_factory=dict)
     recall: float | None = None  # share of the exact neighbours found, None if nothing was measured
     target: float = 0.0  # recall wanted
     reached: bool = False  # whether it is met
-    queries: int = 0  # held-out vectors it was measured with
+    queries: Count = 0  # held-out vectors it was measured with
     p95_ms: float | None = None  # of single searches, None if they were not timed
 
 

@@ -3,18 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, NotRequired
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, StringConstraints
 from typing_extensions import TypedDict
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import writing
-from whiten_index.artifacts.limits import VECTOR_NUMBERS
-from whiten_index.artifacts.manifest import Count, Flag, Positive, Schema, Sealed, Sha256
+from whiten_index.artifacts.manifest import Count, Schema, Sealed, Width, json_of
+from whiten_index.encoding.spec import EncoderSpec, RemoteSpec
 from whiten_index.errors import ArtifactError
-
-Width = Annotated[Positive, Field(le=VECTOR_NUMBERS)]
 
 
 class CorpusSource(TypedDict):
@@ -119,59 +117,27 @@ class CorpusRecord:
         return cls(fields["source"], parts, fields["skipped"], files, fields["index"])
 
 
-class TransformerFacts(TypedDict):
-    """A model that encodes texts; see ``EncoderSpec``."""
-
-    kind: Literal["transformer"]
-    model: str
-    revision: str | None
-    weights_sha256: Sha256
-    files_sha256: Sha256
-    dim: Width
-    pooling: str
-    layers: list[Count]
-    max_length: Positive
-    dtype: Literal["float32", "bfloat16", "float16", "int8"]
-    lower_case: Flag
-    document_prompt: str
-    query_prompt: str
-    normalizes: Flag
-    needs_code: Flag
-    pools_prompt: Flag
-    head_sha256: Sha256 | None
-    code_revision: str | None
-    similarity: NotRequired[str]
-    canary: NotRequired[str]
-    fingerprint: NotRequired[str]
+def _check_encoder(value: dict[str, Any]) -> dict[str, Any]:
+    if (kind := str(value.get("kind"))) not in _ENCODERS:
+        raise ValueError(f"field 'kind': Input should be {' or '.join(_ENCODERS)}")
+    _ENCODERS[kind]({name: each for name, each in value.items() if name not in _BESIDES})
+    return value
 
 
-class ApiFacts(TypedDict):
-    """A model behind an API; see ``RemoteSpec``."""
-
-    kind: Literal["api"]
-    model: Annotated[str, Field(pattern="^openai:.")]
-    endpoint: str
-    served: str
-    dim: Width
-    dimensions: Width | None
-    document_prompt: str
-    query_prompt: str
-    input_types: Annotated[list[str], Field(max_length=2)]
-    canary: str
-    fingerprint: NotRequired[str]
+# A spec as JSON values, with its kind and, in an exported transform, its fingerprint.
+EncoderFacts = Annotated[dict[str, Any], AfterValidator(_check_encoder)]
 
 
-_ModelFacts = Annotated[TransformerFacts | ApiFacts, Field(discriminator="kind")]
-
-
-class ColumnFacts(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class ColumnSpec:
     """A column of embeddings, and the model of the queries if it is known."""
 
-    kind: Literal["column"]
     column: str
     dim: Width
-    query_encoder: _ModelFacts | None
-    fingerprint: NotRequired[str]
+    query_encoder: EncoderFacts | None
 
 
-EncoderFacts = Annotated[TransformerFacts | ApiFacts | ColumnFacts, Field(discriminator="kind")]
+_ENCODERS = {
+    "transformer": json_of(EncoderSpec), "api": json_of(RemoteSpec), "column": json_of(ColumnSpec),
+}  # fmt: skip
+_BESIDES = ("kind", "fingerprint")

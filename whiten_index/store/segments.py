@@ -148,7 +148,7 @@ class Segments:
     def _segment(self, name: str, *, verify: bool) -> Segment:
         folder, bucket = self.segments_folder / name, self.mirror
         if isinstance(bucket, BucketStorage) and not self._is_here(name):
-            bucket.fetch(folder, names=(), compare=True)
+            bucket.fetch(folder, names=())
             return read_segment(folder)["segment"]
         self.mirror.fetch(folder)
         try:
@@ -247,9 +247,7 @@ class Segments:
     def _texts_of(self, name: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Return ``digests`` and ``truncated`` of a segment; its name proves the digests."""
         folder, bucket = self.segments_folder / name, self.mirror
-        if not isinstance(bucket, BucketStorage) or (
-            self._is_here(name) and bucket.differs(folder) is False
-        ):
+        if not isinstance(bucket, BucketStorage) or self._is_here(name):
             self._segment(name, verify=False)
             # Copied, as Linux lets a process map some 65,000 files, and more may be there.
             return np.array(self.tensor(name, "digests")), self.tensor(name, "truncated")

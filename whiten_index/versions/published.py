@@ -22,11 +22,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from whiten_index.artifacts.atomic import leftovers_in, make_folder, remove_leftovers
+from whiten_index.artifacts.atomic import make_folder, remove_leftovers
 from whiten_index.artifacts.cached_storage import naming
 from whiten_index.artifacts.files import (
     exists,
-    list_folder,
     mode_of,
     reading,
     require_target,
@@ -181,11 +180,6 @@ def set_current(
         taken_back = {*(known if withdrawn is None else withdrawn)} - {version}
         facts = {name: known.get(name) or _facts(root, name) for name in taken_back}
     removed = () if before is None else before.removed
-    if made and (put := mirror.size(folder)) and mirror.look_again() and mirror.size(folder) != put:
-        raise StorageError(
-            f"{mirror.uri}/{VERSIONS}/{version} was put and is not all there, so it is not "
-            "published; if a proxy is between, check it, then run the same command again"
-        )
     try:
         put_current(root, Current(version, digest, facts, removed), mirror, tag)
     except BusyError:
@@ -229,9 +223,11 @@ def tidy(root: Path) -> None:
             remove_leftovers(folder)
 
 
-def version_names(root: Path, *, inside: str = VERSIONS) -> list[str]:
+def version_names(root: Path, mirror: Storage = LOCAL, *, inside: str = VERSIONS) -> list[str]:
     """Return the names of the versions, or candidates, oldest first, without links and files."""
-    return [path.name for path in _entries(root, inside) if not _is_strange(path)]
+    found = filter(version_number, mirror.names(root / inside))
+    plain = [name for name in found if not _is_strange(root / inside / name)]
+    return sorted(plain, key=lambda name: (version_number(name), name))
 
 
 def strange_entries(root: Path) -> list[Path]:
@@ -239,19 +235,15 @@ def strange_entries(root: Path) -> list[Path]:
 
     These are links and files with such a name, and folders of versions with another name.
     """
-    found = []
-    for folder in (root / VERSIONS, root / CANDIDATES):
-        others = set(list_folder(folder)) - set(leftovers_in(folder))
-        for path in sorted(others):
-            holds = any(exists(path / name) for name in (MANIFEST, RECORD))
-            if _is_strange(path) if version_number(path.name) else holds:
-                found.append(path)
-    return found
 
+    def is_strange(path: Path) -> bool:
+        if version_number(path.name):
+            return _is_strange(path)
+        return any(exists(path / name) for name in (MANIFEST, RECORD))
 
-def _entries(root: Path, inside: str) -> list[Path]:
-    found = [path for path in list_folder(root / inside, "[0-9]*") if version_number(path.name)]
-    return sorted(found, key=lambda path: (version_number(path.name), path.name))
+    folders = (root / VERSIONS, root / CANDIDATES)
+    paths = (folder / name for folder in folders for name in LOCAL.names(folder, "*"))
+    return list(filter(is_strange, paths))
 
 
 def _is_strange(path: Path) -> bool:
@@ -270,14 +262,15 @@ def find_version(root: Path, identity: str, mirror: Storage = LOCAL) -> str | No
     """Return a sound version with the same identity that was not withdrawn, if there is one."""
     current = current_or_none(root)
     others = () if current is None else (*current.withdrawn, *current.removed)
-    for name in mirror.names(root / VERSIONS):
-        if name.endswith(f"-{identity[:12]}"):
-            mirror.settle(root / VERSIONS / name)
-    for name in reversed(version_names(root)):
+    # One that is here alone was cut off as it was put into the bucket.
+    for name in sorted({*version_names(root), *version_names(root, mirror)}, reverse=True):
+        if not name.endswith(f"-{identity[:12]}") or name in others:
+            continue
         folder = root / VERSIONS / name
+        mirror.settle(folder)
         try:
             version = read_version(folder, mirror=mirror)
-            if version.fields["identity"] == identity and name not in others:
+            if version.fields["identity"] == identity:
                 version.check(whole=True)
                 mirror.keep(folder)
                 return name
@@ -291,11 +284,11 @@ def next_version(root: Path, identity: str, mirror: Storage = LOCAL) -> str:
 
     Numbers are never used again, not even those of versions removed since.
     """
-    names = [path.name for inside in (VERSIONS, CANDIDATES) for path in _entries(root, inside)]
+    names = [*mirror.names(root / VERSIONS)]
+    names += [name for each in (VERSIONS, CANDIDATES) for name in LOCAL.names(root / each)]
     if (current := current_or_none(root)) is not None:
         names += [current.version, *current.withdrawn, *current.removed]
-    numbers = map(version_number, (*names, *mirror.names(root / VERSIONS)))
-    return f"{max(numbers, default=0) + 1:06d}-{identity[:12]}"
+    return f"{max(map(version_number, names), default=0) + 1:06d}-{identity[:12]}"
 
 
 @contextlib.contextmanager
@@ -347,11 +340,11 @@ def with_published(
 
 def _fetched(root: Path, current: Current, mirror: Storage, verify: str) -> Version:
     folder = root / VERSIONS / current.version
-    mirror.fetch(folder, names=(), compare=True)
+    mirror.fetch(folder, names=())
     if not mirror.holds(folder):
         if mirror.look_again():
             # It was published since the bucket was listed.
-            mirror.fetch(folder, names=(), compare=True)
+            mirror.fetch(folder, names=())
         _require_there(root, current.version, mirror)
     return read_version(folder, verify=verify, sha256=current.manifest_sha256, mirror=mirror)
 

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.cached_storage import place_of
-from whiten_index.artifacts.files import exists, is_file, is_link, require_target, resolved
+from whiten_index.artifacts.files import exists, is_link, require_target, resolved
 from whiten_index.artifacts.lock import CLEANER, marked, only_writer
-from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.artifacts.object_store import is_without_bucket
 from whiten_index.artifacts.storage import LOCAL, Place, Storage, settled
 from whiten_index.corpus.batches import DIGEST_BYTES
@@ -45,7 +44,6 @@ from whiten_index.versions.published import (
 class Reference:
     """A list of rows that something is made of."""
 
-    by: str
     encoder: str | None
     record: CorpusRecord
 
@@ -220,25 +218,17 @@ def references_of(
                 "which rows are needed; mount its disk, run the encode that was interrupted to its "
                 f"end, or, if nothing needs them, remove {store.folder}"
             )
-        found += [corpus_reference(store, path) for path in paths]
+        found += [Reference(store.fingerprint, store.record(path.name)) for path in paths]
     for index in indexes:
         found += index_references(index, root, stores)
     return found
 
 
-def corpus_reference(store: EmbeddingStore, path: Path) -> Reference:
-    """Return the reference of a corpus, named by its files, folders or globs."""
-    record = store.record(path.name)
-    named = ", ".join(record.source["sources"])
-    return Reference(f"corpus {named}", store.fingerprint, record)
-
-
 def version_folders(index: Path, mirror: Storage = LOCAL) -> list[Path]:
     """Return the folders of an index's versions, and of the candidates on this machine."""
-    names = {each: version_names(index, inside=each) for each in (VERSIONS, CANDIDATES)}
-    if mirror.uri:
-        names[VERSIONS] = list(filter(version_number, mirror.names(index / VERSIONS)))
-    return [index / inside / name for inside in names for name in names[inside]]
+    versions = [index / VERSIONS / name for name in version_names(index, mirror)]
+    candidates = version_names(index, inside=CANDIDATES)
+    return versions + [index / CANDIDATES / name for name in candidates]
 
 
 def index_references(
@@ -258,17 +248,13 @@ def index_references(
 
 def _require_no_strangers(index: Path, root: Place) -> None:
     """Refuse an index with a version behind a link or under a strange name, which is not read."""
-    # A link to a version of the same index does no harm.
-    here = {resolved(folder) for folder in version_folders(index)}
     for path in strange_entries(index):
         require_target(path)
-        target = resolved(path)
-        if target not in here and any(is_file(target / name) for name in (MANIFEST, RECORD)):
-            raise ArtifactError(
-                f"{path} is a link to a version or has the name of none, and is not read, so that "
-                f"the rows of {root} that it needs are not known; put the folder {target} there "
-                f"under its own name, or move it out of {index}"
-            )
+        raise ArtifactError(
+            f"{path} is a link to a version or has the name of none, and is not read, so that "
+            f"the rows of {root} that it needs are not known; put the folder itself there under "
+            f"its own name, or move it out of {index}"
+        )
 
 
 def version_reference(
@@ -276,7 +262,6 @@ def version_reference(
 ) -> Reference | None:
     """Return the reference of a version, None if it needs nothing of these stores."""
     published = folder.parent.name == VERSIONS
-    by = f"version {folder.name} of index {folder.parent.parent}"
     with (mirror if published else LOCAL).opened(folder, [RECORD]) as copy:
         # In a bucket one may have been pruned meanwhile.
         if not exists(copy):
@@ -290,7 +275,7 @@ def version_reference(
         with contextlib.suppress(ArtifactError):
             # A sound record suffices where the manifest is damaged.
             own = CorpusRecord.load(copy / RECORD) if version is None else corpus_record(version)
-            return Reference(by, encoder, own)
+            return Reference(encoder, own)
     way = "with whiten-index prune" if published else "as a folder"
     raise ArtifactError(
         f"{folder} is damaged and does not say which rows of {root} it needs; remove it {way}, or "

@@ -1,6 +1,5 @@
 """The versions of an index: listing, rollback, pruning and description."""
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
@@ -65,7 +64,7 @@ class RollbackReport:
 
     left: str | None  # the version that was published before, None where it was not known
     to: str  # the one published
-    note: str  # what the store lacks of it, or what could not be checked; else empty
+    note: str  # why the version left is not withdrawn; else empty
     skipped: Mapping[str, str]  # newer version -> why it was not taken
 
 
@@ -133,11 +132,6 @@ def _facts(
             # A manifest may be sound though other files are damaged.
             fields = read_version(copy, verify=verify).fields
             _check(folder, copy, mirror, verify, sha256)
-            if verify != FULL and mirror.differs(folder):
-                sound = (
-                    f"{mirror.uri}/{VERSIONS}/{name} changed since this machine uploaded or "
-                    f"downloaded it; whiten-index verify {mirror.uri} shows whether it is damaged"
-                )
     except StorageError as error:
         unread = str(error)
     except (ArtifactError, FormatError) as error:
@@ -178,8 +172,7 @@ def rollback(root: Path | str, *, to: str | None = None) -> RollbackReport:
     update takes it for its own result.
     Named with ``to`` it is published again. Of a newer one none is withdrawn.
 
-    Of an index in a bucket the version is downloaded, and of its store nothing. If the store lacks
-    embeddings of the version, or cannot be reached, the report notes it.
+    Of an index in a bucket the version is downloaded, and of its store nothing.
 
     Args:
         root: the index folder, or its URI.
@@ -188,7 +181,8 @@ def rollback(root: Path | str, *, to: str | None = None) -> RollbackReport:
 
     Raises:
         ConfigError: there is no such version, or it is the published one.
-        ArtifactError: the version is damaged, or none is left to go back to.
+        ArtifactError: the version is damaged, none is left to go back to, or its searches need rows
+            that its store lacks.
         BusyError: another process is writing the index.
         StorageError: a version that may be sound cannot be read.
     """
@@ -202,41 +196,33 @@ def rollback(root: Path | str, *, to: str | None = None) -> RollbackReport:
             if left is not None:
                 mirror.fetch(folder / VERSIONS / left.version, names=())
             if to is None and left is not None:
-                version, note = _older(folder, left, mirror, skipped)
+                version = _older(folder, left, mirror, skipped)
             else:
-                version, note = _named(folder, left, str(to), mirror)
-            notes, withdrawn = [note], set[str]()
-            if left is not None:
-                withdrawn = set(left.withdrawn)
-                if version_number(version.name) < version_number(left.version):
-                    try:
-                        # A damaged version is not withdrawn: the next build may make it again.
-                        with contextlib.suppress(ArtifactError, FormatError):
-                            was = folder / VERSIONS / left.version
-                            read_version(was, mirror=mirror).check()
-                            if not mirror.uri or _damage(was, "manifest", mirror) is None:
-                                # Its copies without a certificate, or with one, are as bad.
-                                same = _identity(folder, left.version, mirror)
-                                withdrawn |= {left.version} | {
-                                    name
-                                    for name in _names(folder, mirror)
-                                    if name != version.name
-                                    and _identity(folder, name, mirror) == same
-                                }
-                    except StorageError as error:
-                        # A disk that fails is a reason to go back.
-                        notes.append(
-                            f"version {left.version} is not withdrawn, as it was not checked "
-                            f"({error})"
-                        )
+                version = _named(folder, left, str(to), mirror)
+            note, withdrawn = "", set[str]() if left is None else {*left.withdrawn}
+            if left and version_number(version.name) < version_number(left.version):
+                try:
+                    withdrawn |= _alike(folder, left.version, mirror)
+                except StorageError as error:
+                    # A disk that fails is a reason to go back.
+                    note = (
+                        f"version {left.version} is not withdrawn, as it was not checked ({error})"
+                    )
             set_current(folder, version.name, withdrawn=withdrawn, mirror=mirror, tag=tag)
     before = None if left is None else left.version
-    return RollbackReport(before, version.name, "; ".join(filter(None, notes)), skipped)
+    return RollbackReport(before, version.name, note, skipped)
 
 
-def _older(
-    root: Path, current: Current, mirror: Storage, skipped: dict[str, str]
-) -> tuple[Version, str]:
+def _alike(root: Path, name: str, mirror: Storage) -> set[str]:
+    """Return a version and its copies without a certificate, or with another; none if damaged."""
+    # The next build may make a damaged version again.
+    if _damage(root / VERSIONS / name, "manifest" if mirror.uri else FULL, mirror) is not None:
+        return set()
+    same = _identity(root, name, mirror)
+    return {each for each in _names(root, mirror) if _identity(root, each, mirror) == same}
+
+
+def _older(root: Path, current: Current, mirror: Storage, skipped: dict[str, str]) -> Version:
     """Return the newest sound version before the published one; add damaged ones to ``skipped``.
 
     A version that was certified has the files of the one before, which is no way back.
@@ -248,9 +234,9 @@ def _older(
         if not older or name in current.withdrawn:
             continue
         try:
-            version, note = _checked(root, name, mirror)
+            version = _checked(root, name, mirror)
             if left is None or version.fields["identity"] != left:
-                return version, note
+                return version
         except (ArtifactError, FormatError) as error:
             skipped[name] = str(error)
         except StorageError as error:
@@ -264,7 +250,7 @@ def _older(
     )
 
 
-def _named(root: Path, current: Current | None, name: str, mirror: Storage) -> tuple[Version, str]:
+def _named(root: Path, current: Current | None, name: str, mirror: Storage) -> Version:
     names = _names(root, mirror)
     numbered = [each for each in names if str(version_number(each)) == name]
     name = numbered[0] if len(numbered) == 1 else name
@@ -277,43 +263,28 @@ def _named(root: Path, current: Current | None, name: str, mirror: Storage) -> t
     return _checked(root, name, mirror)
 
 
-def _checked(root: Path, name: str, mirror: Storage) -> tuple[Version, str]:
-    """Return a sound version, and a note where its store lacks embeddings or was not checked."""
+def _checked(root: Path, name: str, mirror: Storage) -> Version:
+    """Return a version that is sound, with the rows of its store that its searches need."""
     folder = root / VERSIONS / name
     mirror.settle(folder)
     version = read_version(folder, mirror=mirror).check(whole=True)
-    missing, why = 0, ""
-    try:
+    if version.fields["factory"]["rerank"]:
         store, missing = missing_rows(mirror.uri or root, version)
-        if store is None:
-            why = "it cannot be reached"
-        elif missing:
-            why = f"{store} lacks {missing:,} of its rows"
-    except (FormatError, StorageError) as error:
-        if version.fields["factory"]["rerank"]:
-            raise
-        why = str(error)
-    if missing and version.fields["factory"]["rerank"]:
-        raise ArtifactError(
-            f"{name} ranks candidates again from its store: {why}, so that its searches fail; "
-            "restore them from a copy, or name another version with --to"
-        )
-    note = why and (
-        f"the store that {name} was built from was not found whole: {why}; {name} can be searched, "
-        "but it may not be ranked again from there, nor updated"
-    )
+        if missing:
+            raise ArtifactError(
+                f"{name} ranks candidates again from its store: {store} lacks {missing:,} of its "
+                "rows, so that its searches fail; restore them from a copy, or name another "
+                "version with --to"
+            )
     mirror.keep(folder)
-    return version, note
+    return version
 
 
 def _names(root: Path, mirror: Storage) -> list[str]:
-    """Return the names of the versions, oldest first; in a bucket those with a manifest."""
-    if not mirror.uri:
-        return version_names(root)
-    found = {*filter(version_number, mirror.names(root / VERSIONS))}
-    with contextlib.suppress(ArtifactError, FormatError):
-        found -= {*read_current(root).removed}
-    return sorted(found, key=lambda name: (version_number(name), name))
+    """Return the names of the versions, oldest first, without those that a prune removes."""
+    current = current_or_none(root)
+    gone = () if current is None else current.removed
+    return [name for name in version_names(root, mirror) if name not in gone]
 
 
 def _require_index(root: Path, mirror: Storage = LOCAL) -> None:

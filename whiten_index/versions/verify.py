@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.cached_storage import named, place_of, required_place
 from whiten_index.artifacts.files import exists
-from whiten_index.artifacts.manifest import MANIFEST, fingerprint
+from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.artifacts.storage import Place, settled
 from whiten_index.errors import (
     ArtifactError,
@@ -51,7 +51,6 @@ from whiten_index.versions.published import (
 from whiten_index.versions.references import (
     Reference,
     corpus_record,
-    corpus_reference,
     index_around,
     is_index,
     missing_rows,
@@ -68,7 +67,6 @@ class Damage:
 
     path: str
     why: str
-    touches: tuple[str, ...]  # corpora and versions that need it
     remedy: str  # advice, and its cost
 
 
@@ -166,10 +164,6 @@ def _report(
     )
 
 
-# Names of corpora and versions that need something, and advice.
-_Remedy = tuple[Sequence[str], str]
-
-
 class _Check:
     """One look at the files of a place."""
 
@@ -179,8 +173,8 @@ class _Check:
         self.stores, self.notes = list[str](), list[str]()
         self.errors = list[tuple[str, Path, WhitenIndexError]]()
 
-    def remedy(self, kind: str, path: Path) -> _Remedy:
-        """Return who needs something that is damaged, and advice."""
+    def remedy(self, kind: str, path: Path) -> str:
+        """Return what mends something that is damaged."""
         raise NotImplementedError
 
     @contextlib.contextmanager
@@ -203,13 +197,12 @@ class _Check:
         """Yield everything damaged, or everything that the system does not let be read."""
         for kind, path, error in self.errors:
             if isinstance(error, StorageError) == unread:
-                touches, advice = self.remedy(kind, path)
+                advice = self.remedy(kind, path)
                 if isinstance(error, FormatError):
                     advice = "upgrade whiten-index: a later release wrote it"
                 if unread:
                     advice = "mend the disk, or the permissions, and verify again"
-                by = tuple(map(named, touches))
-                yield Damage(named(path), named(_reason(error)), by, named(advice))
+                yield Damage(named(path), named(_reason(error)), named(advice))
 
 
 class _IndexCheck(_Check):
@@ -277,28 +270,23 @@ class _IndexCheck(_Check):
     def _publishes(self, folder: Path) -> bool:
         return self.current is not None and self.current.version == folder.name
 
-    def remedy(self, kind: str, path: Path) -> _Remedy:
-        """Return the version that is damaged, and what mends it, which depends on the others."""
+    def remedy(self, kind: str, path: Path) -> str:
+        """Return what mends a version, which depends on the others."""
         if kind == "strange entries":
-            return (), f"put the folder itself there under its own name, or move {path} away"
+            return f"put the folder itself there under its own name, or move {path} away"
         if kind == "index id":
-            return (), (
-                "restore it from a copy, or build or update the index again, which gives it a new "
-                "id"
-            )
+            return "restore it from a copy, or build or update again, which gives it a new id"
         if path.parent.name == CANDIDATES:
-            advice = f"remove {path}: it is not published, and the next update makes another"
-            return (_named(path),), advice
-        latest = self._to_go_back_to()
+            return f"remove {path}: it is not published, and the next update makes another"
         ways = [
             "run the same build again, which makes the version from the store and encodes just the "
             "rows that are missing; or restore what is missing from a copy"
         ]
         if kind != "CURRENT" and self.current is not None and not self._publishes(path):
             ways.insert(0, f"nobody reads it: whiten-index prune {self.root} --keep N removes it")
-        elif latest is not None:
+        elif (latest := self._to_go_back_to()) is not None:
             ways.insert(0, f"whiten-index rollback {self.root} --to {latest}, which is sound")
-        return () if kind == "CURRENT" else (_named(path),), "; or ".join(ways)
+        return "; or ".join(ways)
 
     def _to_go_back_to(self) -> str | None:
         """Return the newest sound version, if possible an older one that is not withdrawn."""
@@ -334,11 +322,10 @@ class _StoreCheck(_Check):
         # Digests of the rows of sound segments.
         self._sound = dict[str, NDArray[np.uint8]]()
         self._references = list[Reference]()
-        # Those with rows that no sound segment has.
-        self._lacking = list[Reference]()
         for path in self.store.record_paths():
             with self.checking("corpora", path):
-                self._references.append(corpus_reference(self.store, path))
+                record = self.store.record(path.name)
+                self._references.append(Reference(self.store.fingerprint, record))
         self._read_versions()
         # The files of parts, those that are needed and missing among them.
         parts = dict[Path, CorpusPart]()
@@ -392,9 +379,8 @@ class _StoreCheck(_Check):
         index = DigestIndex(self._sound.items())
         for each in self._references:
             lacking = sum(self._lacking_rows(part, index) for part in each.record.distinct_parts)
-            self._lacking += [each] if lacking else []
             most = max(most, lacking)
-        if self._lacking and not self.damaged():
+        if most and not self.damaged():
             why = ArtifactError(f"{folder} lacks {most:,} needed rows")
             self.errors.append(("segments", folder, why))
 
@@ -405,43 +391,22 @@ class _StoreCheck(_Check):
         except ArtifactError:
             return part.rows
 
-    def remedy(self, kind: str, path: Path) -> _Remedy:
-        """Return the corpora and versions that need something, and what mends it."""
+    def remedy(self, kind: str, path: Path) -> str:
+        """Return what mends a file of a store."""
         if kind == "registered indexes":
-            return (), (
+            return (
                 "update or build again each index that is built from this store, which writes it "
                 f"again; if the index is gone, remove {path}"
             )
         if kind == "indexes":
-            return (), f"verify {path.parent}, which says more"
+            return f"verify {path.parent}, which says more"
         if kind in RESULTS:
-            return (), f"remove {path}: it is made again when it is next needed"
-        touched = [each.by for each in self._references if self._needs(each, kind, path)]
-        names = tuple(dict.fromkeys(touched))
-        corpora = [name for name in names if name.startswith("corpus ")]
-        gc = f"whiten-index gc {self.root} --keep-days 0"
-        if kind in ("segments", "part_files") and not corpora:
-            if not names:
-                return names, f"nothing needs it: run {gc}"
-            return names, (
-                "no corpus has these rows any more: those versions can be searched, but not ranked "
-                "again from the store, nor updated; remove them with whiten-index prune, and run "
-                f"{gc}"
-            )
-        rest = (
-            f"if that corpus is gone, remove {path}"
-            if kind == "corpora"
-            else (f"what is still reported then goes with {gc}")
-        )
-        return names, (
-            f"run the same encode, build or update with {' and '.join(corpora) or 'its corpora'} "
-            f"again, which encodes just what is missing; {rest}"
-        )
-
-    def _needs(self, reference: Reference, kind: str, path: Path) -> bool:
-        if kind == "segments":
-            return reference in self._lacking
+            return f"remove {path}: it is made again when it is next needed"
+        again = "run the same encode, build or update again, which encodes just what is missing"
         if kind == "corpora":
-            return f"{fingerprint(dict(reference.record.source))}.json" == path.name
-        parts = reference.record.parts if kind == "part_files" else ()
-        return any(path in self.store.part_files(part) for part in parts if part.rows)
+            return f"{again}; if that corpus is gone, remove {path}"
+        return (
+            f"{again}; what nothing needs goes with whiten-index gc {self.root} --keep-days 0; "
+            "versions of rows that no corpus has any more can be searched, but neither ranked "
+            "again from the store nor updated: whiten-index prune removes them"
+        )

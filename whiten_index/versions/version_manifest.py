@@ -17,9 +17,11 @@ from whiten_index.artifacts.manifest import (
     Schema,
     Sealed,
     Sha256,
-    Share,
+    json_of,
 )
+from whiten_index.index.tuning import OperatingPoint
 from whiten_index.store.records import CorpusSource, EncoderFacts
+from whiten_index.whitening.selection import Choice
 
 
 class IndexId(Sealed):
@@ -76,43 +78,10 @@ class _Whitening(TypedDict):
     rank: Count
 
 
-class _Setting(TypedDict):
-    k: Positive
-    exponent: Number
-    center: Flag
-
-
-class _Candidate(_Setting):
-    score: Number
-    error: Number
-    leads: Flag
-
-
-class ChoiceFacts(TypedDict):
-    """Choice of a transform; see ``Choice``."""
-
-    rule: Literal["pieces", "spectrum", "labels"]
-    chosen: _Setting
-    measure: str
-    sample: Count
-    why: str
-    candidates: list[_Candidate]
-    raw_score: NotRequired[Number | None]
-
-
-class _Tuned(TypedDict):
-    parameters: dict[str, Count]
-    recall: Share | None
-    target: Number
-    reached: Flag
-    queries: Count
-    p95_ms: NotRequired[Number | None]
-
-
 @with_config({"extra": "allow"})
 class _Factory(TypedDict):
     built: str
-    tuned: _Tuned
+    tuned: Annotated[dict[str, Any], AfterValidator(json_of(OperatingPoint))]
     rerank: Count | None
 
 
@@ -186,7 +155,7 @@ class VersionManifest(Described):
     encoder_fingerprint: Digest
     runtimes: list[dict[str, str]]
     whitening: _Whitening
-    choice: ChoiceFacts | None
+    choice: Annotated[dict[str, Any], AfterValidator(json_of(Choice))] | None
     rows: Count
     counts: _Counts
     made_by: dict[str, Any]

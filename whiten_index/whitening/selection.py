@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.manifest import Count, Positive
 from whiten_index.whitening.spectrum import unit_rows
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ Rule = Literal["pieces", "spectrum", "labels"]
 class Setting:
     """One transform that may be chosen: W = U[:, :k] Λ[:k]^(−γ/2)."""
 
-    k: int  # kept width
+    k: Positive  # kept width
     exponent: float  # γ
     center: bool  # whether μ is subtracted
 
@@ -52,7 +53,7 @@ class Choice:
     rule: Rule  # `pieces`, `spectrum` or `labels`
     chosen: Setting  # the transform
     measure: str  # name of the score
-    sample: int  # number of documents or queries scored
+    sample: Count  # number of documents or queries scored
     candidates: Sequence[Candidate]  # the alternatives; none if the spectrum alone decided
     why: str  # one sentence for the user
     raw_score: float | None = None  # of the embeddings as they are
