@@ -14,6 +14,18 @@ def first_line(message: object) -> str:
     return lines[0][:500] if lines else type(message).__name__
 
 
+# Folder of copies -> URI in a bucket.
+COPIES: dict[str, str] = {}
+
+
+def named(text: object) -> str:
+    """Return a text with buckets in place of the folders of their copies."""
+    found = str(text)
+    for folder, uri in COPIES.items():
+        found = found.replace(folder, uri)
+    return found
+
+
 class WhitenIndexError(Exception):
     """Base of every error this package raises on purpose.
 
@@ -32,7 +44,9 @@ class WhitenIndexError(Exception):
 
     def __str__(self) -> str:
         # A library's message, which many errors quote, may name an address with its password.
-        return hide_secrets(super().__str__())
+        text = hide_secrets(super().__str__())
+        # These are of this machine: its disk, and a version that is kept aside here.
+        return text if isinstance(self, StorageError | GateError) else named(text)
 
 
 class ConfigError(WhitenIndexError):

@@ -66,7 +66,7 @@ from whiten_index.artifacts.object_store import (
 )
 from whiten_index.artifacts.prefetch import blocks
 from whiten_index.artifacts.storage import LOCAL, Names, Place, Storage
-from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
+from whiten_index.errors import COPIES, ArtifactError, BusyError, FormatError, StorageError
 from whiten_index.paths import as_place
 
 A = TypeVar("A")
@@ -76,8 +76,6 @@ _DOWNLOADS = ".downloads"
 # In a copy of an artifact: sizes and e-tags of its objects. In the cache: those of single files.
 _NOTE, _FILE_NOTES = ".objects.json", ".objects"
 _FILES = Schema("files", 1, Files)
-# Cache folder -> URI, for messages.
-_URIS: dict[str, str] = {}
 _LOG = logging.getLogger(__name__)
 
 
@@ -90,7 +88,7 @@ class BucketStorage(Storage):
         self.uri = self._bucket.uri
         self.folder = _cache_folder(self.uri)
         _make_cache(self.folder)
-        _URIS[str(self.folder)] = self.uri
+        COPIES[str(self.folder)] = self.uri
         # By the first part of the path. Listed on first need, then kept up to date.
         self._known: dict[str, dict[str, Stat]] = {}
         self._listing = threading.Lock()
@@ -455,24 +453,6 @@ class BucketStorage(Storage):
             return
         with self._downloading(path) as aside, contextlib.suppress(FileNotFoundError):
             path.rename(aside)
-
-
-@contextlib.contextmanager
-def naming() -> Iterator[None]:
-    """Let the block's errors name the bucket, not its cache; those of the disk name the folder."""
-    try:
-        yield
-    except (ArtifactError, BusyError, ConfigError, FormatError) as error:
-        error.args = (named(error), *error.args[1:])
-        raise
-
-
-def named(text: object) -> str:
-    """Return a text with buckets in place of their caches."""
-    found = str(text)
-    for folder, uri in _URIS.items():
-        found = found.replace(folder, uri)
-    return found
 
 
 def place_of(place: Place | BucketStorage) -> tuple[Path, Storage]:

@@ -171,10 +171,8 @@ def _update_plan_rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     fits = {"auto": "fitted again if it drifted", "always": "fitted again", "never": "kept"}
     yield "transform", fits[plan["refit"]]
     for folder, size in plan["bytes"].items():
-        if not size:
-            continue
-        free = terminal.in_words(plan["free"][folder])
-        yield "disk", f"{terminal.in_words(size)} more in {folder}, where {free} are free"
+        if size:
+            yield "disk", f"{terminal.in_words(size)} more in {folder}"
     yield "version", f"{plan['base']} would be replaced"
 
 

@@ -43,7 +43,7 @@ def sweep(plan: bool, **options: Any) -> None:
     indexes, and agreement with exact search of the raw embeddings is measured. Points that are in
     the results already are not measured again.
     """
-    from whiten_index.artifacts.cached_storage import named
+    from whiten_index.errors import named
     from whiten_index.measure.results import RESULTS, read_runs, recommend
     from whiten_index.measure.sweep_config import SweepConfig
     from whiten_index.measure.sweep_report import write_report
@@ -87,11 +87,10 @@ def _left_out(said: Mapping[str, Any]) -> list[str]:
 @click.argument("folder", type=PATH)
 def report(folder: str) -> None:
     """Rebuild the report of a sweep from FOLDER/results.jsonl alone; FOLDER may be a URI."""
-    from whiten_index.artifacts.cached_storage import named, naming
+    from whiten_index.errors import named
     from whiten_index.measure.sweep_report import write_report
 
-    with naming():
-        click.echo(named(write_report(folder)))
+    click.echo(named(write_report(folder)))
 
 
 @click.command(cls=GroupedCommand)

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 import whiten_index
 from whiten_index.artifacts.atomic import discard, remove_path
-from whiten_index.artifacts.cached_storage import named, naming, place_of
+from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.files import writing
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus.batches import ID
-from whiten_index.errors import ConfigError, CorpusError, require_config
+from whiten_index.errors import ConfigError, CorpusError, named, require_config
 from whiten_index.evaluation.judgements import JudgedQueries, read_judged
 from whiten_index.evaluation.metrics import require_evaluator
 from whiten_index.index.gpu import gpu_name, require_device
@@ -117,7 +117,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
     require_device(config.build.index_device)
     judged = read_queries(config)
     folder, mirror = place_of(str(config.out))
-    with naming(), only_writer(folder, what="sweep"):
+    with only_writer(folder, what="sweep"):
         work = folder / _WORK
         remove_path(work)
         results = Results(folder / RESULTS, mirror)

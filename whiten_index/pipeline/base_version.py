@@ -240,18 +240,16 @@ def nothing_to_do(config: UpdateConfig, base: BaseVersion, record: CorpusRecord)
     return config.order == "auto" and decided.get("threshold") == config.drift_threshold
 
 
-def room_wanted(base: BaseVersion, *, rows: int, stored: int | None = None) -> dict[Path, int]:
+def room_wanted(base: BaseVersion, *, rows: int, stored: int) -> dict[Path, int]:
     """Return folder -> bytes that a version of so many rows is expected to take there.
 
-    ``stored`` are bytes new to the store; while unknown, only the growth in rows counts.
+    ``stored`` are bytes new to the store.
     """
     had = max(base.record.rows, 1)
     index = sum(file["bytes"] for file in base.fields["files"].values()) * rows / had * _SPARE
     if base.config.budget is not None:
         # Lists are written in parts, which are then joined.
         index *= 2
-    if stored is None:
-        stored = int(max(rows - had, 0) * base.fields["bytes"]["raw"] / had)
     return {base.root: int(index), base.store.folder: stored}
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from whiten_index.artifacts.cached_storage import naming, place_of
+from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.errors import ConfigError, GateError
 from whiten_index.index.library import set_threads
@@ -65,7 +65,7 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
     stages = Stages(progress or Progress())
     labels = read_labels(config)
     set_threads(config.threads)
-    with naming(), only_writer(out, what="index"):
+    with only_writer(out, what="index"):
         before = mirror.latest(out / CURRENT)
         tidy(out)
         with executor_session(config, stages) as executor:

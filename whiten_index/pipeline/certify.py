@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from whiten_index.artifacts.cached_storage import naming, place_of
+from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, GateError, require_config
 from whiten_index.index.library import load_faiss, set_threads
@@ -52,7 +52,7 @@ def certify_index(config: CertifyConfig, *, progress: Progress | None = None) ->
     stages = Stages(progress or Progress())
     out, mirror = place_of(config.index)
     set_threads(config.threads)
-    with naming(), only_writer(out, what="index"):
+    with only_writer(out, what="index"):
         tag = mirror.latest(out / CURRENT)
         base, encoded = _opened(config, stages)
         made = certificate(open_files(base.source), encoded, base.config, config.inputs())
@@ -85,21 +85,20 @@ def recertify(config: CertifyConfig, *, progress: Progress | None = None) -> dic
     """
     stages = Stages(progress or Progress())
     load_faiss()
-    with naming():
-        base = BaseVersion.open(_update_config(config))
-        known = required_certificate(base)
-        if (config.queries is None) != (known["inputs"]["queries"] is None):
-            what = "by judged queries: name them" if config.queries is None else "by pieces: leave"
-            raise ConfigError(
-                f"the certificate of {config.index} is {what} with --queries and --qrels"
-                + " out" * (config.queries is not None)
-            )
-        asked = {"qrels_split": known["inputs"]["qrels_split"], "by": known["inputs"]["by"]}
-        if config.queries is not None:
-            require_model(base.config)
-        encoded = EncodeReport(base.store, base.record, Counts(), stages)
-        given = {**config.inputs(), **asked}
-        made = certificate(open_files(base.source), encoded, base.config, given)
+    base = BaseVersion.open(_update_config(config))
+    known = required_certificate(base)
+    if (config.queries is None) != (known["inputs"]["queries"] is None):
+        what = "by judged queries: name them" if config.queries is None else "by pieces: leave"
+        raise ConfigError(
+            f"the certificate of {config.index} is {what} with --queries and --qrels"
+            + " out" * (config.queries is not None)
+        )
+    asked = {"qrels_split": known["inputs"]["qrels_split"], "by": known["inputs"]["by"]}
+    if config.queries is not None:
+        require_model(base.config)
+    encoded = EncodeReport(base.store, base.record, Counts(), stages)
+    given = {**config.inputs(), **asked}
+    made = certificate(open_files(base.source), encoded, base.config, given)
     if not _same(known, {**made, "inputs": known["inputs"]}):
         raise ArtifactError(
             f"version {base.source.name} of {config.index} does not keep its certificate: it says "

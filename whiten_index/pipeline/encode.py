@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from whiten_index.artifacts.cached_storage import naming
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
@@ -117,7 +116,7 @@ def encode_corpus(config: BuildConfig, *, progress: Progress | None = None) -> E
     """
     stages = Stages(progress or Progress())
     config = with_absolute_paths(config)
-    with naming(), executor_session(config, stages) as executor:
+    with executor_session(config, stages) as executor:
         corpus = open_corpus(config, stages)
         report = encode_shards(config, corpus, stages, executor=executor)
         report.note_spent()

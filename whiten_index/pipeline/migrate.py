@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import discard
-from whiten_index.artifacts.cached_storage import naming, place_of
+from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.files import list_folder
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus.batches import DIGEST_BYTES
@@ -88,30 +88,29 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
     """
     require_config(config, MigrateConfig)
     stages = Stages(progress or Progress())
-    with naming():
-        base, target = migration_target(config)
-        if resolve_encoder(target.encoder_config())[0].fingerprint == base.store.fingerprint:
-            rows, name = base.record.rows, base.source.name
-            return MigrateReport(config.index, name, rows, rows, finished=True, stages=stages)
-        encoded, whole = _fill(config, target, stages)
-        new, rows = encoded.store, encoded.record.rows if whole else base.record.rows
-        report = MigrateReport(config.index, None, rows, rows, stages=stages)
-        if whole:
-            if config.queries is not None:
-                report.comparison = _compare(config, base, encoded)
-                _require_no_loss(config, report.comparison)
-            report.version = build_index(target, progress=progress).version
-            report.finished = True
-            _remove_bridged(new)
-            return report
-        report.encoded = sum(int(_known(base, new, part)[1].sum()) for part in base.record.parts)
-        if config.bridge:
-            bridge, length = _fit_bridge(base, new, stages)
-            report.bridge = {"kind": bridge.kind, "agreement": bridge.agreement}
-            store = _bridged_store(base, new, bridge, length, stages)
-            build = _bridged_build(config, base, store)
-            report.version = build_index(build, progress=progress).version
-            _remove_bridged(new, but=str(store.place))
+    base, target = migration_target(config)
+    if resolve_encoder(target.encoder_config())[0].fingerprint == base.store.fingerprint:
+        rows, name = base.record.rows, base.source.name
+        return MigrateReport(config.index, name, rows, rows, finished=True, stages=stages)
+    encoded, whole = _fill(config, target, stages)
+    new, rows = encoded.store, encoded.record.rows if whole else base.record.rows
+    report = MigrateReport(config.index, None, rows, rows, stages=stages)
+    if whole:
+        if config.queries is not None:
+            report.comparison = _compare(config, base, encoded)
+            _require_no_loss(config, report.comparison)
+        report.version = build_index(target, progress=progress).version
+        report.finished = True
+        _remove_bridged(new)
+        return report
+    report.encoded = sum(int(_known(base, new, part)[1].sum()) for part in base.record.parts)
+    if config.bridge:
+        bridge, length = _fit_bridge(base, new, stages)
+        report.bridge = {"kind": bridge.kind, "agreement": bridge.agreement}
+        store = _bridged_store(base, new, bridge, length, stages)
+        build = _bridged_build(config, base, store)
+        report.version = build_index(build, progress=progress).version
+        _remove_bridged(new, but=str(store.place))
     return report
 
 
@@ -120,8 +119,7 @@ def migration_target(config: MigrateConfig) -> tuple[BaseVersion, BuildConfig]:
     asked = UpdateConfig(
         index=config.index, store=config.store, model=config.old_model, device=config.device
     )
-    with naming():
-        base = BaseVersion.open(asked, version=_old_version(config.index))
+    base = BaseVersion.open(asked, version=_old_version(config.index))
     return base, _target(config, base)
 
 

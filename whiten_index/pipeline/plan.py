@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from whiten_index.artifacts.atomic import free_bytes
 from whiten_index.artifacts.files import exists
 from whiten_index.corpus.batches import EmbeddingBatch, TextBatch
 from whiten_index.corpus.sharding import Shard
@@ -177,7 +176,6 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> di
         **_charge(work, size),
         "other_seconds": other,
         "bytes": {str(path): size for path, size in wanted.items()},
-        "free": {str(path): free_bytes(path) for path in wanted},
         "refit": config.order,
         "up_to_date": up_to_date,
         "refused": "; ".join(faults),

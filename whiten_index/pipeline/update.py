@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.atomic import remove_folder, require_space
-from whiten_index.artifacts.cached_storage import naming, place_of
+from whiten_index.artifacts.atomic import remove_folder
+from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.object_store import Tag
 from whiten_index.errors import ConfigError, require_config
@@ -27,7 +27,6 @@ from whiten_index.pipeline.base_version import (
     open_base,
     require_not_withdrawn,
     required_certificate,
-    room_wanted,
 )
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.canary_file import CanaryFile
@@ -137,11 +136,10 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
     set_threads(config.threads)
     # Nothing is made where there is no index.
     read_current(out, mirror)
-    with naming(), advising(), only_writer(out, what="index"), ExitStack() as machines:
+    with advising(), only_writer(out, what="index"), ExitStack() as machines:
         before = mirror.latest(out / CURRENT)
         tidy(out)
         base, corpus, canaries = open_base(config, stages)
-        require_space(room_wanted(base, rows=corpus.rows), f"a version of {corpus.rows:,} rows")
         encoded = encode_shards(
             base.config,
             corpus,
@@ -203,7 +201,6 @@ def _publish(
         if "update" in made and made["update"]["base"] == base.source.name:
             set_current(out, version, mirror=mirror, tag=tag)
             return version
-    require_space(room_wanted(base, rows=record.rows), f"a version of {record.rows:,} rows")
     version = next_version(out, spec.identity, mirror)
     for name in version_names(out, inside=CANDIDATES):
         remove_folder(out / CANDIDATES / name)

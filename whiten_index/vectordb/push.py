@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.cached_storage import naming
 from whiten_index.corpus.arrow_types import times_as_numbers
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import DatabaseError, GateError, require_config
@@ -96,13 +95,12 @@ def push_index(config: PushConfig, *, progress: Progress | None = None) -> PushR
     """
     require_config(config, PushConfig)
     stages = Stages(progress or Progress())
-    with naming():
-        if config.to_file:
-            return _write_file(config, stages)
-        assert config.table is not None
-        # Before the checksums, which take long: the address may be wrong.
-        with open_writer(config.to, config.table, options=config.options) as writer:
-            return _TablePush(config, PushSource.open(config), writer, stages).run()
+    if config.to_file:
+        return _write_file(config, stages)
+    assert config.table is not None
+    # Before the checksums, which take long: the address may be wrong.
+    with open_writer(config.to, config.table, options=config.options) as writer:
+        return _TablePush(config, PushSource.open(config), writer, stages).run()
 
 
 def pushed_version(

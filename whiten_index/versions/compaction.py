@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.atomic import require_space
-from whiten_index.artifacts.cached_storage import naming, required_place
+from whiten_index.artifacts.cached_storage import required_place
 from whiten_index.artifacts.storage import Place
 from whiten_index.corpus.sharding import SHARD_ROWS
 from whiten_index.errors import ArtifactError, ConfigError
-from whiten_index.store.dtypes import StoreDtype, segment_bytes
+from whiten_index.store.dtypes import StoreDtype
 from whiten_index.store.embedding_store import EmbeddingStore, open_stores
 from whiten_index.store.segments import Segment
 from whiten_index.versions.references import (
@@ -80,7 +79,7 @@ def compact_store(root: Place, *, segment_rows: int = SHARD_ROWS) -> CompactRepo
     place = required_place(root)
     counts, before, after = Counter[str](), Counter[str](), Counter[str]()
     for store in open_stores(place):
-        with naming(), contextlib.ExitStack() as locks:
+        with contextlib.ExitStack() as locks:
             lock_stores(place, [store], locks)
             indexes = indexes_of(place, [store])
             lock_indexes(indexes, place, locks)
@@ -118,11 +117,6 @@ def _compact(store: EmbeddingStore, wanted: NDArray[np.uint8], segment_rows: int
     moving = np.isin(numbers, joined)
     numbers, rows = numbers[moving], rows[moving]
     dtypes = {int(number): found[number].dtype for number in joined}
-    sizes = (
-        segment_bytes(int(used[number]), store.dim, np.dtype(dtype).itemsize)
-        for number, dtype in dtypes.items()
-    )
-    require_space({store.folder: sum(sizes)}, "compaction")
     counts, kept = Counter[str](rows=0, written=0, removed=0), set[str]()
     for dtype in sorted(set(dtypes.values())):
         mine = np.isin(numbers, [number for number, own in dtypes.items() if own == dtype])

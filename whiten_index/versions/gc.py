@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import require_path
-from whiten_index.artifacts.cached_storage import naming, required_place
+from whiten_index.artifacts.cached_storage import required_place
 from whiten_index.artifacts.storage import settled
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.paths import is_uri, shown
@@ -94,7 +94,7 @@ def gc_store(
     gone = [each if is_uri(each) else require_path(each) for each in forget]
     stores = open_stores(place)
     removed, kept = Counter[str](leftovers=0), Counter[str]()
-    with naming(), contextlib.ExitStack() as locks:
+    with contextlib.ExitStack() as locks:
         if not dry_run:
             lock_stores(place, stores, locks)
         users = {index: stores_of(index, place, stores) for index in named}

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from whiten_index.artifacts.atomic import make_folder, remove_leftovers
-from whiten_index.artifacts.cached_storage import naming
 from whiten_index.artifacts.files import (
     exists,
     mode_of,
@@ -150,14 +149,13 @@ def ensure_index_id(root: Path) -> str:
 def read_current(root: Path, mirror: Storage = LOCAL) -> Current:
     """Return the content of ``CURRENT``."""
     path = root / CURRENT
-    with naming():
-        mirror.latest(path)
-        if not exists(root):
-            raise ArtifactError(f"{root} does not exist; check the path, or build an index there")
-        # To the byte, so that any damage to it shows.
-        remedy = mending(root)
-        value = read_json(path, what="a published index", exact=True, remedy=remedy)
-        return checked(unsealed(value), _CURRENT_SCHEMA, path, remedy=remedy)
+    mirror.latest(path)
+    if not exists(root):
+        raise ArtifactError(f"{root} does not exist; check the path, or build an index there")
+    # To the byte, so that any damage to it shows.
+    remedy = mending(root)
+    value = read_json(path, what="a published index", exact=True, remedy=remedy)
+    return checked(unsealed(value), _CURRENT_SCHEMA, path, remedy=remedy)
 
 
 def set_current(
@@ -322,20 +320,19 @@ def with_published(
     If it fails on a version that was replaced meanwhile, and so may have been removed, it is called
     again with the new one.
     """
-    with naming():
-        current = read_current(root, mirror)
-        for _ in range(_TRIES):
-            try:
-                return use(_fetched(root, current, mirror, verify))
-            except (ArtifactError, StorageError) as error:
-                latest = read_current(root, mirror)
-                damaged = isinstance(error, ArtifactError)
-                if latest.manifest_sha256 != current.manifest_sha256:
-                    current = latest
-                elif not (damaged and mirror.fetch_again(root / VERSIONS / current.version)):
-                    _require_there(root, current.version, mirror)
-                    raise
-        return use(_fetched(root, current, mirror, verify))
+    current = read_current(root, mirror)
+    for _ in range(_TRIES):
+        try:
+            return use(_fetched(root, current, mirror, verify))
+        except (ArtifactError, StorageError) as error:
+            latest = read_current(root, mirror)
+            damaged = isinstance(error, ArtifactError)
+            if latest.manifest_sha256 != current.manifest_sha256:
+                current = latest
+            elif not (damaged and mirror.fetch_again(root / VERSIONS / current.version)):
+                _require_there(root, current.version, mirror)
+                raise
+    return use(_fetched(root, current, mirror, verify))
 
 
 def _fetched(root: Path, current: Current, mirror: Storage, verify: str) -> Version:

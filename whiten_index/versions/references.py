@@ -44,12 +44,12 @@ from whiten_index.versions.published import (
 class Reference:
     """A list of rows that something is made of."""
 
-    encoder: str | None
+    encoder: str
     record: CorpusRecord
 
     def is_of(self, store: EmbeddingStore) -> bool:
-        """Return whether these may be rows of a store."""
-        return self.encoder in (None, store.fingerprint)
+        """Return whether these are rows of a store."""
+        return self.encoder == store.fingerprint
 
 
 def needed_digests(store: EmbeddingStore, references: Iterable[Reference]) -> NDArray[np.uint8]:
@@ -266,21 +266,17 @@ def version_reference(
         # In a bucket one may have been pruned meanwhile.
         if not exists(copy):
             return None
-        version: Version | None = None
-        with contextlib.suppress(ArtifactError):
+        try:
             version = read_version(copy)
-        encoder = None if version is None else version.fields["encoder_fingerprint"]
-        if not any(encoder in (None, store.fingerprint) for store in stores):
-            return None
-        with contextlib.suppress(ArtifactError):
-            # A sound record suffices where the manifest is damaged.
-            own = CorpusRecord.load(copy / RECORD) if version is None else corpus_record(version)
-            return Reference(encoder, own)
-    way = "with whiten-index prune" if published else "as a folder"
-    raise ArtifactError(
-        f"{folder} is damaged and does not say which rows of {root} it needs; remove it {way}, or "
-        "restore it from a copy"
-    )
+            encoder = version.fields["encoder_fingerprint"]
+            of_these = any(encoder == store.fingerprint for store in stores)
+            return Reference(encoder, corpus_record(version)) if of_these else None
+        except ArtifactError as error:
+            way = "with whiten-index prune" if published else "as a folder"
+            raise ArtifactError(
+                f"{folder} is damaged and does not say which rows of {root} it needs; remove it "
+                f"{way}, or restore it from a copy"
+            ) from error
 
 
 def store_places(root: Place, fields: Mapping[str, Any]) -> Iterator[Place]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.cached_storage import BucketStorage, naming, place_of
+from whiten_index.artifacts.cached_storage import BucketStorage, place_of
 from whiten_index.artifacts.files import exists
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import MANIFEST
@@ -94,14 +94,12 @@ def list_versions(root: Path | str, *, verify: str = "manifest") -> list[Version
         True
     """
     folder, mirror = place_of(root)
-    with naming():
-        mirror.latest(folder / CURRENT)
+    mirror.latest(folder / CURRENT)
     folders = [folder / VERSIONS / name for name in _names(folder, mirror)]
     if not mirror.uri:
         folders += [folder / CANDIDATES / name for name in version_names(folder, inside=CANDIDATES)]
     try:
-        with naming():
-            current = read_current(folder)
+        current = read_current(folder)
     except (ArtifactError, FormatError):
         current = None
         if not folders:
@@ -126,7 +124,7 @@ def _facts(
     size, sound, unread = 0, "", ""
     try:
         size = mirror.size(folder)
-        with naming(), mirror.opened(folder, ()) as copy:
+        with mirror.opened(folder, ()) as copy:
             if not exists(copy):
                 return None
             # A manifest may be sound though other files are damaged.
@@ -187,28 +185,25 @@ def rollback(root: Path | str, *, to: str | None = None) -> RollbackReport:
         StorageError: a version that may be sound cannot be read.
     """
     folder, mirror = place_of(root)
-    with naming():
-        tag = mirror.latest(folder / CURRENT)
-        _require_index(folder, mirror)
-        with only_writer(folder, what="index"):
-            skipped = dict[str, str]()
-            left = read_current(folder) if to is None else current_or_none(folder)
-            if left is not None:
-                mirror.fetch(folder / VERSIONS / left.version, names=())
-            if to is None and left is not None:
-                version = _older(folder, left, mirror, skipped)
-            else:
-                version = _named(folder, left, str(to), mirror)
-            note, withdrawn = "", set[str]() if left is None else {*left.withdrawn}
-            if left and version_number(version.name) < version_number(left.version):
-                try:
-                    withdrawn |= _alike(folder, left.version, mirror)
-                except StorageError as error:
-                    # A disk that fails is a reason to go back.
-                    note = (
-                        f"version {left.version} is not withdrawn, as it was not checked ({error})"
-                    )
-            set_current(folder, version.name, withdrawn=withdrawn, mirror=mirror, tag=tag)
+    tag = mirror.latest(folder / CURRENT)
+    _require_index(folder, mirror)
+    with only_writer(folder, what="index"):
+        skipped = dict[str, str]()
+        left = read_current(folder) if to is None else current_or_none(folder)
+        if left is not None:
+            mirror.fetch(folder / VERSIONS / left.version, names=())
+        if to is None and left is not None:
+            version = _older(folder, left, mirror, skipped)
+        else:
+            version = _named(folder, left, str(to), mirror)
+        note, withdrawn = "", set[str]() if left is None else {*left.withdrawn}
+        if left and version_number(version.name) < version_number(left.version):
+            try:
+                withdrawn |= _alike(folder, left.version, mirror)
+            except StorageError as error:
+                # A disk that fails is a reason to go back.
+                note = f"version {left.version} is not withdrawn, as it was not checked ({error})"
+        set_current(folder, version.name, withdrawn=withdrawn, mirror=mirror, tag=tag)
     before = None if left is None else left.version
     return RollbackReport(before, version.name, note, skipped)
 
@@ -317,10 +312,9 @@ def prune(root: Path | str, *, keep: int, verify: str = "full") -> PruneReport:
     if keep < 1:
         raise ConfigError(f"--keep takes how many versions to keep, 1 or more; {keep!r} was given")
     folder, mirror = place_of(root)
-    with naming():
-        tag = mirror.latest(folder / CURRENT)
-        _require_index(folder, mirror)
-    with naming(), only_writer(folder, what="index"):
+    tag = mirror.latest(folder / CURRENT)
+    _require_index(folder, mirror)
+    with only_writer(folder, what="index"):
         current = require_published(folder, mirror) or read_current(folder)
         names = _names(folder, mirror)
         kept = _kept(folder, current, names, keep, verify, mirror)

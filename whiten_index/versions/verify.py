@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.cached_storage import named, place_of, required_place
+from whiten_index.artifacts.cached_storage import place_of, required_place
 from whiten_index.artifacts.files import exists
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.artifacts.storage import Place, settled
@@ -20,6 +20,7 @@ from whiten_index.errors import (
     FormatError,
     StorageError,
     WhitenIndexError,
+    named,
 )
 from whiten_index.paths import absolute, is_uri
 from whiten_index.store.digest_index import DigestIndex
