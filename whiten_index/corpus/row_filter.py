@@ -5,9 +5,8 @@ The text is parsed as a Python expression and only comparisons, ``in``, ``is Non
 null satisfies no comparison, neither ``==`` nor ``!=``, neither ``in`` nor ``not in``. Numbers are
 rounded as a column of floats is: ``score == 0.1`` finds 0.1 in float32 too.
 SQL's words are understood too: ``lang = 'en' AND day >= '2024-01-31' AND title IS NOT NULL``.
-Dates and times are written ``date('2024-01-31')``, ``time('12:00')`` and
-``datetime('2024-01-31T12:00:00')``, columns whose names are no words of Python
-``column('my column')``.
+Dates and times are texts, ``day >= '2024-01-31'``, and columns whose names are no words of Python
+are written ``column('my column')``.
 """
 
 import ast
@@ -34,12 +33,6 @@ _COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt,
     ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
-# Values written as calls: day >= date('2024-01-31').
-_LITERALS: Mapping[str, Callable[[str], Any]] = {
-    "date": datetime.date.fromisoformat,
-    "time": datetime.time.fromisoformat,
-    "datetime": datetime.datetime.fromisoformat,
-}
 # Strings and words of a condition, and what is between them.
 _PARTS = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\w+|\s+|<>|[<>=!]=?|.", re.DOTALL)
 _SQL = {
@@ -83,7 +76,7 @@ class RowFilter:
             raise ConfigError(
                 f"the row filter {named} is not understood ({why}); write conditions such as "
                 "lang == 'en' and (year >= 2020 or source in ['a', 'b']) and title is not None, "
-                "day >= date('2024-01-31'), or column('my column') > 1"
+                "day >= '2024-01-31', or column('my column') > 1"
             ) from error
         # The names of calls are names of the syntax tree too.
         calls = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
@@ -253,11 +246,12 @@ def _moment(value: Any, column: pa.DataType | None) -> Any:
     if not isinstance(value, str) or column is None:
         return value
     if pa.types.is_timestamp(column):
-        moment = _LITERALS["datetime"](value)
+        moment = datetime.datetime.fromisoformat(value)
         aware = column.tz is None or moment.tzinfo is not None
         return moment if aware else moment.replace(tzinfo=datetime.UTC)
-    kind = "date" if pa.types.is_date(column) else "time" if pa.types.is_time(column) else None
-    return value if kind is None else _LITERALS[kind](value)
+    if pa.types.is_date(column):
+        return datetime.date.fromisoformat(value)
+    return datetime.time.fromisoformat(value) if pa.types.is_time(column) else value
 
 
 def _rounded(value: Any, column: pa.DataType | None) -> Any:
@@ -294,29 +288,21 @@ def _column_name(node: ast.expr) -> str | None:
     """Return the column that a name or ``column('a name')`` stands for, else None."""
     if isinstance(node, ast.Name):
         return node.id
-    called = _called(node)
-    return called[1] if called is not None and called[0] == "column" else None
-
-
-def _literal(node: ast.expr) -> Any:
-    called = _called(node)
-    if called is not None and called[0] in _LITERALS:
-        return _LITERALS[called[0]](called[1])
-    try:
-        return ast.literal_eval(node)
-    except ValueError as error:
-        raise ValueError(f"{ast.unparse(node)!r} is neither a column nor a value") from error
-
-
-def _called(node: ast.expr) -> tuple[str, str] | None:
-    """Return name and text of a call such as ``date('2024-01-31')``, else None."""
     if (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
+        and node.func.id == "column"
         and not node.keywords
         and len(node.args) == 1
         and isinstance(node.args[0], ast.Constant)
         and isinstance(node.args[0].value, str)
     ):
-        return node.func.id, node.args[0].value
+        return node.args[0].value
     return None
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError as error:
+        raise ValueError(f"{ast.unparse(node)!r} is neither a column nor a value") from error
