@@ -162,12 +162,13 @@ class BucketStorage(Storage):
     @override
     def settle(self, path: Path) -> None:
         key = self._key(path)
-        if exists(path) and self._is_known(key) and self._differs(key, path):
+        if not exists(path):
+            self.fetch(path, names=())
+        elif self._is_known(key) and self._differs(key, path):
             # Once is enough: it may be gigabytes.
             self._again.add(key)
             if not self._get_artifact(key, path, replace=True):
                 self._dropped.add(key)
-        self.fetch(path, names=())
 
     @override
     def keep(self, path: Path) -> None:

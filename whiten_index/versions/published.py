@@ -337,12 +337,11 @@ def with_published(
 
 def _fetched(root: Path, current: Current, mirror: Storage, verify: str) -> Version:
     folder = root / VERSIONS / current.version
-    mirror.fetch(folder, names=())
     if not mirror.holds(folder):
-        if mirror.look_again():
-            # It was published since the bucket was listed.
-            mirror.fetch(folder, names=())
+        # It may have been published since the bucket was listed.
+        mirror.look_again()
         _require_there(root, current.version, mirror)
+    mirror.fetch(folder, names=())
     return read_version(folder, verify=verify, sha256=current.manifest_sha256, mirror=mirror)
 
 
