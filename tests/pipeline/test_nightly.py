@@ -105,10 +105,8 @@ def test_nights_in_a_row(news: News) -> None:
     versions = [path.name for path in (news.index / "versions").iterdir()]
     assert versions == [events[-1]["version"]]
     found = news.measured()
-    assert {k: found["update_rows", k] for k in rows if k != "total"} | {"total": 58} == rows
     assert found["last_run_outcome", "published"] == 1
     assert found["published_rows",] == 58
-    assert {("update_gate_passed", name) for name in gates} <= set(found)
 
     status, events = night(job)
     assert (status, events[-1]["event"]) == (0, "up_to_date"), events
@@ -137,7 +135,6 @@ def test_a_failed_gate(news: News) -> None:
     # What it needs to be looked into stays.
     assert not names_of(events, "prune_finished", "gc_finished")
     found = news.measured()
-    assert found["update_gate_passed", "size"] == 0
     assert found["last_run_exit_code",] == 9
     assert found["published_rows",] == 60
     assert ("last_success_timestamp_seconds",) not in found

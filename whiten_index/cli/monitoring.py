@@ -3,7 +3,7 @@
 import datetime
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,23 +46,16 @@ def check_metrics(path: Path) -> None:
 
 
 def write_metrics(
-    path: Path,
-    *,
-    index: Place,
-    outcome: str,
-    exit_code: int,
-    seconds: float,
-    report: Mapping[str, Any] | None = None,
-    gates: Sequence[Mapping[str, Any]] = (),
+    path: Path, *, index: Place, outcome: str, exit_code: int, seconds: float, updated: bool
 ) -> None:
     """Write the metrics of a run and of the published version in one step.
 
     Every metric has the label ``index``, an absolute path or a URI. The time of the last success
-    stays. ``report`` is that of an update that succeeded.
+    stays, if the index was not ``updated``.
     """
     place, now = _shown(str(absolute(index))), time.time()
     # After an update that succeeded the index is as new as the corpus, even if a later step failed.
-    success = _last_success(path, place) if report is None else now
+    success = now if updated else _last_success(path, place)
     outcomes = {each: float(each == outcome) for each in OUTCOMES}
     metrics: list[_Metric] = [
         ("last_run_timestamp_seconds", "When the last run ended, in seconds since 1970.", "", now),
@@ -71,17 +64,13 @@ def write_metrics(
         ("last_run_outcome", "1 at the outcome of the last run, else 0.", "outcome", outcomes),
         (_LAST_SUCCESS, "When a run last left the index as new as the corpus.", "", success),
         *_of_version(index),
-        *_of_update(report or {}),
-        ("update_gate_passed", "Whether what the last run made passed this gate (1) or not (0).",
-         "gate", {gate["name"]: float(gate["passed"]) for gate in gates}),
-    ]  # fmt: skip
+    ]
     registry = _client().CollectorRegistry()
     for name, text, label, value in metrics:
-        numbers = dict(_figures(value if label else {"": value}))
-        if numbers:
+        if value is not None:
             names = ["index", label] if label else ["index"]
             gauge = _client().Gauge(_PREFIX + name, text, names, registry=registry)
-            for key, number in numbers.items():
+            for key, number in (value if label else {"": value}).items():
                 gauge.labels(*[place, _shown(key)][: len(names)]).set(number)
     # node_exporter reads no folders, so that it never sees half of the file.
     with writing(path, kept=""):
@@ -115,46 +104,6 @@ def _of_version(index: Place) -> list[_Metric]:
         ("published_rows", "Rows of the published version.", "", fields["rows"]),
         ("published_size_bytes", "Bytes of the files of the published version.", "file", sizes),
     ]  # fmt: skip
-
-
-def _of_update(report: Mapping[str, Any]) -> list[_Metric]:
-    counts, decision = report.get("counts") or {}, report.get("decision") or {}
-    # A total next to its parts would double every sum.
-    kinds = {name: rows for name, rows in (report.get("rows") or {}).items() if name != "total"}
-    refit = float(decision["whitening"] == "refit") if decision else None
-    return [
-        ("update_rows", "Rows of the corpus by kind; all but deleted are in it.",
-         "kind", kinds),
-        ("update_read_rows", "Rows that the last run read.", "", counts.get("read")),
-        ("update_encoded_rows", "Rows that the last run encoded.", "", counts.get("encoded")),
-        ("update_reused_rows", "Rows whose embeddings the last run found in the store.",
-         "", counts.get("reused")),
-        ("update_truncated_rows", "Rows cut to the encoder's limit.", "", counts.get("truncated")),
-        ("update_skipped_rows", "Rows that the last run left out, by reason.",
-         "reason", counts.get("skipped")),
-        ("update_files", "Files of the corpus, by whether the last run read or skipped them.",
-         "state", report.get("files")),
-        ("update_stage_duration_seconds",
-         "Wall time of each stage of the last run; a/b is a part of a.",
-         "stage", report.get("seconds")),
-        ("update_stage_rows", "Rows that each stage of the last run handled.",
-         "stage", report.get("stage_rows")),
-        ("update_refit", "Whether the last run fitted the whitening again (1) or kept it (0).",
-         "", refit),
-        ("update_drift", "Drift between the rows of the fit and those of today, by figure.",
-         "figure", report.get("drift")),
-        ("update_drift_threshold", "Drift above which the whitening is fitted again, in nats.",
-         "", decision.get("threshold")),
-    ]  # fmt: skip
-
-
-def _figures(values: Mapping[str, Any] | None, above: str = "") -> Iterator[tuple[str, float]]:
-    """Return the numbers among JSON values by name; what is nested is named with dots."""
-    for name, value in (values or {}).items():
-        if isinstance(value, Mapping):
-            yield from _figures(value, f"{above}{name}.")
-        elif isinstance(value, int | float):
-            yield f"{above}{name}", float(value)
 
 
 def _last_success(path: Path, index: str) -> float | None:

@@ -5,7 +5,7 @@ Each line on standard output is one event, a JSON object; see ``docs/nightly.md`
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -133,7 +133,6 @@ class _Night:
     failed: dict[str, int] = field(default_factory=dict)
     step: str = ""
     report: Mapping[str, Any] | None = None
-    gates: Sequence[Mapping[str, Any]] = ()
 
     def run(self) -> Ending:
         """Run every step; metrics are written whatever happens, unless another job is running."""
@@ -179,7 +178,7 @@ class _Night:
 
         try:
             self.report = report = update_index(self.job, progress=self.lines).to_json()
-            self.gates = report["gates"]
+            gates = report["gates"]
             for name in ("drift", "decision"):
                 if report[name] is not None:
                     self.lines.log(name, **report[name])
@@ -187,9 +186,9 @@ class _Night:
         except BusyError:
             raise
         except WhitenIndexError as error:
-            self.gates = error.gates if isinstance(error, GateError) else ()
+            gates = error.gates if isinstance(error, GateError) else ()
             ending = ending_of(error)
-        for gate in self.gates:
+        for gate in gates:
             self.lines.log("gate", **gate)
         ending = replace(ending, fields=_shown(ending.fields))
         if ending.exit_code and self.job.push:
@@ -263,8 +262,7 @@ class _Night:
                 outcome=ending.event,
                 exit_code=ending.exit_code or self._status,
                 seconds=time.monotonic() - self.started,
-                report=self.report,
-                gates=self.gates,
+                updated=self.report is not None,
             )
 
 
