@@ -259,17 +259,7 @@ class ParquetCorpus:
         raise IndexError(row)
 
     def _read_columns(self, shard: Shard, columns: Sequence[str]) -> pa.Table:
-        file = self.files[shard.file]
-        batches = list(self._blocks(shard, columns))
-        table = pa.Table.from_batches(batches) if batches else pa.table({})
-        if table.num_rows != shard.rows:
-            self._reader.close()
-            raise file.changed()
-        return table
-
-    def _blocks(self, shard: Shard, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a shard as they are read, some thousands at a time."""
-        file, size = self.files[shard.file], 0
+        file, size, batches = self.files[shard.file], 0, list[pa.RecordBatch]()
         try:
             with unchanged(file):
                 for span in shard.spans:
@@ -279,7 +269,10 @@ class ParquetCorpus:
                         # A filter writes out what a dictionary holds once.
                         size += unpacked_bytes(batch)
                         check_expanded(size, file.packed)
-                        yield batch
+                        batches.append(batch)
+            table = pa.Table.from_batches(batches) if batches else pa.table({})
+            if table.num_rows != shard.rows:
+                raise file.changed()
         except LimitError as error:
             self._reader.close()
             raise CorpusError(
@@ -289,6 +282,7 @@ class ParquetCorpus:
         except (CorpusError, StorageError):
             self._reader.close()
             raise
+        return table
 
     def _id_hashes(self, shard: Shard) -> np.ndarray[Any, np.dtype[np.uint64]]:
         digests = row_digests(str(value).encode() for value in self._ids(shard))
@@ -328,25 +322,19 @@ class ParquetCorpus:
         assert column is not None
         seen = kept = 0
         columns = list(dict.fromkeys([column, *self._filtered]))
-        blocks = ((each, block) for each in self.shards for block in self._blocks(each, columns))
-        try:
-            for shard, block in blocks:
-                table = pa.Table.from_batches([block])
-                if self._filter is not None:
-                    table = table.filter(pa.array(self._passing(shard, table)))
-                seen, kept = seen + block.num_rows, kept + table.num_rows
-                _, widths = embedding_rows(table.column(column))
-                if (widths > VECTOR_NUMBERS).any():
-                    raise CorpusError(
-                        f"{self.files[shard.file].path} has more than {VECTOR_NUMBERS:,} numbers "
-                        f"in a row of {column}; name a column of embeddings"
-                    )
-                if (widths > 0).any():
-                    return int(widths[widths > 0][0])
-        finally:
-            # It may stand in the middle of a shard.
-            blocks.close()
-            self._reader.close()
+        for shard in self.shards:
+            table = self._read_columns(shard, columns)
+            if self._filter is not None:
+                table = table.filter(pa.array(self._passing(shard, table)))
+            seen, kept = seen + shard.rows, kept + table.num_rows
+            _, widths = embedding_rows(table.column(column))
+            if (widths > VECTOR_NUMBERS).any():
+                raise CorpusError(
+                    f"{self.files[shard.file].path} has more than {VECTOR_NUMBERS:,} numbers "
+                    f"in a row of {column}; name a column of embeddings"
+                )
+            if (widths > 0).any():
+                return int(widths[widths > 0][0])
         if not kept:
             raise CorpusError(
                 f"none of the {seen} rows read can be used ({seen} filtered); check the row filter"

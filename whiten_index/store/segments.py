@@ -146,15 +146,13 @@ class Segments:
             return None
 
     def _segment(self, name: str, *, verify: bool) -> Segment:
-        folder, bucket = self.segments_folder / name, self.mirror
-        if isinstance(bucket, BucketStorage) and not self._is_here(name):
-            bucket.fetch(folder, names=())
-            return read_segment(folder)["segment"]
-        self.mirror.fetch(folder)
+        folder, here = self.segments_folder / name, self._is_here(name)
+        self.mirror.fetch(folder, names=None if here else ())
         try:
             fields = read_segment(folder)
-            hash_it = verify and self._hashed.get(name) != fields
-            self.check_segment(folder, fields, content=hash_it)
+            hash_it = here and verify and self._hashed.get(name) != fields
+            if here:
+                self.check_segment(folder, fields, content=hash_it)
         except ArtifactError:
             if self.mirror.fetch_again(folder):
                 return self._segment(name, verify=verify)
