@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -59,7 +58,6 @@ class Case:
     layer: int | None
     config: BuildConfig
     encoded: EncodeReport
-    seconds: float
 
     @classmethod
     def of(cls, name: str, layer: int | None, work: Path) -> Case:
@@ -76,11 +74,7 @@ class Case:
             max_length=256,
             store=str(work / name),
         )
-        encoded = encode_corpus(config)
-        kept = work / f"{name}-{layer or 'last'}.seconds"
-        if encoded.counts.encoded:
-            kept.write_text(str(encoded.stages.seconds["encode"]), encoding="utf-8")
-        return cls(judged, layer, config, encoded, float(kept.read_text(encoding="utf-8")))
+        return cls(judged, layer, config, encode_corpus(config))
 
     @cached_property
     def moments(self) -> Moments:
@@ -122,16 +116,12 @@ class Case:
 
 def measure(work: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield a row for each set, layer and width, and then one for each group of sets and layer."""
-    lost = defaultdict[tuple[str, int | None], list[NDArray[np.float64]]](list)
+    lost = defaultdict[tuple[str, int | None], list[dict[str, NDArray[np.float64]]]](list)
     for name, layer in itertools.product(names, LAYERS):
         case = Case.of(name, layer, work)
         stages = Stages(Progress())
-        started = time.perf_counter()
         sample = sample_pieces(replace(case.encoded, stages=stages), 1_000, 0)
         assert isinstance(sample, Sample)
-        kept = work / f"{name}-{layer or 'last'}.pieces-seconds"
-        if "encode pieces" in stages.seconds:
-            kept.write_text(str(time.perf_counter() - started), encoding="utf-8")
         pca = WhiteningConfig(kind=Kind.PCA, k="full")
         whole = Whitening.fit(case.moments, pca)
         held_out = Whitening.fit(case.moments - Moments.of(case.documents[sample.rows]), pca)
@@ -141,8 +131,6 @@ def measure(work: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
             "rows": len(case.ids),
             "sample": len(sample),
             "raw": ndcg(case.judged, case.ids, case.documents, case.queries),
-            "encode_pieces_seconds": float(kept.read_text(encoding="utf-8")),
-            "build_seconds": case.seconds,
         }
         for k in WIDTHS:
             # The product's way too where the others span fewer directions.
@@ -153,10 +141,14 @@ def measure(work: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         yield {**facts, "k": None, **_free_width(case, stages)}
     for (group, sets), layer in itertools.product(GROUPS.items(), LAYERS):
         # A query is drawn with all of its widths.
-        means = [np.mean(lost[name, layer], axis=0) for name in sets if (name, layer) in lost]
-        if means:
+        measured = [lost[name, layer] for name in sets if (name, layer) in lost]
+        intervals = {}
+        for rule in measured[0][0] if measured else ():
+            means = [np.mean([each[rule] for each in widths], axis=0) for widths in measured]
             figures = [(len(each), functools.partial(_mean_at, each)) for each in means]
-            yield {"group": group, "layer": layer, "lost": interval_over_sets(figures)}
+            intervals[rule] = interval_over_sets(figures)
+        if measured:
+            yield {"group": group, "layer": layer, "lost": intervals}
 
 
 def _mean_at(values: NDArray[np.float64], at: NDArray[np.int64]) -> float:
@@ -165,31 +157,27 @@ def _mean_at(values: NDArray[np.float64], at: NDArray[np.int64]) -> float:
 
 def _free_width(case: Case, stages: Stages) -> dict[str, Any]:
     """Return what is chosen where the width is left open too."""
-    started = time.perf_counter()
     setting = choose_setting(stages, case.encoded, case.config, None, case.moments).chosen
-    seconds = time.perf_counter() - started
     widest = max(WIDTHS)
     return {
         "chosen": {"k": setting.k, "exponent": setting.exponent, "center": setting.center},
         "auto": case.quality(setting),
         "best_at_widest": max(case.quality(each) for each in settings([widest])),
         "widest": widest,
-        "choose_seconds": seconds,
     }
 
 
 def _row(
     case: Case, sample: Sample, fits: tuple[Whitening, Whitening], k: int, stages: Stages
-) -> tuple[dict[str, Any], NDArray[np.float64]]:
-    """Return the row of a width, and what the choice loses of each query (q,)."""
+) -> tuple[dict[str, Any], dict[str, NDArray[np.float64]]]:
+    """Return the row of a width, and what each rule loses of each query (q,)."""
     whole, held_out = fits
-    true = {setting: case.quality(setting) for setting in settings([k])}
-    tempered = spectral_tempering(whole.eigenvalues, k)
+    each = {setting: case.of_each(setting) for setting in settings([k])}
+    true = {setting: float(values.mean()) for setting, values in each.items()}
+    tempered = Setting(k, spectral_tempering(whole.eigenvalues, k), True)
     grid = {s: value for s, value in true.items() if s.exponent in GRID_EXPONENTS}
-    started = time.perf_counter()
     config = replace(case.config, k=k)
     choice = choose_setting(stages, case.encoded, config, None, case.moments)
-    seconds = time.perf_counter() - started
     variants = {}
     trials = piece_evidence(case.encoded, sample).trials
     sentences, windows = (score_settings(held_out, [trial], list(true)) for trial in trials)
@@ -199,21 +187,36 @@ def _row(
             chosen, _ = choose_by_scores(list(true), scored, errors=errors)
             variants[f"{task}, {errors:g}"] = true[chosen]
     best = max(grid, key=grid.__getitem__)
+    by_rule = {
+        "auto": each[choice.chosen],
+        "mean and spectrum alone": each[choose_by_spectrum(whole, k)],
+        "Spectral Tempering": case.of_each(tempered),
+        **{rule: each[setting] for rule, setting in constant_rules(k).items()},
+    }
+    lost = {rule: each[best] - values for rule, values in by_rule.items()}
+    lost["PCA, of auto"] = each[Setting(k, 0.0, True)] - each[choice.chosen]
+    means = {rule: float(values.mean()) for rule, values in lost.items()}
     return {
         "best": grid[best],
         "pca": grid[Setting(k, 0.0, True)],
+        "lost": means,
         "chosen": {"exponent": choice.chosen.exponent, "center": choice.chosen.center},
         "auto": true[choice.chosen],
-        "spectrum": true[choose_by_spectrum(whole, k)],
-        "tempering": {"exponent": tempered, "ndcg": case.quality(Setting(k, tempered, True))},
-        "constant": {
-            f"{exponent}, {'' if center else 'not '}centred": grid[Setting(k, exponent, center)]
-            for exponent in (0.25, 0.5, 1.0)
-            for center in (True, False)
-        },
+        "tempering_exponent": tempered.exponent,
         "variants": variants,
-        "choose_seconds": seconds,
-    }, case.of_each(best) - case.of_each(choice.chosen)
+    }, lost
+
+
+def constant_rules(k: int) -> dict[str, Setting]:
+    """Return the settings of rules that look at nothing."""
+    return {
+        "γ = .25 always, centred": Setting(k, 0.25, True),
+        "γ = .25 always, not centred": Setting(k, 0.25, False),
+        "γ = .5 always, centred": Setting(k, 0.5, True),
+        "γ = .5 always, not centred": Setting(k, 0.5, False),
+        "PCA always": Setting(k, 0.0, True),
+        "whitening always": Setting(k, 1.0, True),
+    }
 
 
 def main(given: Sequence[str] | None = None) -> None:

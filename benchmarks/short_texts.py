@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from benchmarks.choice import constant_rules
 from benchmarks.intervals import Figure, interval_over_sets
 from benchmarks.results_file import data_folder, write
 from whiten_index import Encoder, Moments, Whitening
@@ -29,8 +31,8 @@ LAYERS, WIDTHS = (None, 1), (32, 64, 128, 256)
 GRID_EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 Pair = tuple[NDArray[np.floating], NDArray[np.floating]]
-# Cosines (n,) of the pairs under the best setting of the grid and under the one chosen.
-Cosines = tuple[NDArray[np.float64], NDArray[np.float64]]
+# Cosines (n,) of the pairs under the best setting of the grid, and by rule under the one it takes.
+Cosines = tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]
 
 
 def measure() -> Iterator[dict[str, Any]]:
@@ -40,7 +42,7 @@ def measure() -> Iterator[dict[str, Any]]:
     for layer in LAYERS:
         options = {} if layer is None else {"layers": (layer,)}
         encoder = Encoder.load("all-MiniLM-L6-v2", pooling="mean", max_length=256, **options)
-        figures = list[tuple[int, Figure]]()
+        figures = defaultdict[str, list[tuple[int, Figure]]](list)
         for name in SETS:
             rows = table.filter(pc.equal(table["dataset"], name))
             first, second = (encoder.encode(rows[f"sentence{side}"].to_pylist()) for side in (1, 2))
@@ -53,13 +55,18 @@ def measure() -> Iterator[dict[str, Any]]:
                 row, cosines = _row((first, second), gold, Moments.of(distinct), k)
                 of_widths.append(cosines)
                 yield {**facts, "k": k, **row}
-            figures.append((len(gold), functools.partial(_lost, gold, of_widths)))
-        yield {"layer": layer, "lost": interval_over_sets(figures)}
+            for rule in of_widths[0][1]:
+                figure = functools.partial(_lost, gold, of_widths, rule)
+                figures[rule].append((len(gold), figure))
+        intervals = {rule: interval_over_sets(each) for rule, each in figures.items()}
+        yield {"group": "seven STS sets", "layer": layer, "lost": intervals}
 
 
-def _lost(gold: NDArray[np.float64], of_widths: Sequence[Cosines], at: NDArray[np.int64]) -> float:
-    """Return how far the chosen settings are below the best, on average, on pairs (m,) drawn."""
-    found = [[spearman(gold[at], each[at]) for each in cosines] for cosines in of_widths]
+def _lost(
+    gold: NDArray[np.float64], of_widths: Sequence[Cosines], rule: str, at: NDArray[np.int64]
+) -> float:
+    """Return how far a rule's settings are below the best, on average, on pairs (m,) drawn."""
+    found = [(spearman(gold[at], b[at]), spearman(gold[at], r[rule][at])) for b, r in of_widths]
     return 100 * statistics.mean(best - chosen for best, chosen in found)
 
 
@@ -72,25 +79,23 @@ def _row(
         first, second = map(fitted.apply, pair)
         return _cosines((first, second))
 
-    def quality(setting: Setting) -> float:
-        return 100 * spearman(gold, cosines(setting))
-
     grid = [each for each in settings([k]) if each.exponent in GRID_EXPONENTS]
-    figures = {each: quality(each) for each in grid}
+    figures = {each: 100 * spearman(gold, cosines(each)) for each in grid}
     whole = Whitening.fit(moments, WhiteningConfig(kind=Kind.PCA, k="full"))
     chosen, tempered = choose_by_spectrum(whole, k), spectral_tempering(whole.eigenvalues, k)
     best = max(figures, key=figures.__getitem__)
+    by_rule = {
+        "mean and spectrum": cosines(chosen),
+        "Spectral Tempering": cosines(Setting(k, tempered, True)),
+        **{rule: cosines(setting) for rule, setting in constant_rules(k).items()},
+    }
+    lost = {rule: figures[best] - 100 * spearman(gold, each) for rule, each in by_rule.items()}
     return {
         "best": figures[best],
-        "pca": figures[Setting(k, 0.0, True)],
+        "lost": lost,
         "chosen": {"exponent": chosen.exponent, "center": chosen.center},
-        "spectrum": quality(chosen),
-        "tempering": {"exponent": tempered, "spearman": quality(Setting(k, tempered, True))},
-        "constant": {
-            f"{each.exponent}, {'' if each.center else 'not '}centred": figure
-            for each, figure in figures.items()
-        },
-    }, (cosines(best), cosines(chosen))
+        "tempering_exponent": tempered,
+    }, (cosines(best), by_rule)
 
 
 def _cosines(pair: Pair) -> NDArray[np.float64]:

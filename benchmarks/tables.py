@@ -227,7 +227,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "short_texts": whitening_tables.short_texts,
     "query_log": whitening_tables.query_log,
     "query_log_pairs": whitening_tables.query_log_pairs,
-    "choice_cost": whitening_tables.choice_cost,
     "sts": evaluation_tables.sts,
     "sts_fits": evaluation_tables.sts_fits,
     "static_models": evaluation_tables.static_models,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.judged_sets import GROUPS
@@ -14,6 +14,12 @@ Row = Mapping[str, Any]
 _MAIN = ("scifact", "cranfield", "cacm")
 _NAMES = {"scifact": "SciFact", "cranfield": "Cranfield", "cacm": "CACM", "lisa": "LISA"}
 _ASKED = "2 to 1, 1"
+_ABOVE_PCA, _OURS = "PCA, of auto", ("auto", "mean and spectrum")
+_RULES = (
+    "auto", "mean and spectrum alone", "mean and spectrum", "Spectral Tempering",
+    "γ = .25 always, centred", "γ = .25 always, not centred", "γ = .5 always, centred",
+    "γ = .5 always, not centred", "PCA always", "whitening always", _ABOVE_PCA,
+)  # fmt: skip
 _LAYERS: tuple[tuple[int | None, str], ...] = ((None, "last layer"), (1, "layer 1"))
 
 
@@ -42,23 +48,35 @@ def exponents() -> str:
 
 
 def choice() -> str:
-    """Return what each rule loses against the best of the grid, on average and at worst."""
-    columns = {
-        (group, layer): [
-            row for row in _given_widths() if row["set"] in sets and row["layer"] == layer
-        ]
-        for group, sets in GROUPS.items()
-        for layer, _ in _LAYERS
-    }
-    columns = {column: rows for column, rows in columns.items() if rows}
-    header = [f"{group}, {dict(_LAYERS)[layer]}" for group, layer in columns]
-    lines = [f"| nDCG@10 lost, mean (worst) | {' | '.join(header)} |", _rule(len(header) + 1)]
-    for name, figure in _RULES:
-        cells = " | ".join(_lost(rows, figure) for rows in columns.values())
-        lines.append(f"| {name} | {cells} |")
-    lines.insert(3, _intervals(row for row in read("choice") if "group" in row))
-    gained = " | ".join(map(_above_pca, columns.values()))
-    return "\n".join([*lines, f"| auto above PCA, mean (least) | {gained} |"])
+    """Return what each rule loses of nDCG@10 against the best of the grid."""
+    return _lost_by_rule("choice", "nDCG@10")
+
+
+def _lost_by_rule(name: str, measure: str) -> str:
+    """Return the mean loss of each rule with its interval, and the worst."""
+    rows = [row for row in read(name) if "group" not in row and row["k"] is not None]
+    columns = [row for row in read(name) if "group" in row]
+    header = [f"{each['group']}, {dict(_LAYERS)[each['layer']]}" for each in columns]
+    lines = [
+        f"| {measure} lost: mean (95 % interval), worst | {' | '.join(header)} |",
+        _rule(len(header) + 1),
+    ]
+    for rule in (each for each in _RULES if each in columns[0]["lost"]):
+        cells = []
+        for column in columns:
+            sets = GROUPS.get(column["group"])
+            values = [
+                row["lost"][rule] for row in rows
+                if row["layer"] == column["layer"] and (sets is None or row["set"] in sets)
+            ]  # fmt: skip
+            mean, worst, (low, high) = statistics.mean(values), max(values), column["lost"][rule]
+            if rule == _ABOVE_PCA:
+                mean, worst, low, high = -mean, min(-each for each in values), -high, -low
+            cells.append(f"{mean:.2f} ({low:.2f} to {high:.2f}), {worst:.2f}")
+        shown = {_ABOVE_PCA: "auto above PCA: mean, least"}.get(rule, rule)
+        shown = f"**{rule}**" if rule in _OURS else shown
+        lines.append(f"| {shown} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def choice_of_width() -> str:
@@ -109,17 +127,16 @@ def choice_left_out() -> str:
     ]
     for name in _MAIN:
         others = [row for row in rows if row["set"] != name]
-        losses = {each: _mean_lost(others, _variant(each)) for each in rows[0]["variants"]}
+        losses = {each: statistics.mean(_lost(others, each)) for each in rows[0]["variants"]}
         tuned = min(losses, key=losses.__getitem__)
         own = [row for row in rows if row["set"] == name]
         shown = [[row for row in own if row["layer"] == layer] for layer, _ in _LAYERS]
         cells = [
             f"{tuned} errors",
-            *(_lost(part, _variant(tuned)) for part in shown),
-            *(_lost(part, _variant(_ASKED)) for part in shown),
+            *(_mean_and_worst(_lost(part, each)) for each in (tuned, _ASKED) for part in shown),
             *(
-                _lost(part, _constant(f"{exponent}, centred"))
-                for exponent in (0.25, 0.5)
+                _mean_and_worst([row["lost"][f"γ = {exponent} always, centred"] for row in part])
+                for exponent in (".25", ".5")
                 for part in shown
             ),
         ]
@@ -128,19 +145,8 @@ def choice_left_out() -> str:
 
 
 def short_texts() -> str:
-    """Return what is lost on single sentences by mean and spectrum, and by constants."""
-    found = read("short_texts")
-    rows, columns = ([row for row in found if ("lost" in row) is mean] for mean in (False, True))
-    lines = ["| Spearman × 100 lost, mean (worst) | last layer | layer 1 |", _rule(3)]
-    tempering = ("Spectral Tempering", _tempering("spearman"))
-    rules = (("**mean and spectrum**", _spectrum), tempering, *_CONSTANTS)
-    for name, figure in rules:
-        cells = [
-            _lost([row for row in rows if row["layer"] == layer], figure) for layer, _ in _LAYERS
-        ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    lines.insert(3, _intervals(columns))
-    return "\n".join(lines)
+    """Return what each rule loses on single sentences."""
+    return _lost_by_rule("short_texts", "Spearman × 100")
 
 
 def query_log() -> str:
@@ -178,80 +184,21 @@ def _limits(row: Mapping[str, Any], *, digits: int = 1) -> str:
     return f"({low:+.{digits}f} to {high:+.{digits}f})"
 
 
-def choice_cost() -> str:
-    """Return how long choosing took beside the build."""
-    lines = [
-        "| | documents | encoding them | encoding the pieces | choosing k, γ, centring |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    for row in read("choice"):
-        if "k" in row and row["k"] is None:
-            layer = dict(_LAYERS)[row["layer"]]
-            lines.append(
-                f"| {_NAMES.get(row['set'], row['set'])}, {layer} | {row['rows']:,} "
-                f"| {row['build_seconds']:.0f} s | {row['encode_pieces_seconds']:.0f} s "
-                f"({row['sample']:,}) | {row['choose_seconds']:.1f} s |"
-            )
-    return "\n".join(lines)
-
-
 def _given_widths() -> list[Row]:
     """Return the results where k was given."""
     return [row for row in read("choice") if row.get("k")]
-
-
-def _above_pca(rows: Sequence[Row]) -> str:
-    gained = [row["auto"] - row["pca"] for row in rows]
-    return f"{statistics.mean(gained):+.2f} ({min(gained):+.2f})"
-
-
-def _intervals(columns: Iterable[Row]) -> str:
-    cells = ["{:.2f} to {:.2f}".format(*column["lost"]) for column in columns]
-    return f"| 95 % interval of the mean | {' | '.join(cells)} |"
 
 
 def _rule(columns: int) -> str:
     return "|---" * columns + "|"
 
 
-def _constant(name: str) -> Callable[[Row], float]:
-    return lambda row: float(row["constant"][name])
+def _lost(rows: Iterable[Row], variant: str) -> list[float]:
+    """Return what a variant of the rule loses against the best of the grid."""
+    return [float(row["best"]) - float(row["variants"][variant]) for row in rows]
 
 
-def _variant(name: str) -> Callable[[Row], float]:
-    return lambda row: float(row["variants"][name])
-
-
-def _tempering(measure: str) -> Callable[[Row], float]:
-    return lambda row: float(row["tempering"][measure])
-
-
-def _spectrum(row: Row) -> float:
-    return float(row["spectrum"])
-
-
-_CONSTANTS: tuple[tuple[str, Callable[[Row], float]], ...] = (
-    ("γ = .25 always, centred", _constant("0.25, centred")),
-    ("γ = .25 always, not centred", _constant("0.25, not centred")),
-    ("γ = .5 always, centred", _constant("0.5, centred")),
-    ("γ = .5 always, not centred", _constant("0.5, not centred")),
-    ("PCA always", lambda row: float(row["pca"])),
-    ("whitening always", _constant("1.0, centred")),
-)
-_RULES: tuple[tuple[str, Callable[[Row], float]], ...] = (
-    ("**auto**", lambda row: float(row["auto"])),
-    ("mean and spectrum alone", _spectrum),
-    ("Spectral Tempering", _tempering("ndcg")),
-    *_CONSTANTS,
-)
-
-
-def _mean_lost(rows: Sequence[Row], figure: Callable[[Row], float]) -> float:
-    return statistics.mean(float(row["best"]) - figure(row) for row in rows)
-
-
-def _lost(rows: Iterable[Row], figure: Callable[[Row], float]) -> str:
-    lost = [row["best"] - figure(row) for row in rows]
+def _mean_and_worst(lost: Sequence[float]) -> str:
     return f"{statistics.mean(lost):.2f} ({max(lost):.2f})"
 
 
