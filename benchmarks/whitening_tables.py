@@ -219,6 +219,20 @@ def migration() -> str:
     return "\n".join(lines)
 
 
+def model_comparison() -> str:
+    """Return the differences of models by judged queries and by sentences."""
+    lines = [
+        "| corpus, from → to | nDCG@10 by judged queries | MRR by sentences |", _rule(3),
+    ]  # fmt: skip
+    for row in read("model_comparison"):
+        cells = [
+            f"{row[kind]['old']:.1f} → {row[kind]['new']:.1f} ({_span(row[kind]['interval'])})"
+            for kind in ("judged", "sentences")
+        ]
+        lines.append(f"| {_NAMES[row['set']]}, {row['old']} → {row['new']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def _span(interval: Sequence[float]) -> str:
     low, high = interval
     return f"{low:+.1f} to {high:+.1f}"

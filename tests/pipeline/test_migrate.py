@@ -154,7 +154,8 @@ def test_a_model_that_loses_is_not_published(built: Path, folder: Path) -> None:
     before = json.loads((folder / "index/CURRENT").read_text())
     # Its prompt is all that a text of eight tokens has room for.
     worse = {"document_prompt": "the cat sat on the ", "max_length": 8}
-    with pytest.raises(GateError, match=r"may lose more than 1 points of ndcg@10: 100\.00 before"):
+    said = r"may lose more than 1 points of ndcg@10: 100\.00 before.*, of which '.*' 100 → \d+"
+    with pytest.raises(GateError, match=said):
         migrate(built, folder, **given, **worse, max_loss=1.0)
     assert json.loads((folder / "index/CURRENT").read_text()) == before
     report = migrate(built, folder, **given, max_loss=1.0)
@@ -162,10 +163,31 @@ def test_a_model_that_loses_is_not_published(built: Path, folder: Path) -> None:
     assert report.finished
 
 
+def test_sentences_compare_where_there_are_no_judgements(built: Path, tmp_path: Path) -> None:
+    texts = texts_of(built)
+    documents = [". ".join(texts[row : row + 4]) + "." for row in range(0, 1_200, 4)]
+    ids = [f"d{row}" for row in range(len(documents))]
+    pq.write_table(pa.table({"id": ids, "text": documents}), tmp_path / "c.parquet")
+    build(built, tmp_path)
+    before = json.loads((tmp_path / "index/CURRENT").read_text())
+    worse = {"document_prompt": "the cat sat on the mat dog ran to ", "max_length": 20}
+    # Already the first rows tell, before all are paid for.
+    with pytest.raises(GateError, match="may lose more than 1 points of MRR"):
+        migrate(built, tmp_path, **worse, rows=100, max_loss=1.0)
+    assert json.loads((tmp_path / "index/CURRENT").read_text()) == before
+    report = migrate(built, tmp_path, max_loss=100.0)
+    assert report.finished
+    assert report.comparison["measure"] == "MRR"
+    assert 100 <= report.comparison["queries"] <= 300
+    least, greatest = report.comparison["interval"]
+    assert least < report.comparison["new"] - report.comparison["old"] < greatest
+
+
 def test_what_cannot_be_migrated_says_so(built: Path, folder: Path) -> None:
     with pytest.raises(ConfigError, match="say to which model: --model NAME"):
         migrate(built, folder, model=None)
-    with pytest.raises(ConfigError, match="add --queries and --qrels"):
+    # Its texts are of one sentence.
+    with pytest.raises(CorpusError, match=r"too short to cut .* add --queries and --qrels"):
         migrate(built, folder, max_loss=1.0)
     (folder / "files").mkdir()
     for number in range(10):

@@ -115,9 +115,11 @@ def _migrate_lines(report: "MigrateReport") -> Iterator[str]:
     if (made := report.comparison) is not None:
         least, greatest = made["interval"]
         yield (
-            f"{made['measure']} by {made['queries']:,} queries: {made['old']:.2f} with the old "
+            f"{made['measure']} of {made['queries']:,} questions: {made['old']:.2f} with the old "
             f"model, {made['new']:.2f} with the new one ({least:+.2f} to {greatest:+.2f}, 95 %)"
         )
+        for lost in made.get("lost_most", ()):
+            yield f"  {lost['old']:.0f} → {lost['new']:.0f}: {shown(lost['query'])}"
     if report.finished:
         yield f"version {report.version} published: the migration is finished"
     elif report.bridge is not None:

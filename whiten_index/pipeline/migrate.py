@@ -4,7 +4,7 @@ Rows are encoded by the new model, run by run. Until all are, a bridged version 
 that the new model has not encoded are those of the old model, mapped to the new space.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,13 @@ from whiten_index.errors import ConfigError, CorpusError, GateError, require_con
 from whiten_index.evaluation.judgements import JudgedQueries, read_judged
 from whiten_index.evaluation.metrics import evaluate_each, mean_interval
 from whiten_index.index.exact import exact_neighbours
+from whiten_index.paths import shown
 from whiten_index.pipeline.base_version import BRIDGED, BaseVersion
 from whiten_index.pipeline.build import build_index
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import EncodeReport, encode_shards, open_corpus
 from whiten_index.pipeline.executor_session import executor_session
+from whiten_index.pipeline.pseudo_queries import draw_pieces
 from whiten_index.pipeline.shard_encoding import shard_work
 from whiten_index.pipeline.update_config import MigrateConfig, UpdateConfig
 from whiten_index.progress import Progress, Stages
@@ -39,13 +41,16 @@ from whiten_index.store.segments import digests_name
 from whiten_index.versions.published import CURRENT, VERSIONS, read_published, read_version
 from whiten_index.versions.retention import list_versions
 from whiten_index.whitening.bridge import Bridge, CrossMoments
+from whiten_index.whitening.selection import reciprocal_ranks
 from whiten_index.whitening.spectrum import unit_rows
 
-METRIC, _TOP_K = "ndcg@10", 10
+METRIC, _TOP_K, _SHOWN = "ndcg@10", 10, 5
 _LEAST_QUERIES, _LEAST_PAIRS = 30, 64
 # One row in eight chooses the bridge, 2,000 at most.
 _HELD_OUT, _MOST_HELD_OUT = 8, 2_000
 _SHARD_ROWS = 1_024  # so that a part of the corpus is a sample of it
+
+Side = tuple[EncodeReport, BuildConfig]  # a model's embeddings, and the build by it
 
 
 @dataclass
@@ -95,10 +100,15 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
     encoded, whole = _fill(config, target, stages)
     new, rows = encoded.store, encoded.record.rows if whole else base.record.rows
     report = MigrateReport(config.index, None, rows, rows, stages=stages)
+    old = EncodeReport(base.store, base.record, encoded.counts, stages)
+    sides = (old, base.config), (encoded, target)
+    if config.queries is None and config.max_loss is not None:
+        report.comparison = _compare_by_sentences(sides)
+    elif config.queries is not None and whole:
+        report.comparison = _compare(config, sides)
+    if report.comparison is not None:
+        _require_no_loss(config, report.comparison)
     if whole:
-        if config.queries is not None:
-            report.comparison = _compare(config, base, encoded)
-            _require_no_loss(config, report.comparison)
         report.version = build_index(target, progress=progress).version
         report.finished = True
         _remove_bridged(new)
@@ -267,14 +277,12 @@ def _bridged_build(config: MigrateConfig, base: BaseVersion, store: EmbeddingSto
     )  # fmt: skip
 
 
-def _compare(config: MigrateConfig, base: BaseVersion, encoded: EncodeReport) -> dict[str, Any]:
+def _compare(config: MigrateConfig, sides: tuple[Side, Side]) -> dict[str, Any]:
     """Return nDCG@10 of both models by exact search of raw embeddings, and their difference."""
     assert config.queries is not None
     assert config.qrels is not None
     judged = read_judged(config.queries, config.qrels, split=config.qrels_split)
-    old = EncodeReport(base.store, base.record, encoded.counts, encoded.stages)
-    builds = (old, base.config), (encoded, _target(config, base))
-    each = [_scores(judged, report, build) for report, build in builds]
+    each = [_scores(judged, *side) for side in sides]
     names = [name for name in each[0] if name in each[1]]
     if len(names) < _LEAST_QUERIES:
         raise CorpusError(
@@ -282,10 +290,51 @@ def _compare(config: MigrateConfig, base: BaseVersion, encoded: EncodeReport) ->
             f"{_LEAST_QUERIES}; judge more"
         )
     before, after = (np.array([scores[name] for name in names]) for scores in each)
+    worst = [place for place in np.argsort(after - before)[:_SHOWN] if after[place] < before[place]]
+    lost = [
+        {
+            "query": judged.texts[names[place]],
+            "old": float(before[place]),
+            "new": float(after[place]),
+        }
+        for place in worst
+    ]
+    return {**_difference(METRIC, before, after), "lost_most": lost}
+
+
+def _compare_by_sentences(sides: tuple[Side, Side]) -> dict[str, Any]:
+    """Return the MRR of both models where sentences search for the rest of their documents."""
+    encoded, target = sides[1]
+    assert encoded.work is not None
+    size = min(target.choose_sample, encoded.record.rows)
+    cut = draw_pieces(encoded, encoded.work, size, np.random.default_rng(target.seed))
+    if isinstance(cut, str):
+        raise CorpusError(f"{cut}; compare by judged queries: add --queries and --qrels")
+    each = list[NDArray[np.float64]]()
+    for report, build in sides:
+        encoder, compared = report.encoder(build)(), _compared(report, build)
+        queries = encoder.encode_queries([pieces.sentence for _, pieces in cut])
+        rest = encoder.encode_window([pieces.others for _, pieces in cut]).embeddings
+        each.append(100 * reciprocal_ranks(compared(queries), compared(rest)))
+    return _difference("MRR", *each)
+
+
+def _difference(
+    measure: str, before: NDArray[np.float64], after: NDArray[np.float64]
+) -> dict[str, Any]:
+    """Return the scores (q,) of both models as JSON values, with the interval of the difference."""
     return {
-        "measure": METRIC, "queries": len(names), "old": float(before.mean()),
+        "measure": measure, "queries": len(before), "old": float(before.mean()),
         "new": float(after.mean()), "interval": mean_interval(after - before),
     }  # fmt: skip
+
+
+def _compared(
+    report: EncodeReport, build: BuildConfig
+) -> Callable[[NDArray[np.floating]], NDArray[np.float32]]:
+    """Return the function from raw embeddings to rows whose inner products rank."""
+    unit = build.settled(report.store.encoder).similarity == "cosine"
+    return lambda rows: (unit_rows(rows) if unit else rows).astype(np.float32)
 
 
 def _scores(judged: JudgedQueries, report: EncodeReport, build: BuildConfig) -> dict[str, float]:
@@ -297,12 +346,9 @@ def _scores(judged: JudgedQueries, report: EncodeReport, build: BuildConfig) -> 
     queries = query_embeddings(
         store, asked, lambda some: encoder().encode_queries(some), report.stages
     )
-    unit = build.settled(store.encoder).similarity == "cosine"
-    compared = unit_rows if unit else np.asarray
-    blocks = (
-        compared(block).astype(np.float32) for block in CorpusEmbeddings(store, record).blocks()
-    )
-    found = exact_neighbours(blocks, compared(queries).astype(np.float32), _TOP_K)
+    compared = _compared(report, build)
+    blocks = map(compared, CorpusEmbeddings(store, record).blocks())
+    found = exact_neighbours(blocks, compared(queries), _TOP_K)
     run = {
         name: dict(zip(ids_of(store, record, rows), scores.tolist(), strict=True))
         for name, scores, rows in zip(names, *found, strict=True)
@@ -314,7 +360,12 @@ def _require_no_loss(config: MigrateConfig, made: dict[str, Any]) -> None:
     least, greatest = made["interval"]
     if config.max_loss is not None and least < -config.max_loss:
         raise GateError(
-            f"the new model may lose more than {config.max_loss:g} points of {METRIC}: "
+            f"the new model may lose more than {config.max_loss:g} points of {made['measure']}: "
             f"{made['old']:.2f} before, {made['new']:.2f} with it, a difference of {least:+.2f} to "
-            f"{greatest:+.2f} (95 %); nothing is published, and what was encoded is kept"
+            f"{greatest:+.2f} (95 %){''.join(map(_lost, made.get('lost_most', ())))}; nothing is "
+            "published, and what was encoded is kept"
         )
+
+
+def _lost(query: dict[str, Any]) -> str:
+    return f", of which {shown(query['query'])} {query['old']:.0f} → {query['new']:.0f}"

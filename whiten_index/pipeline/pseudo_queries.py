@@ -101,7 +101,7 @@ def sample_pieces(encoded: "EncodeReport", size: int, seed: int) -> Sample | str
         return f"{record.rows} documents are too few to choose from"
     rng, size = np.random.default_rng(seed), min(size, record.rows // 2)
     with encoded.stages.stage("draw pieces", size):
-        cut = _drawn_pieces(encoded, work, size, rng)
+        cut = draw_pieces(encoded, work, size, rng)
     if isinstance(cut, str):
         return cut
     with encoded.stages.stage("encode pieces", len(cut)) as watcher:
@@ -117,7 +117,7 @@ def sample_pieces(encoded: "EncodeReport", size: int, seed: int) -> Sample | str
     return sample
 
 
-def _drawn_pieces(
+def draw_pieces(
     encoded: "EncodeReport", work: "ShardWork", size: int, rng: np.random.Generator
 ) -> list[tuple[int, Pieces]] | str:
     """Return up to ``size`` documents long enough, by row number, with their pieces."""
