@@ -99,6 +99,21 @@ def test_a_change_beside_a_large_mean_is_noticed(
         open_index(index).search(["w1 w2"])
 
 
+def test_an_encoder_that_is_compared_with_nothing_is_not_shared(
+    tmp_path: Path, another_library: Callable[[float], None]
+) -> None:
+    model = tiny_models.bert(tmp_path / "model")
+    write(tmp_path, texts_of(60))
+    index = build_here(tmp_path, model)
+    old = open_index(forged(index, tmp_path / "old", canary=""))
+    another_library(0.2)
+    assert old.search(["w1 w2"])
+    one = open_index(index)
+    one.share_encoder(old)
+    with pytest.raises(EncoderError, match="has changed"):
+        one.search(["w1 w2"])
+
+
 def test_texts_that_a_model_cannot_take_are_left_out(tmp_path: Path) -> None:
     model = tiny_models.bert(tmp_path / "model")
     tokenizer = Tokenizer(WordLevel({"[PAD]": 0, **{f"w{n}": n + 1 for n in range(60)}}))

@@ -18,7 +18,7 @@ from tests.encoding.hub_server import at_hub
 from tests.helpers import tiny_models
 from tests.helpers.bad_input import run
 from tests.helpers.code_models import TEXTS, code_model, edit_json, forged, seal, write_texts
-from whiten_index import BuildConfig, QueryTransform, build_index, open_index
+from whiten_index import BuildConfig, QueryTransform, build_index, load_encoder, open_index
 from whiten_index.encoding.models import find_model
 from whiten_index.errors import EncoderError
 from whiten_index.pipeline.update import update_index
@@ -360,3 +360,27 @@ def test_a_build_can_be_kept_from_the_hub(hub, tmp_path):
     seen = len(hub.log)
     done = at_hub(hub, tmp_path / "home", *encode, "--local-files-only", cwd=tmp_path)
     assert (done.returncode, len(hub.log)) == (0, seen), done.stderr
+
+
+@pytest.mark.parametrize("where", ["a path", "a link", "a folder that nothing reads"])
+def test_code_that_has_changed_never_runs_wherever_it_is(where, own_modules, tmp_path):
+    model, mark = code_model(tmp_path / "model", tmp_path / "mark"), tmp_path / "mark"
+    elsewhere = model / "onnx" if where.startswith("a folder") else tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (model / "odd.py").rename(elsewhere / "odd.py")
+    if where == "a link":
+        (model / "onnx").symlink_to(elsewhere)
+    named = str(elsewhere) if where == "a path" else "onnx"
+    classes = {f"Auto{each}": f"{named}/odd.Odd{each}" for each in ("Config", "Model")}
+    edit_json(model / "config.json", auto_map=classes)
+    options: dict[str, Any] = {"model": str(model), "trust_remote_code": True, "device": "cpu"}
+    if where in ("a path", "a link"):
+        with pytest.raises(EncoderError, match=r"outside of it|links to a folder"):
+            load_encoder(**options)
+    else:
+        before = load_encoder(**options).spec.fingerprint
+        mark.unlink()
+        code = elsewhere / "odd.py"
+        code.write_text(code.read_text() + "\n# changed\n")
+        assert tiny_models.resolve(**options).fingerprint != before
+    assert not mark.exists()

@@ -149,6 +149,52 @@ def test_other_code_than_the_recorded_one_never_runs(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
+@pytest.mark.parametrize(
+    "kind", ["LICENSE.Step", "/elsewhere/steps.Step", "/elsewhere--steps.Step"]
+)
+def test_code_counts_whatever_its_name_and_none_comes_from_elsewhere(
+    tmp_path: Path, kind: str
+) -> None:
+    folder, mark = saved(tmp_path, "cnn"), tmp_path / "mark"
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[1]["type"] = kind.replace("/elsewhere", str(tmp_path))
+    tiny_models.write_json(folder / "modules.json", modules)
+    code = tmp_path / "steps.py" if "steps" in kind else folder / "LICENSE.py"
+    mark_it = f"from sentence_transformers.models import CNN as Step\nopen({str(mark)!r}, 'w')\n"
+    code.write_text(mark_it)
+    if "steps" in kind:
+        with pytest.raises(EncoderError, match="takes code from another place"):
+            load_encoder(str(folder), trust_remote_code=True, device="cpu")
+        assert not mark.exists()
+        return
+    before = load_encoder(str(folder), trust_remote_code=True, device="cpu").spec.fingerprint
+    code.write_text(mark_it + "# changed\n")
+    spec = load_encoder(str(folder), trust_remote_code=True, device="cpu").spec
+    assert mark.exists()
+    assert spec.fingerprint != before
+
+
+@pytest.mark.parametrize("name", ["1_CNN.md", "LICENSE_1", "1_CNN.bin", ".hidden"])
+def test_settings_count_whatever_their_folder_is_called(tmp_path: Path, name: str) -> None:
+    folder = saved(tmp_path, "cnn")
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / modules[1]["path"]).rename(folder / name)
+    modules[1]["path"] = name
+    tiny_models.write_json(folder / "modules.json", modules)
+
+    def identity() -> str:
+        encoder = load_encoder(str(folder), trust_remote_code=True, device="cpu")
+        return encoder.spec.fingerprint
+
+    if name == ".hidden":
+        with pytest.raises(EncoderError, match="outside of it or hidden"):
+            identity()
+        return
+    before = identity()
+    (folder / name / "more.json").write_text("{}")
+    assert identity() != before
+
+
 def test_settings_that_change_in_the_course_of_a_process_count(tmp_path: Path) -> None:
     folder = saved(tmp_path, "cnn")
     before = load_encoder(str(folder), trust_remote_code=True, device="cpu").encode(TEXTS)

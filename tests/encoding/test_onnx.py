@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -91,14 +92,14 @@ def test_a_prompt_that_is_not_pooled(folder: Path) -> None:
     np.testing.assert_allclose(ours.encode(some), expected.encode(some), atol=1e-5, rtol=1e-4)
 
 
-def build(folder: Path, model: Path) -> Path:
+def build(folder: Path, model: Path, **options: Any) -> Path:
     texts = [
         f"the {a} {b} {row}" for row in range(20) for a in ("cat", "dog") for b in ("ran", "a")
     ]
     pq.write_table(pa.table({"text": texts}), folder / "c.parquet")
     config = BuildConfig(
         corpus=str(folder / "c.parquet"), text_columns="text", out=str(folder / "index"),
-        model=str(model), whiten="whitening", k=8, device="cpu", factory="Flat",
+        model=str(model), whiten="whitening", k=8, device="cpu", factory="Flat", **options,
     )  # fmt: skip
     return build_index(config).out
 
@@ -150,6 +151,25 @@ def test_a_damaged_file_is_named(folder: Path, content: bytes) -> None:
     (folder / "onnx/model.onnx").write_bytes(content)
     with pytest.raises(EncoderError, match=r"model\.onnx cannot be loaded"):
         load_encoder(str(folder), backend="onnx")
+
+
+def test_a_file_that_cannot_be_run_spoils_no_store(
+    folder: Path, tmp_path: Path, capfd: Any
+) -> None:
+    graph = onnx.load(folder / "onnx/model.onnx")
+    (words,) = (each for each in graph.graph.initializer if "word_embeddings" in each.name)
+    words.CopyFrom(onnx.numpy_helper.from_array(np.zeros((1, 32), np.float32), words.name))
+    for node in graph.graph.node:
+        node.name = "\x1b[2J" + node.name
+    shutil.copytree(folder, tmp_path / "broken")
+    onnx.save(graph, tmp_path / "broken/onnx/model.onnx")
+    store = {"store": str(tmp_path / "store")}
+    with pytest.raises(EncoderError, match=r"ONNX file .* cannot be run"):
+        build(tmp_path, tmp_path / "broken", backend="onnx", **store)
+    assert "\x1b" not in capfd.readouterr().err
+    index = build(tmp_path, folder, **store)
+    with pytest.raises(EncoderError, match="or the file gives none"):
+        open_index(index, backend="onnx", model=str(tmp_path / "broken")).search(["the cat"])
 
 
 def test_a_pipe_in_the_place_of_the_file_is_refused(folder: Path) -> None:

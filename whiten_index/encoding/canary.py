@@ -41,7 +41,7 @@ _LEAST_LENGTH, _LEAST_LENGTH_NARROW = 0.001, 0.05
 
 
 def spec_with_canary(encoder: "WindowEncoder") -> Spec:
-    """Return the identity of an encoder with its embeddings of the texts."""
+    """Return the identity of an encoder with its embeddings of the texts, if it takes one."""
     if encoder.spec.canary:
         return encoder.spec
     try:
@@ -52,6 +52,8 @@ def spec_with_canary(encoder: "WindowEncoder") -> Spec:
         for row, text in enumerate(CANARY):
             with suppress(EncoderError):
                 rows[row] = encoder.encode([text])[0]
+        if not rows.any():
+            return encoder.spec  # nothing to compare: a model that cannot be run, say
     return replace(encoder.spec, canary=encode_canary(rows))
 
 

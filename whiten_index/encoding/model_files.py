@@ -44,10 +44,10 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def inside(folder: Path, name: Any) -> Path:
-    """Return the path that a file of a model names, which may not lead out of the folder."""
+    """Return the path that a file of a model names, which may be neither outside nor hidden."""
     path = Path(str(name))
-    if path.is_absolute() or ".." in path.parts:
-        raise EncoderError(f"a JSON file of {folder} names {str(name)!r}, which is outside of it")
+    if path.is_absolute() or any(part.startswith(".") for part in path.parts):
+        raise EncoderError(f"a JSON file of {folder} names {str(name)!r}, outside of it or hidden")
     return folder / path
 
 

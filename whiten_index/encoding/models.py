@@ -43,10 +43,10 @@ _TOKENIZER = ("tokenizer.json", "vocab.*", "*.model", "tokenizer_config.json")
 _SETTINGS = "config_sentence_transformers.json"
 _ADAPTER = "adapter_config.json"
 # Files that no loader reads, or whose content is in other fields of the identity.
-_NO_CONTENT = (".*", "*.md", "LICENSE*", "NOTICE*", "*.png", "*.jpg", "*.jpeg", "*.pyc")
+_NO_CONTENT = (".*", "*.md", "LICENSE", "LICENSE.txt", "NOTICE", "*.png", "*.jp*g", "*.pyc")
 _NOT_READ = (
-    *_NO_CONTENT, "*.safetensors", "*.bin", "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.gguf", "onnx",
-    "openvino", "modules.json", "sentence_bert_config.json", _SETTINGS,
+    *_NO_CONTENT, "*.safetensors", "*.bin", "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.gguf",
+    "*.py", "onnx/*", "openvino/*", "modules.json", "sentence_bert_config.json", _SETTINGS,
 )  # fmt: skip
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
 _WIDTHS = ("hidden_size", "d_model", "dim", "n_embd")
@@ -61,6 +61,7 @@ _MOST: dict[str, tuple[Any, ...]] = {
     "labels": (1 << 20, "num_labels"),
 }
 _PINNED = re.compile(r"@[0-9a-f]{40}\b")
+_ELSEWHERE = re.compile(r"""--|['"][/.]""")  # another repository, or a path, in names of classes
 # These count positions from the padding index on, which is 1 unless they say so.
 _OFFSET_POSITIONS = (
     "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod", "camembert",
@@ -109,8 +110,10 @@ class ModelFolder:
         """Names of the Python classes that come with the model, by ``auto_map``."""
         maps = (self.config, read_object(self.path / "tokenizer_config.json"))
         values = [v for each in maps for v in dict(each.get("auto_map") or {}).values()]
-        flat = [name for v in values for name in (v if isinstance(v, list) else [v])]
-        return [str(name) for name in flat if name]
+        flat = [name for v in values for name in (v if isinstance(v, list) else [v]) if name]
+        for each in flat:
+            inside(self.path, str(each).rpartition("--")[2])
+        return list(map(str, flat))
 
     @property
     def hub_kernel(self) -> str | None:
@@ -140,23 +143,22 @@ class ModelFolder:
         Any file counts unless it is known that nothing reads it. Code that comes with the model
         may read folders inside too. Left out is what changes with each saving of a model.
         """
-        paths = walk_files(self.path) if self.has_code else list_folder(self.path)
-        left_out = {*_NOT_READ} if self.has_code else {*_NOT_READ, "*.py"}
-        if self.not_run:
-            # Its modules may read anything.
-            left_out = {*_NO_CONTENT, "*.safetensors", "*.bin"}
+        paths = _walked(self.path) if self.has_code else list_folder(self.path)
+        # Modules that sentence-transformers runs may read anything.
+        left_out = [*_NO_CONTENT, "*.safetensors", "*.bin"] if self.not_run else [*_NOT_READ]
         read = (
             path
             for path in paths
-            for parts in [path.relative_to(self.path).parts]
-            if not any(fnmatchcase(part, each) for part in parts for each in left_out)
+            for name in [path.relative_to(self.path).as_posix()]
+            if (self.has_code and path.suffix == ".py")
+            or not any(fnmatchcase(name, each) for each in left_out)
         )
         own = self._digests(self.path, read)
         if not self.not_run:
             own["config.json"] = {k: v for k, v in self.config.items() if k not in _VOLATILE}
         code = {}
         if self.code is not None:
-            modules = (path for path in walk_files(self.code) if path.suffix == ".py")
+            modules = (path for path in _walked(self.code) if path.suffix == ".py")
             code = self._digests(self.code, modules)
         return hashlib.sha256(canonical_json([own, code]).encode()).hexdigest()
 
@@ -354,27 +356,34 @@ def _refuse_config(name: str, file: Path, config: Any) -> None:
             )
 
 
-def _read_fallback(name: str, path: Path, revision: str | None, reason: str) -> ModelFolder:
-    """Return a model that sentence-transformers runs, which reads the folder by itself."""
-    modules, files = read_modules(path), sorted(walk_files(path))
-    normalizes = modules[-1].kind == "Normalize"
+def _walked(folder: Path) -> list[Path]:
+    """Return the files below a folder of code, sorted, which no link may lead out of."""
+    files = sorted(walk_files(folder))
     if linked := [each for each in files if is_folder(each)]:
         raise EncoderError(
             f"{linked[0]} links to a folder, whose files would change unnoticed; copy it into the "
             "model folder"
         )
+    return files
+
+
+def _read_fallback(name: str, path: Path, revision: str | None, reason: str) -> ModelFolder:
+    """Return a model that sentence-transformers runs, which reads the folder by itself."""
+    modules, files = read_modules(path), _walked(path)
+    normalizes = modules[-1].kind == "Normalize"
     config = read_object(modules[0].path / "config.json")
     for file in files:
         if file.suffix != ".json":
             continue
         value = read_json(file)
         _refuse_config(name, file, value)
-        pinned = value == config or file.parent == path
-        named = str([*_named(value, "auto_map", "type", "types")])
-        if "--" in named and not pinned:
+        # What auto_map names here is in ``classes``, which are pinned.
+        pinned = value == config or file == path / "tokenizer_config.json"
+        named = str([*_named(value, "type", "types", *(() if pinned else ("auto_map",)))])
+        if _ELSEWHERE.search(named):
             raise EncoderError(
-                f"{file} takes code from another place ({named[:80]}), which nothing pins; copy "
-                "the code into the model folder"
+                f"{file} takes code from another place ({named[:80]}), which nothing pins; "
+                "copy the code into the model folder"
             )
     weights = [each for each in files if each.suffix in (".safetensors", ".bin")]
     return ModelFolder(

@@ -130,6 +130,7 @@ def _session(folder: ModelFolder, threads: int | None) -> Any:
         )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or 0
+    options.log_severity_level = 4  # what it logs quotes the file, control characters included
     require_regular(path)
     try:
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

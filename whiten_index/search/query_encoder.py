@@ -69,6 +69,8 @@ class QueryEncoder:
             return False
         if self._recorded.query_fingerprint != other._recorded.query_fingerprint:
             return False
+        if self._recorded.canary and not other._recorded.canary:
+            return False  # the other's encoder is compared with nothing
         try:
             require_alike(self._recorded, other._recorded)
         except (ArtifactError, EncoderError):
@@ -87,11 +89,12 @@ class QueryEncoder:
                 spec, folder, config = self.resolve(documents=False)
                 loaded = make_encoder(spec, folder, config)
                 if not spec.canary and self.recorded.canary:
-                    require_alike(self.recorded, spec_with_canary(loaded))
-                elif not spec.canary and config.onnx:
+                    spec = spec_with_canary(loaded)
+                    require_alike(self.recorded, spec)
+                if config.onnx and not spec.canary:
                     raise EncoderError(
                         f"the index keeps no embeddings to compare the ONNX file of {spec.model} "
-                        "with, which may be of other weights; use torch "
+                        "with, or the file gives none, so it may be of other weights; use torch "
                         "(pip install 'whiten-index[encode]'), or build the index again"
                     )
                 self._encoder = loaded
