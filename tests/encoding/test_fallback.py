@@ -123,7 +123,7 @@ def test_code_of_the_folder_runs_with_consent_alone(tmp_path: Path) -> None:
         "from pathlib import Path\nfrom sentence_transformers.models import CNN\n"
         f"Path({str(mark)!r}).touch()\n\n\nclass Step(CNN):\n    pass\n"
     )
-    with pytest.raises(EncoderError, match=r"ends with steps\.Step, which is not run here"):
+    with pytest.raises(EncoderError, match=r"ends with steps\.Step.*, which is not run here"):
         load_encoder(str(folder))
     assert not mark.exists()
     encoder = load_encoder(str(folder), trust_remote_code=True, device="cpu")
