@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers import tiny_models
-from tests.helpers.bad_input import run
+from tests.helpers.bad_input import night, run
 from whiten_index import (
     BuildConfig,
     MigrateConfig,
@@ -24,6 +24,7 @@ from whiten_index import (
     update_index,
 )
 from whiten_index.errors import ConfigError, CorpusError, GateError
+from whiten_index.pipeline.plan import plan_update
 from whiten_index.whitening.bridge import Bridge, CrossMoments
 
 ROWS = 3_000
@@ -108,6 +109,9 @@ def test_a_bridged_version_answers_queries_of_the_new_model(built: Path, folder:
     finished = neighbours(folder / "index", texts)
     shared = [len(one & other) / 10 for one, other in zip(bridged, finished, strict=True)]
     assert np.mean(shared) > 0.6
+    # Readers may have the bridged version open until the next run.
+    assert len(list(folder.glob("store.bridged-*"))) == 1
+    migrate(built, folder)
     assert not list(folder.glob("store.bridged-*"))
 
 
@@ -134,10 +138,73 @@ def test_runs_add_up_to_a_build_by_the_new_model(built: Path, folder: Path) -> N
     assert (again.finished, again.version) == (True, report.version)
 
 
-def test_an_update_in_the_course_of_a_migration_is_refused(built: Path, folder: Path) -> None:
-    migrate(built, folder, rows=1_000, bridge=True)
-    with pytest.raises(ConfigError, match="has rows of two models; run whiten-index migrate"):
-        update_index(UpdateConfig(index=str(folder / "index")))
+def test_an_update_of_a_bridged_version(built: Path, folder: Path) -> None:
+    index, table = folder / "other", pq.read_table(built / "c.parquet")
+    pq.write_table(table, folder / "c.parquet")
+    build(built, folder, out=str(index))
+    before = migrate(built, folder, index=str(index), rows=1_000, bridge=True)
+    asked = UpdateConfig(index=str(index))
+    assert update_index(asked).up_to_date
+    new = pa.table({"id": ["new"], "text": ["the new king of the small river"]})
+    pq.write_table(pa.concat_tables([table.slice(500), new]), folder / "c.parquet")
+    plan, report = plan_update(asked), update_index(asked)
+    assert plan["rows"] == report.changes.to_json()
+    assert (plan["rows"]["new"], plan["rows"]["deleted"]) == (1, 500)
+    # Only the new row, by the new model.
+    assert plan["to_encode"] == report.encoded.counts.encoded == 1
+    hits = open_index(index).search(["the new king of the small river"])[0]
+    assert hits[0].id == "new"
+    assert update_index(asked).up_to_date
+    again = migrate(built, folder, index=str(index), rows=1, bridge=True)
+    assert again.rows == ROWS - 499
+    assert again.encoded > before.encoded - 500
+    assert migrate(built, folder, index=str(index)).finished
+    build(built, folder, out=str(folder / "fresh"), store=None, layers=(1,))
+    texts = texts_of(built)[:1_000:20]
+    assert neighbours(index, texts) == neighbours(folder / "fresh", texts)
+
+
+def test_the_old_index_is_updated_in_the_course_of_a_migration(built: Path, folder: Path) -> None:
+    index, table = folder / "other", pq.read_table(built / "c.parquet")
+    pq.write_table(table, folder / "c.parquet")
+    build(built, folder, out=str(index))
+    assert migrate(built, folder, index=str(index), rows=1_000).encoded >= 1_000
+    new = pa.table({"id": ["new"], "text": ["the new king of the small river"]})
+    pq.write_table(pa.concat_tables([table.slice(500), new]), folder / "c.parquet")
+    assert update_index(UpdateConfig(index=str(index))).encoded.counts.encoded == 1
+    assert migrate(built, folder, index=str(index), rows=500, bridge=True).rows == ROWS - 499
+    # A job of every night goes on, and so does a search that has the version before open.
+    opened = open_index(index, rerank=20, rerank_by="embeddings")
+    (folder / "job.toml").write_text(f'index = "{index}"\n')
+    code, events = night(folder / "job.toml")
+    assert (code, events[-1]["event"]) == (0, "up_to_date")
+    pq.write_table(pa.concat_tables([table.slice(600), new]), folder / "c.parquet")
+    assert night(folder / "job.toml")[1][-1]["rows"]["deleted"] == 100
+    assert migrate(built, folder, index=str(index)).finished
+    assert opened.search(["the new king of the small river"])[0][0].id == "new"
+    build(built, folder, out=str(folder / "fresh"), store=None, layers=(1,))
+    texts = texts_of(built)[600::50]
+    assert neighbours(index, texts) == neighbours(folder / "fresh", texts)
+
+
+def test_back_to_a_bridged_version_and_on_again(built: Path, folder: Path) -> None:
+    def published() -> list[str]:
+        return [each.name for each in list_versions(folder / "index") if each.published]
+
+    old = published()
+    bridged = migrate(built, folder, rows=1_000, bridge=True)
+    # The migration goes on from the version of the old model, which stays.
+    assert run("prune", folder / "index", "--keep", 1)[0] == 0
+    assert [each.name for each in list_versions(folder / "index")] == [bridged.version, *old]
+    finished = migrate(built, folder)
+    assert run("rollback", folder / "index")[0] == 0
+    assert published() == [bridged.version]
+    assert update_index(UpdateConfig(index=str(folder / "index"))).up_to_date
+    # A version of the new model is there, as after a run that was killed before it published.
+    again = migrate(built, folder)
+    assert again.finished
+    assert published() == [again.version] != [bridged.version]
+    assert again.version.partition("-")[2] == finished.version.partition("-")[2]
 
 
 def judged(built: Path, folder: Path) -> dict[str, str]:
@@ -211,9 +278,16 @@ def test_the_command(built: Path, folder: Path) -> None:
     assert "of 3,000 rows are encoded by the new model" in out
     assert "run the same command again to continue" in out
     assert run("verify", folder / "index")[0] == 0
+    facts = json.loads(run("inspect", folder / "index", "--json")[1])["migration"]
+    assert (facts["from"], facts["to"], facts["rows"]) == ("model", "model", ROWS)
+    assert 1_000 <= facts["encoded"] < ROWS
+    assert facts["bridge"]["kind"] in ("ridge", "orthogonal")
+    assert 0.3 < facts["bridge"]["agreement"] <= 1
+    assert "migration" in run("inspect", folder / "index")[1]
     assert run("search", folder / "index", "the cat", "--device", "cpu")[0] == 0
     code, out, err = run(*command, "--json")
     assert (code, json.loads(out)["finished"]) == (0, True), err
+    assert "migration" not in json.loads(run("inspect", folder / "index", "--json")[1])
 
 
 def test_a_plan_writes_nothing(built: Path, folder: Path) -> None:

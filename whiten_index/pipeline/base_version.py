@@ -41,8 +41,6 @@ from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import Choice
 from whiten_index.whitening.transform import Whitening
 
-BRIDGED = ".bridged-"  # in the name of the store of a migration's bridged version
-
 
 @dataclass(frozen=True, eq=False)
 class BaseVersion:
@@ -122,11 +120,6 @@ def _build_config(
 ) -> BuildConfig:
     known = BuildConfig.__dataclass_fields__
     given = {name: value for name, value in fields["config"].items() if name in known}
-    if BRIDGED in str(fields["store"]):
-        raise ConfigError(
-            f"version {fields['version']} has rows of two models; run whiten-index migrate until "
-            "all are of the new one, or roll back, and update then"
-        )
     if not given["corpus"]:
         raise ArtifactError(
             f"version {fields['version']} was built from a store alone, which does not tell how "

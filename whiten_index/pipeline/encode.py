@@ -165,12 +165,12 @@ def encode_shards(
         work.store.tidy()
         if before is None and not read_all:
             with contextlib.suppress(ArtifactError):
-                before = work.store.corpus(corpus.config.source_identity())
+                before = work.kept.corpus(corpus.config.source_identity())
         before = None if read_all else before
         same = kept_parts(work, before, look=False)
         # An encode reads no embeddings, nor does an update of the same files.
         reads = config.out is not None and (remember or len(same) < len(corpus.files))
-        work.store.fetch_corpus(corpus.config.source_identity(), rows=reads)
+        work.kept.fetch_corpus(corpus.config.source_identity(), rows=reads)
         kept = kept_parts(work, before)
         runner = _encoding_executor(config, work, executor)
         shards = [shard for shard in corpus.shards if shard.file not in kept]
@@ -200,15 +200,16 @@ def encode_shards(
                 raise KeyboardInterrupt(f"kept {rows:,} of {corpus.rows:,} rows") from None
         corpus.require_unchanged()
         # This run, and other processes and machines, wrote segments.
-        work.store.look_again()
+        for store in dict.fromkeys((work.store, work.kept)):
+            store.look_again()
         work.store.read_canary()
         record = _record(work, kept, results, counts)
-        report = EncodeReport(work.store, record, counts, stages, work, executor)
+        report = EncodeReport(work.kept, record, counts, stages, work, executor)
         _note_runtimes(report)
         if remember:
             _note_encoder(config, report, work)
             index = None if config.out is None else config.out_place
-            work.store.save_corpus(record, index=index)
+            work.kept.save_corpus(record, index=index)
         return report
 
 
@@ -227,7 +228,7 @@ def kept_parts(
         same = record.fingerprint and record.fingerprint == _fingerprint(work, position)
         read = sum(part.read for part in parts)
         whole = len(parts) == len(shards) and read == sum(shard.rows for shard in shards)
-        if same and whole and not (look and not all(map(work.store.has, parts))):
+        if same and whole and not (look and not all(map(work.kept.has, parts))):
             found[position] = record, parts
     return found
 

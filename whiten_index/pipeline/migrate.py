@@ -4,7 +4,8 @@ Rows are encoded by the new model, run by run. Until all are, a bridged version 
 that the new model has not encoded are those of the old model, mapped to the new space.
 """
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,19 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.atomic import discard
 from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.files import list_folder
+from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import fingerprint
+from whiten_index.artifacts.storage import Place
 from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.load_encoder import resolve_encoder
-from whiten_index.errors import ConfigError, CorpusError, GateError, require_config
+from whiten_index.encoding.spec import recorded_spec
+from whiten_index.errors import ArtifactError, ConfigError, CorpusError, GateError, require_config
 from whiten_index.evaluation.judgements import JudgedQueries, read_judged
 from whiten_index.evaluation.metrics import evaluate_each, mean_interval
 from whiten_index.index.exact import exact_neighbours
 from whiten_index.paths import shown
-from whiten_index.pipeline.base_version import BRIDGED, BaseVersion
+from whiten_index.pipeline.base_version import BaseVersion
 from whiten_index.pipeline.build import build_index
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import EncodeReport, encode_shards, open_corpus
@@ -34,12 +38,13 @@ from whiten_index.pipeline.shard_encoding import shard_work
 from whiten_index.pipeline.update_config import MigrateConfig, UpdateConfig
 from whiten_index.progress import Progress, Stages
 from whiten_index.search.query_encoder import query_embeddings
-from whiten_index.store.embedding_store import EmbeddingStore
-from whiten_index.store.records import CorpusPart
+from whiten_index.store.embedding_store import BRIDGED, EmbeddingStore, model_place
+from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings, ids_of
 from whiten_index.store.segments import digests_name
-from whiten_index.versions.published import CURRENT, VERSIONS, read_published, read_version
-from whiten_index.versions.retention import list_versions
+from whiten_index.versions.published import CURRENT, VERSIONS, read_published, read_version, tidy
+from whiten_index.versions.references import corpus_record
+from whiten_index.versions.retention import before_bridged
 from whiten_index.whitening.bridge import Bridge, CrossMoments
 from whiten_index.whitening.selection import reciprocal_ranks
 from whiten_index.whitening.spectrum import unit_rows
@@ -49,6 +54,7 @@ _LEAST_QUERIES, _LEAST_PAIRS = 30, 64
 # One row in eight chooses the bridge, 2,000 at most.
 _HELD_OUT, _MOST_HELD_OUT = 8, 2_000
 _SHARD_ROWS = 1_024  # so that a part of the corpus is a sample of it
+_NOTE = {"note": "bridge"}  # by which a bridged store keeps the facts of its bridge
 
 Side = tuple[EncodeReport, BuildConfig]  # a model's embeddings, and the build by it
 
@@ -94,8 +100,13 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
     require_config(config, MigrateConfig)
     stages = Stages(progress or Progress())
     base, target = migration_target(config)
+    # Readers may have the version before open.
+    kept = [str(read_published(base.root).fields["store"])]
     if resolve_encoder(target.encoder_config())[0].fingerprint == base.store.fingerprint:
         rows, name = base.record.rows, base.source.name
+        _remove_bridged(base.store, but=kept)
+        with only_writer(base.root, what="index"):
+            tidy(base.root)
         return MigrateReport(config.index, name, rows, rows, finished=True, stages=stages)
     encoded, whole = _fill(config, target, stages)
     new, rows = encoded.store, encoded.record.rows if whole else base.record.rows
@@ -111,43 +122,60 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
     if whole:
         report.version = build_index(target, progress=progress).version
         report.finished = True
-        _remove_bridged(new)
+        _remove_bridged(new, but=kept)
         return report
-    report.encoded = sum(int(_known(base, new, part)[1].sum()) for part in base.record.parts)
+    report.encoded = _encoded(base.store, base.record, new)
     if config.bridge:
         bridge, length = _fit_bridge(base, new, stages)
         report.bridge = {"kind": bridge.kind, "agreement": bridge.agreement}
         store = _bridged_store(base, new, bridge, length, stages)
-        build = _bridged_build(config, base, store)
-        report.version = build_index(build, progress=progress).version
-        _remove_bridged(new, but=str(store.place))
+        store.results.save_choice(_NOTE, report.bridge)
+        made = build_index(_bridged_build(target, base, store), progress=progress)
+        report.version, report.rows = made.version, made.encoded.record.rows
+        report.encoded = _encoded(store, made.encoded.record, new)
+        _remove_bridged(new, but=[*kept, str(store.place)])
     return report
 
 
 def migration_target(config: MigrateConfig) -> tuple[BaseVersion, BuildConfig]:
     """Return the version of the old model, and the build of the index by the new one."""
+    root, mirror = place_of(config.index)
+    mirror.latest(root / CURRENT)
+    sources = read_published(root).fields["corpus"]["source"]["sources"]
     asked = UpdateConfig(
-        index=config.index, store=config.store, model=config.old_model, device=config.device
-    )
-    base = BaseVersion.open(asked, version=_old_version(config.index))
+        index=config.index, corpus=tuple(sources), store=config.store, model=config.old_model,
+        device=config.device,
+    )  # fmt: skip
+    base = BaseVersion.open(asked, version=before_bridged(config.index))
     return base, _target(config, base)
 
 
-def _old_version(index: str) -> str | None:
-    """Return the last version of the old model if a bridged one is published, else None."""
+def migration_status(index: Place) -> dict[str, Any]:
+    """Return how far a migration is whose bridged version is published, as its stores show."""
     root, mirror = place_of(index)
-    mirror.latest(root / CURRENT)
-    if read_published(root).fields["config"]["corpus"]:
-        return None
-    for facts in list_versions(index):
-        found = read_version(root / VERSIONS / facts.name, verify="manifest", mirror=mirror)
-        if not facts.candidate and found.fields["config"]["corpus"]:
-            return facts.name
-    return None
+    published, old = read_published(root), before_bridged(index)
+    fields, spec = published.fields, recorded_spec(published.fields["encoder"])
+    found: dict[str, Any] = {"to": getattr(spec, "name", None), "rows": fields["rows"]}
+    if old is not None:
+        version = read_version(root / VERSIONS / old, verify="manifest", mirror=mirror)
+        found["from"] = getattr(recorded_spec(version.fields["encoder"]), "name", None)
+    place = model_place(fields["store"])
+    with contextlib.suppress(ArtifactError):
+        if spec is not None and place is not None:
+            store = EmbeddingStore.open(fields["store"])
+            new = EmbeddingStore.open(place, fingerprint=spec.fingerprint)
+            found["encoded"] = _encoded(store, corpus_record(published), new)
+            found["bridge"] = store.results.choice(_NOTE)
+    return found
 
 
 def _target(config: MigrateConfig, base: BaseVersion) -> BuildConfig:
     """Return the build of the index by the new model."""
+    if model_place(base.store.place) is not None:
+        raise ArtifactError(
+            f"{config.index} has no version of the old model any more, from which a migration goes "
+            "on; build with the new model and the same --out and --store"
+        )
     if base.config.embedding_column is not None or base.passages:
         raise ConfigError(
             "an index of given embeddings or of passages by tokens is built again, not migrated; "
@@ -183,7 +211,7 @@ def _fill(config: MigrateConfig, target: BuildConfig, stages: Stages) -> tuple[E
 
 
 def _known(
-    base: BaseVersion, new: EmbeddingStore, part: CorpusPart
+    store: EmbeddingStore, new: EmbeddingStore, part: CorpusPart
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """Return the digests (n, 16) of a part, and which rows (n,) the new store has.
 
@@ -191,8 +219,14 @@ def _known(
     """
     if not part.rows:
         return np.empty((0, DIGEST_BYTES), np.uint8), np.empty(0, np.bool_)
-    digests = base.store.digests(part)
+    digests = store.digests(part)
     return digests, new.index(verify=False).find(digests).known
+
+
+def _encoded(store: EmbeddingStore, record: CorpusRecord, new: EmbeddingStore) -> int:
+    """Return how many rows of a corpus the new model has encoded."""
+    new.look_again()
+    return sum(int(_known(store, new, part)[1].sum()) for part in record.parts)
 
 
 def _rows(store: EmbeddingStore, digests: NDArray[np.uint8]) -> NDArray[np.floating]:
@@ -205,7 +239,7 @@ def _pairs(
 ) -> Iterator[tuple[NDArray[np.floating], NDArray[np.floating]]]:
     """Yield embeddings (n, d) and (n, e) of rows that both models have encoded, part by part."""
     for part in base.record.parts:
-        digests, known = _known(base, new, part)
+        digests, known = _known(base.store, new, part)
         apart = digests[:, 0] % _HELD_OUT == 0
         rows = np.flatnonzero(known & (apart if held_out else ~apart))
         if len(rows):
@@ -240,40 +274,36 @@ def _bridged_store(
     # One place each: a build opens a place that has one store.
     place = f"{new.place}{BRIDGED}{identity[:8]}"
     store = EmbeddingStore.create(place, new.encoder, identity)
-    dtype, parts = base.config.dtype_kept(), list[CorpusPart]()
+    dtype = base.config.dtype_kept()
     with stages.stage("bridge", base.record.rows) as watcher:
         for part in base.record.parts:
             if not part.rows:
                 continue
-            digests, known = _known(base, new, part)
+            digests, known = _known(base.store, new, part)
             rows = length * unit_rows(bridge.apply(base.store.embeddings(part)[:]))
             if known.any():
                 rows[known] = _rows(new, digests[known])
-            segment = store.write(digests, rows.astype(np.float32), dtype=dtype)
-            documents = store.write_documents(base.store.documents(part))
-            name = store.write_digests(digests)
-            parts.append(CorpusPart(name, documents, part.rows, part.read, 0, segment.bytes))
+            store.write(digests, rows.astype(np.float32), dtype=dtype)
             watcher.advance(part.rows)
-        store.save_corpus(replace(base.record, parts=tuple(parts), files=()), index=None)
     return store
 
 
-def _remove_bridged(new: EmbeddingStore, *, but: str = "") -> None:
+def _remove_bridged(new: EmbeddingStore, *, but: Iterable[str]) -> None:
     """Remove the stores of earlier bridged versions, which can be made again, from a disk."""
     if isinstance(new.place, Path):
+        names = {Path(each).name for each in but}
         for folder in list_folder(new.place.parent, f"{new.place.name}{BRIDGED}*"):
-            if str(folder) != but:
+            if folder.name not in names:
                 discard(folder)
 
 
-def _bridged_build(config: MigrateConfig, base: BaseVersion, store: EmbeddingStore) -> BuildConfig:
-    """Return the build of a bridged version: by the transform of the published one."""
+def _bridged_build(target: BuildConfig, base: BaseVersion, store: EmbeddingStore) -> BuildConfig:
+    """Return the build of a bridged version, by the transform of the old one."""
     whitening = base.fitted.whitening
-    return BuildConfig(
-        out=config.index, store=str(store.place), whiten=whitening.kind.value,
+    return replace(
+        target, store=str(store.place), whiten=whitening.kind.value,
         k=min(whitening.k, store.dim), exponent=whitening.exponent, center=whitening.center,
-        factory=base.config.factory, target_recall=base.config.target_recall,
-        similarity=base.config.similarity, seed=base.config.seed,
+        queries=None, qrels=None, qrels_split=None, query_log=None,
     )  # fmt: skip
 
 

@@ -130,7 +130,7 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> di
                 continue
             for shard in shards:
                 found = work.look(shard)
-                documents = work.store.name_documents(found.batch.documents)
+                documents = work.kept.name_documents(found.batch.documents)
                 counted = len(found.batch), found.batch.read
                 parts.append(CorpusPart(found.name, documents, *counted, 0, 0))
                 read[id(parts[-1])] = shard
@@ -149,7 +149,7 @@ def plan_update(config: UpdateConfig, *, progress: Progress | None = None) -> di
     changes = compare(
         StoredRows(base.store, gone),
         (document_rows(batch.documents, work.digests_of(batch)) for batch in again),
-        same=count_documents(work.store, same, passages=base.passages),
+        same=count_documents(work.kept, same, passages=base.passages),
     )
     rate = _rows_per_second(base.config, work, missing, stages)
     wanted = room_wanted(base, rows=corpus.rows, stored=stored)
@@ -193,7 +193,7 @@ def _itemsize(work: ShardWork, found: ReadShard) -> int:
 def _bytes(work: ShardWork, found: ReadShard, part: CorpusPart) -> int:
     """Return about what a shard will take in the store: new rows, and files that are not there."""
     files = zip(
-        work.store.part_files(part),
+        work.kept.part_files(part),
         (found.digests.nbytes, int(found.batch.documents.nbytes)),
         strict=True,
     )

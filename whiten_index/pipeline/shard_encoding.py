@@ -38,7 +38,7 @@ from whiten_index.encoding.window_encoder import WindowEncoder
 from whiten_index.errors import ConfigError, CorpusError, EncoderError
 from whiten_index.store.digest_index import Lookup
 from whiten_index.store.dtypes import StoreDtype
-from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.embedding_store import EmbeddingStore, model_place
 from whiten_index.store.notes import UNFINISHED
 from whiten_index.store.records import CorpusPart
 from whiten_index.store.segments import Segment, digests_name, keyed
@@ -206,7 +206,14 @@ class ShardWork(Work):
     encoder: Callable[[], WindowEncoder]
     dtype: StoreDtype
     splitter: PassageSplitter | None = None
+    # In a migration: holds a row of each text, of this model or mapped to its space.
+    bridged: EmbeddingStore | None = None
     _under_way: set[str] | None = field(default_factory=set, repr=False, compare=False)
+
+    @property
+    def kept(self) -> EmbeddingStore:
+        """The store that has all rows of the corpus in the end, and its record."""
+        return self.store if self.bridged is None else self.bridged
 
     def on_device(self, device: str, threads: int) -> "ShardWork":
         """Return the same work for a worker, which keeps neither the plan nor what others do."""
@@ -305,16 +312,18 @@ class ShardWork(Work):
         batch = self.batch_of(shard)
         digests = self.digests_of(batch)
         name, none = digests_name(digests), np.zeros(len(batch), dtype=np.bool_)
-        if not len(batch) or self.store.segment(name, verify=verify) is not None:
+        if not len(batch) or self.kept.segment(name, verify=verify) is not None:
             return ReadShard(batch, digests, name if len(batch) else "", none)
-        found = self.store.index(verify=verify).find(digests)
-        under_way = False
-        if self._under_way is not None and not found.known.all():
+        found, under_way = self.store.index(verify=verify).find(digests), False
+        missing = ~found.known
+        if self.bridged is not None:
+            missing &= ~self.bridged.index(verify=verify).find(digests).known
+        if self._under_way is not None and missing.any():
             # The same rows in the same order are encoded once.
-            new = digests_name(digests[~found.known])
+            new = digests_name(digests[missing])
             under_way = new in self._under_way
             self._under_way.add(new)
-        return ReadShard(batch, digests, name, ~found.known, found, under_way)
+        return ReadShard(batch, digests, name, missing, found, under_way)
 
     def _keep(
         self, shard: ReadShard, encoded: "Encoded | None", rows: slice, counts: Counts
@@ -326,8 +335,8 @@ class ShardWork(Work):
         if not len(batch):
             return CorpusPart("", "", 0, batch.read, 0, 0)
         truncated, size = self._write(shard, encoded, rows, counts)
-        digests = self.store.write_digests(shard.digests)
-        documents = self.store.write_documents(batch.documents)
+        digests = self.kept.write_digests(shard.digests)
+        documents = self.kept.write_documents(batch.documents)
         counts.encoded += shard.rows_to_encode
         counts.reused += batch.read - sum(batch.skipped.values()) - shard.rows_to_encode
         counts.truncated += truncated
@@ -339,7 +348,7 @@ class ShardWork(Work):
     ) -> tuple[int, int]:
         """Store the new rows; return the texts cut to the limit and the bytes of all rows."""
         store, new = self.store, shard.digests[shard.missing]
-        whole = store.segment(shard.name, verify=False) if shard.found is None else None
+        whole = self.kept.segment(shard.name, verify=False) if shard.found is None else None
         if whole is not None:
             return whole.truncated, whole.bytes
         assert shard.found is not None
@@ -353,7 +362,17 @@ class ShardWork(Work):
                 counts.remade_shards += store.mirror.holds(store.segments_folder / name)
                 segment = self._write_segment(shard, new, encoded, rows)
             truncated, size = truncated + segment.truncated, size + segment.bytes
-        return truncated, size
+        return truncated, size if self.bridged is None else self._copy(shard, self.bridged)
+
+    def _copy(self, shard: ReadShard, bridged: EmbeddingStore) -> int:
+        """Copy rows of the model that a bridged store lacks; return the bytes of all rows there."""
+        places = bridged.index(verify=False).find(shard.digests)
+        size = bridged.truncated_and_bytes(places)[1]
+        for rows in (shard.missing, ~places.known & ~shard.missing):
+            if len(digests := shard.digests[rows]):
+                copied = self.store.rows(digests_name(digests), digests.copy)[:]
+                size += bridged.write(digests, copied, dtype=self.dtype).bytes
+        return size
 
     def _write_segment(
         self, shard: ReadShard, new: NDArray[np.uint8], encoded: "Encoded | None", rows: slice
@@ -431,9 +450,11 @@ def shard_work(config: "BuildConfig", corpus: ParquetCorpus, *, write: bool = Tr
     else:
         spec, folder = local_model(encoder_config, by="--passage-tokens")
         splitter = PassageSplitter.load(spec, folder, passages)
-    store = make(config.store_place, spec.to_json(), spec.fingerprint)
+    own = model_place(config.store_place)
+    bridged = None if own is None else EmbeddingStore.open(config.store_place)
+    store = make(own or config.store_place, spec.to_json(), spec.fingerprint)
     source = LazyEncoder(_at_commit(encoder_config, store.encoder), expected=spec.fingerprint)
-    return ShardWork(corpus, store, source, config.dtype_kept(), splitter)
+    return ShardWork(corpus, store, source, config.dtype_kept(), splitter, bridged)
 
 
 def _column_encoder(config: "BuildConfig", corpus: ParquetCorpus) -> dict[str, Any]:

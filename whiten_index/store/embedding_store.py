@@ -22,6 +22,7 @@ again under any file name, id or metadata column, and in whichever segment it is
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -53,6 +54,7 @@ from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.encoding.canary import keeping_canary
 from whiten_index.encoding.spec import Spec
 from whiten_index.errors import ArtifactError, CorpusError
+from whiten_index.paths import as_place
 from whiten_index.store.dtypes import keeps_moments
 from whiten_index.store.notes import INDEXES, IndexRegistry, ResultCache, owner_of
 from whiten_index.store.records import CorpusPart, CorpusRecord, EncoderFacts
@@ -61,6 +63,8 @@ from whiten_index.whitening.moments import Moments
 
 # Folders of the files of parts, and the ending of these.
 _DIGESTS, _ROWS, _END = "digests", "rows", ".zst"
+BRIDGED = ".bridged-"  # in the name of a store that a migration makes next to the new model's
+_BRIDGED_PLACE = re.compile(rf"(.+){re.escape(BRIDGED)}[0-9a-f]{{8}}")
 # Rows of small parts whose moments are taken together.
 _ROWS_TOGETHER = 1024
 
@@ -469,6 +473,12 @@ class EmbeddingStore(Segments):
     @property
     def _corpora(self) -> Path:
         return self.folder / "corpora"
+
+
+def model_place(place: Place) -> Place | None:
+    """Return the place of the new model's own store, if this is that of a bridged one."""
+    found = _BRIDGED_PLACE.fullmatch(str(place))
+    return None if found is None else as_place(found[1], what="--store")
 
 
 def _not_of_part(path: Path, part: CorpusPart) -> ArtifactError:

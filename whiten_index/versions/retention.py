@@ -13,8 +13,9 @@ from whiten_index.artifacts.cached_storage import BucketStorage, place_of
 from whiten_index.artifacts.files import exists
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import MANIFEST
-from whiten_index.artifacts.storage import LOCAL, Storage
+from whiten_index.artifacts.storage import LOCAL, Place, Storage
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
+from whiten_index.store.embedding_store import model_place
 from whiten_index.versions.published import (
     CANDIDATES,
     CURRENT,
@@ -213,8 +214,8 @@ def _alike(root: Path, name: str, mirror: Storage) -> set[str]:
     # The next build may make a damaged version again.
     if _damage(root / VERSIONS / name, "manifest" if mirror.uri else FULL, mirror) is not None:
         return set()
-    same = _identity(root, name, mirror)
-    return {each for each in _names(root, mirror) if _identity(root, each, mirror) == same}
+    same = _field(root, name, mirror)
+    return {each for each in _names(root, mirror) if _field(root, each, mirror) == same}
 
 
 def _older(root: Path, current: Current, mirror: Storage, skipped: dict[str, str]) -> Version:
@@ -222,7 +223,7 @@ def _older(root: Path, current: Current, mirror: Storage, skipped: dict[str, str
 
     A version that was certified has the files of the one before, which is no way back.
     """
-    left = _identity(root, current.version, mirror)
+    left = _field(root, current.version, mirror)
     # One that cannot be read may be sound: the user decides whether to go back further.
     for name in reversed(_names(root, mirror)):
         older = version_number(name) < version_number(current.version)
@@ -358,15 +359,31 @@ def _kept(
         for name in dict.fromkeys([current.version, *older, *newer])
         if name not in current.withdrawn and _damage(root / VERSIONS / name, verify, mirror) is None
     )
-    apart = (next(group) for _, group in groupby(sound, lambda n: _identity(root, n, mirror) or n))
-    return {current.version, *islice(apart, min(keep, len(names)))}
+    apart = (next(group) for _, group in groupby(sound, lambda n: _field(root, n, mirror) or n))
+    before = before_bridged(mirror.uri or root) or current.version
+    return {current.version, before, *islice(apart, min(keep, len(names)))}
 
 
-def _identity(root: Path, name: str, mirror: Storage) -> str | None:
-    """Return the identity of a version, None for a damaged one."""
+def before_bridged(index: Place) -> str | None:
+    """Return the version that a migration goes on from, None if no bridged one is published."""
+    root, mirror = place_of(index)
+    published = read_current(root).version
+    if model_place(_field(root, published, mirror, "store") or "") is None:
+        return None
+    for name in reversed(_names(root, mirror)):
+        # A later one may be of the new model, made by a run that was killed before it published.
+        if version_number(name) < version_number(published):
+            store = _field(root, name, mirror, "store")
+            if store is not None and model_place(store) is None:
+                return name
+    return None
+
+
+def _field(root: Path, name: str, mirror: Storage, field: str = "identity") -> str | None:
+    """Return a field of a version's manifest, None for a damaged one."""
     try:
         with mirror.opened(root / VERSIONS / name, ()) as copy:
-            return str(read_version(copy).fields["identity"])
+            return str(dict(read_version(copy).fields)[field])
     except (ArtifactError, FormatError):
         return None
 
