@@ -1,6 +1,6 @@
 """The documents' tables, made from the raw results; ``--check`` fails where the two differ.
 
-Run ``python -m benchmarks.tables`` after a benchmark. It also makes the notebook of a tutorial.
+Run ``python -m benchmarks.tables`` after a benchmark. It also makes the notebooks of tutorials.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from benchmarks.results_file import RESULTS, read, require_sources, source, used
 
 _ROOT = Path(__file__).parents[1]
 DOCUMENTS = [_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md"))]
-_TUTORIAL = _ROOT / "docs/tutorials/first-index.md"
-_NOTEBOOK = _ROOT / "docs/notebooks/first_index.ipynb"
+# Notebook -> its tutorial.
+NOTEBOOKS = {
+    _ROOT / f"docs/notebooks/{name.replace('-', '_')}.ipynb": _ROOT / f"docs/tutorials/{name}.md"
+    for name in ("first-index", "another-model")
+}
 _MARK = r"<!-- table (\w+) -->"
 
 
@@ -330,8 +333,9 @@ def main(arguments: list[str]) -> int:
         raise SystemExit(f"no document has a place for {', '.join(sorted(missing))}")
     same = True
     made_of = {path: filled(text) for path, text in texts.items()}
-    texts[_NOTEBOOK] = _NOTEBOOK.read_text(encoding="utf-8")
-    made_of[_NOTEBOOK] = notebook(_TUTORIAL.read_text(encoding="utf-8"))
+    for path, tutorial in NOTEBOOKS.items():
+        texts[path] = path.read_text(encoding="utf-8")
+        made_of[path] = notebook(tutorial.read_text(encoding="utf-8"))
     for path, text in texts.items():
         made = made_of[path]
         same = same and made == text

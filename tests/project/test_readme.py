@@ -20,7 +20,7 @@ from whiten_index.cli import cli
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 TUTORIALS = ROOT / "docs" / "tutorials"
-NOTEBOOK = ROOT / "docs" / "notebooks" / "first_index.ipynb"
+NOTEBOOK, ANOTHER = tables.NOTEBOOKS
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Of pip, of ray and of what the pages quote of other programs.
 OTHERS = {
@@ -69,7 +69,7 @@ def commands(page: Path) -> str:
     """The shell and Python blocks of a page, or the cells of a notebook, as one shell script."""
     text = page.read_text(encoding="utf-8")
     blocks = re.findall(r"(?ms)^```(sh|python)\n(.*?)^```", text)
-    if page == NOTEBOOK:
+    if page in tables.NOTEBOOKS:
         cells = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if "outputs" in cell]
         blocks = [("sh" if cell.startswith("%%sh\n") else "python", cell) for cell in cells]
     python = f"'{sys.executable}' - <<'END_OF_BLOCK'\n{{}}\nEND_OF_BLOCK\n"
@@ -91,6 +91,7 @@ def lines_of(text: str) -> set[str]:
     [
         pytest.param([README], marks=pytest.mark.slow),
         pytest.param([NOTEBOOK, TUTORIALS / "nightly-job.md"], marks=pytest.mark.slow),
+        pytest.param([ANOTHER], marks=pytest.mark.slow),
         pytest.param([NOTEBOOK, TUTORIALS / "postgresql.md"], marks=pytest.mark.service),
     ],
 )
@@ -108,8 +109,8 @@ def test_the_commands_of_a_page_print_what_it_shows(pages: list[Path], tmp_path:
         for server in tmp_path.glob("postgres/postmaster.pid"):
             os.kill(int(server.read_text().split()[0]), signal.SIGINT)
         assert done.returncode == 0, done.stdout
-        told = (TUTORIALS / "first-index.md" if page == NOTEBOOK else page).read_text("utf-8")
-        assert page != NOTEBOOK or tables.notebook(told) == page.read_text("utf-8")
+        told = tables.NOTEBOOKS.get(page, page).read_text("utf-8")
+        assert page not in tables.NOTEBOOKS or tables.notebook(told) == page.read_text("utf-8")
         shown = re.findall(r"(?ms)^```text\n(.*?)^```", told)
         if sys.version_info[:2] == (3, 11):  # other versions have other help pages and docstrings
             assert lines_of("".join(shown)) <= lines_of(done.stdout), done.stdout
