@@ -24,6 +24,7 @@ from whiten_index.errors import ConfigError, EncoderError
 _MOST_TEXTS, _MOST_TOKENS = 128, 16_384
 _TOKENS_A_BYTE = 1 / 3  # until an answer says how many
 _FIRST_AT_ONCE, _MOST_AT_ONCE, _BUILT_AHEAD = 8, 64, 4
+_LEAST_ROUNDS, _MOST_ROUNDS = 8, 64
 # A request that takes longer waits in a queue, which more requests make no shorter.
 _LONG_SECONDS = 10
 # What came of a window is saved after so many texts, if that takes a fifth of the time at most: a
@@ -64,13 +65,14 @@ class RemoteRun:
 class _Gate:
     """Limit of the requests in flight: one more for each success, one less for each 429.
 
-    After the first 429 it grows only after eight rounds. A thread holds a place from the sending of
+    After a 429 it grows only after eight rounds, and after twice as many each time that it grew too
+    far. A thread holds a place from the sending of
     its request to the end of the answer; requests are built and answers read outside, so some more
     threads than places are at work.
     """
 
     def __init__(self) -> None:
-        self.limit, self._good, self._limited = _FIRST_AT_ONCE, 0, False
+        self.limit, self._good, self._rounds, self._grew = _FIRST_AT_ONCE, 0, 0, False
         self._in_flight = self._at_work = 0
         self._changed = threading.Condition()
         self._held = threading.local()
@@ -106,16 +108,19 @@ class _Gate:
     def shrink(self) -> None:
         """Count an answer that there were too many requests."""
         with self._changed:
-            self.limit, self._good, self._limited = max(self.limit - 1, 1), 0, True
+            self.limit, self._good = max(self.limit - 1, 1), 0
+            self._rounds = max(min(self._rounds << self._grew, _MOST_ROUNDS), _LEAST_ROUNDS)
+            self._grew = False
 
     def grow(self) -> None:
         """Count the answer to this thread's last request."""
         seconds = time.monotonic() - self._held.since
         with self._changed:
             self._good += 1
-            wanted = 8 * self.limit if self._limited else 1
+            wanted = max(self._rounds * self.limit, 1)
             if self._good >= wanted and seconds < _LONG_SECONDS:
                 self.limit, self._good = min(self.limit + 1, _MOST_AT_ONCE), 0
+                self._grew = True
                 self._changed.notify_all()
 
 
