@@ -3,6 +3,7 @@
 Run ``python -m benchmarks.api``. The endpoint is another process that answers each request after
 50 ms, takes so many texts a request and so many requests at once, and refuses others with 429. Its
 limit is texts × requests / 50 ms; the first second, in which the number of requests grows, counts.
+Beside it, threads that ask the same by the client of openai and do nothing else.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import openai
 
 from benchmarks.results_file import write
 from whiten_index import RemoteEncoder
@@ -69,6 +72,25 @@ async def _head(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
+def client_alone(url: str, texts: list[str], requests_at_once: int) -> float:
+    """Return texts a second of threads that send the same request again and again."""
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+    body = {"input": texts, "model": "m", "encoding_format": "base64"}
+    until = time.perf_counter() + SECONDS
+
+    def ask(_: int) -> int:
+        count = 0
+        while time.perf_counter() < until:
+            client.post("/embeddings", cast_to=object, body=body)
+            count += len(texts)
+        return count
+
+    started = time.perf_counter()
+    with ThreadPoolExecutor(requests_at_once) as pool:
+        total = sum(pool.map(ask, range(requests_at_once)))
+    return total / (time.perf_counter() - started)
+
+
 def measure() -> Iterator[dict[str, Any]]:
     """Yield a row for each pair of limits."""
     for texts_at_once, requests_at_once in LIMITS:
@@ -84,10 +106,12 @@ def measure() -> Iterator[dict[str, Any]]:
             started = time.perf_counter()
             encoder.encode(texts)
             rates.append(len(texts) / (time.perf_counter() - started))
+        alone = client_alone(url, texts[:texts_at_once], requests_at_once)
         process.terminate()
         yield {
             "texts_at_once": texts_at_once, "requests_at_once": requests_at_once, "limit": most,
             "texts_a_second": statistics.median(rates), "rounds": rates,
+            "client_alone": alone,
         }  # fmt: skip
 
 
