@@ -3,9 +3,10 @@
 Run ``WHITEN_INDEX_DATA=… python -m benchmarks.migration STATIC TRAINED``, with a static model of
 MiniLM (``whiten-index distill all-MiniLM-L6-v2 --out STATIC``) and a MiniLM trained further
 (``whiten-index train SCIFACT/corpus.parquet --text-column text --model all-MiniLM-L6-v2 --pooling
-mean --max-length 128 --no-whiten --positives 1 --max-steps 300 --out TRAINED``). Rows are drawn at
-random, the map is chosen on one in eight of them, and queries of the new model ask by exact search
-of raw embeddings. At 0 %, the map is fitted on a tenth of the rows and all rows are mapped.
+mean --batch-size 32 --precision bf16 --no-whiten --positives 1 --max-steps 100 --out TRAINED``).
+Rows are drawn at random, the map is chosen on one in eight of them, and queries of the new model
+ask by exact search of raw embeddings. At 0 %, the map is fitted on a tenth of the rows and all rows
+are mapped.
 """
 
 from __future__ import annotations
