@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -228,6 +229,16 @@ def test_a_model_that_loses_is_not_published(built: Path, folder: Path) -> None:
     report = migrate(built, folder, **given, max_loss=1.0)
     assert report.comparison["old"] == report.comparison["new"] == 100
     assert report.finished
+
+
+def test_rows_that_a_condition_selects_come_first(built: Path, folder: Path) -> None:
+    chosen = {"rows": 2_000, "first": "id >= 'd29'"}
+    wanted = pq.read_table(built / "c.parquet").filter(pc.field("id") >= "d29").num_rows
+    assert migrate(built, folder, **chosen).encoded == wanted
+    # All of them are there, so that others follow.
+    assert migrate(built, folder, **chosen).encoded >= wanted + 1_000
+    with pytest.raises(ConfigError, match="--first is for runs of --rows N"):
+        migrate(built, folder, first="id >= 'd29'")
 
 
 def test_sentences_compare_where_there_are_no_judgements(built: Path, tmp_path: Path) -> None:

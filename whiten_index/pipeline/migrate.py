@@ -191,23 +191,34 @@ def _fill(config: MigrateConfig, target: BuildConfig, stages: Stages) -> tuple[E
 
     Return also whether the new model has encoded all rows of the corpus.
     """
-    corpus, whole = open_corpus(target, stages), True
+    corpus, whole, most = open_corpus(target, stages), True, config.rows or 0
     with executor_session(target, stages) as executor:
-        if config.rows is not None:
-            parts = open_corpus(replace(target, shard_rows=_SHARD_ROWS), stages)
+        for row_filter in _passes(config, target) if most else ():
+            drawn = replace(target, shard_rows=_SHARD_ROWS, row_filter=row_filter)
+            parts = open_corpus(drawn, stages)
             work, rows, chosen = shard_work(target, parts), 0, list[int]()
             order = np.random.default_rng(target.seed).permutation(len(parts.shards)).tolist()
             for place in order:
-                if whole := rows < config.rows:
+                if rows < most:
                     missing = len(work.look(parts.shards[place], verify=False).to_encode)
                     chosen += [place] if missing else []
                     rows += missing
-            if not whole:
+            whole = rows < most and row_filter == target.row_filter
+            if rows and not whole:
                 shards = tuple(parts.shards[place] for place in sorted(chosen))
                 corpus = replace(parts, shards=shards)
+                break
         encoded = encode_shards(target, corpus, stages, executor=executor, remember=whole)
         encoded.note_spent()
         return encoded, whole
+
+
+def _passes(config: MigrateConfig, target: BuildConfig) -> list[str | None]:
+    """Return the filters of the rows that are encoded first, and of all."""
+    own = target.row_filter
+    if config.first is None:
+        return [own]
+    return [f"({config.first}) and ({own})" if own else config.first, own]
 
 
 def _known(

@@ -221,6 +221,11 @@ class MigrateConfig(JudgementOptions, EncoderConfig):
     rows: int | None = option(
         "Rows to encode in this run, drawn at random.", OUTPUT, default=None, ge=1, shown="all"
     )
+    first: str | None = option(
+        "Condition on columns of the corpus: with --rows, such rows are encoded first.",
+        OUTPUT,
+        default=None,
+    )
     bridge: bool = option(
         "Until all rows are encoded, publish a version that maps the others to the new space.",
         OUTPUT,
@@ -243,3 +248,5 @@ class MigrateConfig(JudgementOptions, EncoderConfig):
         self.require_both()
         if self.model is None:
             raise ConfigError("say to which model: --model NAME")
+        if self.first is not None and self.rows is None:
+            raise ConfigError("--first is for runs of --rows N; name how many")
