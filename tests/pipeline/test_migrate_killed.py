@@ -179,8 +179,9 @@ def main(folder: str, share: str, *only: str) -> None:
 def test_a_killed_run(run: str, tmp_path: Path) -> None:
     prepared = {**environment(tmp_path, compiled(tmp_path)), "TOKENIZERS_PARALLELISM": "false"}
     (tmp_path / "place").mkdir()
+    module = f"tests.pipeline.{Path(__file__).stem}"
     done = subprocess.run(
-        [sys.executable, "-m", __name__, tmp_path / "place", "0.02", run],
+        [sys.executable, "-m", module, tmp_path / "place", "0.02", run],
         env=prepared, cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
