@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from whiten_index.address import hide_secrets, remedy_for, scheme_of, secret_in
 from whiten_index.errors import ConfigError
@@ -64,10 +63,7 @@ def is_uri(place: Path | str) -> bool:
 
 
 def as_place(given: Path | str, *, what: str) -> Path | str:
-    """Return the folder of a store or an index, or its URI in an object store.
-
-    A ``file://`` URI is the folder that it stands for; other schemes are refused.
-    """
+    """Return the folder of a store or an index, or its URI in an object store."""
     if not isinstance(given, str | os.PathLike):
         raise ConfigError(f"{what} is a path or a URI; {shown(given)} was given")
     text = str(given)
@@ -78,17 +74,10 @@ def as_place(given: Path | str, *, what: str) -> Path | str:
         return Path(text)
     if match[1] in _OBJECTS:
         return text
-    if match[1].lower() != "file":
-        raise ConfigError(
-            f"{what} cannot be at {shown(text)}; use a folder, file:///FOLDER, or an object store "
-            f"by {', '.join(f'{each}://BUCKET/PREFIX' for each in _OBJECTS)}"
-        )
-    parts = urlsplit(text.replace("?", "%3F").replace("#", "%23"))
-    path = unquote(parts.path)
-    if parts.netloc not in ("", "localhost") or path in ("", "/"):
-        raise ConfigError(f"{what} {shown(text)} names no folder of this host; use file:///FOLDER")
-    require_path(path, what=what)
-    return Path(path)
+    raise ConfigError(
+        f"{what} cannot be at {shown(text)}; use the path of a folder, or an object store by "
+        f"{', '.join(f'{each}://BUCKET/PREFIX' for each in _OBJECTS)}"
+    )
 
 
 def absolute(place: Path | str) -> Path | str:

@@ -1,4 +1,4 @@
-"""Where stores and indexes are: folders, file:// URIs, object stores; what is said of others."""
+"""Where stores and indexes are: folders and object stores; what is said of others."""
 
 from __future__ import annotations
 
@@ -35,28 +35,15 @@ def test_parts_of_a_uri(uri: str, parts: tuple[str, str, str]) -> None:
     assert not plain_uri(uri).endswith("/")
 
 
-@pytest.mark.parametrize(
-    ("given", "path"),
-    [
-        ("file:///a/b", "/a/b"),
-        ("file://localhost/a/b", "/a/b"),
-        ("file:///a%20b/%C3%9C", "/a b/Ü"),
-        ("FILE:///a#b?c", "/a#b?c"),
-        ("a/b", "a/b"),
-        ("/a%20b", "/a%20b"),
-        (URI, URI),
-    ],
-)
+@pytest.mark.parametrize(("given", "path"), [("a/b", "a/b"), ("/a%20b", "/a%20b"), (URI, URI)])
 def test_places(given: str, path: str) -> None:
     assert str(as_place(given, what="--out")) == path
 
 
-@pytest.mark.parametrize("given", ["http://host/a", "ftp://host/a", "hdfs://host/a", "S3A://b/x"])
+@pytest.mark.parametrize("given", ["http://host/a", "file:///a", "hdfs://host/a", "S3A://b/x"])
 def test_other_schemes_are_refused(given: str, corpus: str) -> None:
     for name in ("out", "store"):
-        with pytest.raises(
-            ConfigError, match=rf"--{name} cannot be at .*file:///FOLDER.*s3://BUCKET"
-        ):
+        with pytest.raises(ConfigError, match=rf"--{name} cannot be at .*s3://BUCKET"):
             BuildConfig(corpus=(corpus,), embedding_column="embedding", **{name: given})
     with pytest.raises(ConfigError, match="cannot be at"):
         open_index(given)

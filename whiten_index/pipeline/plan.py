@@ -28,7 +28,7 @@ from whiten_index.pipeline.labels import read_labels
 from whiten_index.pipeline.shard_encoding import ReadShard, ShardWork, shard_work
 from whiten_index.pipeline.update_config import UpdateConfig
 from whiten_index.progress import Progress, Stages
-from whiten_index.store.dtypes import StoreDtype, segment_bytes
+from whiten_index.store.dtypes import StoreDtype
 from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import widths
@@ -198,7 +198,7 @@ def _bytes(work: ShardWork, found: ReadShard, part: CorpusPart) -> int:
         strict=True,
     )
     size = sum(size for path, size in files if not exists(path))
-    return size + segment_bytes(len(found.to_encode), work.store.dim, _itemsize(work, found))
+    return size + len(found.to_encode) * work.store.dim * _itemsize(work, found)
 
 
 def _rows_per_second(

@@ -77,16 +77,3 @@ def keeps_moments(rows: int, dim: int) -> bool:
     The moments of fewer rows than d are larger than the rows, and slower to read than to compute.
     """
     return rows >= dim
-
-
-# Bytes of the digest of a row's text and of the flag for a text that was cut, and, about, of the
-# header of a safetensors file and a manifest.
-_FACTS, _HEADERS = 16 + 1, 400 + 900
-
-
-def segment_bytes(rows: int, dim: int, itemsize: int) -> int:
-    """Return about the bytes of the folder of a segment."""
-    # The upper triangle of the scatter, mean and cubic moment, count and quartic moment; float64.
-    numbers = dim * (dim + 1) // 2 + 2 * dim + 2
-    moments = 8 * numbers if keeps_moments(rows, dim) else 0
-    return _HEADERS + rows * (dim * itemsize + _FACTS) + moments if rows else 0
