@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.cached_storage import BucketStorage, place_of
-from whiten_index.artifacts.files import exists
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.artifacts.storage import LOCAL, Place, Storage
@@ -122,21 +121,17 @@ def _facts(
     published = current is not None and current.version == name and not candidate
     sha256 = current.manifest_sha256 if current is not None and published else None
     fields: Mapping[str, Any] = {}
-    size, sound, unread = 0, "", ""
+    size, damage, unread = 0, None, ""
     try:
         size = mirror.size(folder)
-        with mirror.opened(folder, ()) as copy:
-            if not exists(copy):
-                return None
-            # A manifest may be sound though other files are damaged.
-            fields = read_version(copy, verify=verify).fields
-            _check(folder, copy, mirror, verify, sha256)
+        fields, damage = _examined(folder, mirror, verify, sha256)
     except StorageError as error:
         unread = str(error)
-    except (ArtifactError, FormatError) as error:
-        if not mirror.uri and not exists(folder):
+    if damage:
+        # Another process may have removed it since it was listed.
+        mirror.look_again()
+        if not mirror.holds(folder):
             return None
-        sound = str(error)
     update = fields.get("update")
     return VersionFacts(
         name=name,
@@ -146,7 +141,7 @@ def _facts(
         published=published,
         withdrawn=current is not None and name in current.withdrawn and not candidate,
         candidate=candidate,
-        sound=sound,
+        sound=str(damage or ""),
         unread=unread,
         decision=update and update["decision"]["whitening"],
         base=update and update["base"],
@@ -154,14 +149,29 @@ def _facts(
     )
 
 
-def _check(folder: Path, copy: Path, mirror: Storage, verify: str, sha256: str | None) -> None:
-    """Check a version of which ``copy`` has the manifest; in a bucket by its list, or in full."""
-    version, full = read_version(copy, verify=verify, sha256=sha256), verify == FULL
-    if not isinstance(mirror, BucketStorage):
-        version.check()
-    elif wrong := mirror.damaged(folder, (copy / MANIFEST).read_bytes(), content=full):
-        why = "; ".join(f"{name} {why}" for name, why in sorted(wrong.items()))
-        raise ArtifactError(f"{folder} is damaged: {why}")
+def _examined(
+    folder: Path, mirror: Storage, verify: str, sha256: str | None = None
+) -> tuple[Mapping[str, Any], ArtifactError | FormatError | None]:
+    """Return the manifest of a version, if it is sound, and the damage of the version.
+
+    In a bucket, sizes are those of its list; ``full`` reads every object.
+    """
+    fields: Mapping[str, Any] = {}
+    try:
+        with mirror.opened(folder, ()) as copy:
+            # A manifest may be sound though other files are damaged.
+            fields = read_version(copy, verify=verify).fields
+            version = read_version(copy, verify=verify, sha256=sha256)
+            if not isinstance(mirror, BucketStorage):
+                version.check()
+                return fields, None
+            data = (copy / MANIFEST).read_bytes()
+            if wrong := mirror.damaged(folder, data, content=verify == FULL):
+                why = "; ".join(f"{name} {why}" for name, why in sorted(wrong.items()))
+                raise ArtifactError(f"{folder} is damaged: {why}")  # noqa: TRY301
+    except (ArtifactError, FormatError) as error:
+        return fields, error
+    return fields, None
 
 
 def rollback(root: Path | str, *, to: str | None = None) -> RollbackReport:
@@ -214,8 +224,7 @@ def _alike(root: Path, name: str, mirror: Storage) -> set[str]:
     # The next build may make a damaged version again.
     if _damage(root / VERSIONS / name, "manifest" if mirror.uri else FULL, mirror) is not None:
         return set()
-    same = _field(root, name, mirror)
-    return {each for each in _names(root, mirror) if _field(root, each, mirror) == same}
+    return {each for each in _names(root, mirror) if _identity(each) == _identity(name)}
 
 
 def _older(root: Path, current: Current, mirror: Storage, skipped: dict[str, str]) -> Version:
@@ -223,16 +232,14 @@ def _older(root: Path, current: Current, mirror: Storage, skipped: dict[str, str
 
     A version that was certified has the files of the one before, which is no way back.
     """
-    left = _field(root, current.version, mirror)
     # One that cannot be read may be sound: the user decides whether to go back further.
     for name in reversed(_names(root, mirror)):
         older = version_number(name) < version_number(current.version)
-        if not older or name in current.withdrawn:
+        same = _identity(name) == _identity(current.version)
+        if not older or same or name in current.withdrawn:
             continue
         try:
-            version = _checked(root, name, mirror)
-            if left is None or version.fields["identity"] != left:
-                return version
+            return _checked(root, name, mirror)
         except (ArtifactError, FormatError) as error:
             skipped[name] = str(error)
         except StorageError as error:
@@ -359,7 +366,7 @@ def _kept(
         for name in dict.fromkeys([current.version, *older, *newer])
         if name not in current.withdrawn and _damage(root / VERSIONS / name, verify, mirror) is None
     )
-    apart = (next(group) for _, group in groupby(sound, lambda n: _field(root, n, mirror) or n))
+    apart = (next(group) for _, group in groupby(sound, _identity))
     before = before_bridged(mirror.uri or root) or current.version
     return {current.version, before, *islice(apart, min(keep, len(names)))}
 
@@ -367,37 +374,30 @@ def _kept(
 def before_bridged(index: Place) -> str | None:
     """Return the version that a migration goes on from, None if no bridged one is published."""
     root, mirror = place_of(index)
+
+    def store(name: str) -> str:
+        fields, _ = _examined(root / VERSIONS / name, mirror, "manifest")
+        return str(fields.get("store", ""))
+
     published = read_current(root).version
-    if model_place(_field(root, published, mirror, "store") or "") is None:
+    if model_place(store(published)) is None:
         return None
     for name in reversed(_names(root, mirror)):
         # A later one may be of the new model, made by a run that was killed before it published.
-        if version_number(name) < version_number(published):
-            store = _field(root, name, mirror, "store")
-            if store is not None and model_place(store) is None:
-                return name
+        older = version_number(name) < version_number(published)
+        if older and (place := store(name)) and model_place(place) is None:
+            return name
     return None
 
 
-def _field(root: Path, name: str, mirror: Storage, field: str = "identity") -> str | None:
-    """Return a field of a version's manifest, None for a damaged one."""
-    try:
-        with mirror.opened(root / VERSIONS / name, ()) as copy:
-            return str(dict(read_version(copy).fields)[field])
-    except (ArtifactError, FormatError):
-        return None
+def _identity(name: str) -> str:
+    """Return the first digits of a version's identity, which its name ends with."""
+    return name.partition("-")[2]
 
 
-def _damage(
-    folder: Path, verify: str, mirror: Storage = LOCAL
-) -> ArtifactError | FormatError | None:
+def _damage(folder: Path, verify: str, mirror: Storage) -> ArtifactError | FormatError | None:
     """Return the damage of a version; raise ``StorageError`` if it cannot be read."""
-    try:
-        with mirror.opened(folder, ()) as copy:
-            _check(folder, copy, mirror, verify, None)
-    except (ArtifactError, FormatError) as error:
-        return error
-    return None
+    return _examined(folder, mirror, verify)[1]
 
 
 _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 768, 1024)
