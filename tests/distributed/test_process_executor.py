@@ -15,9 +15,8 @@ import pytest
 
 from tests.distributed.squares import Square, squares
 from whiten_index import BuildConfig, encode_corpus, open_index
-from whiten_index.distributed import process_executor
-from whiten_index.distributed.executors import SerialExecutor
-from whiten_index.distributed.process_executor import ProcessExecutor
+from whiten_index.distributed import executors
+from whiten_index.distributed.executors import ProcessExecutor, SerialExecutor
 from whiten_index.encoding.encoder_config import chosen_devices
 from whiten_index.errors import ConfigError, CorpusError, EncoderError
 from whiten_index.pipeline.build import build_index
@@ -67,7 +66,7 @@ def test_a_failure_in_a_process_is_raised_and_no_process_stays(
 def test_a_process_that_died_with_the_lock_of_the_events_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_executor, "_SECONDS_TO_FINISH", 3600)
+    monkeypatch.setattr(executors, "_SECONDS_TO_FINISH", 3600)
     work = Square(tmp_path / "log", trouble=((0, "exit"),), seconds=1)
 
     def take_nothing_before_the_death(rows: int) -> None:
@@ -93,7 +92,7 @@ def test_an_interruption_ends_the_processes(tmp_path: Path) -> None:
 UNGUARDED = """
 from pathlib import Path
 from tests.distributed.squares import Square
-from whiten_index.distributed.process_executor import ProcessExecutor
+from whiten_index.distributed.executors import ProcessExecutor
 
 # More items than a pipe holds.
 print(len(list(ProcessExecutor(["cpu", "cpu"]).map_unordered(Square(Path("log")), range(20_000)))))

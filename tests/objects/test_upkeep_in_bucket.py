@@ -349,7 +349,7 @@ def test_a_store_in_a_folder_of_an_index_in_a_bucket(s3, bucket, machine, tmp_pa
     status, _, said = run(*GC, store)
     assert (status, f"{out}, an index built from" in said) == (5, True)
     s3.delete_bucket(Bucket=bucket)
-    assert json.loads(succeed("gc", store, "--forget", out, "--json"))["forgotten"] == [out]
+    succeed("gc", store, "--forget", out)
     assert json.loads(succeed(*GC, store))["indexes"] == []
 
 

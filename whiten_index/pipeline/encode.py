@@ -10,8 +10,7 @@ from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.corpus.sharding import SHARD_BYTES, Shard, plan_windows
-from whiten_index.distributed.executors import Executor, Failure, SerialExecutor
-from whiten_index.distributed.process_executor import ProcessExecutor
+from whiten_index.distributed.executors import Executor, Failure, ProcessExecutor, SerialExecutor
 from whiten_index.distributed.ray_executor import RayExecutor
 from whiten_index.encoding.encoder_config import chosen_devices
 from whiten_index.encoding.load_encoder import resolve_encoder

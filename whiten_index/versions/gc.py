@@ -50,8 +50,6 @@ class GcReport:
     kept: dict[str, int]  # kind -> how many of it stay; `recent` of them stay for their age alone
     indexes: tuple[str, ...]  # those built from the store
     references: int  # corpora and versions that need something
-    forgotten: tuple[str, ...]  # indexes that were registered and are no more
-    registered: tuple[str, ...]  # indexes that are registered from now on
 
 
 def gc_store(
@@ -126,8 +124,6 @@ def gc_store(
         kept=dict(kept),
         indexes=tuple(map(str, used_by)),
         references=len(references),
-        forgotten=tuple(map(str, forget)),
-        registered=tuple(map(str, named)),
     )
 
 
