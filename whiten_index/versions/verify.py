@@ -4,6 +4,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,7 @@ from whiten_index.artifacts.cached_storage import place_of, required_place
 from whiten_index.artifacts.files import exists
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.artifacts.storage import Place, settled
-from whiten_index.errors import (
-    ArtifactError,
-    ConfigError,
-    FormatError,
-    StorageError,
-    WhitenIndexError,
-    named,
-)
+from whiten_index.errors import ArtifactError, ConfigError, FormatError, StorageError, named
 from whiten_index.paths import absolute, is_uri
 from whiten_index.store.digest_index import DigestIndex
 from whiten_index.store.embedding_store import (
@@ -41,7 +35,6 @@ from whiten_index.versions.published import (
     RECORD,
     VERSIONS,
     Current,
-    Version,
     read_current,
     read_index_id,
     read_version,
@@ -54,7 +47,6 @@ from whiten_index.versions.references import (
     corpus_record,
     index_around,
     is_index,
-    missing_rows,
     require_at_its_place,
     store_places,
     version_folders,
@@ -121,8 +113,8 @@ def verify_index(root: Place) -> VerifyReport:
 
     From a bucket, every object of its versions is read. Nothing is locked or written. Damage is
     looked for once more, since a job that runs meanwhile may just have removed the version. A file
-    that could not be read once is reported. Whether the store has the rows of each version is
-    judged by the sizes of files.
+    that could not be read once is reported. Whether a store has the rows of each version is looked
+    at with the store.
     """
     place = required_place(root)
     if not is_index(place):
@@ -146,23 +138,25 @@ def _report(
     kind: str, place: Place, look: "Callable[..., _Check]", folders: Callable[[], list[Path]]
 ) -> VerifyReport:
     """Return the report of a look at folders, and of what a second one finds damaged again."""
-    checks, again = [look(place, folder) for folder in folders()], list[_Check]()
-    damaged = {path for check in checks for path in check.damaged()}
-    if damaged:
-        again = [look(place, each) for each in folders()]
-    checked = sum((check.checked for check in checks), Counter[str]())
-    unread = (damage for check in (*checks, *again) for damage in check.damages(unread=True))
-    found = (damage for check in again for damage in check.damages())
+    checks = [look(place, folder) for folder in folders()]
+    damaged = {path for check in checks for path in check.damages}
+    again = [look(place, folder) for folder in folders()] if damaged else []
+    found = {path: each for check in again for path, each in check.damages.items()}
+    unread = {path: each for check in (*checks, *again) for path, each in check.unread.items()}
     return VerifyReport(
         path=str(place),
         kind=kind,
-        checked=dict(checked),
+        checked=dict(sum((check.checked for check in checks), Counter[str]())),
         bytes=sum(check.bytes for check in checks),
-        damages=tuple(damage for damage in found if damage.path in damaged),
+        damages=tuple(each for path, each in found.items() if path in damaged),
         stores=tuple(dict.fromkeys(store for check in checks for store in check.stores)),
         notes=tuple(dict.fromkeys(named(note) for check in checks for note in check.notes)),
-        unread=tuple({damage.path: damage for damage in unread}.values()),
+        unread=tuple(unread.values()),
     )
+
+
+# Advice, or the function that returns it when something is damaged.
+_Remedy = str | Callable[[], str]
 
 
 class _Check:
@@ -172,14 +166,13 @@ class _Check:
         self.root, self.mirror = root, place_of(root)[1]
         self.checked, self.bytes = Counter[str](), 0
         self.stores, self.notes = list[str](), list[str]()
-        self.errors = list[tuple[str, Path, WhitenIndexError]]()
-
-    def remedy(self, kind: str, path: Path) -> str:
-        """Return what mends something that is damaged."""
-        raise NotImplementedError
+        # By their paths.
+        self.damages, self.unread = dict[str, Damage](), dict[str, Damage]()
 
     @contextlib.contextmanager
-    def checking(self, kind: str, path: Path, *, counted: bool = True) -> Iterator[None]:
+    def checking(
+        self, kind: str, path: Path, remedy: _Remedy, *, counted: bool = True
+    ) -> Iterator[None]:
         """Count a file or folder, and report an error of the block as one of it."""
         if counted:
             self.checked[kind] += 1
@@ -187,23 +180,12 @@ class _Check:
         try:
             yield
         except (ArtifactError, FormatError, StorageError) as error:
-            self.errors.append((kind, path, error))
-
-    def damaged(self) -> set[str]:
-        """Return the paths of everything damaged, as a report names them."""
-        errors = self.errors
-        return {named(path) for _, path, error in errors if not isinstance(error, StorageError)}
-
-    def damages(self, *, unread: bool = False) -> Iterator[Damage]:
-        """Yield everything damaged, or everything that the system does not let be read."""
-        for kind, path, error in self.errors:
-            if isinstance(error, StorageError) == unread:
-                advice = self.remedy(kind, path)
-                if isinstance(error, FormatError):
-                    advice = "upgrade whiten-index: a later release wrote it"
-                if unread:
-                    advice = "mend the disk, or the permissions, and verify again"
-                yield Damage(named(path), named(_reason(error)), named(advice))
+            found, advice = self.damages, remedy if isinstance(remedy, str) else remedy()
+            if isinstance(error, FormatError):
+                advice = "upgrade whiten-index: a later release wrote it"
+            elif isinstance(error, StorageError):
+                found, advice = self.unread, "mend the disk or its permissions, and verify again"
+            found[named(path)] = Damage(named(path), named(_reason(error)), named(advice))
 
 
 class _IndexCheck(_Check):
@@ -211,35 +193,52 @@ class _IndexCheck(_Check):
         super().__init__(place)
         self.current: Current | None = None
         self.sound = list[str]()
+        failed: Exception | None = None
+        try:
+            self.current = read_current(root, self.mirror)
+        except (ArtifactError, FormatError, StorageError) as error:
+            failed = error
         folders = version_folders(root, self.mirror)
-        with self.checking("CURRENT", root / CURRENT):
-            current = self.current = read_current(root, self.mirror)
-            # If another was published meanwhile, and this one removed, the second look shows it.
-            if root / VERSIONS / current.version not in folders:
-                raise ArtifactError(f"{root / CURRENT} names {current.version}, which is not there")
         if self.mirror.uri:
             folders = [folder for folder in folders if folder.parent.name == VERSIONS]
         else:
-            with self.checking("index id", root / INDEX_ID, counted=False):
+            remedy = "restore it from a copy, or build or update again, which gives it a new id"
+            with self.checking("index id", root / INDEX_ID, remedy, counted=False):
                 read_index_id(root)
             for path in strange_entries(root):
-                why = f"{path} is a link, no folder, or has the name of no version, and is not read"
-                self.errors.append(("strange entries", path, ArtifactError(why)))
-        for folder in folders:
-            with self.checking(folder.parent.name, folder), self.mirror.opened(folder) as copy:
+                remedy = f"put the folder itself there under its own name, or move {path} away"
+                with self.checking("strange entries", path, remedy, counted=False):
+                    raise ArtifactError(
+                        "it is a link, or has the name of no version, and is not read"
+                    )
+        # Others first, as they may be ways to go back from the published one.
+        for folder in sorted(folders, key=self._publishes):
+            with (
+                self.checking(folder.parent.name, folder, partial(self._remedy, folder)),
+                self.mirror.opened(folder) as copy,
+            ):
                 # One that vanished meanwhile was pruned.
                 if exists(copy):
                     self._check(folder, copy)
+        with self.checking(CURRENT, root / CURRENT, partial(self._remedy, root / CURRENT)):
+            if failed is not None:
+                raise failed
+            # If another was published meanwhile, and this one removed, the second look shows it.
+            if self.current is not None and not any(map(self._publishes, folders)):
+                named_there = self.current.version
+                raise ArtifactError(f"{root / CURRENT} names {named_there}, which is not there")
 
     def _check(self, folder: Path, copy: Path) -> None:
-        in_versions = folder.parent.name == VERSIONS
-        published = self.current if in_versions and self._publishes(folder) else None
-        sha256 = None if published is None else published.manifest_sha256
+        sha256 = self.current.manifest_sha256 if self.current and self._publishes(folder) else None
         version = read_version(copy, sha256=sha256).check()
         fields = version.fields
-        self.stores += [
-            str(each) for each in store_places(self.root, fields) if encoder_folders(each)
-        ][:1]
+        stores = [str(each) for each in store_places(self.root, fields) if encoder_folders(each)]
+        self.stores += stores[:1]
+        if not stores:
+            self.notes.append(
+                f"the store of {folder.name} is not there, and was not looked at; searching needs "
+                "it only to rank candidates again"
+            )
         counts = {
             DOCUMENTS: len(Documents(version.file(DOCUMENTS))),
             RECORD: corpus_record(version).rows,
@@ -250,40 +249,22 @@ class _IndexCheck(_Check):
                 f"{folder} is damaged: {' and '.join(wrong)} rows, and the index has "
                 f"{fields['rows']}"
             )
-        if self._has_rows(folder, version) and in_versions:
+        if folder.parent.name == VERSIONS:
             self.sound.append(folder.name)
 
-    def _has_rows(self, folder: Path, version: Version) -> bool:
-        store, missing = missing_rows(self.root, version)
-        if store is None:
-            self.notes.append(
-                f"the store of {_named(folder)} is not there, and was not looked at; "
-                "searching needs it only to rank candidates again"
-            )
-        if missing:
-            why = ArtifactError(
-                f"the store {store} lacks {missing:,} of the rows of {_named(folder)}: it "
-                "can be searched, but neither ranked again nor updated"
-            )
-            self.errors.append(("rows", folder, why))
-        return not missing
-
     def _publishes(self, folder: Path) -> bool:
-        return self.current is not None and self.current.version == folder.name
+        published = self.current is not None and self.current.version == folder.name
+        return published and folder.parent.name == VERSIONS
 
-    def remedy(self, kind: str, path: Path) -> str:
-        """Return what mends a version, which depends on the others."""
-        if kind == "strange entries":
-            return f"put the folder itself there under its own name, or move {path} away"
-        if kind == "index id":
-            return "restore it from a copy, or build or update again, which gives it a new id"
+    def _remedy(self, path: Path) -> str:
+        """Return what mends a version or ``CURRENT``, which depends on the other versions."""
         if path.parent.name == CANDIDATES:
             return f"remove {path}: it is not published, and the next update makes another"
         ways = [
             "run the same build again, which makes the version from the store and encodes just the "
             "rows that are missing; or restore what is missing from a copy"
         ]
-        if kind != "CURRENT" and self.current is not None and not self._publishes(path):
+        if path.name != CURRENT and self.current is not None and not self._publishes(path):
             ways.insert(0, f"nobody reads it: whiten-index prune {self.root} --keep N removes it")
         elif (latest := self._to_go_back_to()) is not None:
             ways.insert(0, f"whiten-index rollback {self.root} --to {latest}, which is sound")
@@ -301,11 +282,6 @@ class _IndexCheck(_Check):
         return max(older or good or others, key=version_number, default=None)
 
 
-def _named(folder: Path) -> str:
-    kind = "candidate" if folder.parent.name == CANDIDATES else "version"
-    return f"{kind} {folder.name}"
-
-
 def _reason(error: Exception) -> str:
     """Return the first part of an error, without its advice."""
     return str(error).partition("; ")[0]
@@ -317,14 +293,21 @@ class _StoreCheck(_Check):
     def __init__(self, root: Place, folder: Path) -> None:
         super().__init__(root)
         encoder: Mapping[str, Any] = {}
-        with self.checking("manifests", folder / MANIFEST):
+        again = "run the same encode, build or update again, which encodes just what is missing"
+        self._again = (
+            f"{again}; what nothing needs goes with whiten-index gc {root} --keep-days 0; versions "
+            "of rows that no corpus has any more can be searched, but neither ranked again from "
+            "the store nor updated: whiten-index prune removes them"
+        )
+        with self.checking("manifests", folder / MANIFEST, self._again):
             encoder = read_encoder(folder, self.mirror)
         self.store = EmbeddingStore(root, encoder, folder.name)
         # Digests of the rows of sound segments.
         self._sound = dict[str, NDArray[np.uint8]]()
         self._references = list[Reference]()
         for path in self.store.record_paths():
-            with self.checking("corpora", path):
+            remedy = f"{again}; if that corpus is gone, remove {path}"
+            with self.checking("corpora", path, remedy):
                 record = self.store.record(path.name)
                 self._references.append(Reference(self.store.fingerprint, record))
         self._read_versions()
@@ -334,19 +317,24 @@ class _StoreCheck(_Check):
             for part in each.record.parts:
                 parts |= dict.fromkeys(self.store.part_files(part) if part.rows else (), part)
         for path in dict.fromkeys([*self.store.all_part_files(), *parts]):
-            with self.checking("part_files", path):
+            with self.checking("part_files", path, self._again):
                 self.store.check_part_file(path, parts.get(path))
         self._check_segments()
         for kind in RESULTS:
             for path in self.store.results.files(kind):
-                with self.checking(kind, path):
+                remedy = f"remove {path}: it is made again when it is next needed"
+                with self.checking(kind, path, remedy):
                     self.store.results.check(path)
 
     def _read_versions(self) -> None:
         """Read the references of versions that can be read; indexes are verified apart."""
         indexes = dict[Place, None]()
         for path in self.store.indexes.files():
-            with self.checking("registered indexes", path):
+            remedy = (
+                "update or build again each index that is built from this store, which writes it "
+                f"again; if the index is gone, remove {path}"
+            )
+            with self.checking("registered indexes", path, remedy):
                 found = self.store.indexes.read(path)
                 try:
                     require_at_its_place(found, self.root)
@@ -356,13 +344,14 @@ class _StoreCheck(_Check):
         if around := index_around(self.root):
             indexes[around] = None
         for index, mirror in map(place_of, indexes):
-            with self.checking("indexes", index / CURRENT, counted=False):
+            remedy = f"verify {index}, which says more"
+            with self.checking("indexes", index / CURRENT, remedy, counted=False):
                 mirror.latest(index / CURRENT)
                 require_published(index, mirror)
             for folder in version_folders(index, mirror):
                 # A damaged version is reported when its index is verified.
                 with (
-                    self.checking("indexes", folder, counted=False),
+                    self.checking("indexes", folder, remedy, counted=False),
                     contextlib.suppress(ArtifactError),
                 ):
                     reference = version_reference(folder, self.root, [self.store], mirror)
@@ -373,17 +362,17 @@ class _StoreCheck(_Check):
         """Check the segments, and that each row that something needs is in a sound one."""
         folder, most = self.store.segments_folder, 0
         for name in self.store.segment_names():
-            with self.checking("segments", folder / name):
+            with self.checking("segments", folder / name, self._again):
                 self._sound[name] = self.store.check_kept(name)
-        if any(kind == "segments" and isinstance(e, StorageError) for kind, _, e in self.errors):
+        if any(named(folder) in path for path in self.unread):
             return
         index = DigestIndex(self._sound.items())
         for each in self._references:
             lacking = sum(self._lacking_rows(part, index) for part in each.record.distinct_parts)
             most = max(most, lacking)
-        if most and not self.damaged():
-            why = ArtifactError(f"{folder} lacks {most:,} needed rows")
-            self.errors.append(("segments", folder, why))
+        with self.checking("segments", folder, self._again, counted=False):
+            if most and not self.damages:
+                raise ArtifactError(f"{folder} lacks {most:,} needed rows")
 
     def _lacking_rows(self, part: CorpusPart, sound: DigestIndex) -> int:
         try:
@@ -391,23 +380,3 @@ class _StoreCheck(_Check):
             return 0 if whole else int((~sound.find(self.store.digests(part)).known).sum())
         except ArtifactError:
             return part.rows
-
-    def remedy(self, kind: str, path: Path) -> str:
-        """Return what mends a file of a store."""
-        if kind == "registered indexes":
-            return (
-                "update or build again each index that is built from this store, which writes it "
-                f"again; if the index is gone, remove {path}"
-            )
-        if kind == "indexes":
-            return f"verify {path.parent}, which says more"
-        if kind in RESULTS:
-            return f"remove {path}: it is made again when it is next needed"
-        again = "run the same encode, build or update again, which encodes just what is missing"
-        if kind == "corpora":
-            return f"{again}; if that corpus is gone, remove {path}"
-        return (
-            f"{again}; what nothing needs goes with whiten-index gc {self.root} --keep-days 0; "
-            "versions of rows that no corpus has any more can be searched, but neither ranked "
-            "again from the store nor updated: whiten-index prune removes them"
-        )
