@@ -9,7 +9,7 @@ In a bucket, every process that writes or cleans puts a marker object there, the
 of others. Of two processes at the same time, at least one therefore sees the other. Writers may run
 together; a process that removes objects must be alone. A marker is put again every minute, and
 before its process publishes or removes objects. One that was not put again for ten minutes, by the
-clock of the bucket's server, or whose process on this host has ended, may be removed; if the
+clock of the bucket's server, or whose process on this host has ended, may be taken over; if the
 process is still alive, it then stops.
 """
 
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from whiten_index.artifacts.atomic import make_folder
 from whiten_index.artifacts.files import exists, is_link, writing
-from whiten_index.artifacts.object_store import Bucket, ChangedError
+from whiten_index.artifacts.object_store import Bucket, ChangedError, e_tag
 from whiten_index.errors import ArtifactError, BusyError, StorageError
 from whiten_index.paths import as_place
 
@@ -151,7 +151,7 @@ def named_owner(data: bytes) -> str:
 
 
 WRITER, CLEANER = "writer", "cleaner"
-_MARKS = ".marks"
+_MARKS, _TAKEN = ".marks", b"taken"
 _EVERY, _STALE = 60.0, 600.0
 
 
@@ -166,10 +166,10 @@ class _Mark:
         return json.dumps({**self._owner, "put": time.time_ns()}).encode()
 
     def require(self) -> None:
-        """Put the mark again; raise ``BusyError`` if it was removed."""
+        """Put the mark again; raise ``BusyError`` if it was taken."""
         with self._putting:
             found = self.bucket.get(self.key)
-            if found is not None:
+            if found is not None and found[0] != _TAKEN:
                 with contextlib.suppress(ChangedError):
                     self.bucket.put(self.key, self._content(), over=found[1])
                     return
@@ -196,15 +196,27 @@ class _Mark:
             both = {self.kind, key.removeprefix(f"{_MARKS}/").partition("-")[0]}
             found = None if both == {WRITER} else self.bucket.get(key)
             ended = now - mark.modified >= _STALE or (found and has_ended(found[0]))
-            if ended:
-                # If its process lives after all, it finds that and stops.
-                self.bucket.delete(key)
-            elif both != {WRITER}:
+            if ended and self._take(key, mark.e_tag):
+                continue
+            if both != {WRITER}:
                 raise BusyError(
                     f"{self.bucket.uri} is in use by {named_owner(found[0] if found else b'')}; "
                     f"wait for it to end, or, if it was killed elsewhere, for {_STALE / 60:g} "
                     "minutes, and run the same command again"
                 )
+
+    def _take(self, key: str, seen: str) -> bool:
+        """Take a mark from its owner, unless that put it again by now."""
+        found = self.bucket.get(key)
+        try:
+            if found is not None and e_tag(found[1]) != seen:
+                return False
+            if found is not None:
+                self.bucket.put(key, _TAKEN, over=found[1])
+        except ChangedError:
+            return False
+        self.bucket.delete(key)
+        return True
 
 
 # Of this process.

@@ -264,9 +264,12 @@ def is_without_bucket(error: StorageError) -> bool:
 
 def _stat(size: int, of: Mapping[str, Any]) -> Stat:
     modified = of.get("last_modified")
-    # Some servers give it with quotes in one answer and without in another.
-    tag = str(of.get("e_tag") or "").strip('"')
-    return Stat(int(size), tag, math.inf if modified is None else modified.timestamp())
+    return Stat(int(size), e_tag(of), math.inf if modified is None else modified.timestamp())
+
+
+def e_tag(of: Mapping[str, Any]) -> str:
+    """Return an e-tag without quotes, which some servers give in one answer and not in another."""
+    return str(of.get("e_tag") or "").strip('"')
 
 
 def split_uri(uri: str) -> tuple[str, str, str]:
