@@ -179,7 +179,7 @@ def _text(value: Any, names: str) -> str:
         return ", ".join(f"{each:.4g}" if isinstance(each, float) else str(each) for each in value)
     if isinstance(value, str):
         return one_line(value, 500)
-    if "bytes" in names or "free" in names.split():
+    if "bytes" in names:
         return in_words(value)
     if "seconds" in names:
         return duration(value)
