@@ -16,12 +16,14 @@ from tests.helpers.bad_input import night, run
 from whiten_index import (
     BuildConfig,
     MigrateConfig,
+    PushConfig,
     UpdateConfig,
     build_index,
     list_versions,
     load_encoder,
     migrate_index,
     open_index,
+    push_index,
     update_index,
 )
 from whiten_index.errors import ConfigError, CorpusError, GateError
@@ -114,6 +116,19 @@ def test_a_bridged_version_answers_queries_of_the_new_model(built: Path, folder:
     assert len(list(folder.glob("store.bridged-*"))) == 1
     migrate(built, folder)
     assert not list(folder.glob("store.bridged-*"))
+
+
+def test_stores_of_others_are_left_alone(built: Path, folder: Path) -> None:
+    build(built, folder, out=str(folder / "other"), corpus=str(built / "c.parquet"))
+    mine = folder / "store.bridged-by-hand"
+    mine.mkdir()
+    for name in ("index", "other"):
+        migrate(built, folder, index=str(folder / name), rows=500, bridge=True)
+    for _ in range(2):
+        assert migrate(built, folder).finished
+    assert mine.exists()
+    assert len(list(folder.glob("store.bridged-*"))) == 2
+    push_index(PushConfig(index=str(folder / "other"), to=str(folder / "p.parquet")))
 
 
 def test_runs_add_up_to_a_build_by_the_new_model(built: Path, folder: Path) -> None:

@@ -39,6 +39,7 @@ from whiten_index.pipeline.update_config import MigrateConfig, UpdateConfig
 from whiten_index.progress import Progress, Stages
 from whiten_index.search.query_encoder import query_embeddings
 from whiten_index.store.embedding_store import BRIDGED, EmbeddingStore, model_place
+from whiten_index.store.notes import owner_of
 from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings, ids_of
 from whiten_index.store.segments import digests_name
@@ -104,7 +105,7 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
     kept = [str(read_published(base.root).fields["store"])]
     if resolve_encoder(target.encoder_config())[0].fingerprint == base.store.fingerprint:
         rows, name = base.record.rows, base.source.name
-        _remove_bridged(base.store, but=kept)
+        _remove_bridged(base, base.store, but=kept)
         with only_writer(base.root, what="index"):
             tidy(base.root)
         return MigrateReport(config.index, name, rows, rows, finished=True, stages=stages)
@@ -122,7 +123,7 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
     if whole:
         report.version = build_index(target, progress=progress).version
         report.finished = True
-        _remove_bridged(new, but=kept)
+        _remove_bridged(base, new, but=kept)
         return report
     report.encoded = _encoded(base.store, base.record, new)
     if config.bridge:
@@ -133,7 +134,7 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
         made = build_index(_bridged_build(target, base, store), progress=progress)
         report.version, report.rows = made.version, made.encoded.record.rows
         report.encoded = _encoded(store, made.encoded.record, new)
-        _remove_bridged(new, but=[*kept, str(store.place)])
+        _remove_bridged(base, new, but=[*kept, str(store.place)])
     return report
 
 
@@ -282,9 +283,8 @@ def _bridged_store(
 ) -> EmbeddingStore:
     """Return a store in which rows are those of the new model, or of the old one, mapped."""
     identity = fingerprint({"encoder": new.fingerprint, "bridge": bridge.digest})
-    # One place each: a build opens a place that has one store.
-    place = f"{new.place}{BRIDGED}{identity[:8]}"
-    store = EmbeddingStore.create(place, new.encoder, identity)
+    # One place each: a build opens a place that has one store, and others have bridged ones too.
+    store = EmbeddingStore.create(_bridged(base, new, identity[:8]), new.encoder, identity)
     dtype = base.config.dtype_kept()
     with stages.stage("bridge", base.record.rows) as watcher:
         for part in base.record.parts:
@@ -299,11 +299,16 @@ def _bridged_store(
     return store
 
 
-def _remove_bridged(new: EmbeddingStore, *, but: Iterable[str]) -> None:
-    """Remove the stores of earlier bridged versions, which can be made again, from a disk."""
+def _bridged(base: BaseVersion, new: EmbeddingStore, end: str) -> str:
+    """Return the place of the store of a bridged version of an index, with the end of its name."""
+    return f"{new.place}{BRIDGED}{fingerprint({'index': owner_of(base.root)})[:8]}{end}"
+
+
+def _remove_bridged(base: BaseVersion, new: EmbeddingStore, *, but: Iterable[str]) -> None:
+    """Remove the stores of earlier bridged versions of an index, which can be made again."""
     if isinstance(new.place, Path):
         names = {Path(each).name for each in but}
-        for folder in list_folder(new.place.parent, f"{new.place.name}{BRIDGED}*"):
+        for folder in list_folder(new.place.parent, Path(_bridged(base, new, "*")).name):
             if folder.name not in names:
                 discard(folder)
 

@@ -65,14 +65,13 @@ class QueryEncoder:
 
     def equals(self, other: "QueryEncoder") -> bool:
         """Return whether both give a query the same embedding, wherever their models are."""
-        if self._recorded is None or other._recorded is None:
+        ours, theirs = self._recorded, other._recorded
+        if ours is None or theirs is None or ours.query_fingerprint != theirs.query_fingerprint:
             return False
-        if self._recorded.query_fingerprint != other._recorded.query_fingerprint:
-            return False
-        if self._recorded.canary and not other._recorded.canary:
+        if ours.canary and not theirs.canary:
             return False  # the other's encoder is compared with nothing
         try:
-            require_alike(self._recorded, other._recorded)
+            require_alike(ours, theirs)
         except (ArtifactError, EncoderError):
             return False
         return True
