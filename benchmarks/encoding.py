@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from benchmarks.encoding_memory import memory_rows
 from benchmarks.encoding_peers import Contender, Setting
 from benchmarks.processors import products
 from benchmarks.results_file import data_folder, write
-from whiten_index.encoding.encoder_config import DEFAULT_MODEL, DTYPES, DtypeName
+from whiten_index.encoding.encoder_config import DEFAULT_MODEL, DtypeName
 from whiten_index.encoding.models import find_model
 from whiten_index.errors import WhitenIndexError
 
@@ -196,7 +196,7 @@ class Measurement:
             "max_length": MAX_LENGTH,
             "chunk_rows": peers.CHUNK_ROWS,
             "rounds": len(self.peaks),
-            "token_budget": self.encoder._transformer.batch_tokens,
+            "token_budget": self.encoder.batch_tokens,
             "sentence_transformers": peers.peer_version(),
             "matrix_flops_per_second": self.peaks,
             "flops": self.flops,
@@ -327,7 +327,9 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m benchmarks.encoding", description=__doc__)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--model", help=f"hub name, folder or {RANDOM_BASE} (random weights)")
-    parser.add_argument("--dtype", choices=DTYPES, help="ours; float32 on a CPU, else float16")
+    parser.add_argument(
+        "--dtype", choices=get_args(DtypeName), help="ours; float32 on a CPU, else float16"
+    )
     parser.add_argument("--texts", type=int, help="4,096 on a CPU, else 200,000")
     parser.add_argument("--rounds", type=int, help="5 on a CPU, else 3")
     parser.add_argument("--skip-memory", action="store_true", help="measure no peak memory")

@@ -1,6 +1,6 @@
-"""What fewer bits cost in retrieval: nDCG@10 of MiniLM by the type that a CPU computes in.
+"""What bfloat16 costs in retrieval: nDCG@10 of MiniLM by the type that a CPU computes in.
 
-Run ``WHITEN_INDEX_DATA=… python -m benchmarks.precisions`` on a processor with VNNI and BF16. Raw
+Run ``WHITEN_INDEX_DATA=… python -m benchmarks.precisions`` on a processor with BF16. Raw
 embeddings are searched exactly by cosine; documents and queries are encoded in the same type.
 """
 
@@ -19,7 +19,7 @@ from whiten_index.encoding.encoder_config import DtypeName
 from whiten_index.evaluation.metrics import mean_interval
 
 SETS = ("scifact", "cranfield", "cacm")
-DTYPES: tuple[DtypeName, ...] = ("float32", "bfloat16", "int8")
+DTYPES: tuple[DtypeName, ...] = ("float32", "bfloat16")
 
 
 def measure() -> Iterator[dict[str, Any]]:

@@ -94,12 +94,9 @@ def contenders(model: str) -> tuple[dict[str, Encode], dict[str, Encode]]:
         _PEER: lambda texts: np.asarray(peer.encode(texts, show_progress_bar=False))
     }
     answer = dict(encode)
-    for dtype in ("float32", "bfloat16", "int8"):
+    for dtype in ("float32", "bfloat16"):
         setting = Setting(model, "cpu", dtype)
-        ours = [load_ours(setting)]
-        if dtype != "int8":
-            ours.append(load_ours(setting, backend="openvino"))
-        for each in ours:
+        for each in (load_ours(setting), load_ours(setting, backend="openvino")):
             name = f"ours, {dtype}, products of {each.runtime['products']}"
             encode[name], answer[name] = each.encode, each.encode_queries
     compiled = openvino(model)

@@ -25,12 +25,11 @@ from whiten_index.artifacts.manifest import (
     new_artifact,
     read_manifest,
 )
-from whiten_index.encoding.encoder import Encoder
+from whiten_index.encoding.encoder import Encoder, Pool
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.pooling import Pooling
 from whiten_index.encoding.spec import EncoderSpec, local_model
-from whiten_index.encoding.transformer import Pool, Transformer
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.evaluation.metrics import correlate, pair_cosines
 from whiten_index.evaluation.sts_sets import StsSet
@@ -57,15 +56,6 @@ class _States(Described):
 _SCHEMA = Schema(_KIND, _VERSION, _States)
 
 
-class _AllStates(Transformer):
-    """A model whose pooled states of all layers are side by side, before any head."""
-
-    def _embedded(self, inputs: dict[str, Any], pool: Pool) -> Tensor:
-        states = self._states(**inputs)
-        poolings = map(Pooling, self._pooling.split("+"))
-        return torch.cat([pool(one, each) for each in poolings for one in states], dim=1)
-
-
 class StateEncoder(Encoder):
     """Encoder of the pooled states of all layers, 0 (embeddings) to L, in one forward pass.
 
@@ -73,14 +63,17 @@ class StateEncoder(Encoder):
     normalisations after pooling are not applied: they have no meaning for lower layers.
     """
 
-    transformer = _AllStates
-
     def __init__(
         self, spec: EncoderSpec, folder: ModelFolder, config: EncoderConfig, poolings: Sequence[str]
     ) -> None:
         super().__init__(states_spec(spec, folder, poolings), folder, config)
         # Fewer if a text has many numbers.
         self.window_rows = max(min(self.window_rows, _WINDOW_BYTES // (4 * self.dim)), 1)
+
+    def _embedded(self, inputs: dict[str, Any], pool: Pool) -> Tensor:
+        states = self._states(**inputs)
+        poolings = map(Pooling, self.spec.pooling.split("+"))
+        return torch.cat([pool(one, each) for each in poolings for one in states], dim=1)
 
 
 def states_spec(spec: EncoderSpec, folder: ModelFolder, poolings: Sequence[str]) -> EncoderSpec:

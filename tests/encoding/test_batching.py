@@ -7,10 +7,11 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.tiny_models import load
-from whiten_index.encoding import tokenization, transformer
-from whiten_index.encoding.batching import InferenceThreads
+from tests.helpers.tiny_models import FAMILIES, load
+from whiten_index.encoding import encoder as encoder_module
+from whiten_index.encoding import tokenization
 from whiten_index.encoding.encoder import Encoder
+from whiten_index.encoding.inference_threads import InferenceThreads
 from whiten_index.encoding.models import find_model
 from whiten_index.encoding.tokenization import tokenize
 from whiten_index.errors import EncoderError
@@ -45,7 +46,7 @@ def test_embeddings_do_not_depend_on_batches_or_threads(
     torch_threads = torch.get_num_threads()
     try:
         encoder = load(tiny_model, threads=threads)
-        encoder._transformer.batch_tokens = budget
+        encoder.batch_tokens = budget
         done = []
         encoded = encoder.encode_window(texts, advance=done.append)
         np.testing.assert_allclose(encoded.embeddings, one_by_one, atol=1e-5)
@@ -60,14 +61,14 @@ def test_embeddings_do_not_depend_on_batches_or_threads(
 def way(request, monkeypatch) -> str:
     """How batches go through the model: end to end, or each text padded to the longest."""
     if request.param == "padded":
-        monkeypatch.setattr(transformer, "packing_obstacle", lambda *_: "padded")
+        monkeypatch.setattr(encoder_module, "packing_obstacle", lambda *_: "padded")
     return request.param
 
 
 def starve(encoder: Encoder, monkeypatch, *, most: int, error: type[Exception] | str) -> None:
     """Let batches of more than ``most`` tokens fail as if there were no memory."""
-    way = "packed" if encoder._transformer.packs else "padded"
-    forward = getattr(encoder._transformer.__class__, way)
+    way = "packed" if encoder.packs else "padded"
+    forward = getattr(type(encoder), way)
 
     def call(self, ids, *others, **options):
         if ids.numel() > most:
@@ -80,7 +81,7 @@ def starve(encoder: Encoder, monkeypatch, *, most: int, error: type[Exception] |
             )
         return forward(self, ids, *others, **options)
 
-    monkeypatch.setattr(encoder._transformer.__class__, way, call)
+    monkeypatch.setattr(type(encoder), way, call)
 
 
 @pytest.mark.parametrize("error", ["cuda", "cpu"])
@@ -93,12 +94,12 @@ def test_memory_that_runs_out_halves_the_budget_and_loses_nothing(
     ran = encoder.run(encoder.prepare(texts))
     np.testing.assert_allclose(encoder.collect(ran).embeddings, one_by_one, atol=1e-5)
     assert ran.out_of_memory >= 1
-    assert encoder._transformer.batch_tokens <= 300
+    assert encoder.batch_tokens <= 300
 
 
 def test_a_single_text_that_does_not_fit_is_an_error(tiny_model, texts, monkeypatch, way):
     encoder = load(tiny_model)
-    assert encoder._transformer.packs == (way == "packed")
+    assert encoder.packs == (way == "packed")
     starve(encoder, monkeypatch, most=20, error="cuda")
     with pytest.raises(EncoderError, match=r"one text of \d+ tokens does not fit .*--max-length"):
         encoder.encode(texts)
@@ -128,9 +129,12 @@ def test_what_a_step_or_the_caller_raises_stops_the_threads():
     assert heard == [1, 1]
 
 
-@pytest.fixture(scope="module", params=["tiny", "minilm"])
-def bert(request, tiny_model):
-    folder = tiny_model if request.param == "tiny" else find_model("all-MiniLM-L6-v2").path
+@pytest.fixture(scope="module", params=["bert", "xlm-roberta", "qwen3", "minilm"])
+def tokenizer(request, tmp_path_factory):
+    if request.param == "minilm":
+        folder = find_model("all-MiniLM-L6-v2").path
+    else:
+        folder = FAMILIES[request.param](tmp_path_factory.mktemp("tokenizer") / request.param)
     return transformers.AutoTokenizer.from_pretrained(folder)
 
 
@@ -145,11 +149,11 @@ LONG = st.tuples(st.lists(FRAGMENTS, max_size=40), st.integers(1, 9)).map(
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(LONG, min_size=1, max_size=4), st.integers(3, 9), st.sampled_from([1, 3, 8, 64]))
-def test_the_tokens_kept_are_those_of_the_whole_text(bert, texts, max_length, letters):
-    whole = [bert(text, truncation=False, verbose=False)["input_ids"] for text in texts]
+def test_the_tokens_kept_are_those_of_the_whole_text(tokenizer, texts, max_length, letters):
+    whole = [tokenizer(text, truncation=False, verbose=False)["input_ids"] for text in texts]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenization, "_CHARACTERS_A_TOKEN", letters)
-        window = tokenize(bert, texts, max_length=max_length)
+        window = tokenize(tokenizer, texts, max_length=max_length)
     assert window.truncated.tolist() == [len(ids) > max_length for ids in whole]
     for i, ids in enumerate(whole):
         assert row(window, i) == (

@@ -62,6 +62,23 @@ def test_embeddings_are_those_of_sentence_transformers(tmp_path: Path, kind: str
     assert (documents[1] == documents[3]).all()
 
 
+def test_memory_that_runs_out_halves_the_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = load_encoder(str(saved(tmp_path, "router")), trust_remote_code=True, device="cpu")
+    expected, own = encoder.encode(TEXTS), st.SentenceTransformer.encode_document
+
+    def starved(self: Any, texts: list[str], **options: Any) -> Any:
+        if len(texts) > 1:
+            raise RuntimeError("CUDA out of memory")
+        return own(self, texts, **options)
+
+    monkeypatch.setattr(st.SentenceTransformer, "encode_document", starved)
+    ran = encoder.run(encoder.prepare(TEXTS))
+    np.testing.assert_allclose(encoder.collect(ran).embeddings, expected, atol=1e-5)
+    assert ran.out_of_memory == 2
+
+
 def write_corpus(folder: Path, rows: int) -> Path:
     texts = [f"the cat {word} {row}" for row in range(rows) for word in ("sat", "ran")][:rows]
     pq.write_table(pa.table({"text": texts}), folder / "c.parquet")

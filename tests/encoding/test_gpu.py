@@ -45,7 +45,7 @@ def _exact_products():
 @pytest.mark.parametrize("layers", [None, (0, 1), (1,)])
 def test_float32_is_the_same_as_on_a_cpu(tiny_model, texts, budget, layers):
     encoder = Encoder.load(str(tiny_model), device="cuda", layers=layers)
-    encoder._transformer.batch_tokens = budget
+    encoder.batch_tokens = budget
     expected = Encoder.load(str(tiny_model), device="cpu", layers=layers).encode(texts)
     assert cosines(encoder.encode(texts), expected).min() >= 0.99999
 
@@ -63,12 +63,12 @@ def test_memory_that_really_runs_out_halves_the_budget(tiny_model, texts, on_cpu
     free, _ = torch.cuda.mem_get_info()
     ballast = torch.empty(free - (32 << 20), dtype=torch.uint8, device="cuda")
     try:
-        encoder._transformer.batch_tokens = 10**8
+        encoder.batch_tokens = 10**8
         found = encoder.encode(texts * 20)
     finally:
         del ballast
         torch.cuda.empty_cache()
-    assert encoder._transformer.batch_tokens < 10**8
+    assert encoder.batch_tokens < 10**8
     assert cosines(found[: len(texts)], on_cpu).min() >= 0.99999
 
 

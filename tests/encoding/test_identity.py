@@ -137,15 +137,14 @@ ADDED = (
     added("tokenizer_config.json", do_lower_case=False),
     added("special_tokens_map.json", cls_token="cat"),
     added("special_tokens_map.json", unk_token="dog"),
-    added("1_Pooling/config.json", include_prompt=False),
     added("1_Pooling/config.json", pooling_mode="cls"),
     added("sentence_bert_config.json", do_lower_case=True),
 )  # fmt: skip
 # These change the embeddings of the model above, so that the test below is known to see something.
 SEEN = {
     "tokenizer_config.json: split_special_tokens", "tokenizer_config.json: tokenizer_class",
-    "special_tokens_map.json: cls_token", "1_Pooling/config.json: include_prompt",
-    "1_Pooling/config.json: pooling_mode", "model.safetensors", "2_Dense/model.safetensors",
+    "special_tokens_map.json: cls_token", "1_Pooling/config.json: pooling_mode",
+    "model.safetensors", "2_Dense/model.safetensors",
     "config.json: layer_norm_eps",
     "sentence_bert_config.json: max_seq_length",
     "config_sentence_transformers.json: prompts.query",
@@ -219,20 +218,15 @@ def test_choices_without_effect_leave_the_identity_as_it_is(tmp_path, monkeypatc
     prompted = halves(model, query_prompt="cold ")
     assert prompted["documents"][0] == plain["documents"][0] != prompted["queries"][0]
     moved = tiny_models.copied(model, tmp_path / "moved")
-    edit_json(moved / "1_Pooling" / "config.json", include_prompt=False)
     consented = EncoderConfig(model=str(model), trust_remote_code=True)
     assert resolve_encoder(consented)[0].fingerprint == plain["documents"][0]
-    digest = tiny_models.resolve(moved).files_sha256
-    spec = replace(tiny_models.resolve(model), files_sha256=digest)
+    spec = tiny_models.resolve(model)
     assert spec.fingerprint == halves(moved)["documents"][0]
     elsewhere = {"model": "m", "revision": "r", "code_revision": "c", "normalizes": True}
     elsewhere["similarity"] = "dot"
     assert replace(spec, **elsewhere).fingerprint == spec.fingerprint
     assert replace(spec, document_prompt="a ").query_fingerprint == spec.query_fingerprint
-    asked = replace(spec, query_prompt="a ")
-    unpooled = replace(asked, pools_prompt=False)
-    assert unpooled.fingerprint == asked.fingerprint
-    assert unpooled.query_fingerprint != asked.query_fingerprint
+    assert replace(spec, document_prompt="a ").fingerprint != spec.fingerprint
 
 
 def test_weights_of_the_identity_are_those_that_are_loaded(tmp_path):
@@ -262,14 +256,14 @@ def build(model: Path, corpus: Path, index: Path, **options: Any) -> None:
     )  # fmt: skip
 
 
-def test_a_model_with_another_query_half_is_refused(tmp_path):
+def test_a_model_that_has_changed_is_refused(tmp_path):
     prompts = {"query": PROMPTS["query"]}
     model = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"), prompts=prompts)
     index = tmp_path / "index"
     build(model, write_texts(tmp_path), index)
     saved = QueryTransform.of(index).save(tmp_path / "saved")
     assert open_index(index).search(["the cat"])
-    edit_json(model / "1_Pooling" / "config.json", include_prompt=False)
+    edit_json(model / "config.json", layer_norm_eps=0.5)
     for ask in (
         lambda: open_index(index).search(["the cat"]),
         lambda: QueryTransform.load(saved).encode_queries(["the cat"]),
@@ -336,7 +330,7 @@ def test_code_of_another_repository_is_pinned(hub, tmp_path):
     [
         ("adapter_config.json", {"peft_type": "LORA"},
             r"adapters \(PEFT\) are not applied here; merge"),
-        ("config.json", {"attn_implementation": "acme/fast"}, "without a commit.*NAME@COMMIT"),
+        ("config.json", {"attn_implementation": "acme/fast"}, "acme/fast.*take the setting out"),
         ("config.json",
             {"auto_map": {"AutoConfig": "acme/a--odd.Config", "AutoModel": "acme/b--odd.Model"}},
             r"code from 2 places \(acme/a, acme/b\)"),
@@ -392,6 +386,13 @@ def test_a_setting_that_is_not_applied_is_refused(setting, value, tmp_path):
         tiny_models.resolve(folder)
 
 
+def test_a_prompt_that_is_left_out_of_the_pooling_is_refused(tmp_path):
+    folder = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"))
+    edit_json(folder / "1_Pooling" / "config.json", include_prompt=False)
+    with pytest.raises(EncoderError, match=r"leaves prompts out of its pooling.*is not run"):
+        tiny_models.resolve(folder)
+
+
 def test_settings_that_change_nothing_are_taken(tmp_path):
     folder = tiny_models.add_modules(tiny_models.bert(tmp_path / "model"))
     asked = EncoderConfig(model=str(folder))
@@ -410,7 +411,7 @@ def test_settings_that_change_nothing_are_taken(tmp_path):
 
 PARTS = {
     "encoder.version": lambda name: f"0.1-{name}",
-    "transformer.packing_obstacle": lambda *_: "trial",
+    "encoder.packing_obstacle": lambda *_: "trial",
 }
 
 

@@ -82,16 +82,6 @@ def test_an_onnx_file_gives_what_torch_gives(plain: Path, pooling: Any) -> None:
     assert (cut[0] == cut[1]).all()
 
 
-def test_a_prompt_that_is_not_pooled(folder: Path) -> None:
-    tiny_models.add_modules(folder)
-    pooling = {"word_embedding_dimension": 32, "pooling_mode": "mean", "include_prompt": False}
-    tiny_models.write_json(folder / "1_Pooling/config.json", pooling)
-    some, prompt = tiny_models.texts(), "given the query "
-    ours = load_encoder(str(folder), backend="onnx", document_prompt=prompt)
-    expected = Encoder.load(str(folder), device="cpu", document_prompt=prompt)
-    np.testing.assert_allclose(ours.encode(some), expected.encode(some), atol=1e-5, rtol=1e-4)
-
-
 def build(folder: Path, model: Path, **options: Any) -> Path:
     texts = [
         f"the {a} {b} {row}" for row in range(20) for a in ("cat", "dog") for b in ("ran", "a")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.bad_input import run
 from tests.helpers.tiny_models import FAMILIES, load, texts
-from whiten_index.encoding import products
+from whiten_index.encoding import encoder, products
 
 
 @pytest.fixture
@@ -34,9 +34,7 @@ def test_onednn_gives_what_torch_gives(family, tmp_path, monkeypatch, eager):
     np.testing.assert_allclose(found, plain.encode(some), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "least"), [("bfloat16", 0.999), ("float16", 1 - 1e-6), ("int8", 0.995)]
-)
+@pytest.mark.parametrize(("dtype", "least"), [("bfloat16", 0.999), ("float16", 1 - 1e-6)])
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_narrow_types_on_a_cpu_compute_in_float32_but_for_products(
     family, dtype, least, tmp_path, eager
@@ -44,7 +42,7 @@ def test_narrow_types_on_a_cpu_compute_in_float32_but_for_products(
     folder, some = FAMILIES[family](tmp_path / family), texts(20)
     narrow, whole = load(folder, dtype=dtype), load(folder)
     assert narrow.runtime["inputs"] == "packed"
-    # Only some processors have products in bfloat16 or int8.
+    # Only some processors have products in bfloat16.
     known = {"oneDNN float32"} if dtype == "float16" else {"oneDNN float32", f"oneDNN {dtype}"}
     assert narrow.runtime["products"] in known
     found, expected = narrow.encode(some), whole.encode(some)
@@ -52,24 +50,14 @@ def test_narrow_types_on_a_cpu_compute_in_float32_but_for_products(
     assert ((found * expected).sum(axis=1) / lengths).min() >= least
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_int8_gives_a_text_the_same_bits_alone_and_among_others(family, tmp_path):
-    folder, some = FAMILIES[family](tmp_path / family), texts(20)
-    narrow = load(folder, dtype="int8")
-    found = narrow.encode(some)
-    assert np.isfinite(found).all()
-    if narrow.runtime["inputs"] == "packed":
-        alone = np.concatenate([narrow.encode([text]) for text in some])
-        np.testing.assert_array_equal(found, alone)
-
-
 def test_a_build_notes_a_type_that_is_not_used(tiny_model, write_parquet, tmp_path, monkeypatch):
-    monkeypatch.setattr(products.torch.cpu, "_is_vnni_supported", lambda: False)
+    monkeypatch.setattr(products, "has_bfloat16", lambda: False)
+    monkeypatch.setattr(encoder, "has_bfloat16", lambda: False)
     corpus = write_parquet(tmp_path / "c.parquet", {"text": texts(60)})
-    given = ("--text-column", "text", "--model", tiny_model, "--device", "cpu", "--dtype", "int8")
-    status, _, noted = run("build", corpus, *given, "--out", tmp_path / "i", "--k", 4)
+    given = ("--text-column", "text", "--model", tiny_model, "--device", "cpu", "--k", 4)
+    status, _, noted = run("build", corpus, *given, "--out", tmp_path / "i", "--dtype", "bfloat16")
     assert status == 0, noted
-    assert "encoded in float32 on this machine, not in int8" in noted
+    assert "encoded in float32 on this machine, not in bfloat16" in noted
 
 
 def test_a_build_notes_another_similarity_and_a_faster_precision(

@@ -82,7 +82,7 @@ def test_queries_of_a_changed_model_are_encoded_again(beir, tmp_path):
     model = tiny_models.bert(tmp_path / "model")
     tiny_models.add_modules(model, prompts={"query": "the king sang "})
     with_prompt = judged(model, sets=[str(beir)], store=str(tmp_path / "store"))
-    edit_json(model / "1_Pooling" / "config.json", include_prompt=False)
+    edit_json(model / "config_sentence_transformers.json", prompts={"query": "a cold river "})
     found = judged(model, sets=[str(beir)], store=str(tmp_path / "store"))
     fresh = judged(model, sets=[str(beir)], store=str(tmp_path / "fresh"))
     one, two, three = (figures(each["datasets"]["one"]) for each in (with_prompt, found, fresh))

@@ -33,7 +33,7 @@ CANARY = (
 )  # fmt: skip
 # Least cosines of the same model, and of one that has changed a little. The second pair is for
 # types other than float32, which differ between machines: MiniLM in float32 has a cosine of 0.99997
-# with itself in bfloat16, and of 0.995 with int8.
+# with itself in bfloat16.
 _SAME, _NEARLY = 0.999, 0.9999
 _SAME_NARROW, _NEARLY_NARROW = 0.95, 0.98
 # Of a unit vector less the mean; below, rounding alone could look like a change.

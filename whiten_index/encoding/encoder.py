@@ -1,7 +1,7 @@
 """The encoder: texts in, pooled and unnormalised embeddings out."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -9,18 +9,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
-from whiten_index.encoding.batching import Batches, InferenceThreads, PreparedWindow
-from whiten_index.encoding.encoder_config import EncoderConfig, chosen_devices
+from whiten_index.encoding.batching import BatchEncoder, Batches, BatchRun
+from whiten_index.encoding.encoder_config import BackendName, EncoderConfig, chosen_devices
+from whiten_index.encoding.inference_threads import InferenceThreads
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.products import has_bfloat16
+from whiten_index.encoding.openvino import OpenVinoStates
+from whiten_index.encoding.packing import PackedForward, packing_obstacle, pool_packed
+from whiten_index.encoding.pooling import Pooling, mean_layers, pool
+from whiten_index.encoding.products import TORCH, has_bfloat16, use_fastest_products
 from whiten_index.encoding.spec import EncoderSpec, local_model
-from whiten_index.encoding.static import StaticModel
-from whiten_index.encoding.tokenization import require_known_tokens, tokenize, unpooled_tokens
-from whiten_index.encoding.transformer import Transformer
-from whiten_index.encoding.window_encoder import Encoded, WindowEncoder, listed
-from whiten_index.errors import ConfigError, EncoderError
-from whiten_index.whitening.moments import MEAN_OF_EVERY, Moments
+from whiten_index.encoding.transformer import LayerStates, load_head, load_transformer
+from whiten_index.encoding.window_encoder import TextWindow
+from whiten_index.errors import ConfigError
 
 # Below this, one batch on all cores answers a query sooner than one batch a core.
 _TOKENS_WORTH_A_THREAD = 128
@@ -30,38 +32,17 @@ _BATCHES_A_THREAD = 2
 _TOKENS_OF_A_BATCH = 256
 
 
-@dataclass(frozen=True, slots=True)
-class _OnDevice:
-    """The embeddings (m, d) of a window on a device and on the host."""
-
-    embeddings: Tensor
-    host: Tensor
-    places: NDArray[np.int64]
-    stream: torch.cuda.Stream
-
-    def moments(self, rows: slice, dtype: str) -> Moments:
-        places = self.places[rows]
-        try:
-            with torch.cuda.stream(self.stream):
-                there = torch.from_numpy(places).to(self.embeddings.device)
-                return _moments_on_device(self.embeddings[there].to(getattr(torch, dtype)))
-        except torch.OutOfMemoryError:
-            return Moments.of(self.host.numpy()[places].astype(dtype))
+Pool = Callable[[Tensor, Pooling], Tensor]
+# Matrix products of so many rows give each row the same bits as those of any more. Measured with
+# MKL and oneDNN on x86, one thread: from 16 rows on with AVX-512, from 4 with AVX2. ARM and
+# Accelerate are untried.
+_FEWEST_ROWS = 64
+# From 512 to 4,096 on a CPU the speed differs by 1 % (MiniLM, one thread), and small batches leave
+# more that Ctrl-C can keep.
+_BATCH_TOKENS_CPU, _BATCH_TOKENS_GPU = 512, 131_072
 
 
-@dataclass(frozen=True, slots=True)
-class RanWindow:
-    """A window whose embeddings are computed, or are being computed on a device."""
-
-    prepared: PreparedWindow
-    embeddings: Tensor
-    padded_tokens: int
-    out_of_memory: int  # batches that were tried again in halves
-    arrived: torch.cuda.Event | None = None
-    on_device: _OnDevice | None = None
-
-
-class Encoder(WindowEncoder):
+class Encoder(BatchEncoder):
     """A Transformer or a static model, with its tokenizer, pooling and device.
 
     Attributes:
@@ -74,28 +55,51 @@ class Encoder(WindowEncoder):
         (1, 384)
     """
 
-    spec: EncoderSpec
-    transformer = Transformer
+    _products, _fewest_rows = TORCH, 0
 
     def __init__(self, spec: EncoderSpec, folder: ModelFolder, config: EncoderConfig) -> None:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        self.spec = spec
         # A job on several devices has one encoder for each of them.
         self.device = _device(chosen_devices(config.device)[0])
-        if config.backend == "openvino" and self.device.type != "cpu":
+        head = load_head(folder)
+        self._head = None if head is None else head.to(self.device)
+        super().__init__(spec, self._load_model(spec, folder, config.backend))
+        # With one length, a batch has all cores.
+        self._threads = InferenceThreads(self.device, config.threads, alone=self.one_length)
+
+    def _load_model(self, spec: EncoderSpec, folder: ModelFolder, backend: BackendName) -> Any:
+        """Load the model, choose how it runs, and return its tokenizer."""
+        on_cpu = self.device.type == "cpu"
+        if backend == "openvino" and not on_cpu:
             raise ConfigError(
                 f"--backend openvino is for CPUs, and the device is {self.device}; add --device "
                 "cpu, or use --backend torch"
             )
-        kind = StaticModel if folder.static else self.transformer
-        self._transformer = kind(spec, folder, self.device, config.backend)
-        prompts = {spec.document_prompt, spec.query_prompt}
-        self._unpooled = {
-            prompt: unpooled_tokens(self._transformer.tokenizer, spec, prompt) for prompt in prompts
-        }
-        alone = self._transformer.one_length  # a batch has all cores
-        self._threads = InferenceThreads(self.device, config.threads, alone=alone)
+        tokenizer, model = load_transformer(spec, folder, self.device)
+        self._pad = int(tokenizer.pad_token_id or 0)
+        self.vocabulary = getattr(model.get_input_embeddings(), "num_embeddings", None)
+        only_last = spec.layers == (folder.layers,)
+        states = LayerStates(model, None if only_last else spec.layers)
+        self._states: Callable[..., list[Tensor]] = states
+        self.batch_tokens = _BATCH_TOKENS_CPU if on_cpu else _BATCH_TOKENS_GPU
+        if backend == "openvino":
+            vocabulary = self.vocabulary or model.config.vocab_size
+            compiled = OpenVinoStates(states, spec.dtype, vocabulary, spec.max_length)
+            self._states, self._inputs, self.one_length = compiled, "of one length", True
+            self.batch_tokens *= min(torch.get_num_threads(), 16)  # a batch has all threads
+            self._products = f"OpenVINO {compiled.dtype}"
+            return tokenizer
+        # Texts end to end, without padding, unless something is in the way.
+        obstacle = packing_obstacle(model, self.device, model.dtype)
+        self.packs, self._inputs = not obstacle, f"padded: {obstacle}" if obstacle else "packed"
+        if self.packs:
+            self._packed_inputs = PackedForward(model).inputs
+        if on_cpu:
+            self._products = use_fastest_products(model, spec.dtype, last=only_last)
+            # With padding, and by a GPU's kernels, a text depends on its batch.
+            self._fewest_rows = _FEWEST_ROWS if self.packs else 0
+        return tokenizer
 
     def __repr__(self) -> str:
         return f"Encoder({self.spec.model!r}, {self.spec.dim} dims, {self.device})"
@@ -112,154 +116,125 @@ class Encoder(WindowEncoder):
             EncoderError: the model cannot be found or loaded.
             ConfigError: an option does not fit the model or the machine.
         """
+        from whiten_index.encoding.load_encoder import make_encoder
+
         config = EncoderConfig(model=model, **options)
-        spec, folder = local_model(config)
-        if config.onnx:
-            raise ConfigError("ONNX Runtime has its own encoder: whiten_index.load_encoder")
-        return cls(spec, folder, config)
+        found = make_encoder(*local_model(config), config)
+        if not isinstance(found, cls):
+            kind = type(found).__name__
+            raise ConfigError(f"{kind} runs this model; load it by whiten_index.load_encoder")
+        return found
 
     @property
     def runtime(self) -> dict[str, str]:
         """Versions of the libraries, the form of inputs, and the products."""
-        transformer = self._transformer
-        own = ("openvino",) if transformer.one_length else ()
+        own = ("openvino",) if self.one_length else ()
         versions = {name: version(name) for name in ("torch", "transformers", "tokenizers", *own)}
-        return {**versions, "inputs": transformer.inputs, "products": transformer.products}
+        return {**versions, "inputs": self._inputs, "products": self._products}
 
     @property
     def note(self) -> str | None:
         """Note on a faster type, or on one that is not used here; None without any."""
         dtype, on_cpu = self.spec.dtype, self.device.type == "cpu"
-        if isinstance(self._transformer, StaticModel):
-            return None
         if dtype == "float32" and on_cpu and has_bfloat16():
             return (
                 "note: --dtype bfloat16 encodes 1.5 to 3 times as fast on this processor and keeps "
                 "99.4 to 99.9 % of the ten nearest (MiniLM); it encodes all rows again"
             )
-        narrow = dtype == "int8" or (dtype == "bfloat16" and on_cpu)
-        if narrow and not self._transformer.products.endswith(dtype):
-            return f"note: this model is encoded in float32 on this machine, not in {dtype}"
+        if dtype == "bfloat16" and on_cpu and not self._products.endswith(dtype):
+            return "note: this model is encoded in float32 on this machine, not in bfloat16"
         return None
 
-    def encode_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return the embeddings of queries, (n, d): with the model's query prompt, if any."""
-        prepared = self._prepare(listed(texts), self.spec.query_prompt, low_latency=True)
-        return self.collect(self.run(prepared)).embeddings
+    def host(self, embeddings: Tensor) -> NDArray[np.float32]:
+        """Return embeddings as an array."""
+        return embeddings.cpu().numpy()
 
-    def count_tokens(self, texts: Sequence[str]) -> int:
-        """Return how many tokens queries have together, without those that are cut."""
-        return len(
-            self._prepare(listed(texts), self.spec.query_prompt, low_latency=True).tokens.ids
-        )
-
-    def prepare(self, texts: Sequence[str]) -> PreparedWindow:
-        """Tokenise a window of documents and start its copy to the device.
-
-        ``prepare``, ``run`` and ``collect`` may overlap for different windows, in one thread each.
-        """
-        return self._prepare(listed(texts), self.spec.document_prompt, low_latency=False)
-
-    def run(
-        self,
-        prepared: PreparedWindow,
-        *,
-        advance: Callable[[int], None] | None = None,
-        stopped: Callable[[NDArray[np.float32]], None] | None = None,
-    ) -> RanWindow:
-        """Encode a prepared window; on a GPU this returns before the embeddings are there.
-
-        A run that Ctrl-C stops gives ``stopped`` what may be ``known`` to another one.
-        """
-        if prepared.ready is not None:
-            here = torch.cuda.current_stream(self.device)
-            here.wait_event(prepared.ready)
-            for tensor in (prepared.ids, prepared.offsets):
-                tensor.record_stream(here)
-        share = len(prepared.tokens.ids) // self._threads.count
-        little = share <= _TOKENS_WORTH_A_THREAD
-        alone = little and prepared.low_latency
-        split = not little and self._threads.count > 1
-        # Several batches a thread, so that none is idle for long at the end and little is padded.
-        most = max(share // _BATCHES_A_THREAD, _TOKENS_OF_A_BATCH) if split else None
-        batches = Batches(prepared, self._transformer, dim=self.dim, most=most)
-        # Repeated texts count with the first batch.
-        repeated = iter([len(prepared.texts) - len(batches.embeddings)])
-
-        def advance_all(rows: int) -> None:
-            if advance is not None:
-                advance(rows + next(repeated, 0))
-
-        try:
-            if len(prepared.known):
-                advance_all(len(prepared.known))
-            self._threads.run(batches.step, advance_all, alone=alone)
-        except KeyboardInterrupt:
-            if stopped is not None and len(found := batches.finished()):
-                stopped(found)
-            raise
-        counts = batches.padded_tokens, batches.out_of_memory
+    def ran(self, batches: Batches) -> BatchRun:
+        """Return a window's run; on a GPU, before the embeddings are there."""
+        ran, there = super().ran(batches), batches.embeddings
         if self.device.type != "cuda":
-            return RanWindow(prepared, batches.embeddings.cpu(), *counts)
-        host, arrived, stream = self._to_host(batches.embeddings)
-        kept = _OnDevice(batches.embeddings, host, prepared.tokens.places, stream)
-        return RanWindow(prepared, host, *counts, arrived, kept)
-
-    def collect(self, ran: RanWindow) -> Encoded:
-        """Return the embeddings of a window in the order of its texts."""
-        if ran.arrived is not None:
-            ran.arrived.synchronize()
-        tokens, first = ran.prepared.tokens, len(ran.prepared.known)
-        distinct: NDArray[np.float32] = ran.embeddings.numpy()
-        finite = np.asarray(np.isfinite(distinct).all(axis=1))
-        if not finite.all():
-            broken = int(np.argmin(finite[tokens.places]))
-            raise EncoderError(
-                f"model {self.spec.model} in {self.spec.dtype} gives NaN or infinity for "
-                f"{ran.prepared.texts[broken][:60]!r}; use "
-                f"{'another model' if self.spec.dtype == 'float32' else '--dtype float32'}"
-            )
-        return Encoded(
-            embeddings=distinct[tokens.places],
-            truncated=tokens.truncated,
-            known=int((tokens.places < first).sum()),
-            tokens=len(tokens.ids) - int(tokens.offsets[first]),
-            padded_tokens=ran.padded_tokens,
-            distinct=len(distinct),
-            moments=None if ran.on_device is None else ran.on_device.moments,
-        )
-
-    def _prepare(self, texts: Sequence[str], prompt: str, *, low_latency: bool) -> PreparedWindow:
-        prompted = [prompt + text for text in texts]
-        lowered = [text.lower() for text in prompted] if self.spec.lower_case else prompted
-        tokenizer = self._transformer.tokenizer
-        tokens = tokenize(tokenizer, lowered, max_length=self.spec.max_length)
-        require_known_tokens(tokens, self.spec, self._transformer.vocabulary)
-        (ids, offsets), ready = self._to_device(tokens.ids, tokens.offsets)
-        unpooled = self._unpooled[prompt]
-        return PreparedWindow(texts, tokens, ids, offsets, unpooled, low_latency, ready)
-
-    def _to_device(self, *arrays: NDArray[Any]) -> tuple[list[Tensor], torch.cuda.Event | None]:
-        """Start copying arrays to the device; the event marks the end."""
-        tensors = [torch.from_numpy(array) for array in arrays]
-        if self.device.type != "cuda":
-            return [tensor.to(self.device) for tensor in tensors], None
-        # From pinned memory, on another stream, next to the kernels of the window before.
-        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):
-            there = [t.pin_memory().to(self.device, non_blocking=True) for t in tensors]
-        return there, stream.record_event()
-
-    def _to_host(self, embeddings: Tensor) -> tuple[Tensor, torch.cuda.Event, torch.cuda.Stream]:
-        """Start copying embeddings to the host; the event marks the end."""
-        host = torch.empty(embeddings.shape, dtype=embeddings.dtype, pin_memory=True)
-        # On another stream, it waits for the kernels of this window only.
+            return replace(ran, embeddings=self.host(there))
+        host = torch.empty(there.shape, dtype=there.dtype, pin_memory=True)
+        # On another stream, the copy waits for the kernels of this window only.
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
-            host.copy_(embeddings, non_blocking=True)
-            embeddings.record_stream(stream)
-        return host, stream.record_event(), stream
+            host.copy_(there, non_blocking=True)
+            there.record_stream(stream)
+        return replace(ran, embeddings=host.numpy(), arrived=stream.record_event().synchronize)
+
+    def window(self, texts: Sequence[str], *, queries: bool) -> TextWindow:
+        """Tokenise texts and start the copy of the tokens to the device."""
+        window = super().window(texts, queries=queries)
+        assert window.tokens is not None
+        inputs = [self._to_device(each) for each in (window.tokens.ids, window.tokens.offsets)]
+        return replace(window, inputs=inputs)
+
+    def room(self, window: TextWindow, count: int) -> Tensor:
+        """Return a tensor for embeddings (count, d) on the device, with those that are known."""
+        room = torch.empty((count, self.dim), dtype=torch.float32, device=self.device)
+        room[: len(window.known)] = torch.tensor(window.known).view(-1, self.dim)
+        return room
+
+    def _to_device(self, array: NDArray[Any]) -> Tensor:
+        tensor = torch.from_numpy(array)
+        # From pinned memory, a copy does not wait for the kernels of the window before.
+        pinned = tensor.pin_memory() if self.device.type == "cuda" else tensor
+        return pinned.to(self.device, non_blocking=pinned is not tensor)
+
+    def _drive(self, batches: Batches, advance: Callable[[int], None]) -> None:
+        share = int(batches.lengths.sum()) // self._threads.count
+        little = share <= _TOKENS_WORTH_A_THREAD
+        if not little and self._threads.count > 1:
+            # Several batches a thread, so that none is idle for long at the end and little is
+            # padded.
+            batches.most = max(share // _BATCHES_A_THREAD, _TOKENS_OF_A_BATCH)
+        self._threads.run(batches.step, advance, alone=little and batches.window.queries)
+
+    @torch.inference_mode()
+    def embed(self, window: TextWindow, rows: slice) -> Tensor:
+        """Return the embeddings of some of the different texts, as one batch.
+
+        Where they would depend on the other texts, a batch is filled up with more tokens.
+        """
+        assert window.tokens is not None
+        (ids, offsets), lengths = window.inputs, window.tokens.lengths
+        start, stop = (int(window.tokens.offsets[row]) for row in (rows.start, rows.stop))
+        ids, offsets = ids[start:stop], offsets[rows.start : rows.stop + 1] - start
+        longest, shortest = int(lengths[rows.start]), int(lengths[rows.stop - 1])
+        if not self.packs:
+            mask = torch.arange(longest, device=ids.device) < offsets.diff().unsqueeze(1)
+            padded = torch.full(mask.shape, self._pad, device=ids.device)
+            # Filling by the mask as an index would wait for the device.
+            padded = padded.masked_scatter_(mask, ids.long())
+            return self.padded(padded, None if longest == shortest else mask.long())
+        if not window.queries and len(ids) < self._fewest_rows:
+            # Texts of one token, which have a place in every model.
+            filler = torch.arange(len(ids) + 1, self._fewest_rows + 1, device=ids.device)
+            ids, offsets = pad(ids, (0, len(filler))), torch.cat([offsets, filler])
+        return self.packed(ids, offsets.int(), longest)[: rows.stop - rows.start]
+
+    def padded(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        """Return (n, d) float32 of token ids (n, t) padded on the right, if there is a mask."""
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        mask = torch.ones_like(ids) if mask is None else mask
+        return self._embedded(inputs, lambda states, pooling: pool(states, mask, pooling))
+
+    def packed(self, ids: Tensor, offsets: Tensor, longest: int) -> Tensor:
+        """Return (n, d) float32 of token ids (T,) and bounds (n + 1,), without padding."""
+        inputs = self._packed_inputs(ids, offsets.diff(), offsets, longest)
+        return self._embedded(
+            inputs, lambda states, pooling: pool_packed(states[0], offsets, pooling)
+        )
+
+    def _embedded(self, inputs: dict[str, Any], pool: Pool) -> Tensor:
+        """Return (n, d) for a model's inputs; ``pool`` takes its states (n, t, d) or (1, T, d)."""
+        pooled = pool(mean_layers(self._states(**inputs)), Pooling(self.spec.pooling))
+        if self._head is None:
+            return pooled
+        rows = pad(pooled, (0, 0, 0, max(self._fewest_rows - len(pooled), 0)))
+        embeddings: Tensor = self._head(rows)[: len(pooled)]
+        return embeddings
 
 
 def _device(name: str) -> torch.device:
@@ -277,30 +252,3 @@ def _device(name: str) -> torch.device:
             "use --device auto or cpu"
         ) from error
     return device
-
-
-_BLOCK_ROWS = 8192
-
-
-@torch.inference_mode()
-def _moments_on_device(rows: Tensor) -> Moments:
-    """Return ``Moments.of`` rows (n, d), computed on their device in another order."""
-    n, d = rows.shape
-    if n == 0:
-        return Moments.empty(d)
-    point = rows[::MEAN_OF_EVERY].mean(dim=0, dtype=torch.float64)
-    first, third = (torch.zeros_like(point) for _ in range(2))
-    second, fourth = point.new_zeros(d, d), point.new_zeros(())
-    for i in range(0, n, _BLOCK_ROWS):
-        y = rows[i : i + _BLOCK_ROWS].double() - point
-        square = torch.linalg.vecdot(y, y)
-        first += y.sum(dim=0)
-        second.addmm_(y.T, y)
-        third.addmv_(y.T, square)
-        fourth += square @ square
-    # A general product does not promise to be symmetric to the bit.
-    sums = (point, first, (second + second.T) / 2, third)
-    point_, first_, second_, third_ = (each.cpu().numpy() for each in sums)
-    return Moments.from_sums(
-        point_, count=float(n), first=first_, second=second_, third=third_, fourth=float(fourth)
-    )

@@ -13,10 +13,9 @@ DEFAULT_MODEL = "all-MiniLM-L6-v2"
 PoolingName = Literal[
     "mean", "cls", "max", "last", "weightedmean", "mean_sqrt_len_tokens", "first-last-avg"
 ]
-DtypeName = Literal["float32", "bfloat16", "float16", "int8"]
+DtypeName = Literal["float32", "bfloat16", "float16"]
 BackendName = Literal["torch", "openvino", "onnx"]
 POOLINGS: tuple[str, ...] = get_args(PoolingName)
-DTYPES: tuple[str, ...] = get_args(DtypeName)
 _MOST_THREADS = 1024
 BACKEND_HELP = (
     "Library that computes embeddings; openvino, on CPUs, takes less time for one query, and onnx "
@@ -98,9 +97,7 @@ class EncoderConfig(ApiOptions, ModelOptions):
         ge=3,
         shown="the model's own",
     )
-    dtype: DtypeName = option(
-        "Type that the model computes in; int8 is for CPUs.", MODEL, default="float32"
-    )
+    dtype: DtypeName = option("Type that the model computes in.", MODEL, default="float32")
     device: str = option(
         "auto (every GPU), cpu, cuda:1, mps, or several: cuda:0,cuda:1.", RESOURCES, default="auto"
     )

@@ -39,7 +39,7 @@ class Module:
 def pooling_module(spec: EncoderSpec, width: int) -> Module:
     """Return the pooling of an encoder whose hidden states have that width."""
     flags = {flag: mode == spec.pooling for mode, flag in POOLING_FLAGS.items()}
-    config = {"word_embedding_dimension": width, **flags, "include_prompt": spec.pools_prompt}
+    config = {"word_embedding_dimension": width, **flags, "include_prompt": True}
     return Module("Pooling", config)
 
 
@@ -106,6 +106,5 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 def flush(path: Path) -> None:
     """Flush a folder with all its files to the disk."""
     files = list(walk_files(path))
-    folders = {folder for file in files for folder in file.parents if folder.is_relative_to(path)}
-    for each in (*files, *folders, path):
+    for each in (*files, *{file.parent for file in files}, path):
         fsync_path(each)

@@ -5,7 +5,6 @@ that code needs.
 """
 
 import functools
-from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,28 +12,27 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from numpy.typing import NDArray
 
+from whiten_index.encoding.batching import BatchEncoder, is_out_of_memory
 from whiten_index.encoding.encoder_config import EncoderConfig, chosen_devices
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
-from whiten_index.encoding.text_encoder import BatchEncoder, EmbeddedTexts
 from whiten_index.encoding.tokenization import loading_model
+from whiten_index.encoding.window_encoder import TextWindow
 from whiten_index.errors import ConfigError, EncoderError, first_line, require_installed
 
 
 class FallbackEncoder(BatchEncoder):
-    """A model that sentence-transformers runs; its embeddings may depend on batches by rounding.
+    """A model that sentence-transformers runs; its embeddings may depend on batches by rounding."""
 
-    Attributes:
-        spec: identity of the encoder.
-    """
-
-    spec: EncoderSpec
+    batch_tokens, longest_first = 64, True
 
     def __init__(self, spec: EncoderSpec, folder: ModelFolder, config: EncoderConfig) -> None:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        self.spec, self._why = spec, folder.not_run
+        super().__init__(spec, None)
+        self._why = folder.not_run
         self._model = _loaded(folder, chosen_devices(config.device)[0])
 
     @property
@@ -48,24 +46,21 @@ class FallbackEncoder(BatchEncoder):
         """Note that sentence-transformers runs the model, and why."""
         return f"note: sentence-transformers runs this model, since it {self._why}"
 
-    def count_tokens(self, texts: Sequence[str]) -> int:
-        """Return 0: tokens of sentence-transformers are not counted."""
-        del texts
-        return 0
-
-    def _embed(self, texts: Sequence[str], *, queries: bool) -> EmbeddedTexts:
-        encode = self._model.encode_query if queries else self._model.encode_document
-        prompt = self.spec.query_prompt if queries else self.spec.document_prompt
+    def embed(self, window: TextWindow, rows: slice) -> NDArray[np.float32]:
+        """Return the embeddings of some of the different texts, as one batch."""
+        encode = self._model.encode_query if window.queries else self._model.encode_document
+        texts, prompt = list(window.distinct[rows]), self.prompts[window.queries]
         try:
-            found = encode(list(texts), prompt=prompt, show_progress_bar=False)
+            found = encode(texts, prompt=prompt, batch_size=len(texts), show_progress_bar=False)
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             # Modules of others raise all sorts of errors.
             raise EncoderError(
                 f"sentence-transformers cannot encode with {self.spec.model} "
                 f"({type(error).__name__}: {first_line(error)}); choose another model"
             ) from error
-        embeddings = np.asarray(found, dtype=np.float32)
-        return EmbeddedTexts(embeddings, 0, 0, np.zeros(len(texts), np.bool_))
+        return np.asarray(found, dtype=np.float32)
 
 
 def fallback_shape(folder: ModelFolder, config: EncoderConfig) -> tuple[int, int | None]:
@@ -102,7 +97,6 @@ def _load(
     from sentence_transformers import SentenceTransformer
 
     transformers.utils.logging.disable_progress_bar()
-
     pin = {} if code_revision is None else {"code_revision": code_revision}
     with loading_model(f"model {root}"):
         model = SentenceTransformer(
@@ -116,6 +110,4 @@ def _load(
     # Embeddings are kept as they are before the normalisation.
     while len(model) > 1 and type(model[-1]).__name__ == "Normalize":
         del model[len(model) - 1]
-    if len(model) == 1 and type(model[0]).__name__ == "Normalize":
-        raise EncoderError(f"model {root} has no module but a normalisation; restore the folder")
     return model

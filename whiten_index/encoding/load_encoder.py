@@ -7,9 +7,8 @@ from typing import Any
 
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.spec import EncoderSpec, RemoteSpec, Spec, local_model
+from whiten_index.encoding.spec import RemoteSpec, Spec, local_model
 from whiten_index.encoding.window_encoder import WindowEncoder
-from whiten_index.errors import require_installed
 
 
 def load_encoder(model: str | None = None, **options: Any) -> WindowEncoder:
@@ -39,23 +38,14 @@ def resolve_encoder(
 ) -> tuple[Spec, ModelFolder | None]:
     """Find the model and settle every choice, without loading it; see ``local_model``.
 
-    A model behind an API is asked for its canary, and has no folder. One that sentence-transformers
-    runs is loaded, unless it is ``recorded`` already: other code than that must not run.
+    A model behind an API is asked for its canary, and has no folder.
     """
     if config.remote:
         from whiten_index.encoding.endpoint import ask_spec
 
         return ask_spec(config), None
 
-    def shape(folder: ModelFolder) -> tuple[int, int | None]:
-        if isinstance(recorded, EncoderSpec):
-            return recorded.dim, recorded.max_length
-        require_installed("torch", by=f"model {folder.name}", extra="encode")
-        from whiten_index.encoding.fallback import fallback_shape
-
-        return fallback_shape(folder, config)
-
-    return local_model(config, shape=shape)
+    return local_model(config, recorded=recorded)
 
 
 def make_encoder(spec: Spec, folder: ModelFolder | None, config: EncoderConfig) -> WindowEncoder:
@@ -73,6 +63,10 @@ def make_encoder(spec: Spec, folder: ModelFolder | None, config: EncoderConfig) 
         from whiten_index.encoding.fallback import FallbackEncoder
 
         return FallbackEncoder(spec, folder, config)
+    if folder.static:
+        from whiten_index.encoding.static import StaticEncoder
+
+        return StaticEncoder(spec, folder, config)
     from whiten_index.encoding.encoder import Encoder
 
     return Encoder(spec, folder, config)

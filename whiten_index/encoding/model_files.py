@@ -108,7 +108,7 @@ POOLING_FLAGS = {
 _TRANSFORMER_ALONE = "take out modules.json to use the transformer alone"
 _HOME = "sentence_transformers."
 # Read here, or without effect on embeddings.
-_SETTINGS = ("max_seq_length", "do_lower_case", "query_length", "document_length", "unpad_inputs")
+_SETTINGS = ("max_seq_length", "do_lower_case", "unpad_inputs")
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,8 @@ def refuse_unknown(name: str, modules: Sequence[FolderModule]) -> None:
     pooled = kinds[1:2] == ["Pooling"]
     allowed = "Dense" if static or pooled else None
     if unknown := [kind for kind in kinds[1 + pooled :] if kind != allowed]:
-        raise NotRunError(name, f"ends with {', '.join(unknown)}", _TRANSFORMER_ALONE)
+        named = [kind for kind in unknown if kind != "Pooling"] or unknown
+        raise NotRunError(name, f"ends with {', '.join(named)}", _TRANSFORMER_ALONE)
 
 
 def refuse_settings(name: str, settings: dict[str, Any]) -> None:
@@ -196,8 +197,8 @@ def refuse_settings(name: str, settings: dict[str, Any]) -> None:
         raise NotRunError(name, reason, "take it out")
 
 
-def read_pooling(modules: Sequence[FolderModule]) -> tuple[str | None, bool]:
-    """Return the pooling of a folder, None without one, and ``include_prompt``.
+def read_pooling(name: str, modules: Sequence[FolderModule]) -> str | None:
+    """Return the pooling of a folder, None without one.
 
     Several modes are joined by ``+``, and a configuration without any gives the empty string.
     """
@@ -213,9 +214,10 @@ def read_pooling(modules: Sequence[FolderModule]) -> tuple[str | None, bool]:
             flagged = [mode for mode, flag in POOLING_FLAGS.items() if config.get(flag)]
             modes = config.get("pooling_mode") or flagged
             listed = [modes] if isinstance(modes, str) else list(modes)
-            pooling = "+".join("last" if mode == "lasttoken" else str(mode) for mode in listed)
-            return pooling, bool(config.get("include_prompt", True))
-    return None, True
+            if not config.get("include_prompt", True):
+                raise NotRunError(name, "leaves prompts out of its pooling", _TRANSFORMER_ALONE)
+            return "+".join("last" if mode == "lasttoken" else str(mode) for mode in listed)
+    return None
 
 
 def read_head(name: str, modules: Sequence[FolderModule], *, width: int) -> tuple[Dense, ...]:
@@ -250,10 +252,7 @@ def _dense(name: str, folder: Path, width: int) -> Dense:
     dotted = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     activation = dotted.rpartition(".")[2]
     if activation not in ACTIVATIONS or not dotted.startswith("torch.nn."):
-        raise EncoderError(
-            f"{file} asks for the activation {dotted!r}, and of torch.nn only "
-            f"{', '.join(ACTIVATIONS)} are known here; choose another model"
-        )
+        raise NotRunError(name, f"has the activation {dotted!r}", _TRANSFORMER_ALONE)
     return Dense(
         path=folder,
         in_features=before,

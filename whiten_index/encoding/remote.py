@@ -15,8 +15,7 @@ from whiten_index.encoding.canary import CANARY
 from whiten_index.encoding.encoder_config import REMOTE, EncoderConfig
 from whiten_index.encoding.endpoint import Endpoint, TooMuchError, ask_spec
 from whiten_index.encoding.spec import RemoteSpec
-from whiten_index.encoding.text_encoder import TextEncoder, TextWindow
-from whiten_index.encoding.window_encoder import Encoded, listed
+from whiten_index.encoding.window_encoder import Encoded, TextWindow, WindowEncoder, listed
 from whiten_index.errors import ConfigError, EncoderError
 
 # A request has so many texts and tokens at most: OpenAI takes 2,048 and 300,000, others 32 texts,
@@ -184,7 +183,7 @@ class _Meter:
             self._changed.notify_all()
 
 
-class RemoteEncoder(TextEncoder):
+class RemoteEncoder(WindowEncoder):
     """A model behind an API that speaks OpenAI's protocol.
 
     Attributes:

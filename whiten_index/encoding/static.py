@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag, pad
 from transformers import PreTrainedTokenizerFast
 
+from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import BackendName
 from whiten_index.encoding.models import MODEL2VEC, ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.tokenization import loading_model
-from whiten_index.encoding.transformer import Transformer, load_head
 from whiten_index.errors import ConfigError, EncoderError
 
 # Rows of the table that a batch adds up at once.
@@ -27,12 +27,14 @@ _MOST_NUMBERS = 1 << 31  # of a table
 _NO_TOKEN = "<no token>"  # of a text that has none
 
 
-class StaticModel(Transformer):
-    """A static model in the place of a Transformer; its embeddings do not depend on batches."""
+class StaticEncoder(Encoder):
+    """A static model; its embeddings do not depend on batches."""
 
-    def __init__(
-        self, spec: EncoderSpec, folder: ModelFolder, device: torch.device, backend: BackendName
-    ) -> None:
+    batch_tokens, packs, note = _BATCH_TOKENS, True, None
+    _inputs, _products = "packed", "rows of a table"
+
+    def _load_model(self, spec: EncoderSpec, folder: ModelFolder, backend: BackendName) -> Any:
+        """Load the table, and return a tokenizer."""
         if spec.pooling != "mean" or spec.dtype != "float32" or backend != "torch":
             raise ConfigError(
                 f"{spec.model} is a static model, which adds rows of a table: leave out --pooling, "
@@ -47,31 +49,24 @@ class StaticModel(Transformer):
             table = _table(load_file(folder.path / "model.safetensors"), size)
             unknown = _unknown(backend_tokenizer)
             backend_tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])
-            self.tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=backend_tokenizer)
-            self.tokenizer.add_special_tokens({"pad_token": _NO_TOKEN})
-        if table.shape != (size, folder.hidden_size) or self.tokenizer.pad_token_id != size:
+            tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=backend_tokenizer)
+            tokenizer.add_special_tokens({"pad_token": _NO_TOKEN})
+        if table.shape != (size, folder.hidden_size) or tokenizer.pad_token_id != size:
             raise EncoderError(
                 f"the table of {spec.model} is {tuple(table.shape)} and its tokenizer has {size} "
                 "tokens; restore the model folder"
             )
         # model2vec leaves unknown tokens out; the other tables have a row for them.
         self._left_out = unknown if folder.config.get("model_type") == MODEL2VEC else None
-        self._table = pad(table, (0, 0, 0, 1)).to(device)
-        self.device, self.pad, self.vocabulary = device, size, size + 1
-        self.batch_tokens, self.fewest_rows = _BATCH_TOKENS, 0
-        self.one_length, self.packs = False, True
-        self.inputs, self.products = "packed", "rows of a table"
-        head = load_head(folder)
-        self._head = None if head is None else head.to(device)
+        self._table = pad(table, (0, 0, 0, 1)).to(self.device)
+        self._pad, self.vocabulary = size, size + 1
+        return tokenizer
 
-    @torch.inference_mode()
-    def packed(
-        self, ids: Tensor, lengths: Tensor, offsets: Tensor, longest: int, *, prompt_tokens: int = 0
-    ) -> Tensor:
+    def packed(self, ids: Tensor, offsets: Tensor, longest: int) -> Tensor:
         """Return (n, d) float32 on the device, of token ids (T,) and bounds (n + 1,)."""
-        del lengths, longest, prompt_tokens
+        del longest
         ids, offsets = ids.long(), offsets.long()
-        kept = ids != self.pad
+        kept = ids != self._pad
         if self._left_out is not None:
             kept &= ids != self._left_out
         weights = kept.float()
@@ -102,9 +97,6 @@ def _table(tensors: dict[str, Tensor], size: int) -> Tensor:
 
 def _unknown(tokenizer: Tokenizer) -> int | None:
     """Return the number of the token of unknown words, None without one."""
-    name = getattr(tokenizer.model, "unk_token", None)
-    if name is not None:
-        found: int | None = tokenizer.token_to_id(name)
-        return found
     settings: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
-    return settings.get("unk_id")
+    name = settings.get("unk_token")
+    return settings.get("unk_id") if name is None else tokenizer.token_to_id(name)

@@ -40,9 +40,6 @@ class TokenWindow:
         """(m,) tokens of each different text, falling."""
         return np.diff(self.offsets)
 
-    def __len__(self) -> int:
-        return len(self.places)
-
 
 def tokenize(tokenizer: Any, texts: Sequence[str], *, max_length: int) -> TokenWindow:
     """Tokenise texts, cutting each to ``max_length`` tokens."""
@@ -127,7 +124,7 @@ def _tokenizing(tokenizer: Any, max_length: int) -> Callable[[list[str]], Sequen
     backend.no_padding()
     backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
     encode: Callable[[list[str]], list[Any]] = backend.encode_batch_fast
-    if tokenizer.truncation_side != "right" or not _sees_words_alone(backend):
+    if tokenizer.truncation_side != "right" or backend.pre_tokenizer is None:
         return encode
 
     def of_beginnings(texts: list[str]) -> list[Any]:
@@ -137,25 +134,13 @@ def _tokenizing(tokenizer: Any, max_length: int) -> Callable[[list[str]], Sequen
         found = encode(
             [text[:end] if end > 0 else text for text, end in zip(texts, ends, strict=True)]
         )
-        # Surplus tokens prove that the first ones are those of the whole text.
-        again = [i for i, end in enumerate(ends) if end > 0 and not found[i].overflowing]
+        # Words are tokenised alone, so tokens are those of the whole text if as many are left over.
+        again = [i for i, end in enumerate(ends) if end > 0 and len(found[i].overflowing) < 2]
         for i, tokens in zip(again, encode([texts[i] for i in again]), strict=True):
             found[i] = tokens
         return found
 
     return of_beginnings
-
-
-def _sees_words_alone(backend: Any) -> bool:
-    """Return whether a tokenizer sees each word alone, as BERT's does; others may look ahead."""
-    return (
-        type(backend.pre_tokenizer).__name__ == "BertPreTokenizer"
-        and type(backend.normalizer).__name__ == "BertNormalizer"
-        and not any(
-            token.normalized or " " in token.content
-            for token in backend.get_added_tokens_decoder().values()
-        )
-    )
 
 
 def load_tokenizer(spec: "EncoderSpec", folder: ModelFolder) -> Any:
@@ -166,20 +151,10 @@ def load_tokenizer(spec: "EncoderSpec", folder: ModelFolder) -> Any:
     transformers.utils.logging.set_verbosity_error()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     with loading_model(f"the tokenizer of {spec.model}"):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            folder.path,
-            trust_remote_code=folder.trust_remote_code,
-            local_files_only=folder.local_files_only,
-            **code_pin(folder),
-        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder.path, **folder.loading)
         # Some classes hold two tokenizers and are none.
         _ = tokenizer.pad_token_id
     return tokenizer
-
-
-def code_pin(folder: ModelFolder) -> dict[str, str]:
-    """Return the option of transformers that pins code from another repository."""
-    return {} if folder.code_revision is None else {"code_revision": folder.code_revision}
 
 
 @contextmanager
@@ -197,31 +172,15 @@ def loading_model(what: str) -> Iterator[None]:
         ) from error
 
 
-def prompt_tokens(tokenizer: Any, prompt: str) -> int:
-    """Return the number of tokens that a prompt puts before a text, special ones included.
-
-    As in sentence-transformers: the prompt is tokenised alone, and a special token at its end,
-    which in the whole text comes after the text, is not counted.
-    """
-    if not prompt:
-        return 0
-    ids = tokenizer(prompt, truncation=False, verbose=False)["input_ids"]
-    return len(ids) - int(bool(ids) and ids[-1] in tokenizer.all_special_ids)
-
-
-def unpooled_tokens(tokenizer: Any, spec: "EncoderSpec", prompt: str) -> int:
-    """Return how many tokens of a prompt are left out of the pooling.
-
-    Raises:
-        ConfigError: the prompt leaves no room for a text.
-    """
-    tokens = prompt_tokens(tokenizer, prompt.lower() if spec.lower_case else prompt)
-    if tokens + 1 >= spec.max_length:
+def require_room(tokenizer: Any, spec: "EncoderSpec", prompt: str) -> None:
+    """Refuse a prompt that leaves no room for a text."""
+    lowered = prompt.lower() if spec.lower_case else prompt
+    tokens = len(tokenizer(lowered, truncation=False, verbose=False)["input_ids"]) if prompt else 0
+    if tokens >= spec.max_length:
         raise ConfigError(
             f"the prompt {prompt[:40]!r} has {tokens} tokens and leaves no room in the "
             f"{spec.max_length} of a text; use a shorter prompt or a greater --max-length"
         )
-    return 0 if spec.pools_prompt else tokens
 
 
 def require_known_tokens(tokens: TokenWindow, spec: "EncoderSpec", vocabulary: int | None) -> None:

@@ -3,7 +3,7 @@
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.prefetch import overlapped
 from whiten_index.encoding.spec import Spec
+from whiten_index.encoding.tokenization import TokenWindow
 from whiten_index.errors import ConfigError
-from whiten_index.whitening.moments import Moments
 
 # Larger windows pad no less, and keep a GPU waiting for the first one to be tokenised: of 20,000
 # texts, windows of 16,384 encoded 0.84 of the texts a second (H200).
@@ -30,16 +30,24 @@ class Encoded:
     tokens: int  # encoded, padding not counted, identical texts once
     padded_tokens: int  # the same with padding
     distinct: int  # number of different texts, which alone were encoded
-    # Moments of some rows kept in a dtype, computed on a device; None on a CPU.
-    moments: Callable[[slice, str], Moments] | None = field(default=None, repr=False)
 
-    def moments_of(self, rows: slice) -> Callable[[str], Moments] | None:
-        """Return a function from a dtype to the moments of ``rows`` kept in it, None on a CPU."""
-        return None if self.moments is None else functools.partial(self.moments, rows)
+
+@dataclass(frozen=True, slots=True)
+class TextWindow:
+    """Texts to encode: text i is number ``places[i]`` (n,) of the m different ones."""
+
+    texts: Sequence[str]
+    places: NDArray[np.int64]
+    queries: bool
+    distinct: Sequence[str] = ()  # without tokens
+    tokens: TokenWindow | None = None
+    inputs: Any = None  # tokens where the model takes them
+    # (m', d), of the first different texts, from an interrupted run.
+    known: NDArray[np.float32] | tuple[()] = ()
 
 
 class WindowEncoder(ABC):
-    """An encoder of windows of texts, here or behind an API.
+    """An encoder of windows of texts, here or behind an API: each different text once.
 
     Attributes:
         spec: identity of the encoder.
@@ -48,6 +56,7 @@ class WindowEncoder(ABC):
     spec: Spec
     window_rows = WINDOW_ROWS  # texts that are encoded together
     requests_at_once = 1  # at the start, of an API
+    longest_first = False  # texts of similar length make batches with little padding
 
     @property
     def dim(self) -> int:
@@ -60,9 +69,9 @@ class WindowEncoder(ABC):
         """Versions of the libraries that compute embeddings, and names of how."""
 
     @property
-    @abstractmethod
     def note(self) -> str | None:
         """Note for the user at the end of an encoding; None without any."""
+        return None
 
     def charge(self, size: int) -> tuple[int | None, float | None]:
         """Return about how many tokens and how much money ``size`` bytes of texts cost.
@@ -72,25 +81,34 @@ class WindowEncoder(ABC):
         del size
         return None, None
 
-    @abstractmethod
     def encode_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the embeddings of queries, (n, d): with the model's query prompt, if any."""
+        return self.collect(self.run(self.window(listed(texts), queries=True))).embeddings
 
     @abstractmethod
     def count_tokens(self, texts: Sequence[str]) -> int:
         """Return how many tokens queries have together, without those that are cut."""
 
-    @abstractmethod
-    def prepare(self, texts: Sequence[str]) -> Any:
+    def prepare(self, texts: Sequence[str]) -> TextWindow:
         """Make a window of documents ready.
 
         ``prepare``, ``run`` and ``collect`` may overlap for different windows, in one thread each.
         """
+        return self.window(listed(texts), queries=False)
+
+    def window(self, texts: Sequence[str], *, queries: bool) -> TextWindow:
+        """Find the different texts."""
+        distinct = list(dict.fromkeys(texts))
+        if self.longest_first:
+            distinct.sort(key=len, reverse=True)
+        number = {text: place for place, text in enumerate(distinct)}
+        places: Any = np.fromiter((number[text] for text in texts), np.int64, len(texts))
+        return TextWindow(texts, places, queries, distinct)
 
     @abstractmethod
     def run(
         self,
-        prepared: Any,
+        prepared: TextWindow,
         *,
         advance: Callable[[int], None] | None = None,
         stopped: Callable[[NDArray[np.float32]], None] | None = None,

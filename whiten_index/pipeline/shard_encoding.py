@@ -44,11 +44,9 @@ from whiten_index.store.records import CorpusPart
 from whiten_index.store.segments import Segment, digests_name, keyed
 
 if TYPE_CHECKING:
-    from whiten_index.encoding.batching import PreparedWindow
-    from whiten_index.encoding.encoder import RanWindow
+    from whiten_index.encoding.batching import BatchRun
     from whiten_index.encoding.remote import RemoteRun
-    from whiten_index.encoding.text_encoder import TextRun, TextWindow
-    from whiten_index.encoding.window_encoder import Encoded
+    from whiten_index.encoding.window_encoder import Encoded, TextWindow
     from whiten_index.pipeline.build_config import BuildConfig
 
 Window = tuple[Shard, ...]
@@ -130,8 +128,8 @@ class EncodedWindow:
     parts: list[tuple[CorpusPart, Mapping[str, int]]] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     seconds: dict[str, float] = field(default_factory=dict)
-    prepared: "PreparedWindow | TextWindow | None" = None
-    ran: "RanWindow | TextRun | RemoteRun | None" = None
+    prepared: "TextWindow | None" = None
+    ran: "BatchRun | RemoteRun | None" = None
     key: dict[str, Any] = field(default_factory=dict)  # of what an interrupted run keeps of it
     saved: bool = False  # whether something is kept
 
@@ -377,14 +375,13 @@ class ShardWork(Work):
     def _write_segment(
         self, shard: ReadShard, new: NDArray[np.uint8], encoded: "Encoded | None", rows: slice
     ) -> Segment:
-        found, missing, moments_of, truncated = shard.found, shard.missing, None, None
+        found, missing, truncated = shard.found, shard.missing, None
         if isinstance(shard.batch, EmbeddingBatch):
             embeddings = shard.batch.embeddings
             embeddings = embeddings if missing.all() else embeddings[missing]
         else:
             assert encoded is not None
             embeddings, truncated = encoded.embeddings[rows], encoded.truncated[rows]
-            moments_of = encoded.moments_of(rows)
         variances = None
         if self.dtype is StoreDtype.FLOAT16 and found is not None and found.known.any():
             # Few rows do not show how widely the numbers spread.
@@ -393,12 +390,7 @@ class ShardWork(Work):
             before = self.store.segment_moments(nearest)
             variances = np.diag(before.scatter) / before.count if before.count > 1 else None
         return self.store.write(
-            new,
-            embeddings,
-            dtype=self.dtype,
-            truncated=truncated,
-            moments_of=moments_of,
-            variances=variances,
+            new, embeddings, dtype=self.dtype, truncated=truncated, variances=variances
         )
 
 

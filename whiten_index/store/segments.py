@@ -284,7 +284,6 @@ class Segments:
         *,
         dtype: StoreDtype,
         truncated: NDArray[np.bool_] | None = None,
-        moments_of: Callable[[str], Moments] | None = None,
         variances: NDArray[np.float64] | None = None,
     ) -> Segment:
         """Keep a segment, whole or not at all; its moments are those of the rows as kept.
@@ -294,8 +293,6 @@ class Segments:
             embeddings: (n, d).
             dtype: how to keep them; float16 gives way to float32 where it cannot hold them.
             truncated: (n,) whether a text was cut to the encoder's limit; by default none was.
-            moments_of: returns the moments of the rows as kept in a type, for an encoder that
-                takes them on its device.
             variances: (d,) of many rows like these, which say what float16 may lose.
         """
         kept = as_kept(embeddings, dtype, variances=variances)
@@ -303,7 +300,7 @@ class Segments:
         name, kept_as = digests_name(digests), cast(EmbeddingsType, str(kept.dtype))
         segment = Segment(name, len(kept), kept_as, int(cut.sum()), kept.nbytes)
         # Taken also where they are not kept: they refuse what is not finite, or too large.
-        moments = moments_of(kept_as) if moments_of else Moments.of(kept)
+        moments = Moments.of(kept)
         self._hashed.pop(name, None)
         # Two processes may find the same damaged segment.
         if (found := self.segment(name)) is not None:
