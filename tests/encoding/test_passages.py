@@ -162,6 +162,14 @@ def test_a_passage_has_the_tokens_asked_for_at_most_when_it_is_encoded(
         assert whole > tokens or spans == [(0, len(text))]
 
 
+def test_a_letter_that_lowering_makes_longer_counts_as_it_is_encoded() -> None:
+    backend, text = byte_level(), "ßİ🎉"
+    splitter = PassageSplitter(backend, PassageConfig(10), prompt="", lower_case=True)
+    (spans,) = splitter.split([text])
+    assert len(spans) > 1
+    assert all(len(backend.encode(text[start:end].lower())) <= 10 for start, end in spans)
+
+
 def load(model: Path, tokens: int, overlap: int = 0, **options: Any) -> PassageSplitter:
     spec, folder = resolve_encoder(EncoderConfig(model=str(model), **options))
     return PassageSplitter.load(spec, folder, PassageConfig(tokens, overlap))

@@ -101,8 +101,9 @@ class PassageSplitter:
         self, texts: list[str], found: list[list[Span]], rows: list[int]
     ) -> dict[int, int]:
         """Return for each row the tokens of its longest passage beyond the limit."""
-        # Without a prompt, a whole text has the tokens that were counted.
-        cut = [row for row in rows if self._prompt or len(found[row]) > 1]
+        # Without a prompt, a whole text has the tokens that were counted, unless it was lowered.
+        as_counted = not (self._prompt or self._lower_case)
+        cut = [row for row in rows if not as_counted or len(found[row]) > 1]
         pieces = [(row, texts[row][start:end]) for row in cut for start, end in found[row]]
         too_many = dict.fromkeys(rows, 0)
         alone = [self._lowered(self._prompt + piece) for _, piece in pieces]
@@ -113,10 +114,12 @@ class PassageSplitter:
 
     def _offsets(self, texts: list[str]) -> list[list[Span]]:
         """Return the (start, end) of each text's tokens in the text as it was given."""
-        # The few texts that lowering makes longer are tokenised as they are.
-        lowered = [(text, self._lowered(text)) for text in texts]
-        alike = [low if len(low) == len(text) else text for text, low in lowered]
-        encodings = self._backend.encode_batch(alike, add_special_tokens=False)
+        lowered = [self._lowered(text) for text in texts]
+        for row, text in enumerate(texts):
+            # A few letters become two, of which the first takes their place.
+            if len(lowered[row]) != len(text):
+                lowered[row] = "".join(letter.lower()[0] for letter in text)
+        encodings = self._backend.encode_batch(lowered, add_special_tokens=False)
         return [encoding.offsets for encoding in encodings]
 
     def _lowered(self, text: str) -> str:
