@@ -136,11 +136,8 @@ class Batches:
         """Cut ``window`` into batches of ``most`` tokens, if that is less than the encoder's."""
         self.window, self._encoder = window, encoder
         self.most: int | None = None
-        self.lengths = (
-            np.ones(len(window.distinct), np.int64)
-            if window.tokens is None
-            else window.tokens.lengths
-        )
+        tokens, ones = window.tokens, np.ones(len(window.distinct), np.int64)
+        self.lengths = ones if tokens is None else tokens.lengths
         self._lock = threading.Lock()
         count, first = len(self.lengths), len(window.known)
         self._left = [slice(first, count)] if first < count else []

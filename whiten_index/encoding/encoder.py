@@ -30,8 +30,6 @@ _BATCHES_A_THREAD = 2
 # Smaller ones multiply small matrices: 64 queries of 17 tokens took 1.17 times as long in batches
 # of 133 (2 cores).
 _TOKENS_OF_A_BATCH = 256
-
-
 Pool = Callable[[Tensor, Pooling], Tensor]
 # Matrix products of so many rows give each row the same bits as those of any more. Measured with
 # MKL and oneDNN on x86, one thread: from 16 rows on with AVX-512, from 4 with AVX2. ARM and

@@ -102,8 +102,7 @@ class PassageSplitter:
     ) -> dict[int, int]:
         """Return for each row the tokens of its longest passage beyond the limit."""
         # Without a prompt, a whole text has the tokens that were counted, unless it was lowered.
-        as_counted = not (self._prompt or self._lower_case)
-        cut = [row for row in rows if not as_counted or len(found[row]) > 1]
+        cut = [row for row in rows if self._prompt or self._lower_case or len(found[row]) > 1]
         pieces = [(row, texts[row][start:end]) for row in cut for start, end in found[row]]
         too_many = dict.fromkeys(rows, 0)
         alone = [self._lowered(self._prompt + piece) for _, piece in pieces]
