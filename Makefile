@@ -40,8 +40,15 @@ $(SYSTEMD) $(PROMTOOL):
 	apt-get update -q
 	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends systemd prometheus
 
-units: .venv/tools $(SYSTEMD) $(PROMTOOL)
-	$(BIN)/python -m pytest tests/project/test_deploy.py
+# Debian's packages, for the programs of docs/query-half alone.
+LANGUAGES := $(foreach tool,node go java rustc,$(or $(shell command -v $(tool)),/usr/bin/$(tool)))
+$(LANGUAGES):
+	apt-get update -q
+	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends \
+	    nodejs golang-go default-jdk-headless rustc
+
+units: .venv/tools $(SYSTEMD) $(PROMTOOL) $(LANGUAGES)
+	$(BIN)/python -m pytest tests/project/test_deploy.py tests/project/test_query_half.py
 
 .venv/service: .venv/tools
 	$(PIP) --group service
@@ -127,7 +134,7 @@ $(CHROMIUM):
 	tar -xzf .venv/iframe-worker-1.0.4.tgz -C .venv
 	touch $@
 
-packages: $(SYSTEMD) $(PROMTOOL) $(STRACE) $(CC) $(CHROMIUM)
+packages: $(SYSTEMD) $(PROMTOOL) $(LANGUAGES) $(STRACE) $(CC) $(CHROMIUM)
 
 docs: .venv/docs $(CHROMIUM)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
