@@ -66,7 +66,7 @@ def test_programs(program: str, package: str, command: str, tmp_path: Path) -> N
 
 def test_macros_of_duckdb(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(HERE)
-    (code,) = re.findall(r"```python\n(.*?)```", (HERE / "README.md").read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", (HERE / "index.md").read_text(), re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)
     database: duckdb.DuckDBPyConnection = names["db"]
