@@ -25,7 +25,8 @@ PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")
 # Of pip, of ray and of what the pages quote of other programs.
 OTHERS = {
     "--index-url", "--passages", "--head", "--address", "--check", "--group", "--gpu-price",
-    "--cpu-price", "--rm", "--help", "--packed", "--skip-memory", "--texts", "--rounds", "--soak", "--edition",
+    "--cpu-price", "--rm", "--help", "--packed", "--skip-memory", "--texts", "--rounds", "--soak",
+    "--edition",
 }  # fmt: skip
 
 
