@@ -38,7 +38,7 @@ from whiten_index.pipeline.shard_encoding import shard_work
 from whiten_index.pipeline.update_config import MigrateConfig, UpdateConfig
 from whiten_index.progress import Progress, Stages
 from whiten_index.search.query_encoder import query_embeddings
-from whiten_index.store.embedding_store import BRIDGED, EmbeddingStore, model_place
+from whiten_index.store.embedding_store import BRIDGED, MIGRATING, EmbeddingStore, model_place
 from whiten_index.store.notes import owner_of
 from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings, ids_of
@@ -193,6 +193,8 @@ def _fill(config: MigrateConfig, target: BuildConfig, stages: Stages) -> tuple[E
     Return also whether the new model has encoded all rows of the corpus.
     """
     corpus, whole, most = open_corpus(target, stages), True, config.rows or 0
+    # Without a record of the whole corpus, gc would not know what is needed.
+    shard_work(target, corpus).store.results.save_choice(MIGRATING, {"under_way": True})
     with executor_session(target, stages) as executor:
         for row_filter in _passes(config, target) if most else ():
             drawn = replace(target, shard_rows=_SHARD_ROWS, row_filter=row_filter)

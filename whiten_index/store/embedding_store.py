@@ -64,6 +64,7 @@ from whiten_index.whitening.moments import Moments
 # Folders of the files of parts, and the ending of these.
 _DIGESTS, _ROWS, _END = "digests", "rows", ".zst"
 BRIDGED = ".bridged-"  # in the name of a store that a migration makes next to the new model's
+MIGRATING = {"note": "migration"}  # by which the new model's store knows of it
 _BRIDGED_PLACE = re.compile(rf"(.+){re.escape(BRIDGED)}[0-9a-f]{{16}}")
 # Rows of small parts whose moments are taken together.
 _ROWS_TOGETHER = 1024
@@ -546,6 +547,7 @@ def require_encoder_folders(root: Place) -> list[Path]:
 
 
 def open_stores(root: Place) -> list[EmbeddingStore]:
-    """Open the stores of all the encoders in a store."""
+    """Open the stores of all the encoders in a store, but for one that a migration still fills."""
     folders = require_encoder_folders(root)
-    return [EmbeddingStore.open(root, fingerprint=folder.name) for folder in folders]
+    stores = [EmbeddingStore.open(root, fingerprint=folder.name) for folder in folders]
+    return [each for each in stores if each.record_paths() or not each.results.choice(MIGRATING)]
