@@ -28,6 +28,7 @@ from whiten_index import (
 )
 from whiten_index.errors import ConfigError, CorpusError, GateError
 from whiten_index.pipeline.plan import plan_update
+from whiten_index.versions.retention import rollback
 from whiten_index.whitening.bridge import Bridge, CrossMoments
 
 ROWS = 3_000
@@ -129,6 +130,21 @@ def test_stores_of_others_are_left_alone(built: Path, folder: Path) -> None:
     assert mine.exists()
     assert len(list(folder.glob("store.bridged-*"))) == 2
     push_index(PushConfig(index=str(folder / "other"), to=str(folder / "p.parquet")))
+
+
+def test_a_migration_that_was_rolled_back_is_finished_again(built: Path, folder: Path) -> None:
+    index, table = folder / "other", pq.read_table(built / "c.parquet")
+    pq.write_table(table, folder / "c.parquet")
+    build(built, folder, out=str(index))
+    migrate(built, folder, index=str(index), rows=500, bridge=True)
+    migrate(built, folder, index=str(index))
+    rollback(index)
+    pq.write_table(table.slice(500), folder / "c.parquet")
+    # Published after the version of the new model, which is withdrawn.
+    update_index(UpdateConfig(index=str(index)))
+    report = migrate(built, folder, index=str(index))
+    assert (report.finished, report.rows) == (True, ROWS - 500)
+    assert [each.name for each in list_versions(index) if each.published] == [report.version]
 
 
 def test_runs_add_up_to_a_build_by_the_new_model(built: Path, folder: Path) -> None:

@@ -191,6 +191,9 @@ def test_a_rollback_refuses_a_version_whose_searches_need_what_the_store_lacks(
             rollback(out, to=first)
         with pytest.raises(ArtifactError, match=r"no sound version.* its searches fail"):
             rollback(out)
+        shutil.rmtree(out / "store")
+        with pytest.raises(ArtifactError, match=f"each search of {first} reads the store .* none"):
+            rollback(out, to=first)
         assert read_current(out).version == last
     else:
         rollback(out)

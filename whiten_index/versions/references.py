@@ -321,12 +321,3 @@ def open_store(
 def corpus_record(version: Version) -> CorpusRecord:
     """Return the parts of the store that a version was made of, in its order."""
     return CorpusRecord.load(version.file(RECORD))
-
-
-def missing_rows(root: Place, version: Version) -> tuple[Place | None, int]:
-    """Return the store of a version, None where it cannot be reached, and rows that it lacks."""
-    try:
-        store = open_store(root, version.fields, given=None, reader="it", remedy="mount its disk")
-    except ArtifactError:
-        return None, 0
-    return store.place, sum(map(store.missing_rows, corpus_record(version).distinct_parts))

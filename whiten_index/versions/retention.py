@@ -13,6 +13,7 @@ from whiten_index.artifacts.cached_storage import BucketStorage, place_of
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.artifacts.storage import LOCAL, Place, Storage
+from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
 from whiten_index.store.embedding_store import model_place
 from whiten_index.versions.published import (
@@ -35,7 +36,7 @@ from whiten_index.versions.published import (
     version_number,
     with_published,
 )
-from whiten_index.versions.references import missing_rows
+from whiten_index.versions.references import corpus_record, open_store
 from whiten_index.whitening.spectrum import variance_kept
 from whiten_index.whitening.transform import Whitening
 
@@ -272,11 +273,15 @@ def _checked(root: Path, name: str, mirror: Storage) -> Version:
     mirror.settle(folder)
     version = read_version(folder, mirror=mirror).check(whole=True)
     if version.fields["factory"]["rerank"]:
-        store, missing = missing_rows(mirror.uri or root, version)
+        store = open_store(
+            mirror.uri or root, version.fields, given=None, reader=f"each search of {name}",
+            remedy="mount its disk, or name another version with --to",
+        )  # fmt: skip
+        missing = sum(map(store.missing_rows, corpus_record(version).distinct_parts))
         if missing:
             raise ArtifactError(
-                f"{name} ranks candidates again from its store: {store} lacks {missing:,} of its "
-                "rows, so that its searches fail; restore them from a copy, or name another "
+                f"{name} ranks candidates again from its store: {store.place} lacks {missing:,} of "
+                "its rows, so that its searches fail; restore them from a copy, or name another "
                 "version with --to"
             )
     mirror.keep(folder)
@@ -375,17 +380,18 @@ def before_bridged(index: Place) -> str | None:
     """Return the version that a migration goes on from, None if no bridged one is published."""
     root, mirror = place_of(index)
 
-    def store(name: str) -> str:
-        fields, _ = _examined(root / VERSIONS / name, mirror, "manifest")
-        return str(fields.get("store", ""))
+    def fields(name: str) -> dict[str, Any]:
+        return dict(_examined(root / VERSIONS / name, mirror, "manifest")[0])
 
-    published = read_current(root).version
-    if model_place(store(published)) is None:
+    published = fields(read_current(root).version)
+    if model_place(published.get("store", "")) is None:
         return None
+    model = recorded_spec(published["encoder"])
     for name in reversed(_names(root, mirror)):
-        # A later one may be of the new model, made by a run that was killed before it published.
-        older = version_number(name) < version_number(published)
-        if older and (place := store(name)) and model_place(place) is None:
+        found, older = fields(name), version_number(name) < version_number(published["version"])
+        # A run that was killed made one of the new model, or a rollback left it.
+        of_old = model and found.get("encoder_fingerprint") not in (None, model.fingerprint)
+        if older and of_old and model_place(found["store"]) is None:
             return name
     return None
 
