@@ -153,3 +153,17 @@ def test_a_page_that_is_not_there_answers_no_removal_and_no_put(s3, monkeypatch)
             Bucket("s3://bucket/p").delete("a")
         with pytest.raises(StorageError, match="cannot put s3://bucket/p/a"):
             Bucket("s3://bucket/p").put("a", b"", over={"e_tag": "1"})
+
+
+def test_an_answer_without_a_tag_is_refused(s3, monkeypatch):
+    class Untagged(_Silent):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "3")
+            self.send_header("Last-Modified", self.date_time_string())
+            self.end_headers()
+            self.wfile.write(b"one")
+
+    # By its tag an object is put over, so that no change of another machine is lost.
+    with answering(Untagged, monkeypatch), pytest.raises(StorageError, match="has no ETag"):
+        Bucket("s3://bucket/p").get("a")

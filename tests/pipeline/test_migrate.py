@@ -28,6 +28,7 @@ from whiten_index import (
 )
 from whiten_index.errors import ConfigError, CorpusError, GateError
 from whiten_index.pipeline.plan import plan_update
+from whiten_index.versions.gc import gc_store
 from whiten_index.versions.retention import rollback
 from whiten_index.whitening.bridge import Bridge, CrossMoments
 
@@ -130,6 +131,18 @@ def test_stores_of_others_are_left_alone(built: Path, folder: Path) -> None:
     assert mine.exists()
     assert len(list(folder.glob("store.bridged-*"))) == 2
     push_index(PushConfig(index=str(folder / "other"), to=str(folder / "p.parquet")))
+
+
+def test_gc_leaves_what_a_migration_encoded_until_it_is_finished(built: Path, folder: Path) -> None:
+    # Another index of the store has the new model already.
+    pq.write_table(pq.read_table(built / "c.parquet").slice(0, 70), folder / "c.parquet")
+    build(built, folder, out=str(folder / "other"), layers=(1,))
+    encoded = migrate(built, folder, rows=1).encoded
+    left_alone = gc_store(folder / "store", keep_days=0)
+    assert migrate(built, folder, rows=1).encoded > encoded
+    assert migrate(built, folder).finished
+    found = gc_store(folder / "store", keep_days=0)
+    assert found.kept["segments"] > left_alone.kept["segments"]
 
 
 def test_a_migration_that_was_rolled_back_is_finished_again(built: Path, folder: Path) -> None:

@@ -101,6 +101,8 @@ class Bucket:
             with self._translated("read", key):
                 found = self._obstore.get(self._quick, self._key(key))
                 tag = {name: found.meta[name] for name in ("e_tag", "version") if found.meta[name]}
+                if "e_tag" not in tag:
+                    raise ValueError("the answer has no ETag, by which changes are noticed")
                 if found.meta["size"] > MANIFEST_BYTES:
                     return self._range(key, 0, MANIFEST_BYTES + 1), tag
                 return bytes(found.bytes()), tag

@@ -105,6 +105,7 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
     kept = [str(read_published(base.root).fields["store"])]
     if resolve_encoder(target.encoder_config())[0].fingerprint == base.store.fingerprint:
         rows, name = base.record.rows, base.source.name
+        _mark(target, base.store, under_way=False)
         _remove_bridged(base, base.store, but=kept)
         with only_writer(base.root, what="index"):
             tidy(base.root)
@@ -123,6 +124,7 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
     if whole:
         report.version = build_index(target, progress=progress).version
         report.finished = True
+        _mark(target, new, under_way=False)
         _remove_bridged(base, new, but=kept)
         return report
     report.encoded = _encoded(base.store, base.record, new)
@@ -194,7 +196,7 @@ def _fill(config: MigrateConfig, target: BuildConfig, stages: Stages) -> tuple[E
     """
     corpus, whole, most = open_corpus(target, stages), True, config.rows or 0
     # Without a record of the whole corpus, gc would not know what is needed.
-    shard_work(target, corpus).store.results.save_choice(MIGRATING, {"under_way": True})
+    _mark(target, shard_work(target, corpus).store, under_way=True)
     with executor_session(target, stages) as executor:
         for row_filter in _passes(config, target) if most else ():
             drawn = replace(target, shard_rows=_SHARD_ROWS, row_filter=row_filter)
@@ -214,6 +216,13 @@ def _fill(config: MigrateConfig, target: BuildConfig, stages: Stages) -> tuple[E
         encoded = encode_shards(target, corpus, stages, executor=executor, remember=whole)
         encoded.note_spent()
         return encoded, whole
+
+
+def _mark(target: BuildConfig, new: EmbeddingStore, *, under_way: bool) -> None:
+    """Note in the new model's store whether the migration of an index needs its rows."""
+    notes, owner = new.results.choice(MIGRATING) or {}, owner_of(target.out_place)
+    if notes.get(owner, False) != under_way:
+        new.results.save_choice(MIGRATING, {**notes, owner: under_way})
 
 
 def _passes(config: MigrateConfig, target: BuildConfig) -> list[str | None]:

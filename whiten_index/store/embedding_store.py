@@ -64,7 +64,7 @@ from whiten_index.whitening.moments import Moments
 # Folders of the files of parts, and the ending of these.
 _DIGESTS, _ROWS, _END = "digests", "rows", ".zst"
 BRIDGED = ".bridged-"  # in the name of a store that a migration makes next to the new model's
-MIGRATING = {"note": "migration"}  # by which the new model's store knows of it
+MIGRATING = {"note": "migration"}  # by which a store notes the indexes that it is filled for
 _BRIDGED_PLACE = re.compile(rf"(.+){re.escape(BRIDGED)}[0-9a-f]{{16}}")
 # Rows of small parts whose moments are taken together.
 _ROWS_TOGETHER = 1024
@@ -550,4 +550,4 @@ def open_stores(root: Place) -> list[EmbeddingStore]:
     """Open the stores of all the encoders in a store, but for one that a migration still fills."""
     folders = require_encoder_folders(root)
     stores = [EmbeddingStore.open(root, fingerprint=folder.name) for folder in folders]
-    return [each for each in stores if each.record_paths() or not each.results.choice(MIGRATING)]
+    return [each for each in stores if not any((each.results.choice(MIGRATING) or {}).values())]
