@@ -7,8 +7,9 @@ from typing import Any
 
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.spec import RemoteSpec, Spec, local_model
+from whiten_index.encoding.spec import EncoderSpec, RemoteSpec, Spec, local_model
 from whiten_index.encoding.window_encoder import WindowEncoder
+from whiten_index.errors import require_installed
 
 
 def load_encoder(model: str | None = None, **options: Any) -> WindowEncoder:
@@ -45,7 +46,16 @@ def resolve_encoder(
 
         return ask_spec(config), None
 
-    return local_model(config, recorded=recorded)
+    def shape(folder: ModelFolder) -> tuple[int, int | None]:
+        # Other code than what is recorded must not run.
+        if isinstance(recorded, EncoderSpec):
+            return recorded.dim, recorded.max_length
+        require_installed("torch", by=f"model {folder.name}", extra="encode")
+        from whiten_index.encoding.fallback import fallback_shape
+
+        return fallback_shape(folder, config)
+
+    return local_model(config, shape=shape)
 
 
 def make_encoder(spec: Spec, folder: ModelFolder | None, config: EncoderConfig) -> WindowEncoder:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypedDict, Unpack
@@ -155,12 +155,14 @@ Spec = EncoderSpec | RemoteSpec
 
 
 def local_model(
-    config: EncoderConfig, *, by: str | None = None, recorded: "Spec | None" = None
+    config: EncoderConfig,
+    *,
+    by: str | None = None,
+    shape: Callable[[ModelFolder], tuple[int, int | None]] | None = None,
 ) -> tuple[EncoderSpec, ModelFolder]:
     """Find a model whose files are here; ``by`` needs a Transformer.
 
-    One that sentence-transformers runs is loaded, unless it is ``recorded`` already: other code
-    than that must not run.
+    ``shape`` gives width and longest input of a model that sentence-transformers runs.
 
     Raises:
         EncoderError: the model cannot be found.
@@ -179,18 +181,12 @@ def local_model(
         require_installed("torch", by=by, extra="encode")
         require_transformer(folder, by=by)
     document_prompt, query_prompt = (_prompt(config, folder, half) for half in _PROMPTS)
-    if not folder.not_run:
-        run = _choices(config, folder)
+    if folder.not_run and shape is not None:
+        dim, limit = shape(folder)
+        run: dict[str, Any] = {"pooling": SENTENCE_TRANSFORMERS, "layers": (), "dim": dim}
+        run["max_length"] = limit or _DEFAULT_MAX_LENGTH
     else:
-        run = {"pooling": SENTENCE_TRANSFORMERS, "layers": ()}
-        if isinstance(recorded, EncoderSpec):
-            run |= {"dim": recorded.dim, "max_length": recorded.max_length}
-        else:
-            require_installed("torch", by=f"model {folder.name}", extra="encode")
-            from whiten_index.encoding.fallback import fallback_shape
-
-            run["dim"], limit = fallback_shape(folder, config)
-            run["max_length"] = limit or _DEFAULT_MAX_LENGTH
+        run = _choices(config, folder)
     spec = EncoderSpec(
         model=str(folder.root) if folder.revision is None else folder.name,
         revision=folder.revision,
