@@ -102,7 +102,7 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
     stages = Stages(progress or Progress())
     base, target = migration_target(config)
     # Readers may have the version before open.
-    kept = [str(read_published(base.root).fields["store"])]
+    kept = [str(read_published(base.root, base.mirror).fields["store"])]
     if resolve_encoder(target.encoder_config())[0].fingerprint == base.store.fingerprint:
         rows, name = base.record.rows, base.source.name
         _mark(target, base.store, under_way=False)
@@ -144,7 +144,7 @@ def migration_target(config: MigrateConfig) -> tuple[BaseVersion, BuildConfig]:
     """Return the version of the old model, and the build of the index by the new one."""
     root, mirror = place_of(config.index)
     mirror.latest(root / CURRENT)
-    sources = read_published(root).fields["corpus"]["source"]["sources"]
+    sources = read_published(root, mirror).fields["corpus"]["source"]["sources"]
     asked = UpdateConfig(
         index=config.index, corpus=tuple(sources), store=config.store, model=config.old_model,
         device=config.device,
@@ -156,10 +156,11 @@ def migration_target(config: MigrateConfig) -> tuple[BaseVersion, BuildConfig]:
 def migration_status(index: Place) -> dict[str, Any]:
     """Return how far a migration is whose bridged version is published, as its stores show."""
     root, mirror = place_of(index)
-    published, old = read_published(root), before_bridged(index)
+    published, old = read_published(root, mirror), before_bridged(index)
     fields, spec = published.fields, recorded_spec(published.fields["encoder"])
     found: dict[str, Any] = {"to": getattr(spec, "name", None), "rows": fields["rows"]}
     if old is not None:
+        mirror.fetch(root / VERSIONS / old, names=())
         version = read_version(root / VERSIONS / old, verify="manifest", mirror=mirror)
         found["from"] = getattr(recorded_spec(version.fields["encoder"]), "name", None)
     place = model_place(fields["store"])

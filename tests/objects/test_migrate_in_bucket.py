@@ -1,0 +1,62 @@
+"""A migration of an index in a bucket, each of its runs on a machine without copies."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.helpers import tiny_models
+from tests.helpers.bad_input import run
+from whiten_index import (
+    BuildConfig,
+    MigrateConfig,
+    UpdateConfig,
+    build_index,
+    migrate_index,
+    open_index,
+    update_index,
+)
+from whiten_index.versions.retention import rollback
+
+pytestmark = pytest.mark.service
+
+WORDS = ("the", "cat", "sat", "on", "mat", "dog", "ran", "to", "small", "river", "sang", "king")
+
+
+def test_each_run_on_another_machine(bucket: str, machine: Any, tmp_path: Path) -> None:
+    out, rng = f"s3://{bucket}/index", np.random.default_rng(0)
+    tiny_models.bert(tmp_path / "model")
+    texts = [f"{' '.join(rng.choice(WORDS, 6))} {row}" for row in range(1_500)]
+    table = pa.table({"id": [f"d{row}" for row in range(len(texts))], "text": texts})
+    pq.write_table(table, tmp_path / "c.parquet")
+    model: dict[str, Any] = {"model": str(tmp_path / "model"), "pooling": "mean", "device": "cpu"}
+    options: dict[str, Any] = {
+        "corpus": str(tmp_path / "c.parquet"), "text_columns": "text", "id_column": "id",
+        "whiten": "pca", "k": 16, "factory": "Flat", **model,
+    }  # fmt: skip
+    build_index(BuildConfig(**options, out=out))
+    new = {"index": out, **model, "layers": (1,)}
+    machine("second")
+    first = migrate_index(MigrateConfig(**new, rows=1_000, bridge=True))
+    assert (first.finished, first.rows) == (False, 1_500)
+    machine("third")
+    status, inspected, said = run("inspect", out, "--json")
+    assert status == 0, said
+    assert json.loads(inspected)["migration"]["encoded"] == first.encoded
+    pq.write_table(table.slice(100), tmp_path / "c.parquet")
+    assert update_index(UpdateConfig(index=out)).changes is not None
+    machine("fourth")
+    assert migrate_index(MigrateConfig(**new)).finished
+    found = open_index(out, rerank=20).search(texts[100::50])
+    build_index(BuildConfig(**{**options, "layers": (1,)}, out=str(tmp_path / "fresh")))
+    alike = open_index(tmp_path / "fresh").search(texts[100::50])
+    assert [[hit.id for hit in hits][:1] for hits in found] == [
+        [hit.id for hit in hits][:1] for hits in alike
+    ]
+    rollback(out)
+    machine("fifth")
+    assert migrate_index(MigrateConfig(**new)).rows == 1_400
