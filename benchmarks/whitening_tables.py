@@ -222,7 +222,7 @@ def migration() -> str:
 def model_comparison() -> str:
     """Return the differences of models by judged queries and by sentences."""
     lines = [
-        "| corpus, from → to | nDCG@10 by judged queries | MRR by sentences |", _rule(3),
+        "| corpus, from → to | nDCG@10 of judged queries | MRR of sentences |", _rule(3),
     ]  # fmt: skip
     for row in read("model_comparison"):
         cells = [
