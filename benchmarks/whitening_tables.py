@@ -202,21 +202,37 @@ def _mean_and_worst(lost: Sequence[float]) -> str:
     return f"{statistics.mean(lost):.2f} ({max(lost):.2f})"
 
 
+_SHOWN_SHARES = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
 def migration() -> str:
     """Return nDCG@10 in the course of a migration, by the share of rows that are encoded."""
     rows = read("migration")
-    shares = sorted({row["share"] for row in rows})
-    lines = [
-        f"| from → to | old model | {' | '.join(f'{share:.0%} encoded' for share in shares)} |",
-        "|---|---:|" + "---:|" * len(shares),
-    ]
+    shares = " | ".join(f"{share:.0%}" for share in _SHOWN_SHARES)
+    lines = [f"| from → to | | {shares} |", "|---|---|" + "---:|" * len(_SHOWN_SHARES)]
     pairs: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        pairs.setdefault((row["old"], row["new"]), []).append(row)
+        if row["share"] in _SHOWN_SHARES:
+            pairs.setdefault((row["old"], row["new"]), []).append(row)
     for (old, new), each in pairs.items():
-        cells = [f"{row['ndcg']:.1f} ({_span(row['less_old'])})" for row in each]
-        lines.append(f"| {old} → {new} | {each[0]['old_ndcg']:.1f} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        had, gets = each[0]["old_ndcg"], each[-1]["ndcg"]
+        cells = {
+            f"{old} → {new} | nDCG@10": [f"{row['ndcg']:.1f}" for row in each],
+            f"{had:.1f} → {gets:.1f} | less the old": [_span(row["less_old"]) for row in each],
+            " | % of the new": [_percentages(row["of_new_interval"]) for row in each],
+        }
+        lines += [f"| {first} | {' | '.join(rest)} |" for first, rest in cells.items()]
+    below = sum(row["less_least"][1] < 0 for row in rows)
+    lines += [
+        "",
+        f"Of {len(rows)} points, {below} are below both the old model and 0 %, by more than",
+    ]
+    return "\n".join([*lines, "the interval of the difference to the lower of these."])
+
+
+def _percentages(interval: Sequence[float]) -> str:
+    low, high = interval
+    return f"{100 * low:.0f} to {100 * high:.0f}"
 
 
 def model_comparison() -> str:
