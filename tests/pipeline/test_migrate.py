@@ -26,7 +26,7 @@ from whiten_index import (
     push_index,
     update_index,
 )
-from whiten_index.errors import ConfigError, CorpusError, GateError
+from whiten_index.errors import ConfigError, CorpusError, GateError, WhitenIndexError
 from whiten_index.pipeline.plan import plan_update
 from whiten_index.versions.gc import gc_store
 from whiten_index.versions.retention import rollback
@@ -305,6 +305,28 @@ def test_sentences_compare_where_there_are_no_judgements(built: Path, tmp_path: 
     assert 100 <= report.comparison["queries"] <= 300
     least, greatest = report.comparison["interval"]
     assert least < report.comparison["new"] - report.comparison["old"] < greatest
+
+
+def test_what_is_wrong_is_said_before_rows_are_encoded(built: Path, folder: Path) -> None:
+    def rows() -> int:
+        return sum(1 for path in (folder / "store").rglob("segments/*"))
+
+    before = rows()
+    missing = {"queries": str(folder / "q.jsonl"), "qrels": str(folder / "r.tsv")}
+    for wrong, said in (({"k": 999}, "999"), (missing, "q.jsonl")):
+        with pytest.raises(WhitenIndexError, match=said):
+            migrate(built, folder, **wrong)
+    assert rows() == before
+
+
+def test_a_corpus_that_shrank_is_migrated_if_that_is_meant(built: Path, folder: Path) -> None:
+    table = pq.read_table(built / "c.parquet")
+    pq.write_table(table, folder / "c.parquet")
+    build(built, folder, out=str(folder / "other"))
+    pq.write_table(table.slice(0, 1_000), folder / "c.parquet")
+    with pytest.raises(GateError, match="add --force"):
+        migrate(built, folder, index=str(folder / "other"))
+    assert migrate(built, folder, index=str(folder / "other"), force=True).rows == 1_000
 
 
 def test_what_cannot_be_migrated_says_so(built: Path, folder: Path) -> None:

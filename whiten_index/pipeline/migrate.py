@@ -31,6 +31,7 @@ from whiten_index.paths import shown
 from whiten_index.pipeline.base_version import BaseVersion
 from whiten_index.pipeline.build import build_index
 from whiten_index.pipeline.build_config import BuildConfig
+from whiten_index.pipeline.early_checks import check_early
 from whiten_index.pipeline.encode import EncodeReport, encode_shards, open_corpus
 from whiten_index.pipeline.executor_session import executor_session
 from whiten_index.pipeline.pseudo_queries import draw_pieces
@@ -110,15 +111,19 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
         with only_writer(base.root, what="index"):
             tidy(base.root)
         return MigrateReport(config.index, name, rows, rows, finished=True, stages=stages)
+    judged = None
+    if config.queries is not None and config.qrels is not None:
+        # What is wrong with the files is said before hours of encoding.
+        judged = read_judged(config.queries, config.qrels, split=config.qrels_split)
     encoded, whole = _fill(config, target, stages)
     new, rows = encoded.store, encoded.record.rows if whole else base.record.rows
     report = MigrateReport(config.index, None, rows, rows, stages=stages)
     old = EncodeReport(base.store, base.record, encoded.counts, stages)
     sides = (old, base.config), (encoded, target)
-    if config.queries is None and config.max_loss is not None:
+    if judged is None and config.max_loss is not None:
         report.comparison = _compare_by_sentences(sides)
-    elif config.queries is not None and whole:
-        report.comparison = _compare(config, sides)
+    elif judged is not None and whole:
+        report.comparison = _compare(judged, sides)
     if report.comparison is not None:
         _require_no_loss(config, report.comparison)
     if whole:
@@ -187,7 +192,7 @@ def _target(config: MigrateConfig, base: BaseVersion) -> BuildConfig:
         )
     given = {name: getattr(config, name) for name in EncoderConfig.__dataclass_fields__}
     k = base.config.k if config.k is None else config.k
-    return replace(base.config, **given, k=k, store=str(base.store.place))
+    return replace(base.config, **given, k=k, store=str(base.store.place), force=config.force)
 
 
 def _fill(config: MigrateConfig, target: BuildConfig, stages: Stages) -> tuple[EncodeReport, bool]:
@@ -196,6 +201,7 @@ def _fill(config: MigrateConfig, target: BuildConfig, stages: Stages) -> tuple[E
     Return also whether the new model has encoded all rows of the corpus.
     """
     corpus, whole, most = open_corpus(target, stages), True, config.rows or 0
+    check_early(target, corpus)
     # Without a record of the whole corpus, gc would not know what is needed.
     _mark(target, shard_work(target, corpus).store, under_way=True)
     with executor_session(target, stages) as executor:
@@ -335,11 +341,8 @@ def _bridged_build(target: BuildConfig, base: BaseVersion, store: EmbeddingStore
     )  # fmt: skip
 
 
-def _compare(config: MigrateConfig, sides: tuple[Side, Side]) -> dict[str, Any]:
+def _compare(judged: JudgedQueries, sides: tuple[Side, Side]) -> dict[str, Any]:
     """Return nDCG@10 of both models by exact search of raw embeddings, and their difference."""
-    assert config.queries is not None
-    assert config.qrels is not None
-    judged = read_judged(config.queries, config.qrels, split=config.qrels_split)
     each = [_scores(judged, *side) for side in sides]
     names = [name for name in each[0] if name in each[1]]
     if len(names) < _LEAST_QUERIES:

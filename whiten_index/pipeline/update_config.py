@@ -234,6 +234,9 @@ class MigrateConfig(JudgementOptions, EncoderConfig):
     k: str | int | None = option(
         "Width of the new vectors.", TRANSFORM, default=None, shown="as in the published version"
     )
+    force: bool = option(
+        "Publish though a fifth or more of the rows before are gone.", OUTPUT, default=False
+    )
     max_loss: float | None = option(
         "Points that the new model may lose: of nDCG@10 by --queries, else of MRR by sentences.",
         JUDGEMENTS,
