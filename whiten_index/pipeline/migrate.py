@@ -182,8 +182,9 @@ def _target(config: MigrateConfig, base: BaseVersion) -> BuildConfig:
     """Return the build of the index by the new model."""
     if model_place(base.store.place) is not None:
         raise ArtifactError(
-            f"{config.index} has no version of the old model any more, from which a migration goes "
-            "on; build with the new model and the same --out and --store"
+            f"{config.index} has no sound version of the old model, from which a migration goes "
+            "on; whiten-index versions tells whether one is damaged and can be restored; if not, "
+            "build with the new model and the same --out and --store"
         )
     if base.config.embedding_column is not None or base.passages:
         raise ConfigError(
