@@ -139,6 +139,7 @@ def test_no_segment_stays_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     maps, mapped = Path("/proc/self/maps"), list[int]()
     # Other tests of the process may have left theirs to the garbage collector.
     store = f"{tmp_path.resolve()}/index/store/"
+    assert Path(store).is_dir()
 
     def looking(real: Any, *arguments: Any) -> Any:
         mapped.append(maps.read_text().count(store))
