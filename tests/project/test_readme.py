@@ -110,8 +110,9 @@ def test_the_commands_of_a_page_print_what_it_shows(pages: list[Path], tmp_path:
         for server in tmp_path.glob("postgres/postmaster.pid"):
             os.kill(int(server.read_text().split()[0]), signal.SIGINT)
         assert done.returncode == 0, done.stdout
-        told = tables.NOTEBOOKS.get(page, page).read_text("utf-8")
-        assert page not in tables.NOTEBOOKS or tables.notebook(told) == page.read_text("utf-8")
-        shown = re.findall(r"(?ms)^```text\n(.*?)^```", told)
+        source = tables.NOTEBOOKS.get(page, page).read_text("utf-8")
+        if page in tables.NOTEBOOKS:
+            assert tables.notebook(source) == page.read_text("utf-8")
+        shown = re.findall(r"(?ms)^```text\n(.*?)^```", source)
         if sys.version_info[:2] == (3, 11):  # other versions have other help pages and docstrings
             assert lines_of("".join(shown)) <= lines_of(done.stdout), done.stdout

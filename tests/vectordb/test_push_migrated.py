@@ -44,7 +44,7 @@ def test_the_table_follows_to_the_new_model(tmp_path: Path) -> None:
     pushed = PushConfig(index=index, to=f"lancedb://{tmp_path / 'lance'}", table="docs")
     before = push_index(pushed)
     assert nearest(tmp_path, texts[:20]) == ids[:20]
-    # The same width: filled beside, swapped in, and whoever asks is told of the other query half.
+    # Of the same width, a new table replaces the old one, and a note names the old query digest.
     migrate_index(MigrateConfig(index=index, layers=(1,), **given))
     after = push_index(pushed)
     assert (after.mode, after.rows) == ("all", ROWS)
