@@ -21,7 +21,7 @@ from benchmarks.results_file import data_folder, write
 from benchmarks.training_tables import means_by_step, measured
 from pipelines.train_whitenedcse import Job, Run
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.encoding.spec import local_model
+from whiten_index.encoding.load_encoder import local_model
 
 SEEDS = (0, 1, 2)
 PLOT = Path(__file__).parents[1] / "docs/training.png"

@@ -5,8 +5,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from whiten_index.address import hide_secrets, remedy_for, scheme_of, secret_in
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, hide_secrets, remedy_for, scheme_of, secret_in
 
 _ADDRESS_VARIABLES = (
     "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT",

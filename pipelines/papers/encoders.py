@@ -12,7 +12,7 @@ from pipelines.papers.data import Data
 from pipelines.papers.recipes import Kind, Measure, Recipe, Setting
 from pipelines.papers.states import LayerStates, kept_states
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.encoding.spec import local_model
+from whiten_index.encoding.load_encoder import local_model
 from whiten_index.errors import ConfigError, StorageError, WhitenIndexError
 from whiten_index.progress import Stages
 

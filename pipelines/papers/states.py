@@ -27,9 +27,10 @@ from whiten_index.artifacts.manifest import (
 )
 from whiten_index.encoding.encoder import Encoder, Pool
 from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.load_encoder import local_model
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.pooling import Pooling
-from whiten_index.encoding.spec import EncoderSpec, local_model
+from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.evaluation.metrics import correlate, pair_cosines
 from whiten_index.evaluation.sts_sets import StsSet

@@ -43,7 +43,7 @@ def test_padding_and_truncation_baked_into_a_tokenizer_change_nothing(
 
 
 def test_a_model_must_be_named_without_the_embedded_one(folder, monkeypatch):
-    monkeypatch.setattr("whiten_index.encoding.spec.embedded_path", lambda: None)
+    monkeypatch.setattr("whiten_index.encoding.load_encoder.embedded_path", lambda: None)
     with pytest.raises(EncoderError, match="no model was named and the default one is not"):
         resolve_encoder(EncoderConfig())
     assert resolve(folder).dim == 32

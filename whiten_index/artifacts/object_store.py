@@ -15,9 +15,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whiten_index.address import hide_secrets
 from whiten_index.artifacts.limits import MANIFEST_BYTES
-from whiten_index.errors import ConfigError, StorageError
+from whiten_index.errors import ConfigError, StorageError, hide_secrets
 from whiten_index.paths import require_no_secret, require_plain_environment, shown
 
 _SCHEMES = ("s3", "gs", "az")

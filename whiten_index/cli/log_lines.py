@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from whiten_index.address import hide_secrets
 from whiten_index.artifacts.files import unforeseen
 from whiten_index.cli import terminal
 from whiten_index.cli.signals import INTERRUPTED, raise_if_interrupted
 from whiten_index.cli.streams import guarded, print_exception
-from whiten_index.errors import GateError, WhitenIndexError
+from whiten_index.errors import GateError, WhitenIndexError, hide_secrets
 from whiten_index.paths import plain_json
 from whiten_index.progress import Progress
 

@@ -12,8 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from whiten_index.address import hide_secrets
-from whiten_index.errors import StorageError
+from whiten_index.errors import StorageError, hide_secrets
 from whiten_index.paths import without_controls
 
 # A shell reports this status for a process that SIGPIPE ended.

@@ -19,7 +19,7 @@ from whiten_index.encoding.openvino import OpenVinoStates
 from whiten_index.encoding.packing import PackedForward, packing_obstacle, pool_packed
 from whiten_index.encoding.pooling import Pooling, mean_layers, pool
 from whiten_index.encoding.products import TORCH, has_bfloat16, use_fastest_products
-from whiten_index.encoding.spec import EncoderSpec, require_local
+from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.transformer import LayerStates, load_head, load_transformer
 from whiten_index.encoding.window_encoder import TextWindow
 from whiten_index.errors import ConfigError
@@ -114,7 +114,7 @@ class Encoder(BatchEncoder):
             EncoderError: the model cannot be found or loaded.
             ConfigError: an option does not fit the model or the machine.
         """
-        from whiten_index.encoding.load_encoder import load_encoder
+        from whiten_index.encoding.load_encoder import load_encoder, require_local
 
         require_local(model, by="this")
         found = load_encoder(model, **options)

@@ -10,6 +10,7 @@ from whiten_index.options import MODEL, RESOURCES, flag_of, option, options_of, 
 from whiten_index.paths import require_text, shown
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
+EMBEDDED = "embedded"  # revision of the default model in its package
 PoolingName = Literal[
     "mean", "cls", "max", "last", "weightedmean", "mean_sqrt_len_tokens", "first-last-avg"
 ]

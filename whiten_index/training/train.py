@@ -17,8 +17,9 @@ from whiten_index.corpus.batches import TextBatch
 from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.load_encoder import local_model, require_local
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.spec import EncoderSpec, local_model, require_local
+from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.errors import ConfigError, CorpusError, require_config, require_installed
 from whiten_index.evaluation.sts_sets import StsSet, read_sts, require_ranked
 from whiten_index.progress import Progress, Stages

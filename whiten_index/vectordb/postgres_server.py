@@ -11,8 +11,7 @@ from typing import Any
 import psycopg
 from psycopg import conninfo, sql
 
-from whiten_index.address import hide_secrets
-from whiten_index.errors import ConfigError, DatabaseError, first_line
+from whiten_index.errors import ConfigError, DatabaseError, first_line, hide_secrets
 from whiten_index.paths import require_no_secret
 from whiten_index.vectordb.registry import PostgresOptions
 

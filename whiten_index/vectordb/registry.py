@@ -12,8 +12,7 @@ from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from whiten_index.address import remedy_for
-from whiten_index.errors import ConfigError
+from whiten_index.errors import ConfigError, remedy_for
 from whiten_index.paths import cut, require_no_secret
 
 if TYPE_CHECKING:
