@@ -1,6 +1,7 @@
 """A database in memory that does as the interface says: what a push is tested against first."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +10,7 @@ import pyarrow as pa
 
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import DatabaseError
-from whiten_index.vectordb.database_writer import DatabaseWriter, Stored
+from whiten_index.vectordb.database_writer import DatabaseWriter, Find, Hit, Stored
 from whiten_index.vectordb.pushed_table import VECTOR, Layout, PushedTable
 
 
@@ -94,6 +95,9 @@ class MemoryWriter(DatabaseWriter):
     def _discard(self, held: Stored | None) -> None:
         self.server.pending = None
 
+    def _remove(self, published: Stored) -> None:
+        self.server.published = None
+
     def _begin_changes(self) -> None:
         table = self.server.published
         self._before = table and (table, table.pushed, dict(table.rows))
@@ -120,11 +124,20 @@ class MemoryWriter(DatabaseWriter):
         rows = [row for row in stored.handle.rows.values() if row[ID] in wanted]
         return pa.Table.from_pylist(rows, layout.schema)
 
-    def _search(
-        self, stored: Stored, vectors: np.ndarray, top_k: int, *, exact: bool
-    ) -> Sequence[Sequence[float]]:
+    @contextmanager
+    def _searching(
+        self, stored: Stored, *, exact: bool, effort: Mapping[str, int] | None
+    ) -> Iterator[Find]:
         assert stored.handle.indexed or exact
-        matrix = np.array([row[VECTOR] for row in stored.handle.rows.values()], dtype=np.float32)
-        scores = vectors @ matrix.reshape(-1, vectors.shape[1]).T
-        found: list[list[float]] = (-np.sort(-scores, axis=1)[:, :top_k]).tolist()
-        return found
+        rows = list(stored.handle.rows.values())
+        matrix = np.array([row[VECTOR] for row in rows], dtype=np.float32)
+
+        def find(vectors: np.ndarray, top_k: int) -> list[list[Hit]]:
+            scores = vectors @ matrix.reshape(-1, vectors.shape[1]).T
+            best = np.argsort(-scores, axis=1)[:, :top_k]
+            return [
+                [Hit(rows[at][ID], float(one[at])) for at in near]
+                for near, one in zip(best, scores, strict=True)
+            ]
+
+        yield find

@@ -208,6 +208,11 @@ def assert_finds(
     best = rows.best(asked, 10)
     found = writer.search(asked, 10, exact=exact)
     lost = 3e-3 if rows.layout.dtype == "float16" else 2e-5
+    # Ids and scores belong together.
+    known = dict(zip(rows.ids, rows.vectors, strict=True))
+    with writer.searching(exact=exact) as find:
+        for query, hits in zip(asked, find(asked, 10), strict=True):
+            assert all(abs(query @ known[hit.id] - hit.score) <= lost for hit in hits)
     assert np.mean(found >= best[:, -1:] - lost) >= least
     assert (found <= best + lost).all()
     assert (np.diff(found) <= lost).all()

@@ -103,7 +103,7 @@ class Writer(AliasWriter):
         with self.there.writing("build", held.name):
             pass
 
-    _count = _fetch = _search = NotImplemented
+    _count = _fetch = _searching = _drop_alias = NotImplemented
 
     def close(self) -> None:
         pass

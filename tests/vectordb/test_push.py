@@ -2,6 +2,8 @@
 
 import math
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from tests.vectordb.memory_writer import MemoryWriter, Server, Table
 from whiten_index.errors import ArtifactError, ConfigError, DatabaseError, GateError
 from whiten_index.pipeline.update import update_index
 from whiten_index.pipeline.update_config import UpdateConfig
+from whiten_index.vectordb.database_writer import Find, Hit
 from whiten_index.vectordb.push import PushReport, differences, push_index
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.pushed_table import Layout, RowsError
@@ -513,14 +516,20 @@ def test_what_does_not_come_back_is_not_swapped_in(
     [
         (lambda found: found[1:], "could not be searched"),
         (lambda found: [each * 2 for each in found], "could not be searched"),
-        (lambda found: [[1.0] * len(each) for each in found], "exact search finds 10%"),
+        (lambda found: [[Hit(h.id, 1) for h in each] for each in found], "exact search finds 10%"),
     ],
 )
 def test_searches_that_are_answered_wrongly(
     world: World, monkeypatch: pytest.MonkeyPatch, lie: Any, why: str
 ) -> None:
-    search = MemoryWriter._search
-    monkeypatch.setattr(MemoryWriter, "_search", lambda *given, **how: lie(search(*given, **how)))
+    searching = MemoryWriter._searching
+
+    @contextmanager
+    def lying(*given: Any, **how: Any) -> Iterator[Find]:
+        with searching(*given, **how) as find:
+            yield lambda *asked: lie(find(*asked))
+
+    monkeypatch.setattr(MemoryWriter, "_searching", lying)
     with pytest.raises((DatabaseError, GateError), match=why):
         world.push()
     assert world.server.published is None

@@ -7,13 +7,9 @@ from pathlib import Path
 import pytest
 
 from whiten_index.errors import ConfigError, first_line
+from whiten_index.vectordb.engine_options import MilvusOptions, QdrantOptions
 from whiten_index.vectordb.engine_support import EngineAddress
-from whiten_index.vectordb.registry import (
-    MilvusOptions,
-    QdrantOptions,
-    open_writer,
-    require_database,
-)
+from whiten_index.vectordb.registry import open_writer, require_database
 
 SECRET = "s3cr3t"
 

@@ -250,6 +250,20 @@ def test_few_rows_and_none(writer: DatabaseWriter) -> None:
         assert np.isnan(found[:, size:]).all()
 
 
+def test_sizes_and_removal(writer: DatabaseWriter) -> None:
+    rows = Rows.make(2000, k=32)
+    writer.remove()
+    fill(writer, rows, batch=1000)
+    sizes = writer.sizes()
+    assert sizes.table is None or 2000 * 32 * 4 < sizes.table < 2000 * 32 * 4 * 3
+    assert sizes.index is None or sizes.index < 2000 * 32 * 4 * 6
+    writer.remove()
+    assert writer.published() is None
+    assert writer.pending() is None
+    fill(writer, rows, batch=1000)
+    assert_holds(writer, rows)
+
+
 @pytest.mark.service
 def test_many_real_vectors(writer: DatabaseWriter, backend: Backend, wikinews: Rows) -> None:
     rows = Rows(wikinews.table.slice(0, backend.big), wikinews.layout)

@@ -19,8 +19,8 @@ from typing import Any
 
 from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.database_writer import DatabaseWriter, Stored, taken_over
+from whiten_index.vectordb.engine_options import SUFFIX_BYTES
 from whiten_index.vectordb.pushed_table import Layout, PushedTable
-from whiten_index.vectordb.registry import SUFFIX_BYTES
 
 
 class AliasWriter(DatabaseWriter):
@@ -56,6 +56,9 @@ class AliasWriter(DatabaseWriter):
     @abstractmethod
     def _point_alias(self, collection: str, *, replaces: bool) -> None:
         """Let the alias point to a collection, in one step."""
+
+    @abstractmethod
+    def _drop_alias(self) -> None: ...
 
     # The life of tables.
 
@@ -103,6 +106,10 @@ class AliasWriter(DatabaseWriter):
 
     def _discard(self, held: Stored | None) -> None:  # noqa: ARG002
         self._drop_all(self._staged())
+
+    def _remove(self, published: Stored) -> None:
+        self._drop_alias()
+        self._drop_all([published])
 
     # Collections and their metadata.
 

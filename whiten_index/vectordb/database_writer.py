@@ -2,10 +2,10 @@
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,25 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.prefetch import blocks
 from whiten_index.errors import DatabaseError, WhitenIndexError
 from whiten_index.vectordb.pushed_table import Ids, Layout, PushedTable
+
+
+class Hit(NamedTuple):
+    """Row that a search found."""
+
+    id: str | int
+    score: float
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of a table and of the index of its vectors, None where the engine does not say."""
+
+    table: int | None
+    index: int | None
+
+
+# Searches with queries (q, k) for so many rows each.
+Find: TypeAlias = Callable[[NDArray[np.float32], int], Sequence[Sequence[Hit]]]
 
 
 @dataclass(frozen=True)
@@ -131,6 +150,13 @@ class DatabaseWriter(ABC):
         with self._reporting("the pending table could not be dropped"):
             self._discard(None if held is None else held[0])
 
+    def remove(self) -> None:
+        """Drop the published table, if there is one; refuse one that no push made."""
+        with self._reporting("it could not be dropped"):
+            if (found := self._find(pending=False)) is not None:
+                self._remove(found)
+        self._seen = None
+
     def upsert(self, rows: pa.RecordBatch) -> None:
         """Insert rows within ``changing``, replacing those with the same keys."""
         held, layout = self._require_held()
@@ -197,12 +223,29 @@ class DatabaseWriter(ABC):
     ) -> NDArray[np.float32]:
         """Return the scores (q, top_k) of the rows nearest to queries (q, k), NaN for no row."""
         scores = np.full((len(vectors), top_k), np.nan, dtype=np.float32)
+        with self.searching(exact=exact, pending=pending) as find:
+            for row, hits in zip(scores, find(vectors, top_k), strict=True):
+                row[: len(hits)] = [hit.score for hit in hits]
+        return scores
+
+    @contextmanager
+    def searching(
+        self, *, exact: bool = False, pending: bool = False, effort: Mapping[str, int] | None = None
+    ) -> Iterator[Find]:
+        """Open a table for searches, which find the nearest rows of each query, the best first.
+
+        ``effort`` has settings of the engine's searches, such as those of
+        ``EngineOptions.efforts``; None for the writer's own.
+        """
         with self._reporting("it could not be searched"):
             stored = self._require(pending=pending)
-            found = self._search(stored, vectors, top_k, exact=exact)
-            for row, best in zip(scores, found, strict=True):
-                row[: len(best)] = best
-        return scores
+            with self._searching(stored, exact=exact, effort=effort) as find:
+                yield find
+
+    def sizes(self) -> Sizes:
+        """Return the bytes of the published table."""
+        with self._reporting("its size could not be read"):
+            return self._sizes(self._require(pending=False))
 
     # The engine's part.
 
@@ -247,6 +290,9 @@ class DatabaseWriter(ABC):
     def _discard(self, held: Stored | None) -> None:
         """Drop the pending table, and other remains of interrupted pushes."""
 
+    @abstractmethod
+    def _remove(self, published: Stored) -> None: ...
+
     def _begin_changes(self) -> None:  # noqa: B027
         """Begin a transaction, if the engine has any."""
 
@@ -266,14 +312,18 @@ class DatabaseWriter(ABC):
     @abstractmethod
     def _count(self, stored: Stored) -> int: ...
 
+    def _sizes(self, stored: Stored) -> Sizes:  # noqa: ARG002
+        """Return the bytes of a table; a server may not tell them."""
+        return Sizes(None, None)
+
     @abstractmethod
     def _fetch(self, stored: Stored, ids: Ids, layout: Layout) -> pa.Table: ...
 
     @abstractmethod
-    def _search(
-        self, stored: Stored, vectors: NDArray[np.float32], top_k: int, *, exact: bool
-    ) -> Sequence[Sequence[float]]:
-        """Return the scores of the rows found for each query."""
+    def _searching(
+        self, stored: Stored, *, exact: bool, effort: Mapping[str, int] | None
+    ) -> AbstractContextManager[Find]:
+        """Open a table for searches by its index, or exact ones."""
 
     def _has_lease(self, stored: Stored) -> bool:  # noqa: ARG002
         """Return whether no other push took over a table; an engine with locks need not ask."""

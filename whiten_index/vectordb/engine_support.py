@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from whiten_index.artifacts.files import is_folder, list_folder
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.paths import cut
-from whiten_index.vectordb.registry import EngineOptions
+from whiten_index.vectordb.engine_options import EngineOptions
 
 # The words of C's library, as Python and Rust report them, Rust's numbers, and SQLite's words.
 _OF_DISKS = (

@@ -17,8 +17,8 @@ later.
 
 import importlib
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -30,9 +30,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from whiten_index.artifacts.files import size_of
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError, first_line
-from whiten_index.vectordb.database_writer import DatabaseWriter, Stored, taken_over
+from whiten_index.vectordb.database_writer import (
+    DatabaseWriter,
+    Find,
+    Hit,
+    Sizes,
+    Stored,
+    taken_over,
+)
+from whiten_index.vectordb.engine_options import LanceOptions
 from whiten_index.vectordb.engine_support import advice, require_engine_folder
 from whiten_index.vectordb.pushed_table import (
     METADATA,
@@ -43,7 +52,6 @@ from whiten_index.vectordb.pushed_table import (
     vectors_of,
     with_vectors,
 )
-from whiten_index.vectordb.registry import LanceOptions
 
 _PENDING = "__pending"
 _DISTANCES = {"cosine": "cosine", "ip": "dot"}
@@ -70,13 +78,13 @@ class LanceWriter(DatabaseWriter):
         super().__init__()
         self._options = options
         folder = _folder_of(address)
-        local = "://" not in folder
-        shown = f"lancedb://{folder}" if local else address.rstrip("/")
+        self._local = None if "://" in folder else Path(folder)
+        shown = f"lancedb://{folder}" if self._local else address.rstrip("/")
         self.engine, self.target = f"LanceDB {lancedb.__version__}", f"{shown}, table {name}"
         self._name, self._pending_name = name, name + _PENDING
-        if local:
+        if self._local:
             require_engine_folder(
-                Path(folder), engine="LanceDB", marks=("*.lance",), address=shown, make=make
+                self._local, engine="LanceDB", marks=("*.lance",), address=shown, make=make
             )
         with self._reporting("it could not be opened"):
             self._database = lancedb.connect(folder)
@@ -171,6 +179,9 @@ class LanceWriter(DatabaseWriter):
         if changed.handle.stats()["fragment_stats"]["num_small_fragments"] > _SMALL_FILES:
             self._tidy(changed.handle)
 
+    def _remove(self, published: Stored) -> None:
+        self._database.drop_table(published.name)
+
     def _undo_changes(self, changed: Stored | None) -> None:
         with suppress(Exception):
             # Another push may have changed the table since.
@@ -189,24 +200,40 @@ class LanceWriter(DatabaseWriter):
     def _count(self, stored: Stored) -> int:
         return int(stored.handle.count_rows())
 
+    def _sizes(self, stored: Stored) -> Sizes:
+        if self._local is None:
+            return Sizes(int(stored.handle.stats()["total_bytes"]), None)
+        folder = self._local / f"{stored.name}.lance"
+        index = size_of(folder / "_indices")
+        return Sizes(size_of(folder) - index, index)
+
     def _fetch(self, stored: Stored, ids: Ids, layout: Layout) -> pa.Table:
         found = stored.handle.search().where(with_ids(ids)).limit(None).to_arrow()
         numbers = found[VECTOR].combine_chunks().flatten().to_numpy().astype(np.float32, copy=False)
         return with_vectors(found, numbers.reshape(-1, layout.k), layout.schema)
 
-    def _search(
-        self, stored: Stored, vectors: NDArray[np.float32], top_k: int, *, exact: bool
-    ) -> Sequence[Sequence[float]]:
+    @contextmanager
+    def _searching(
+        self, stored: Stored, *, exact: bool, effort: Mapping[str, int] | None
+    ) -> Iterator[Find]:
         table, distance = stored.handle, _DISTANCES[stored.table.metric]
         probes = max(20, self._options.partitions(int(table.count_rows())) // 4)
-        scores = list[list[float]]()
-        for vector in vectors:
-            query = table.search(vector, vector_column_name=VECTOR)
-            query = query.distance_type(distance).select(["_distance"])
-            query = query.bypass_vector_index() if exact else query.nprobes(probes).refine_factor(2)
-            found = query.limit(top_k).to_arrow()
-            scores.append((1 - found["_distance"].to_numpy()).tolist())
-        return scores
+        settings = {"nprobes": probes, "refine_factor": 2} if effort is None else effort
+
+        def find(vectors: NDArray[np.float32], top_k: int) -> list[list[Hit]]:
+            hits = list[list[Hit]]()
+            for vector in vectors:
+                query = table.search(vector, vector_column_name=VECTOR)
+                query = query.distance_type(distance).select([ID, "_distance"])
+                for name, value in settings.items():
+                    query = getattr(query, name)(value)
+                query = query.bypass_vector_index() if exact else query
+                found = query.limit(top_k).to_arrow()
+                scores = (1 - found["_distance"].to_numpy()).tolist()
+                hits.append(list(map(Hit, found[ID].to_pylist(), scores)))
+            return hits
+
+        yield find
 
     def _open(self, name: str) -> Stored | None:
         """Return a table with a new handle, None if there is no such table."""

@@ -19,16 +19,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pymilvus import DataType, MilvusClient, MilvusException
 
-from whiten_index.artifacts.files import is_file, is_folder
+from whiten_index.artifacts.files import is_file, is_folder, size_of, walk_files
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError, first_line
 from whiten_index.index.exact import exact_neighbours
 from whiten_index.vectordb.alias_writer import AliasWriter
-from whiten_index.vectordb.database_writer import Stored
+from whiten_index.vectordb.database_writer import Find, Hit, Sizes, Stored
+from whiten_index.vectordb.engine_options import MilvusOptions
 from whiten_index.vectordb.engine_support import EngineAddress, advice, require_engine_folder
 from whiten_index.vectordb.json_rows import table_of, to_objects
 from whiten_index.vectordb.pushed_table import METADATA, VECTOR, Ids, Layout, vectors_of
-from whiten_index.vectordb.registry import MilvusOptions
 
 _PRIMARY = "pk"
 # Names that the client or Milvus Lite keep for themselves.
@@ -65,7 +65,7 @@ class MilvusWriter(AliasWriter):
         database = options.db or place.inside
         self.target = f"{place.shown}, collection {name}"
         self._loaded: set[str] = set()
-        self._local = place.folder is not None
+        self._folder, self._local = place.folder, place.folder is not None
         with ExitStack() as opened:
             uri = place.url
             if place.folder is not None:
@@ -144,6 +144,9 @@ class MilvusWriter(AliasWriter):
         point = self._milvus.alter_alias if replaces else self._milvus.create_alias
         point(collection, self._name)
 
+    def _drop_alias(self) -> None:
+        self._milvus.drop_alias(self._name)
+
     def _upsert(self, stored: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
         for part in parts(rows):
             self._milvus.upsert(stored.name, as_objects(part, layout))
@@ -176,39 +179,65 @@ class MilvusWriter(AliasWriter):
         counted = self._milvus.query(stored.name, filter="", output_fields=["count(*)"], **_STRONG)
         return int(counted[0]["count(*)"])
 
+    def _sizes(self, stored: Stored) -> Sizes:
+        if self._folder is None:
+            return Sizes(None, None)
+        folder = self._folder / "collections" / stored.name
+        index = sum(size_of(path) for path in walk_files(folder) if path.suffix == ".idx")
+        return Sizes(size_of(folder) - index, index)
+
     def _fetch(self, stored: Stored, ids: Ids, layout: Layout) -> pa.Table:
         self._load(stored.name)
         found = self._milvus.query(stored.name, filter=_among(ids), output_fields=["*"], **_STRONG)
         return table_of(found, _as_matrix([row[VECTOR] for row in found], layout.k), layout)
 
-    def _search(
-        self, stored: Stored, vectors: NDArray[np.float32], top_k: int, *, exact: bool
-    ) -> Sequence[Sequence[float]]:
+    @contextmanager
+    def _searching(
+        self, stored: Stored, *, exact: bool, effort: Mapping[str, int] | None
+    ) -> Iterator[Find]:
         self._load(stored.name)
         index_type = self._index_type(stored.name)
-        if exact and index_type not in _EXACT_INDEXES:
-            # Milvus searches by the index alone.
-            rows = self._pages(stored)
-            scores, _ = exact_neighbours(rows, vectors, top_k)
-            return [row[np.isfinite(row)].tolist() for row in scores]
-        answers = self._milvus.search(
-            stored.name, data=list(vectors.astype(stored.table.dtype)), limit=top_k,
-            anns_field=VECTOR, search_params={"params": _SEARCHES.get(index_type, {})}, **_STRONG,
-        )  # fmt: skip
-        return [[hit["distance"] for hit in hits] for hits in answers]
+        by_index = not exact or index_type in _EXACT_INDEXES
+        params = {"params": _SEARCHES.get(index_type, {}) if effort is None else dict(effort)}
 
-    def _pages(self, stored: Stored) -> Iterator[NDArray[np.float32]]:
-        """Yield all vectors, in the order of the primary keys."""
+        def find(vectors: NDArray[np.float32], top_k: int) -> list[list[Hit]]:
+            if not by_index:
+                return self._exactly(stored, vectors, top_k)
+            answers = self._milvus.search(
+                stored.name, data=list(vectors.astype(stored.table.dtype)), limit=top_k,
+                anns_field=VECTOR, search_params=params, output_fields=[ID], **_STRONG,
+            )  # fmt: skip
+            return [[Hit(hit["entity"][ID], hit["distance"]) for hit in hits] for hits in answers]
+
+        yield find
+
+    def _exactly(self, stored: Stored, vectors: NDArray[np.float32], top_k: int) -> list[list[Hit]]:
+        """Search all vectors, which are read: Milvus searches by the index alone."""
+        ids = list[Any]()
+
+        def matrices() -> Iterator[NDArray[np.float32]]:
+            for page in self._pages(stored):
+                ids.extend(row[ID] for row in page)
+                yield _as_matrix([row[VECTOR] for row in page], stored.table.k)
+
+        scores, rows = exact_neighbours(matrices(), vectors, top_k)
+        return [
+            [Hit(ids[row], score) for row, score in zip(*each, strict=True) if row >= 0]
+            for each in zip(rows.tolist(), scores.tolist(), strict=True)
+        ]
+
+    def _pages(self, stored: Stored) -> Iterator[Sequence[Mapping[str, Any]]]:
+        """Yield the ids and vectors of all rows, in the order of the primary keys."""
         primary = _PRIMARY if PASSAGE in stored.table.columns else ID
         # Pages are read with no consistency, so what was written is waited for before.
         self._count(stored)
         # The client's own iterator quotes no key.
         after = ""
         while page := self._milvus.query(
-            stored.name, filter=after, limit=_PAGE_ROWS, output_fields=[primary, VECTOR],
+            stored.name, filter=after, limit=_PAGE_ROWS, output_fields=[primary, ID, VECTOR],
             iterator="True", reduce_stop_for_best="True",
         ):  # fmt: skip
-            yield _as_matrix([row[VECTOR] for row in page], stored.table.k)
+            yield page
             # A page ends early where a segment does; the last one is empty.
             after = f"{primary} > {_quoted(page[-1][primary])}"
 

@@ -27,7 +27,8 @@ from psycopg import sql
 
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb.database_writer import DatabaseWriter, Stored
+from whiten_index.vectordb.database_writer import DatabaseWriter, Find, Hit, Sizes, Stored
+from whiten_index.vectordb.engine_options import PostgresOptions
 from whiten_index.vectordb.postgres_copy import VECTOR_TYPES, RowFormat
 from whiten_index.vectordb.postgres_server import (
     ADDITIONS,
@@ -42,7 +43,6 @@ from whiten_index.vectordb.postgres_server import (
     shown_address,
 )
 from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, PushedTable, RowsError
-from whiten_index.vectordb.registry import PostgresOptions
 
 # The widest vectors that an index of pgvector takes.
 _MOST_INDEXED = {"float32": 2000, "float16": 4000}
@@ -52,6 +52,11 @@ _OPERATORS = {"cosine": ("cosine_ops", "<=>", 1.0), "ip": ("ip_ops", "<#>", 0.0)
 # last one outlasts ``deadlock_timeout``, after which an automatic VACUUM makes way.
 _ATTEMPT, _PAUSE, _LAST_ATTEMPT = 0.2, 0.3, 1.5
 _ADVISORY = "SELECT {}(hashtextextended(%s, 0))"
+# Bytes of a table with its key, and of the index of its vectors.
+_SIZES = (
+    "SELECT pg_total_relation_size(t) - size, size FROM (SELECT %s::regclass AS t, "
+    "coalesce(pg_relation_size(to_regclass(%s)), 0) AS size) AS sizes"
+)
 # Temporary table for the rows of one batch of changes.
 _STAGING = sql.Identifier("pg_temp", "whiten_index_rows")
 
@@ -236,6 +241,9 @@ class PostgresWriter(DatabaseWriter):
             self._drop_pending()
         self._unlock()
 
+    def _remove(self, published: Stored) -> None:
+        self._execute("DROP TABLE {}", self._place(published.name))
+
     def _begin_changes(self) -> None:
         self._lock()
         # Ended by the methods below.
@@ -274,32 +282,45 @@ class PostgresWriter(DatabaseWriter):
         with self._connection.patient():
             return int(self._execute("SELECT count(*) FROM {}", place).fetchone()[0])
 
+    def _sizes(self, stored: Stored) -> Sizes:
+        names = [self._text(stored.name), self._text(f"{stored.name}_vector_idx")]
+        found: Any = self._connection.execute(_SIZES, names).fetchone()
+        return Sizes(*map(int, found))
+
     def _fetch(self, stored: Stored, ids: Ids, layout: Layout) -> pa.Table:
         with self._connection.patient():
             return self._format(layout).fetch(self._connection, self._place(stored.name), ids)
 
-    def _search(
-        self, stored: Stored, vectors: NDArray[np.float32], top_k: int, *, exact: bool
-    ) -> Sequence[Sequence[float]]:
+    @contextmanager
+    def _searching(
+        self, stored: Stored, *, exact: bool, effort: Mapping[str, int] | None
+    ) -> Iterator[Find]:
         table = stored.table
         settings: dict[str, Any] = {"enable_indexscan": "off"} if exact else {}
         if not exact and self._options.index != "none":
             lists = self._options.index_params(table.rows).get("lists", 1)
             settings = {"enable_seqscan": "off", "ivfflat.probes": max(1, round(lists**0.5))}
+        settings |= effort or {}
         _, operator, most = _OPERATORS[table.metric]
-        extension, order = self._extension, "SELECT {} FROM {} ORDER BY {} LIMIT {}"
+        extension = self._extension
         parts = sql.Identifier(VECTOR), sql.Identifier(extension), sql.SQL(operator)
         type_ = sql.Identifier(extension, VECTOR_TYPES[table.dtype])
-        scores = list[list[float]]()
+        far = composed("{} OPERATOR({}.{}) $1::{}", *parts, type_)
+        place = self._place(table.name)
+        order = composed("SELECT {}, {} FROM {} ORDER BY 2 LIMIT $2", ID, far, place)
+
+        def find(vectors: NDArray[np.float32], top_k: int) -> list[list[Hit]]:
+            found, cursor = list[list[Hit]](), psycopg.RawCursor(self._connection)
+            for vector in vectors.tolist():
+                rows = cursor.execute(order, [str(vector), top_k], prepare=True).fetchall()
+                # A vector of zeros has no cosine and comes last, if at all.
+                found.append([Hit(name, most - one) for name, one in rows if one == one])
+            return found
+
         # Rolled back, so that no setting outlives the searches.
         with self._connection.patient(), self._connection.transaction(force_rollback=True):
             self._set(settings)
-            for vector in vectors.tolist():
-                far = sql.SQL("{} OPERATOR({}.{}) {}::{}").format(*parts, str(vector), type_)
-                found = self._execute(order, far, self._place(stored.name), far, sql.Literal(top_k))
-                # A vector of zeros has no cosine and comes last, if at all.
-                scores.append([most - one for (one,) in found.fetchall() if one == one])
-        return scores
+            yield find
 
     def _place(self, table: str) -> sql.Identifier:
         return sql.Identifier(self._schema, table)

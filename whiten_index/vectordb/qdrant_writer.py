@@ -7,7 +7,8 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,11 @@ from whiten_index.artifacts.files import list_folder
 from whiten_index.corpus.batches import ID, PASSAGE
 from whiten_index.errors import ConfigError, DatabaseError, first_line
 from whiten_index.vectordb.alias_writer import AliasWriter
-from whiten_index.vectordb.database_writer import Stored
+from whiten_index.vectordb.database_writer import Find, Hit, Stored
+from whiten_index.vectordb.engine_options import QdrantOptions
 from whiten_index.vectordb.engine_support import EngineAddress, advice, require_engine_folder
 from whiten_index.vectordb.json_rows import table_of, to_objects
 from whiten_index.vectordb.pushed_table import METADATA, Ids, Layout, vectors_of
-from whiten_index.vectordb.registry import QdrantOptions
 
 # Namespace of the UUIDs of rows. Never changed: earlier rows are found by it.
 _NAMESPACE = uuid.UUID("9d621fcd-1abb-43aa-ac44-d636e07596b2")
@@ -167,6 +168,12 @@ class QdrantWriter(AliasWriter):
         steps.append(models.CreateAliasOperation(create_alias=made))
         self._client.update_collection_aliases(change_aliases_operations=steps)
 
+    def _drop_alias(self) -> None:
+        gone = models.DeleteAlias(alias_name=self._name)
+        self._client.update_collection_aliases(
+            change_aliases_operations=[models.DeleteAliasOperation(delete_alias=gone)]
+        )
+
     def _upsert(self, stored: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
         if not len(rows):
             return
@@ -251,18 +258,28 @@ class QdrantWriter(AliasWriter):
             if page is None:
                 return
 
-    def _search(
-        self, stored: Stored, vectors: NDArray[np.float32], top_k: int, *, exact: bool
-    ) -> Sequence[Sequence[float]]:
+    @contextmanager
+    def _searching(
+        self, stored: Stored, *, exact: bool, effort: Mapping[str, int] | None
+    ) -> Iterator[Find]:
         ranked_again = models.QuantizationSearchParams(ignore=exact, rescore=True)
-        params = models.SearchParams(exact=exact, quantization=ranked_again)
-        queries = [
-            # Local mode is always exact, and warns of parameters.
-            models.QueryRequest(query=each, limit=top_k, params=None if self._local else params)
-            for each in vectors.tolist()
-        ]
-        answers = self._client.query_batch_points(stored.name, queries)
-        return [[each.score for each in one.points] for one in answers]
+        params = models.SearchParams(exact=exact, quantization=ranked_again, **effort or {})
+
+        def find(vectors: NDArray[np.float32], top_k: int) -> list[list[Hit]]:
+            queries = [
+                # Local mode is always exact, and warns of parameters.
+                models.QueryRequest(
+                    query=each,
+                    limit=top_k,
+                    params=None if self._local else params,
+                    with_payload=[ID],
+                )
+                for each in vectors.tolist()
+            ]
+            answers = self._client.query_batch_points(stored.name, queries)
+            return [[Hit(hit.payload[ID], hit.score) for hit in one.points] for one in answers]
+
+        yield find
 
 
 def row_uuid(name: str | int, passage: int | None = None) -> str:
