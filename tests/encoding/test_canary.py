@@ -20,10 +20,14 @@ from tests.helpers.code_models import forged
 from tests.helpers.embedding_server import EmbeddingServer
 from whiten_index import (
     BuildConfig,
+    CertifyConfig,
+    MigrateConfig,
     PushConfig,
     UpdateConfig,
     build_index,
+    certify_index,
     load_encoder,
+    migrate_index,
     open_index,
     push_index,
     update_index,
@@ -80,6 +84,27 @@ def test_a_library_that_computes_other_embeddings_is_noticed(
             attempt()
     another_library(0)
     assert open_index(index).search(["w1 w2"]) == first
+
+
+def test_the_model_of_questions_is_compared_too(
+    tmp_path: Path, another_library: Callable[[float], None]
+) -> None:
+    model, texts = tiny_models.bert(tmp_path / "model"), texts_of(60)
+    write(tmp_path, texts)
+    index = build_here(tmp_path, model)
+    lines = [json.dumps({"id": f"q{n}", "text": text}) for n, text in enumerate(texts)]
+    (tmp_path / "q.jsonl").write_text("\n".join(lines))
+    (tmp_path / "q.qrels").write_text("".join(f"q{n} 0 c.parquet#0:{n} 1\n" for n in range(60)))
+    judged = {"queries": str(tmp_path / "q.jsonl"), "qrels": str(tmp_path / "q.qrels")}
+    to_new = {"model": str(model), "layers": (1,), "pooling": "mean", "max_loss": 100.0}
+    another_library(0.2)
+    # These embed questions only, or those of the old model.
+    for attempt in (
+        lambda: certify_index(CertifyConfig(index=str(index), **judged)),
+        lambda: migrate_index(MigrateConfig(index=str(index), **judged, **to_new)),
+    ):
+        with pytest.raises(EncoderError, match="has changed: the cosine"):
+            attempt()
 
 
 def test_a_change_beside_a_large_mean_is_noticed(

@@ -183,6 +183,22 @@ def test_runs_add_up_to_a_build_by_the_new_model(built: Path, folder: Path) -> N
     assert (again.finished, again.version) == (True, report.version)
 
 
+def test_damaged_rows_of_the_new_model_are_encoded_again(built: Path, folder: Path) -> None:
+    before = {path.name for path in (folder / "store").iterdir()}
+    encoded = migrate(built, folder, rows=1_000).encoded
+    (new,) = (path for path in (folder / "store").iterdir() if path.name not in before)
+    damaged = sorted(new.glob("segments/*/embeddings.safetensors"))[0]
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 64
+    damaged.write_bytes(content)
+    # They do not count, and a bridge is fitted on the others.
+    assert not migrate(built, folder, rows=1, bridge=True).finished
+    assert migrate(built, folder, rows=1, bridge=True).encoded > encoded
+    assert migrate(built, folder).finished
+    code, out, _ = run("verify", folder / "index", folder / "store")
+    assert code == 0, out
+
+
 def test_an_update_of_a_bridged_version(built: Path, folder: Path) -> None:
     index, table = folder / "other", pq.read_table(built / "c.parquet")
     pq.write_table(table, folder / "c.parquet")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.atomic import replace_file, require_plain_target
-from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.files import is_folder, read_bounded, writing
 from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.artifacts.storage import Place
@@ -87,7 +86,7 @@ def _client() -> Any:
 def _of_version(index: Place) -> list[_Metric]:
     """Return metrics of the published version; none if it is missing or damaged."""
     try:
-        published = read_published(*place_of(index))
+        published = read_published(index)
         folder, fields = published.folder, published.fields
         sizes = {name: int(entry["bytes"]) for name, entry in fields["files"].items()}
         sizes[MANIFEST] = (folder / MANIFEST).stat().st_size

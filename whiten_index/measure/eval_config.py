@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.files import resolved
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.errors import ConfigError
@@ -68,7 +67,7 @@ class EvalConfig(EvalOptions):
     @cached_property
     def published(self) -> Version | None:
         """The version of ``index`` that is evaluated, read once."""
-        return None if self.index is None else read_published(*place_of(self.index))
+        return None if self.index is None else read_published(self.index)
 
     @property
     def opening(self) -> dict[str, Any]:

@@ -258,7 +258,7 @@ class EncodedTexts:
             ).resolve()
         for wanted in config.transforms:
             wanted.require_dim(spec.dim)
-        self._encoder = LazyEncoder(asked, expected=spec.fingerprint)
+        self._encoder = LazyEncoder(asked, spec)
         self._spec, self._stages, self._store = spec, stages, None
         if config.store is not None:
             self._store = EmbeddingStore.create(config.store, spec.to_json(), spec.fingerprint)

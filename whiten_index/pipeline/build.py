@@ -97,7 +97,7 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
                     fields |= write_files(folder, config, encoded, spec, version)
             if not up_to_date:
                 set_current(out, version, mirror=mirror, tag=before, made=made)
-            manifest = read_published(out).fields
+            manifest = read_published(config.out_place).fields
             return BuildReport(config.out_place, version, up_to_date, manifest, encoded)
 
 

@@ -78,7 +78,9 @@ class EncodeReport:
 
     def encoder(self, config: BuildConfig) -> Callable[[], WindowEncoder]:
         """Return the encoder, whose one copy keeps the limits of an API."""
-        return LazyEncoder(config.encoder_config()) if self.work is None else self.work.encoder
+        if self.work is not None:
+            return self.work.encoder
+        return LazyEncoder(config.encoder_config(), recorded_spec(self.store.encoder))
 
     def note_spent(self) -> None:
         """Note what was asked of an API, if anything was."""

@@ -103,7 +103,7 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
     stages = Stages(progress or Progress())
     base, target = migration_target(config)
     # Readers may have the version before open.
-    kept = [str(read_published(base.root, base.mirror).fields["store"])]
+    kept = [str(read_published(config.index).fields["store"])]
     if resolve_encoder(target.encoder_config())[0].fingerprint == base.store.fingerprint:
         rows, name = base.record.rows, base.source.name
         _mark(target, base.store, under_way=False)
@@ -147,9 +147,7 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
 
 def migration_target(config: MigrateConfig) -> tuple[BaseVersion, BuildConfig]:
     """Return the version of the old model, and the build of the index by the new one."""
-    root, mirror = place_of(config.index)
-    mirror.latest(root / CURRENT)
-    sources = read_published(root, mirror).fields["corpus"]["source"]["sources"]
+    sources = read_published(config.index).fields["corpus"]["source"]["sources"]
     asked = UpdateConfig(
         index=config.index, corpus=tuple(sources), store=config.store, model=config.old_model,
         device=config.device,
@@ -161,7 +159,7 @@ def migration_target(config: MigrateConfig) -> tuple[BaseVersion, BuildConfig]:
 def migration_status(index: Place) -> dict[str, Any]:
     """Return how far a migration is whose bridged version is published, as its stores show."""
     root, mirror = place_of(index)
-    published, old = read_published(root, mirror), before_bridged(index)
+    published, old = read_published(index), before_bridged(index)
     fields, spec = published.fields, recorded_spec(published.fields["encoder"])
     found: dict[str, Any] = {"to": getattr(spec, "name", None), "rows": fields["rows"]}
     if old is not None:
@@ -213,7 +211,7 @@ def _fill(config: MigrateConfig, target: BuildConfig, stages: Stages) -> tuple[E
             order = np.random.default_rng(target.seed).permutation(len(parts.shards)).tolist()
             for place in order:
                 if rows < most:
-                    missing = len(work.look(parts.shards[place], verify=False).to_encode)
+                    missing = len(work.look(parts.shards[place]).to_encode)
                     chosen += [place] if missing else []
                     rows += missing
             whole = rows < most and row_filter == target.row_filter
@@ -246,12 +244,13 @@ def _known(
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """Return the digests (n, 16) of a part, and which rows (n,) the new store has.
 
-    Stores of one corpus keep rows in one type, so that their digests are the same.
+    Stores of one corpus keep rows in one type, so that their digests are the same. Damaged rows do
+    not count.
     """
     if not part.rows:
         return np.empty((0, DIGEST_BYTES), np.uint8), np.empty(0, np.bool_)
     digests = store.digests(part)
-    return digests, new.index(verify=False).find(digests).known
+    return digests, new.index(verify=True).find(digests).known
 
 
 def _encoded(store: EmbeddingStore, record: CorpusRecord, new: EmbeddingStore) -> int:

@@ -28,12 +28,12 @@ from whiten_index.corpus.batches import (
 from whiten_index.corpus.parquet_corpus import ParquetCorpus
 from whiten_index.corpus.sharding import Shard
 from whiten_index.distributed.executors import Work
-from whiten_index.encoding.canary import spec_with_canary
+from whiten_index.encoding.canary import require_alike, spec_with_canary
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.endpoint import RefusedTextError
 from whiten_index.encoding.load_encoder import local_model, make_encoder, resolve_encoder
 from whiten_index.encoding.passages import PassageSplitter
-from whiten_index.encoding.spec import Spec
+from whiten_index.encoding.spec import Spec, recorded_spec
 from whiten_index.encoding.window_encoder import WindowEncoder
 from whiten_index.errors import ConfigError, CorpusError, EncoderError
 from whiten_index.store.digest_index import Lookup
@@ -163,33 +163,36 @@ class EncodedWindow:
 class LazyEncoder:
     """An encoder that is loaded on first need; a pickled copy has loaded nothing.
 
-    Its fingerprint must be the expected one, if there is one.
+    Fingerprint and canary must be those of the recorded one, if it is known.
     """
 
-    def __init__(self, config: EncoderConfig, *, expected: str | None = None) -> None:
-        self._config, self._expected = config, expected
+    def __init__(self, config: EncoderConfig, recorded: Spec | None = None) -> None:
+        self._config, self._recorded = config, recorded
         self.loaded: WindowEncoder | None = None  # None until it is needed
 
     def __call__(self) -> WindowEncoder:
         """Return the encoder, the same one every time."""
         if self.loaded is None:
-            spec, folder = resolve_encoder(self._config)
-            if self._expected not in (None, spec.fingerprint):
+            (spec, folder), known = resolve_encoder(self._config), self._recorded
+            if known is not None and known.fingerprint != spec.fingerprint:
                 raise EncoderError(
-                    f"the model {spec.model} on {platform.node()} differs from that of the machine "
-                    "the build was started on; put the same one on all machines"
+                    f"the model {spec.model} on {platform.node()} differs from that of the store, "
+                    "or of the machine the build was started on; put the same one on all machines"
                 )
-            self.loaded = make_encoder(spec, folder, self._config)
+            loaded = make_encoder(spec, folder, self._config)
+            if known is not None and known.canary:
+                require_alike(known, spec_with_canary(loaded))
+            self.loaded = loaded
         return self.loaded
 
     def on_device(self, device: str, threads: int) -> "LazyEncoder":
         """Return the same encoder for a device, with so many threads at most."""
         threads = min(self._config.threads or threads, threads)
         config = replace(self._config, device=device, threads=threads)
-        return LazyEncoder(config, expected=self._expected)
+        return LazyEncoder(config, self._recorded)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(LazyEncoder, expected=self._expected), (self._config,)
+        return LazyEncoder, (self._config, self._recorded)
 
 
 @dataclass(frozen=True)
@@ -431,10 +434,9 @@ def shard_work(config: "BuildConfig", corpus: ParquetCorpus, *, write: bool = Tr
         encoder_json = _column_encoder(config, corpus)
         identity = {key: encoder_json[key] for key in ("kind", "dim")}
         store = make(config.store_place, encoder_json, fingerprint(identity))
-        known = encoder_json["query_encoder"]
-        asked = config.encoder_config()
-        queries = LazyEncoder(_at_commit(asked, known)) if known else _no_encoder
-        return ShardWork(corpus, store, queries, config.dtype_kept())
+        known, asked = encoder_json["query_encoder"], config.encoder_config()
+        queries = LazyEncoder(_at_commit(asked, known or {}), recorded_spec(store.encoder))
+        return ShardWork(corpus, store, queries if known else _no_encoder, config.dtype_kept())
     encoder_config = config.encoder_config()
     spec: Spec
     if (passages := config.passage_config()) is None:
@@ -445,7 +447,8 @@ def shard_work(config: "BuildConfig", corpus: ParquetCorpus, *, write: bool = Tr
     own = model_place(config.store_place)
     bridged = None if own is None else EmbeddingStore.open(config.store_place)
     store = make(own or config.store_place, spec.to_json(), spec.fingerprint)
-    source = LazyEncoder(_at_commit(encoder_config, store.encoder), expected=spec.fingerprint)
+    asked = _at_commit(encoder_config, store.encoder)
+    source = LazyEncoder(asked, recorded_spec(store.encoder))
     return ShardWork(corpus, store, source, config.dtype_kept(), splitter, bridged)
 
 

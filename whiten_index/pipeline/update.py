@@ -162,8 +162,8 @@ def update_index(config: UpdateConfig, *, progress: Progress | None = None) -> U
                 version = _publish(config, base, encoded, spec, changes, facts, canaries, before)
         _remember(base, encoded)
         encoded.note_spent()
-        fields = read_published(out).fields
         out_place, old = base.config.out_place, base.source.name
+        fields = read_published(out_place).fields
         return UpdateReport(out_place, version, version == old, fields, encoded, old, changes)
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from whiten_index.artifacts.atomic import make_folder, remove_leftovers
+from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.files import (
     exists,
     mode_of,
@@ -47,7 +48,7 @@ from whiten_index.artifacts.manifest import (
     write_manifest,
 )
 from whiten_index.artifacts.object_store import Tag
-from whiten_index.artifacts.storage import LOCAL, Storage
+from whiten_index.artifacts.storage import LOCAL, Place, Storage
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
 from whiten_index.versions.version_manifest import (
     INDEX_ID_SCHEMA,
@@ -368,8 +369,9 @@ def _require_there(root: Path, version: str, mirror: Storage = LOCAL) -> None:
         )
 
 
-def read_published(root: Path, mirror: Storage = LOCAL) -> Version:
+def read_published(index: Place) -> Version:
     """Return the published version of an index."""
+    root, mirror = place_of(index)
     return with_published(root, lambda version: version, mirror)
 
 

@@ -383,7 +383,7 @@ def before_bridged(index: Place) -> str | None:
     def fields(name: str) -> dict[str, Any]:
         return dict(_examined(root / VERSIONS / name, mirror, "manifest")[0])
 
-    published = fields(read_current(root).version)
+    published = fields(read_current(root, mirror).version)
     if model_place(published.get("store", "")) is None:
         return None
     model = recorded_spec(published["encoder"])
