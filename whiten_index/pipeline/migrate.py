@@ -44,7 +44,7 @@ from whiten_index.store.notes import owner_of
 from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings, ids_of
 from whiten_index.store.segments import digests_name
-from whiten_index.versions.published import CURRENT, VERSIONS, read_published, read_version, tidy
+from whiten_index.versions.published import VERSIONS, read_published, read_version, tidy
 from whiten_index.versions.references import corpus_record
 from whiten_index.versions.retention import before_bridged
 from whiten_index.whitening.bridge import Bridge, CrossMoments
