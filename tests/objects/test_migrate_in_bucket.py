@@ -11,6 +11,7 @@ import pytest
 
 from tests.helpers import tiny_models
 from tests.helpers.bad_input import run
+from tests.objects.helpers import keys
 from whiten_index import (
     BuildConfig,
     MigrateConfig,
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.service
 WORDS = ("the", "cat", "sat", "on", "mat", "dog", "ran", "to", "small", "river", "sang", "king")
 
 
-def test_each_run_on_another_machine(bucket: str, machine: Any, tmp_path: Path) -> None:
+def test_each_run_on_another_machine(s3: Any, bucket: str, machine: Any, tmp_path: Path) -> None:
     out, rng = f"s3://{bucket}/index", np.random.default_rng(0)
     tiny_models.bert(tmp_path / "model")
     texts = [f"{' '.join(rng.choice(WORDS, 6))} {row}" for row in range(1_500)]
@@ -60,3 +61,7 @@ def test_each_run_on_another_machine(bucket: str, machine: Any, tmp_path: Path) 
     rollback(out)
     machine("fifth")
     assert migrate_index(MigrateConfig(**new)).rows == 1_400
+    # A machine has no folder by which it would know the store of another.
+    machine("sixth")
+    assert migrate_index(MigrateConfig(**new)).finished
+    assert not [key for key in keys(s3, bucket) if ".bridged-" in key]

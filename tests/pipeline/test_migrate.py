@@ -133,6 +133,19 @@ def test_stores_of_others_are_left_alone(built: Path, folder: Path) -> None:
     push_index(PushConfig(index=str(folder / "other"), to=str(folder / "p.parquet")))
 
 
+def test_the_name_of_a_store_is_no_pattern(built: Path, folder: Path) -> None:
+    store, alike = folder / "st[ao]re*", folder / "stare*"
+    for place in (store, alike):
+        shutil.copytree(folder / "store", place)
+    migrate(built, folder, store=str(alike), rows=500, bridge=True)
+    (others,) = folder.glob("stare*.bridged-*")
+    for _ in range(2):
+        migrate(built, folder, store=str(store), rows=500, bridge=True)
+    for _ in range(2):
+        assert migrate(built, folder, store=str(store)).finished
+    assert [path for path in folder.iterdir() if ".bridged-" in path.name] == [others]
+
+
 def test_gc_leaves_what_a_migration_encoded_until_it_is_finished(built: Path, folder: Path) -> None:
     # Another index of the store has the new model already.
     pq.write_table(pq.read_table(built / "c.parquet").slice(0, 70), folder / "c.parquet")

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.atomic import discard
 from whiten_index.artifacts.cached_storage import place_of
-from whiten_index.artifacts.files import list_folder
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.artifacts.storage import Place
@@ -23,7 +21,15 @@ from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.load_encoder import resolve_encoder
 from whiten_index.encoding.spec import recorded_spec
-from whiten_index.errors import ArtifactError, ConfigError, CorpusError, GateError, require_config
+from whiten_index.errors import (
+    ArtifactError,
+    BusyError,
+    ConfigError,
+    CorpusError,
+    GateError,
+    StorageError,
+    require_config,
+)
 from whiten_index.evaluation.judgements import JudgedQueries, read_judged
 from whiten_index.evaluation.metrics import evaluate_each, mean_interval
 from whiten_index.index.exact import exact_neighbours
@@ -39,7 +45,14 @@ from whiten_index.pipeline.shard_encoding import shard_work
 from whiten_index.pipeline.update_config import MigrateConfig, UpdateConfig
 from whiten_index.progress import Progress, Stages
 from whiten_index.search.query_encoder import query_embeddings
-from whiten_index.store.embedding_store import BRIDGED, MIGRATING, EmbeddingStore, model_place
+from whiten_index.store.embedding_store import (
+    BRIDGED,
+    MIGRATING,
+    EmbeddingStore,
+    bridged_places,
+    model_place,
+    remove_bridged,
+)
 from whiten_index.store.notes import owner_of
 from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings, ids_of
@@ -319,16 +332,19 @@ def _bridged_store(
 
 def _bridged(base: BaseVersion, new: EmbeddingStore, end: str) -> str:
     """Return the place of the store of a bridged version of an index, with the end of its name."""
-    return f"{new.place}{BRIDGED}{fingerprint({'index': owner_of(base.root)})[:8]}{end}"
+    owner = fingerprint({"index": owner_of(base.config.out_place)})
+    return f"{new.place}{BRIDGED}{owner[:8]}{end}"
 
 
 def _remove_bridged(base: BaseVersion, new: EmbeddingStore, *, but: Iterable[str]) -> None:
     """Remove the stores of earlier bridged versions of an index, which can be made again."""
-    if isinstance(new.place, Path):
-        names = {Path(each).name for each in but}
-        for folder in list_folder(new.place.parent, Path(_bridged(base, new, "*")).name):
-            if folder.name not in names:
-                discard(folder)
+    own, kept = Path(_bridged(base, new, "")).name, {Path(each).name for each in but}
+    for place in bridged_places(new.place):
+        name = Path(place).name
+        if name.startswith(own) and name not in kept:
+            # If that fails, it does no harm.
+            with contextlib.suppress(BusyError, StorageError):
+                remove_bridged(place)
 
 
 def _bridged_build(target: BuildConfig, base: BaseVersion, store: EmbeddingStore) -> BuildConfig:

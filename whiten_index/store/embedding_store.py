@@ -35,7 +35,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.artifacts import manifest
-from whiten_index.artifacts.atomic import make_folder, remove_leftovers, replace_file
+from whiten_index.artifacts.atomic import (
+    make_folder,
+    remove_leftovers,
+    remove_path,
+    replace_file,
+)
 from whiten_index.artifacts.cached_storage import BucketStorage, place_of
 from whiten_index.artifacts.files import (
     exists,
@@ -46,8 +51,9 @@ from whiten_index.artifacts.files import (
     writing,
 )
 from whiten_index.artifacts.limits import LimitError, canonical_json, check_expanded, read_unpacked
-from whiten_index.artifacts.lock import require_marks
+from whiten_index.artifacts.lock import CLEANER, marked, require_marks
 from whiten_index.artifacts.manifest import Digest, Schema, Sealed
+from whiten_index.artifacts.object_store import Bucket
 from whiten_index.artifacts.storage import Place, Storage
 from whiten_index.corpus.arrow_types import read_documents
 from whiten_index.corpus.batches import DIGEST_BYTES
@@ -480,6 +486,34 @@ def model_place(place: Place) -> Place | None:
     """Return the place of the new model's own store, if this is that of a bridged one."""
     found = _BRIDGED_PLACE.fullmatch(str(place))
     return None if found is None else as_place(found[1], what="--store")
+
+
+def bridged_places(place: Place) -> list[Place]:
+    """Return the places of the stores that migrations have made next to a store."""
+    found: list[Place]
+    if isinstance(place, Path):
+        place = place.absolute()
+        found = [*list_folder(place.parent)]
+    else:
+        parent = place.rpartition("/")[0]
+        names = () if parent.endswith("/") else Bucket(parent).folders()
+        found = [f"{parent}/{name}" for name in names]
+    return [each for each in found if model_place(each) == place]
+
+
+def remove_bridged(place: Place) -> None:
+    """Remove the store of a bridged version, which can be made again.
+
+    Raises:
+        BusyError: another process writes to it, in a bucket.
+        StorageError: it cannot be removed; what is left of it is found again.
+    """
+    root, mirror = place_of(place)
+    if isinstance(place, Path):
+        remove_path(place)
+        return
+    with marked(place, CLEANER):
+        mirror.remove(*mirror.folders(root))
 
 
 def _not_of_part(path: Path, part: CorpusPart) -> ArtifactError:
