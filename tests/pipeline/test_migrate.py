@@ -26,7 +26,7 @@ from whiten_index import (
     push_index,
     update_index,
 )
-from whiten_index.errors import ConfigError, CorpusError, GateError, WhitenIndexError
+from whiten_index.errors import ArtifactError, ConfigError, CorpusError, GateError, WhitenIndexError
 from whiten_index.pipeline.plan import plan_update
 from whiten_index.versions.gc import gc_store
 from whiten_index.versions.retention import rollback
@@ -156,6 +156,48 @@ def test_gc_leaves_what_a_migration_encoded_until_it_is_finished(built: Path, fo
     assert migrate(built, folder).finished
     found = gc_store(folder / "store", keep_days=0)
     assert found.kept["segments"] > left_alone.kept["segments"]
+
+
+def test_a_migration_that_is_given_up_holds_gc_off_no_longer(built: Path, folder: Path) -> None:
+    index, answers = folder / "index", neighbours(folder / "index", texts_of(built)[:20])
+    (old,) = (each.name for each in list_versions(index))
+    migrate(built, folder, rows=500)
+    assert gc_store(folder / "store", keep_days=0).segments == 0
+    migrate(built, folder, rows=500, bridge=True)
+    code, out, _ = run("migrate", index, "--store", folder / "store", "--give-up")
+    assert code == 0
+    assert f"version {old} answers\nto remove what was encoded: whiten-index gc {index}" in out
+    assert neighbours(index, texts_of(built)[:20]) == answers
+    assert update_index(UpdateConfig(index=str(index), store=str(folder / "store"))).up_to_date
+    found = gc_store(folder / "store", keep_days=0)
+    assert found.segments > 1
+    with pytest.raises(ConfigError, match="no migration under way"):
+        migrate(built, folder, model=None, give_up=True)
+    # All is encoded once more.
+    assert migrate(built, folder).finished
+
+
+def test_a_migration_of_an_index_that_is_gone_does_not_hold_gc_off(
+    built: Path, folder: Path
+) -> None:
+    build(built, folder, out=str(folder / "other"), corpus=str(built / "c.parquet"))
+    migrate(built, folder, index=str(folder / "other"), rows=500)
+    assert gc_store(folder / "store", keep_days=0).segments == 0
+    shutil.rmtree(folder / "other")
+    assert gc_store(folder / "store", forget=[folder / "other"], keep_days=0).segments > 0
+
+
+def test_an_update_of_a_bridged_version_without_its_store(built: Path, folder: Path) -> None:
+    index = folder / "index"
+    migrate(built, folder, rows=500, bridge=True)
+    (bridged,) = folder.glob("store.bridged-*")
+    shutil.rmtree(bridged)
+    with pytest.raises(
+        ArtifactError, match=r"to make another, run whiten-index migrate again .* or give"
+    ):
+        update_index(UpdateConfig(index=str(index)))
+    migrate(built, folder, rows=500, bridge=True)
+    assert update_index(UpdateConfig(index=str(index))).up_to_date
 
 
 def test_a_migration_that_was_rolled_back_is_finished_again(built: Path, folder: Path) -> None:

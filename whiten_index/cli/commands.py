@@ -103,6 +103,8 @@ def migrate(plan: bool, **options: Any) -> None:
     from whiten_index.pipeline.migrate import migrate_index, migration_target
 
     config = MigrateConfig(**given(options))
+    if plan and config.give_up:
+        raise click.UsageError("--plan is of a run, and --give-up is none; leave one out")
     if plan:
         _show_plan(migration_target(config)[1])
         return
@@ -111,6 +113,10 @@ def migrate(plan: bool, **options: Any) -> None:
 
 
 def _migrate_lines(report: "MigrateReport") -> Iterator[str]:
+    if report.given_up:
+        yield f"{report.index}: the migration is given up, and version {report.version} answers"
+        yield f"to remove what was encoded: whiten-index gc {shlex.quote(report.index)}"
+        return
     yield f"{report.index}: {report.encoded:,} of {report.rows:,} rows are encoded by the new model"
     if (made := report.comparison) is not None:
         least, greatest = made["interval"]

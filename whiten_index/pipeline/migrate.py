@@ -51,6 +51,7 @@ from whiten_index.store.embedding_store import (
     EmbeddingStore,
     bridged_places,
     model_place,
+    open_stores,
     remove_bridged,
 )
 from whiten_index.store.notes import owner_of
@@ -58,8 +59,8 @@ from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings, ids_of
 from whiten_index.store.segments import digests_name
 from whiten_index.versions.published import VERSIONS, read_published, read_version, tidy
-from whiten_index.versions.references import corpus_record
-from whiten_index.versions.retention import before_bridged
+from whiten_index.versions.references import corpus_record, open_store
+from whiten_index.versions.retention import before_bridged, rollback
 from whiten_index.whitening.bridge import Bridge, CrossMoments
 from whiten_index.whitening.selection import reciprocal_ranks
 from whiten_index.whitening.spectrum import unit_rows
@@ -85,6 +86,7 @@ class MigrateReport:
     bridge: dict[str, Any] | None = None  # kind and agreement of the bridge that was published
     comparison: dict[str, Any] | None = None
     finished: bool = False
+    given_up: bool = False
     stages: Stages = field(default_factory=lambda: Stages(Progress()), repr=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -114,6 +116,8 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
     """
     require_config(config, MigrateConfig)
     stages = Stages(progress or Progress())
+    if config.give_up:
+        return _give_up(config, stages)
     base, target = migration_target(config)
     # Readers may have the version before open.
     kept = [str(read_published(config.index).fields["store"])]
@@ -191,12 +195,7 @@ def migration_status(index: Place) -> dict[str, Any]:
 
 def _target(config: MigrateConfig, base: BaseVersion) -> BuildConfig:
     """Return the build of the index by the new model."""
-    if model_place(base.store.place) is not None:
-        raise ArtifactError(
-            f"{config.index} has no sound version of the old model, from which a migration goes "
-            "on; whiten-index versions tells whether one is damaged and can be restored; if not, "
-            "build with the new model and the same --out and --store"
-        )
+    _require_old_model(config.index, base.store.place)
     if base.config.embedding_column is not None or base.passages:
         raise ConfigError(
             "an index of given embeddings or of passages by tokens is built again, not migrated; "
@@ -205,6 +204,15 @@ def _target(config: MigrateConfig, base: BaseVersion) -> BuildConfig:
     given = {name: getattr(config, name) for name in EncoderConfig.__dataclass_fields__}
     k = base.config.k if config.k is None else config.k
     return replace(base.config, **given, k=k, store=str(base.store.place), force=config.force)
+
+
+def _require_old_model(index: str, store: Place) -> None:
+    if model_place(store) is not None:
+        raise ArtifactError(
+            f"{index} has no sound version of the old model, from which a migration goes "
+            "on; whiten-index versions tells whether one is damaged and can be restored; if not, "
+            "build with the new model and the same --out and --store"
+        )
 
 
 def _fill(config: MigrateConfig, target: BuildConfig, stages: Stages) -> tuple[EncodeReport, bool]:
@@ -235,6 +243,30 @@ def _fill(config: MigrateConfig, target: BuildConfig, stages: Stages) -> tuple[E
         encoded = encode_shards(target, corpus, stages, executor=executor, remember=whole)
         encoded.note_spent()
         return encoded, whole
+
+
+def _give_up(config: MigrateConfig, stages: Stages) -> MigrateReport:
+    """Publish the version of the old model if a bridged one is, and let gc remove the rest."""
+    owner, before = owner_of(config.index), before_bridged(config.index)
+    if before is not None:
+        rollback(config.index, to=before)
+    published = read_published(config.index)
+    _require_old_model(config.index, published.fields["store"])
+    root, mirror = place_of(config.index)
+    store = open_store(
+        mirror.uri or root, published.fields, given=config.store, reader="migrate",
+        remedy="name it with --store DIR",
+    )  # fmt: skip
+    found = False
+    for each in open_stores(store.place):
+        notes = each.results.choice(MIGRATING) or {}
+        if notes.pop(owner, False):
+            each.results.save_choice(MIGRATING, notes)
+            found = True
+    if before is None and not found:
+        raise ConfigError(f"{config.index} has no migration under way to give up")
+    rows = int(published.fields["rows"])
+    return MigrateReport(config.index, published.name, rows, 0, given_up=True, stages=stages)
 
 
 def _mark(target: BuildConfig, new: EmbeddingStore, *, under_way: bool) -> None:

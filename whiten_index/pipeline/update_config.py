@@ -237,6 +237,11 @@ class MigrateConfig(JudgementOptions, EncoderConfig):
     force: bool = option(
         "Publish though a fifth or more of the rows before are gone.", OUTPUT, default=False
     )
+    give_up: bool = option(
+        "Publish the old model's version, and let gc remove what the new one encoded.",
+        OUTPUT,
+        default=False,
+    )
     max_loss: float | None = option(
         "Points that the new model may lose: of nDCG@10 by --queries, else of MRR by sentences.",
         JUDGEMENTS,
@@ -249,7 +254,7 @@ class MigrateConfig(JudgementOptions, EncoderConfig):
     def __post_init__(self) -> None:
         EncoderConfig.__post_init__(self)
         self.require_both()
-        if self.model is None:
+        if self.model is None and not self.give_up:
             raise ConfigError("say to which model: --model NAME")
         if self.first is not None and self.rows is None:
             raise ConfigError("--first is for runs of --rows N; name how many")

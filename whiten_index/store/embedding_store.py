@@ -35,12 +35,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whiten_index.artifacts import manifest
-from whiten_index.artifacts.atomic import (
-    make_folder,
-    remove_leftovers,
-    remove_path,
-    replace_file,
-)
+from whiten_index.artifacts.atomic import make_folder, remove_leftovers, remove_path, replace_file
 from whiten_index.artifacts.cached_storage import BucketStorage, place_of
 from whiten_index.artifacts.files import (
     exists,
@@ -70,7 +65,8 @@ from whiten_index.whitening.moments import Moments
 # Folders of the files of parts, and the ending of these.
 _DIGESTS, _ROWS, _END = "digests", "rows", ".zst"
 BRIDGED = ".bridged-"  # in the name of a store that a migration makes next to the new model's
-MIGRATING = {"note": "migration"}  # by which a store notes the indexes that it is filled for
+# By which a store notes the indexes whose migrations fill it, true, or have filled it, false.
+MIGRATING = {"note": "migration"}
 _BRIDGED_PLACE = re.compile(rf"(.+){re.escape(BRIDGED)}[0-9a-f]{{16}}")
 # Rows of small parts whose moments are taken together.
 _ROWS_TOGETHER = 1024
@@ -581,7 +577,6 @@ def require_encoder_folders(root: Place) -> list[Path]:
 
 
 def open_stores(root: Place) -> list[EmbeddingStore]:
-    """Open the stores of all the encoders in a store, but for one that a migration still fills."""
+    """Open the stores of all the encoders in a store."""
     folders = require_encoder_folders(root)
-    stores = [EmbeddingStore.open(root, fingerprint=folder.name) for folder in folders]
-    return [each for each in stores if not any((each.results.choice(MIGRATING) or {}).values())]
+    return [EmbeddingStore.open(root, fingerprint=folder.name) for folder in folders]

@@ -1,6 +1,7 @@
 """Compaction of a store: small and partly unused segments are joined."""
 
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from whiten_index.store.embedding_store import EmbeddingStore, open_stores
 from whiten_index.store.segments import Segment
 from whiten_index.versions.references import (
     indexes_of,
+    is_being_filled,
     lock_indexes,
     lock_stores,
     needed_digests,
@@ -78,7 +80,7 @@ def compact_store(root: Place, *, segment_rows: int = SHARD_ROWS) -> CompactRepo
         raise ConfigError(f"segments have 1 row or more; segment_rows {segment_rows} was given")
     place = required_place(root)
     counts, before, after = Counter[str](), Counter[str](), Counter[str]()
-    for store in open_stores(place):
+    for store in itertools.filterfalse(is_being_filled, open_stores(place)):
         with contextlib.ExitStack() as locks:
             lock_stores(place, [store], locks)
             indexes = indexes_of(place, [store])

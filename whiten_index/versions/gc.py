@@ -25,6 +25,7 @@ from whiten_index.versions.references import (
     Reference,
     files_naming,
     indexes_of,
+    is_being_filled,
     lock_indexes,
     lock_stores,
     needed_digests,
@@ -90,7 +91,7 @@ def gc_store(
     place = required_place(root)
     named = [settled(required_place(index)) for index in indexes]
     gone = [each if is_uri(each) else require_path(each) for each in forget]
-    stores = open_stores(place)
+    stores = list(itertools.filterfalse(is_being_filled, open_stores(place)))
     removed, kept = Counter[str](leftovers=0), Counter[str]()
     with contextlib.ExitStack() as locks:
         if not dry_run:

@@ -21,7 +21,7 @@ from whiten_index.artifacts.storage import LOCAL, Place, Storage, settled
 from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.paths import cut, is_uri
-from whiten_index.store.embedding_store import EmbeddingStore
+from whiten_index.store.embedding_store import MIGRATING, EmbeddingStore, model_place
 from whiten_index.store.notes import RegisteredIndex
 from whiten_index.store.records import CorpusRecord
 from whiten_index.versions.published import (
@@ -205,6 +205,12 @@ def stores_of(
     return list(dict.fromkeys(store for store, _ in uses))
 
 
+def is_being_filled(store: EmbeddingStore) -> bool:
+    """Return whether a migration fills a store, of an index that is there."""
+    notes = store.results.choice(MIGRATING) or {}
+    return any(under_way and is_index(index) for index, under_way in notes.items())
+
+
 def references_of(
     root: Place, stores: Collection[EmbeddingStore], indexes: Iterable[Place]
 ) -> list[Reference]:
@@ -212,7 +218,9 @@ def references_of(
     found = list[Reference]()
     for store in stores:
         paths = store.record_paths()
-        if not paths and store.segment_names():
+        notes = store.results.choice(MIGRATING)
+        given_up = notes is not None and False not in notes.values()
+        if not paths and not given_up and store.segment_names():
             raise ArtifactError(
                 f"{store.folder / 'corpora'} has no record of a corpus, so that it is not known "
                 "which rows are needed; mount its disk, run the encode that was interrupted to its "
@@ -306,6 +314,11 @@ def open_store(
 ) -> EmbeddingStore:
     """Open the store that a version was built from."""
     encoder = fields["encoder_fingerprint"]
+    if model_place(fields["store"]) is not None:
+        remedy = (
+            "it is of a bridged version: to make another, run whiten-index migrate again as "
+            f"before; or give the migration up: whiten-index migrate {root} --give-up"
+        )
     places = [given] if given is not None else list(dict.fromkeys(store_places(root, fields)))
     for place in places:
         try:
