@@ -1,6 +1,7 @@
 """A migration of an index in a bucket, each of its runs on a machine without copies."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from whiten_index import (
     open_index,
     update_index,
 )
+from whiten_index.errors import ArtifactError
+from whiten_index.versions.gc import gc_store
 from whiten_index.versions.retention import rollback
 
 pytestmark = pytest.mark.service
@@ -61,7 +64,34 @@ def test_each_run_on_another_machine(s3: Any, bucket: str, machine: Any, tmp_pat
     rollback(out)
     machine("fifth")
     assert migrate_index(MigrateConfig(**new)).rows == 1_400
+    # As it is after the index was moved: the name of the store is that of another.
+    left = [key for key in keys(s3, bucket) if ".bridged-" in key]
+    for key in left:
+        moved = re.sub(r"bridged-\w+", f"bridged-{16 * '0'}", key)
+        s3.copy_object(Bucket=bucket, Key=moved, CopySource=f"{bucket}/{key}")
     # A machine has no folder by which it would know the store of another.
     machine("sixth")
     assert migrate_index(MigrateConfig(**new)).finished
+    kept = [key for key in keys(s3, bucket) if ".bridged-" in key]
+    assert len(kept) == len(left) > 0
+    assert all(f".bridged-{16 * '0'}/" in key for key in kept)
+    machine("cleaner")
+    assert gc_store(f"{out}/store").bridged == 0
+    # What cannot be read may name it.
+    (damaged,) = (
+        key
+        for key in keys(s3, bucket, f"index/versions/{first.version}/")
+        if key.endswith("/manifest.json")
+    )
+    whole = s3.get_object(Bucket=bucket, Key=damaged)["Body"].read()
+    s3.put_object(Bucket=bucket, Key=damaged, Body=whole[:-9])
+    with pytest.raises(ArtifactError, match="does not say which rows"):
+        gc_store(f"{out}/store")
+    s3.put_object(Bucket=bucket, Key=damaged, Body=whole)
+    machine("seventh")
+    assert run("prune", out, "--keep", 1)[0] == 0
+    assert kept == [key for key in keys(s3, bucket) if ".bridged-" in key]
+    code, said, _ = run("gc", out, "--json")
+    assert (code, json.loads(said)["bridged"]) == (0, 1)
     assert not [key for key in keys(s3, bucket) if ".bridged-" in key]
+    assert run("verify", out)[0] == 0

@@ -187,6 +187,29 @@ def test_a_migration_of_an_index_that_is_gone_does_not_hold_gc_off(
     assert gc_store(folder / "store", forget=[folder / "other"], keep_days=0).segments > 0
 
 
+def test_gc_removes_the_stores_of_bridged_versions_that_were_pruned(
+    built: Path, folder: Path
+) -> None:
+    before, index = folder / "other", folder / "moved"
+    build(built, folder, out=str(before), corpus=str(built / "c.parquet"))
+    migrate(built, folder, index=str(before), rows=500, bridge=True)
+    before.rename(index)
+    moved: dict[str, Any] = {"indexes": [index], "forget": [before], "keep_days": 0}
+    migrate(built, folder, index=str(index), rows=500, bridge=True)
+    # Until the migration is finished, the stores of all of its versions stay.
+    assert gc_store(folder / "store", **moved).bridged == 0
+    migrate(built, folder, index=str(index))
+    assert gc_store(folder / "store", keep_days=0).bridged == 0
+    assert run("prune", index, "--keep", 2)[0] == 0
+    # The version before is a bridged one.
+    assert gc_store(folder / "store", dry_run=True).bridged == 1
+    assert gc_store(folder / "store").bridged == 1
+    assert len(list(folder.glob("store.bridged-*"))) == 1
+    assert run("prune", index, "--keep", 1)[0] == 0
+    assert gc_store(folder / "store").bridged == 1
+    assert not list(folder.glob("store.bridged-*"))
+
+
 def test_an_update_of_a_bridged_version_without_its_store(built: Path, folder: Path) -> None:
     index = folder / "index"
     migrate(built, folder, rows=500, bridge=True)

@@ -13,17 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.atomic import require_path
-from whiten_index.artifacts.cached_storage import required_place
-from whiten_index.artifacts.storage import settled
+from whiten_index.artifacts.cached_storage import place_of, required_place
+from whiten_index.artifacts.storage import Place, settled
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.paths import is_uri, shown
 from whiten_index.store.digest_index import HashTable, digest_keys
-from whiten_index.store.embedding_store import EmbeddingStore, open_stores
+from whiten_index.store.embedding_store import (
+    EmbeddingStore,
+    bridged_places,
+    open_stores,
+    remove_bridged,
+)
 from whiten_index.store.notes import UNFINISHED
 from whiten_index.versions.published import read_index_id
 from whiten_index.versions.references import (
     Reference,
     files_naming,
+    index_references,
     indexes_of,
     is_being_filled,
     lock_indexes,
@@ -46,6 +52,7 @@ class GcReport:
     dry_run: bool  # whether nothing was removed
     segments: int  # removed
     parts: int  # files of digests, of ids and kept columns, and of interrupted encodes, removed
+    bridged: int  # stores of bridged versions, removed
     leftovers: int  # unfinished files of writers that died, removed
     bytes: int  # freed, those of leftovers not counted
     kept: dict[str, int]  # kind -> how many of it stay; `recent` of them stay for their age alone
@@ -66,6 +73,9 @@ def gc_store(
     A row is needed by a corpus of the store, or by a version or candidate of an index that was
     built from it. Segments younger than ``keep_days`` stay too: they may be of an encode that was
     interrupted. From a bucket, only digests are read.
+
+    The store of a bridged version stays until that version is pruned, and no migration of this
+    store's indexes is under way.
 
     Args:
         root: of the store, or its URI.
@@ -91,7 +101,11 @@ def gc_store(
     place = required_place(root)
     named = [settled(required_place(index)) for index in indexes]
     gone = [each if is_uri(each) else require_path(each) for each in forget]
-    stores = list(itertools.filterfalse(is_being_filled, open_stores(place)))
+    bridged, every = bridged_places(place), open_stores(place)
+    stores = list(itertools.filterfalse(is_being_filled, every))
+    if len(stores) < len(every):
+        # A migration under way may need them.
+        bridged = []
     removed, kept = Counter[str](leftovers=0), Counter[str]()
     with contextlib.ExitStack() as locks:
         if not dry_run:
@@ -115,6 +129,7 @@ def gc_store(
             one, counts = _collect(store, references, dry_run, since)
             removed.update(one)
             kept.update(counts)
+        removed.update(_remove_unnamed(bridged, place, used_by, dry_run))
         if not dry_run:
             names = (store.mirror.remove_unnamed(store.segments_folder) for store in stores)
             removed["leftovers"] += sum(names)
@@ -126,6 +141,26 @@ def gc_store(
         indexes=tuple(map(str, used_by)),
         references=len(references),
     )
+
+
+def _remove_unnamed(
+    bridged: Sequence[Place], root: Place, indexes: Sequence[Place], dry_run: bool
+) -> Counter[str]:
+    """Remove the stores of bridged versions that are no more; count what was removed."""
+    counts, folders = Counter(bridged=0, bytes=0), dict[Place, list[Path]]()
+    for place in bridged:
+        folder, mirror = place_of(place)
+        folders[place] = mirror.folders(folder)
+    # Of moved stores and indexes, the name of an encoder's folder stays.
+    encoders = {each.name for some in folders.values() for each in some}
+    found = (each for index in indexes for each in index_references(index, root, encoders))
+    named = {each.encoder for each in found} if encoders else set[str]()
+    for place, some in folders.items():
+        if not named.intersection(each.name for each in some):
+            counts.update(bridged=1, bytes=place_of(place)[1].size(*some))
+            if not dry_run:
+                remove_bridged(place)
+    return counts
 
 
 def _collect(

@@ -188,7 +188,7 @@ def stores_of(
         raise ConfigError(f"--index {index} is no index: it has no {CURRENT}; check the path")
     uses = [
         (store, each.record)
-        for each in index_references(index, root, stores)
+        for each in index_references(index, root, _encoders(stores))
         for store in stores
         if each.is_of(store)
     ]
@@ -228,8 +228,12 @@ def references_of(
             )
         found += [Reference(store.fingerprint, store.record(path.name)) for path in paths]
     for index in indexes:
-        found += index_references(index, root, stores)
+        found += index_references(index, root, _encoders(stores))
     return found
+
+
+def _encoders(stores: Iterable[EmbeddingStore]) -> set[str]:
+    return {store.fingerprint for store in stores}
 
 
 def version_folders(index: Path, mirror: Storage = LOCAL) -> list[Path]:
@@ -239,17 +243,15 @@ def version_folders(index: Path, mirror: Storage = LOCAL) -> list[Path]:
     return versions + [index / CANDIDATES / name for name in candidates]
 
 
-def index_references(
-    index: Place, root: Place, stores: Collection[EmbeddingStore]
-) -> Iterator[Reference]:
-    """Yield the references of the versions and candidates of an index."""
+def index_references(index: Place, root: Place, encoders: Collection[str]) -> Iterator[Reference]:
+    """Yield the references of the versions and candidates of an index to rows of encoders."""
     folder, mirror = place_of(index)
     mirror.latest(folder / CURRENT)
     require_published(folder, mirror)
     if not mirror.uri:
         _require_no_strangers(folder, root)
     for each in version_folders(folder, mirror):
-        found = version_reference(each, root, stores, mirror)
+        found = version_reference(each, root, encoders, mirror)
         if found is not None:
             yield found
 
@@ -266,9 +268,9 @@ def _require_no_strangers(index: Path, root: Place) -> None:
 
 
 def version_reference(
-    folder: Path, root: Place, stores: Collection[EmbeddingStore], mirror: Storage = LOCAL
+    folder: Path, root: Place, encoders: Collection[str], mirror: Storage = LOCAL
 ) -> Reference | None:
-    """Return the reference of a version, None if it needs nothing of these stores."""
+    """Return the reference of a version, None if it needs no rows of these encoders."""
     published = folder.parent.name == VERSIONS
     with (mirror if published else LOCAL).opened(folder, [RECORD]) as copy:
         # In a bucket one may have been pruned meanwhile.
@@ -277,8 +279,7 @@ def version_reference(
         try:
             version = read_version(copy)
             encoder = version.fields["encoder_fingerprint"]
-            of_these = any(encoder == store.fingerprint for store in stores)
-            return Reference(encoder, corpus_record(version)) if of_these else None
+            return Reference(encoder, corpus_record(version)) if encoder in encoders else None
         except ArtifactError as error:
             way = "with whiten-index prune" if published else "as a folder"
             raise ArtifactError(

@@ -354,7 +354,9 @@ class _StoreCheck(_Check):
                     self.checking("indexes", folder, remedy, counted=False),
                     contextlib.suppress(ArtifactError),
                 ):
-                    reference = version_reference(folder, self.root, [self.store], mirror)
+                    reference = version_reference(
+                        folder, self.root, [self.store.fingerprint], mirror
+                    )
                     if reference is not None:
                         self._references.append(reference)
 
