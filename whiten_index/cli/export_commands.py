@@ -15,6 +15,7 @@ from whiten_index.cli.schema_options import (
     StrictCommand,
     json_option,
     pairs,
+    plan_option,
     schema_options,
     verify_option,
 )
@@ -135,8 +136,9 @@ def _form_of(target: str, form: str | None) -> str:
     help="Of the database's index and load, such as m=16; may be repeated.",
 )
 @click.option("--status", is_flag=True, help="Print what is there, and whether INDEX fits it.")
+@plan_option
 @json_option
-def push(options: dict[str, str], status: bool, **given: Any) -> None:
+def push(options: dict[str, str], status: bool, plan: bool, **given: Any) -> None:
     """Bring a database to the published version of INDEX: rows, whitened vectors, kept columns.
 
     What the database has of an earlier version by the same transform is changed in place. Else a
@@ -144,10 +146,13 @@ def push(options: dict[str, str], status: bool, **given: Any) -> None:
     Run it again to resume after an error. Passwords come from the
     variables that the database's client reads, never in the URL.
     """
-    from whiten_index.vectordb.push import push_index
+    from whiten_index.vectordb.push import plan_push, push_index
 
     named = {name: value for name, value in given.items() if value is not None}
     config = PushConfig(**named, options=options)
+    if plan:
+        terminal.show(asdict(plan_push(config)))
+        return
     if status:
         _print_status(config)
         return

@@ -4,19 +4,44 @@ They are read without the database's client.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from whiten_index.errors import ConfigError
 from whiten_index.paths import cut
 
+if TYPE_CHECKING:
+    from whiten_index.vectordb.pushed_table import PushedTable
+
+# Settings of an engine's searches: name -> value.
+Effort: TypeAlias = Mapping[str, int]
+MB = 1 << 20
 _MOST = 999_999_999
 Count = Annotated[int, Field(ge=0, le=_MOST)]
 Positive = Annotated[int, Field(ge=1, le=_MOST)]
 # Bytes by which the name of a collection is longer than its alias.
 SUFFIX_BYTES = 10
+
+
+def number_bytes(dtype: str) -> int:
+    """Return the bytes of a number of ``float32`` or ``float16``."""
+    return 2 if dtype == "float16" else 4
+
+
+@dataclass(frozen=True)
+class Code:
+    """A form of the vectors that searches read: options and ``--dtype`` of a push."""
+
+    options: Mapping[str, str] = field(default_factory=dict)
+    dtype: str = "float32"
+
+    def __str__(self) -> str:
+        given = [f"--option {name}={value}" for name, value in self.options.items()]
+        return " ".join(given + [f"--dtype {self.dtype}"] * (self.dtype != "float32"))
 
 
 class EngineOptions(BaseModel):
@@ -43,6 +68,8 @@ class EngineOptions(BaseModel):
             return cls.model_validate(dict(given))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
+            if not first["loc"]:
+                raise ConfigError(str(first["ctx"]["error"])) from None
             name = cut(str(first["loc"][0]), most=60)
             if first["type"] == "extra_forbidden":
                 names = (field.alias or name for name, field in cls.model_fields.items())
@@ -50,6 +77,48 @@ class EngineOptions(BaseModel):
             else:
                 wrong = f": {first['msg']}; {cut(given[name], most=60)!r} was given"
             raise ConfigError(f"--option {name}{wrong}") from None
+
+    @classmethod
+    @abstractmethod
+    def codes(cls, k: int) -> dict[str, Code]:
+        """Return the forms that the engine has for vectors of k numbers, by name."""
+
+    @abstractmethod
+    def code_bytes(self, k: int, dtype: str) -> int:
+        """Return the bytes of a vector of k numbers in the form that searches read first."""
+
+    @abstractmethod
+    def index_bytes(self, rows: int, k: int, dtype: str) -> int | None:
+        """Return the bytes of the index of so many vectors; None where it is not known."""
+
+    def build_bytes(self, rows: int, k: int, dtype: str) -> int | None:
+        """Return the memory, in bytes, that building the index takes; None if not known."""
+        return self.index_bytes(rows, k, dtype)
+
+    def settings_for(self, rows: int, k: int, dtype: str) -> dict[str, str]:  # noqa: ARG002
+        """Return options that a push of so many rows should be given, beside these."""
+        return {}
+
+    def efforts(self, rows: int) -> Sequence[Effort]:  # noqa: ARG002
+        """Return settings of searches among so many rows, the fastest first."""
+        return ({},)
+
+    def usual_effort(self, rows: int) -> Effort:
+        """Return the settings by which a push searches."""
+        found = self.efforts(rows)
+        return found[len(found) // 2]
+
+    @abstractmethod
+    def query(self, table: str, made: "PushedTable") -> str:
+        """Return the call of the engine's client, or the SQL, that searches a table."""
+
+
+# Quantization of Qdrant -> bits of a number, 0 for those of the vectors.
+_QDRANT_BITS = {
+    "none": 0, "scalar": 8, "binary": 1, "binary_1.5_bits": 1.5, "binary_2_bits": 2,
+    "product_x16": 2, "product_x32": 1, "product_x64": 0.5, "turbo_1_bit": 1,
+    "turbo_1.5_bits": 1.5, "turbo_2_bits": 2, "turbo_4_bits": 4,
+}  # fmt: skip
 
 
 class QdrantOptions(EngineOptions):
@@ -69,7 +138,11 @@ class QdrantOptions(EngineOptions):
     m: Count | None = None
     ef_construct: Positive | None = None
     indexing_threshold: Count = 10_000
-    quantization: Literal["none", "scalar", "binary"] = "none"
+    quantization: Literal[
+        "none", "scalar", "binary", "binary_1.5_bits", "binary_2_bits", "product_x16",
+        "product_x32", "product_x64", "turbo_1_bit", "turbo_1.5_bits", "turbo_2_bits",
+        "turbo_4_bits",
+    ] = "none"  # fmt: skip
     on_disk: bool | None = None
     shard_number: Positive | None = None
     replication_factor: Positive | None = None
@@ -77,6 +150,40 @@ class QdrantOptions(EngineOptions):
     grpc_port: Annotated[int, Field(ge=1, le=65_535)] = 6334
     timeout: Positive = 60
     index_timeout: Positive = 3600
+
+    @classmethod
+    def codes(cls, k: int) -> dict[str, Code]:  # noqa: ARG003
+        """Return the forms of vectors."""
+        names = [name for name in _QDRANT_BITS if name != "none"]
+        return {
+            "float32": Code(), "float16": Code(dtype="float16"),
+            **{name: Code({"quantization": name}) for name in names},
+        }  # fmt: skip
+
+    def code_bytes(self, k: int, dtype: str) -> int:
+        """Return the bytes of a code."""
+        bits = _QDRANT_BITS[self.quantization] or 8 * number_bytes(dtype)
+        return math.ceil(k * bits / 8)
+
+    def index_bytes(self, rows: int, k: int, dtype: str) -> int:
+        """Return the bytes of codes and links, of which a point has 2 m on the lowest level."""
+        codes = 0 if self.quantization == "none" else self.code_bytes(k, dtype)
+        return rows * (codes + 8 * (16 if self.m is None else self.m))
+
+    def efforts(self, rows: int) -> Sequence[Effort]:  # noqa: ARG002
+        """Return widths of the search of the graph."""
+        return tuple({"hnsw_ef": ef} for ef in (64, 128, 256))
+
+    def query(self, table: str, made: "PushedTable") -> str:  # noqa: ARG002
+        """Return a call of the client, with codes ranked again by the vectors."""
+        params = "hnsw_ef=128"
+        if self.quantization != "none":
+            again = "models.QuantizationSearchParams(rescore=True, oversampling=2.0)"
+            params += f", quantization={again}"
+        return (
+            f"client.query_points({table!r}, query=vector, limit=10, "
+            f"search_params=models.SearchParams({params}))"
+        )
 
 
 class MilvusOptions(EngineOptions):
@@ -96,28 +203,105 @@ class MilvusOptions(EngineOptions):
     )
 
     db: str = ""
-    index: Literal["hnsw", "flat", "ivf_flat", "autoindex"] = "hnsw"
+    index: Literal[
+        "hnsw", "hnsw_sq", "flat", "ivf_flat", "ivf_sq8", "ivf_pq", "ivf_rabitq", "scann",
+        "diskann", "autoindex", "faiss",
+    ] = "hnsw"  # fmt: skip
     m: Positive = 16
     ef_construction: Positive = 200
     nlist: Positive | None = None
+    pq_m: Positive | None = None
+    factory: str | None = Field(None, min_length=1, max_length=200)
     index_timeout: Positive = 3600
 
-    def index_params(self, rows: int) -> dict[str, int]:
+    @model_validator(mode="after")
+    def _factory_of_faiss(self) -> Self:
+        if (self.index == "faiss") is (self.factory is None):
+            raise ValueError(
+                "--option index=faiss needs --option factory=NAME, such as IVF1024,SQ8, and no "
+                "other index takes one"
+            )
+        return self
+
+    def index_params(self, rows: int, k: int) -> dict[str, Any]:
         """Return the parameters of the index of a collection with some rows."""
-        if self.index == "hnsw":
-            return {"M": self.m, "efConstruction": self.ef_construction}
-        if self.index == "ivf_flat":
-            # k-means wants 39 rows or more for each centre.
-            by_default = max(1, min(int(4 * math.sqrt(rows)), rows // 39))
-            return {"nlist": self.nlist or by_default}
+        if self.index == "faiss":
+            return {"faiss_index_name": self.factory}
+        if self.index.startswith("hnsw"):
+            of_code = {"sq_type": "SQ8"} if self.index == "hnsw_sq" else {}
+            return {"M": self.m, "efConstruction": self.ef_construction, **of_code}
+        if self._lists:
+            of_code = {"m": self._pq_bytes(k), "nbits": 8} if self.index == "ivf_pq" else {}
+            return {"nlist": self._many(rows), **of_code}
         return {}
+
+    @property
+    def _lists(self) -> bool:
+        return self.index.startswith("ivf") or self.index == "scann"
+
+    def _many(self, rows: int) -> int:
+        # k-means wants 39 rows or more for each centre.
+        return self.nlist or max(1, min(int(4 * math.sqrt(rows)), rows // 39))
+
+    def _pq_bytes(self, k: int) -> int:
+        """Return the number of parts of a vector, a byte each, which divides its width."""
+        most = k // 4
+        return self.pq_m or max(n for n in range(1, max(1, most) + 1) if k % n == 0)
+
+    @classmethod
+    def codes(cls, k: int) -> dict[str, Code]:  # noqa: ARG003
+        """Return the forms of vectors; Milvus Lite has ``sq`` and ``ivf_sq8`` alone."""
+        return {
+            "float32": Code(),
+            "sq": Code({"index": "hnsw_sq"}),
+            "ivf_sq8": Code({"index": "ivf_sq8"}),
+            "pq": Code({"index": "ivf_pq"}),
+            "rabitq": Code({"index": "ivf_rabitq"}),
+            "scann": Code({"index": "scann"}),
+        }
+
+    def code_bytes(self, k: int, dtype: str) -> int:
+        """Return the bytes of a code."""
+        by_index: dict[str, int] = {
+            "hnsw_sq": k, "ivf_sq8": k, "ivf_pq": self._pq_bytes(k),
+            "ivf_rabitq": math.ceil(k / 8) + 8, "scann": math.ceil(k / 4),
+        }  # fmt: skip
+        return by_index.get(self.index, k * number_bytes(dtype))
+
+    def index_bytes(self, rows: int, k: int, dtype: str) -> int | None:
+        """Return the bytes of codes and links, of which a row has 2 m on the lowest level."""
+        if self.index in ("faiss", "diskann"):
+            return None
+        links = 8 * self.m * self.index.startswith("hnsw")
+        # Ranked again by the vectors, which it keeps too.
+        also = k * number_bytes(dtype) if self.index == "scann" else 0
+        return rows * (self.code_bytes(k, dtype) + links + also)
+
+    def efforts(self, rows: int) -> Sequence[Effort]:
+        """Return widths of searches of a graph, or numbers of lists to read."""
+        if self.index.startswith("hnsw"):
+            return tuple({"ef": ef} for ef in (64, 128, 256))
+        if self._lists:
+            many = self._many(rows)
+            return tuple({"nprobe": n} for n in probes(many))
+        return ({"search_list": 100},) if self.index == "diskann" else ({},)
+
+    def query(self, table: str, made: "PushedTable") -> str:
+        """Return a call of the client."""
+        params = dict(self.usual_effort(made.rows))
+        return (
+            f"client.search({table!r}, data=[vector], limit=10, "
+            f'search_params={{"params": {params}}})'
+        )
 
 
 _PARTITIONS = ("num_partitions", "sample_rate")
 # Kind of index of LanceDB -> its options.
 _OF_INDEX = {
     "ivf_pq": (*_PARTITIONS, "num_sub_vectors", "num_bits"),
+    "ivf_rq": (*_PARTITIONS, "num_bits"),
     "ivf_hnsw_sq": (*_PARTITIONS, "m", "ef_construction"),
+    "ivf_hnsw_flat": (*_PARTITIONS, "m", "ef_construction"),
 }
 
 
@@ -133,7 +317,9 @@ class LanceOptions(EngineOptions):
         "letters and digits of ASCII, _, - and ., and another end than __pending",
     )  # fmt: skip
 
-    index: Literal["auto", "none", "ivf_flat", "ivf_sq", "ivf_pq", "ivf_hnsw_sq"] = "auto"
+    index: Literal[
+        "auto", "none", "ivf_flat", "ivf_sq", "ivf_pq", "ivf_rq", "ivf_hnsw_sq", "ivf_hnsw_flat"
+    ] = "auto"
     num_partitions: Positive | None = None
     sample_rate: Positive | None = None
     num_sub_vectors: Positive | None = None
@@ -159,10 +345,85 @@ class LanceOptions(EngineOptions):
 
     def partitions(self, rows: int) -> int:
         """Return the number of partitions of the index of a table with some rows."""
-        if self.index == "ivf_hnsw_sq":
+        if "hnsw" in self.index:
             return self.num_partitions or 1
         # The engine learns the place of each from 256 rows.
         return self.num_partitions or max(1, min(math.isqrt(rows) // 2, rows // 256))
+
+    @classmethod
+    def codes(cls, k: int) -> dict[str, Code]:
+        """Return the forms of vectors: numbers without an index, and codes in partitions."""
+        found = {"float32": Code({"index": "none"}), "float16": Code({"index": "none"}, "float16")}
+        found["sq"] = Code({"index": "ivf_sq"})
+        for parts in (16, 32, 64, 128):
+            if k % parts == 0 and parts < k:
+                found[f"pq{parts}"] = Code({"index": "ivf_pq", "num_sub_vectors": str(parts)})
+        for bits in (1, 2, 4):
+            if k % 8 == 0:
+                found[f"rq{bits}"] = Code({"index": "ivf_rq", "num_bits": str(bits)})
+        return found
+
+    def code_bytes(self, k: int, dtype: str) -> int:
+        """Return the bytes of a code; ``auto`` is taken for a table of 100,000 rows or more."""
+        if self.index == "ivf_pq":
+            # The engine's own measure, if none is given.
+            parts = self.num_sub_vectors or (k // 16 if k % 16 == 0 else max(1, k // 8))
+            return math.ceil(parts * (self.num_bits or 8) / 8)
+        if self.index == "ivf_rq":
+            return math.ceil(k * (self.num_bits or 1) / 8)
+        by_bytes = self.index in ("auto", "ivf_sq", "ivf_hnsw_sq")
+        return k if by_bytes else k * number_bytes(dtype)
+
+    def index_bytes(self, rows: int, k: int, dtype: str) -> int:
+        """Return the bytes of the index, beside each code measured with LanceDB 0.40."""
+        kind = self.index_kind(rows)
+        if kind == "none":
+            return 0
+        each = self.code_bytes(k, dtype) + 2
+        if "hnsw" in kind:
+            each += 10 * (self.m or 20)
+        elif kind == "ivf_rq":
+            bits = self.num_bits or 1
+            # Further bits are kept of 64 numbers at a time.
+            further = 24 + (-k % 64) * (bits - 1) // 8
+            each += 12 if bits == 1 else further
+        centres = 256 * k * 4 if kind == "ivf_pq" else 0
+        return rows * each + centres + self.partitions(rows) * k * 4
+
+    def efforts(self, rows: int) -> Sequence[Effort]:
+        """Return numbers of partitions to read, and of candidates to rank by the vectors."""
+        kind = self.index_kind(rows)
+        if kind == "none":
+            return ({},)
+        again = 10 if kind in ("ivf_pq", "ivf_rq") else 2
+        if "hnsw" in kind:
+            return tuple({"ef": ef, "refine_factor": again} for ef in (40, 100, 200))
+        many = self.partitions(rows)
+        return tuple({"nprobes": n, "refine_factor": again} for n in probes(many))
+
+    def query(self, table: str, made: "PushedTable") -> str:
+        """Return a call of the client."""
+        metric = {"cosine": "cosine", "ip": "dot"}[made.metric]
+        calls = [f".{name}({value})" for name, value in self.usual_effort(made.rows).items()]
+        return (
+            f'database.open_table({table!r}).search(vector).distance_type("{metric}")'
+            f"{''.join(calls)}.limit(10)"
+        )
+
+
+def probes(many: int) -> list[int]:
+    """Return how many of the lists of an index to read, the fewest first."""
+    return sorted({max(1, many // 16), min(many, max(20, many // 4)), many})
+
+
+# Type of a column in pgvector, and the most numbers of one that an index takes.
+VECTOR_TYPES = {"float32": "vector", "float16": "halfvec"}
+MOST_INDEXED = {"vector": 2000, "halfvec": 4000, "bit": 64_000}
+# Kind of index -> the extension that has it, beside pgvector.
+EXTENSIONS = {"vchordrq": "vchord", "diskann": "vectorscale"}
+# pgvector's operator class and operator of a metric, and the score of distance 0.
+OPERATORS = {"cosine": ("cosine_ops", "<=>", 1.0), "ip": ("ip_ops", "<#>", 0.0)}
+_PAGE = 8160  # bytes of a page that rows of an index may take
 
 
 class PostgresOptions(EngineOptions):
@@ -188,7 +449,8 @@ class PostgresOptions(EngineOptions):
         "sslrootcert", "sslsni", "target_session_attrs", "tcp_user_timeout", "user",
     ))  # fmt: skip
 
-    index: Literal["hnsw", "ivfflat", "none"] = "hnsw"
+    index: Literal["hnsw", "ivfflat", "vchordrq", "diskann", "none"] = "hnsw"
+    code: Literal["column", "halfvec", "bit"] = "column"
     m: Annotated[int, Field(ge=2, le=100)] = 16
     ef_construction: Annotated[int, Field(ge=4, le=1000)] = 64
     lists: Annotated[int, Field(ge=1, le=32_768)] | None = None
@@ -197,9 +459,149 @@ class PostgresOptions(EngineOptions):
     lock_timeout: Annotated[int, Field(ge=1, le=86_400)] = 10
     schema_name: str | None = Field(None, alias="schema")
 
-    def index_params(self, rows: int) -> dict[str, int]:
+    @model_validator(mode="after")
+    def _code_has_an_index(self) -> Self:
+        if self.code != "column" and self.index not in ("hnsw", "ivfflat"):
+            raise ValueError(
+                f"--option code={self.code} needs an index of pgvector; give index=hnsw or "
+                "index=ivfflat, or leave code out"
+            )
+        return self
+
+    def index_params(self, rows: int) -> dict[str, Any]:
         """Return the parameters of the index of a table with some rows."""
         if self.index == "hnsw":
             return {"m": self.m, "ef_construction": self.ef_construction}
+        if self.index == "ivfflat":
+            return {"lists": self._many(rows)}
+        if self.index == "vchordrq":
+            # Vectors have unit length, or are compared by dot product.
+            internal = f"[build.internal]\nlists = [{self._many(rows)}]\nspherical_centroids = true"
+            return {"options": f"residual_quantization = false\n{internal}"}
+        return {}
+
+    def _many(self, rows: int) -> int:
         by_default = rows // 1000 if rows <= 1_000_000 else math.isqrt(rows)
-        return {"lists": self.lists or max(1, min(32_768, by_default))}
+        return self.lists or max(1, min(32_768, by_default))
+
+    def indexed_type(self, dtype: str) -> str:
+        """Return the type that the index has of a vector: vector, halfvec or bit."""
+        return VECTOR_TYPES[dtype] if self.code == "column" else self.code
+
+    def indexed(self, k: int, dtype: str, metric: str, extension: str) -> tuple[str, str, str]:
+        """Return the expression that is indexed, its operator class, and its operator.
+
+        ``extension`` is the schema of pgvector, quoted, with a dot.
+        """
+        type_ = self.indexed_type(dtype)
+        ops, operator, _ = OPERATORS[metric]
+        if type_ == "bit":
+            coded = f"({extension}binary_quantize(vector)::pg_catalog.bit({k}))"
+            return coded, "bit_hamming_ops", "<~>"
+        expression = "vector" if self.code == "column" else f"(vector::{extension}halfvec({k}))"
+        return expression, f"{type_}_{ops}", operator
+
+    def search_sql(self, table: str, made: "PushedTable", extension: str = "") -> str:
+        """Return the SQL of a search: $1 the query, $2 the rows, $3 candidates of a code.
+
+        ``table`` is quoted; ``extension`` is the schema of pgvector, quoted, with a dot.
+        """
+        type_ = f"{extension}{VECTOR_TYPES[made.dtype]}"
+
+        def by(operator: str) -> str:
+            return f"OPERATOR({extension}{operator})" if extension else operator
+
+        far = f"vector {by(OPERATORS[made.metric][1])} $1::{type_}"
+        if self.code == "column":
+            return f"SELECT id, {far} FROM {table} ORDER BY 2 LIMIT $2"
+        expression, _, operator = self.indexed(made.k, made.dtype, made.metric, extension)
+        query = expression.replace("(vector", f"($1::{type_}")
+        inner = f"SELECT id, vector FROM {table} ORDER BY {expression} {by(operator)} {query}"
+        return f"SELECT id, {far} FROM ({inner} LIMIT $3) AS found ORDER BY 2 LIMIT $2"
+
+    @classmethod
+    def codes(cls, k: int) -> dict[str, Code]:
+        """Return the forms of vectors that an index of pgvector has."""
+        found = {
+            "vector": Code(), "halfvec": Code(dtype="float16"),
+            "halfvec-code": Code({"code": "halfvec"}), "bit-code": Code({"code": "bit"}),
+        }  # fmt: skip
+        return {
+            name: code
+            for name, code in found.items()
+            if k <= MOST_INDEXED[cls.parse(code.options).indexed_type(code.dtype)]
+        }
+
+    def code_bytes(self, k: int, dtype: str) -> int:
+        """Return the bytes of a code."""
+        if self.index == "vchordrq":
+            return math.ceil(k / 8)
+        if self.index == "diskann":
+            # Two bits of a number, of wide vectors one.
+            return math.ceil(k * (2 if k < 900 else 1) / 8)
+        by_type = {"bit": math.ceil(k / 8), "halfvec": 2 * k, "vector": 4 * k}
+        return by_type[self.indexed_type(dtype)]
+
+    def index_bytes(self, rows: int, k: int, dtype: str) -> int | None:
+        """Return the bytes of the pages of the index, as pgvector 0.8.5 fills them."""
+        code = self.code_bytes(k, dtype) + 8
+        if self.index == "hnsw":
+            each = _aligned(72 + code) + _aligned(4 + 12 * self.m) + 14
+        elif self.index == "ivfflat":
+            each = _aligned(8 + code) + 4
+        else:
+            return 0 if self.index == "none" else None
+        half_full = self._many(rows) // 2 if self.index == "ivfflat" else 0
+        pages = 1 + half_full + math.ceil(rows / max(1, _PAGE // each))
+        return 8192 * pages
+
+    def build_bytes(self, rows: int, k: int, dtype: str) -> int | None:
+        """Return the memory of a graph that is built within ``maintenance_work_mem``."""
+        if self.index == "hnsw":
+            return rows * (self.code_bytes(k, dtype) + 204 + 32 * self.m)
+        return None if self.index in EXTENSIONS else 64 * MB * (self.index == "ivfflat")
+
+    def settings_for(self, rows: int, k: int, dtype: str) -> dict[str, str]:
+        """Return the memory that keeps the graph out of the disk while it is built."""
+        needed = self.build_bytes(rows, k, dtype) if self.index == "hnsw" else None
+        if not needed:
+            return {}
+        # Memory is taken in whole megabytes, and each worker keeps some.
+        return {"maintenance_work_mem": f"{max(64, math.ceil(1.1 * needed / MB) + 3)}MB"}
+
+    def efforts(self, rows: int) -> Sequence[Effort]:
+        """Return settings of the server; ``candidates`` are ranked again by the vectors."""
+        if self.index == "hnsw":
+            coded = self.code != "column"
+            return tuple(
+                {"hnsw.ef_search": ef, **({"candidates": ef} if coded else {})}
+                for ef in (40, 100, 200)
+            )
+        if self.index == "ivfflat":
+            coded = self.code != "column"
+            return tuple(
+                {"ivfflat.probes": n, **({"candidates": 100} if coded else {})}
+                for n in probes(self._many(rows))
+            )
+        if self.index == "vchordrq":
+            return tuple({"vchordrq.probes": n} for n in probes(self._many(rows)))
+        if self.index == "diskann":
+            return tuple(
+                {"diskann.query_search_list_size": n, "diskann.query_rescore": n}
+                for n in (50, 100, 200)
+            )
+        return ({},)
+
+    def query(self, table: str, made: "PushedTable") -> str:
+        """Return the settings and the SQL, with :query for the vector."""
+        quoted = '"' + table.replace('"', '""') + '"'
+        place = f'"{self.schema_name}".{quoted}' if self.schema_name else quoted
+        effort = dict(self.usual_effort(made.rows))
+        candidates = effort.pop("candidates", 0)
+        order = self.search_sql(place, made).replace("$1", ":query").replace("$2", "10")
+        settings = "".join(f"SET {name} = {value}; " for name, value in effort.items())
+        return settings + order.replace("$3", str(candidates))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 8) * 8

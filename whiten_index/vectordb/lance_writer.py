@@ -56,7 +56,8 @@ from whiten_index.vectordb.pushed_table import (
 _PENDING = "__pending"
 _DISTANCES = {"cosine": "cosine", "ip": "dot"}
 _INDEXES = {
-    "ivf_flat": "IvfFlat", "ivf_sq": "IvfSq", "ivf_pq": "IvfPq", "ivf_hnsw_sq": "HnswSq",
+    "ivf_flat": "IvfFlat", "ivf_sq": "IvfSq", "ivf_pq": "IvfPq", "ivf_rq": "IvfRq",
+    "ivf_hnsw_sq": "HnswSq", "ivf_hnsw_flat": "HnswFlat",
 }  # fmt: skip
 _REFUSED = re.compile(r"incompatible with concurrent transaction|[Cc]ommit conflict")
 _SLICE_ROWS = 16_384
@@ -217,8 +218,8 @@ class LanceWriter(DatabaseWriter):
         self, stored: Stored, *, exact: bool, effort: Mapping[str, int] | None
     ) -> Iterator[Find]:
         table, distance = stored.handle, _DISTANCES[stored.table.metric]
-        probes = max(20, self._options.partitions(int(table.count_rows())) // 4)
-        settings = {"nprobes": probes, "refine_factor": 2} if effort is None else effort
+        usual = self._options.usual_effort
+        settings = usual(int(table.count_rows())) if effort is None else effort
 
         def find(vectors: NDArray[np.float32], top_k: int) -> list[list[Hit]]:
             hits = list[list[Hit]]()

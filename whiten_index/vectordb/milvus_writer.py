@@ -35,8 +35,6 @@ _PRIMARY = "pk"
 _RESERVED = (_PRIMARY, "$meta", "_seq", "_partition", "count(*)")
 _LONGEST_TEXT = 65_535
 _EXACT_INDEXES = ("FLAT", "BRUTE_FORCE")
-# Kind of index -> how it is searched.
-_SEARCHES = {"HNSW": {"ef": 128}, "IVF_FLAT": {"nprobe": 32}}
 # A server takes 64 MB at once; JSON and base64 are longer than the columns of Arrow.
 _SENT_BYTES = 16 << 20
 _PAGE_ROWS = 8192
@@ -161,11 +159,11 @@ class MilvusWriter(AliasWriter):
     def _build(self, held: Stored, layout: Layout) -> None:
         self._milvus.flush(held.name)
         if not self._index_type(held.name):
-            chosen = self._options.index_params(held.table.rows)
+            chosen = self._options.index_params(held.table.rows, layout.k)
             self._index(held.name, self._options.index.upper(), layout.metric.upper(), chosen)
         self._load(held.name)
 
-    def _index(self, collection: str, kind: str, metric: str, chosen: Mapping[str, int]) -> None:
+    def _index(self, collection: str, kind: str, metric: str, chosen: Mapping[str, Any]) -> None:
         params = MilvusClient.prepare_index_params()
         params.add_index(
             field_name=VECTOR, index_type=kind, index_name=VECTOR, metric_type=metric,
@@ -198,7 +196,11 @@ class MilvusWriter(AliasWriter):
         self._load(stored.name)
         index_type = self._index_type(stored.name)
         by_index = not exact or index_type in _EXACT_INDEXES
-        params = {"params": _SEARCHES.get(index_type, {}) if effort is None else dict(effort)}
+        if effort is None:
+            # Options given later shape no table that is there.
+            ours = index_type == self._options.index.upper()
+            effort = self._options.usual_effort(stored.table.rows) if ours else {}
+        params = {"params": dict(effort)}
 
         def find(vectors: NDArray[np.float32], top_k: int) -> list[list[Hit]]:
             if not by_index:

@@ -14,10 +14,10 @@ from psycopg import sql
 from whiten_index.corpus.arrow_types import replaced_leaves
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError, first_line
+from whiten_index.vectordb.engine_options import VECTOR_TYPES
 from whiten_index.vectordb.json_rows import from_objects, is_bytes, to_objects
 from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, RowsError
 
-VECTOR_TYPES = {"float32": "vector", "float16": "halfvec"}
 _LONGEST_NAME = 63
 # Types whose values are sent as bytes that are ready for the server.
 _READY = ("text", "bytea", "jsonb")

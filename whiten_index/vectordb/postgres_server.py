@@ -30,6 +30,11 @@ _SILENCE = 120
 _ALIVE = {"keepalives_idle": 60, "keepalives_interval": 15, "tcp_user_timeout": 120_000}
 _ENCODE = "write @ : / ? # % of a user as %40 %3A %2F %3F %23 %25, and set PGPASSWORD"
 
+_SCHEMA_OF = (
+    "SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace "
+    "WHERE e.extname = %s"
+)
+
 # SQLSTATE, or its class, of rows that are refused.
 OF_ROWS = ("23502", "23505", "22", "54000")
 # SQLSTATE, or its class of two letters -> remedy.
@@ -204,6 +209,17 @@ def find_extension(connection: Any, schema: str | None, *, make: bool) -> tuple[
                 ) from None
         found = connection.execute(query).fetchone()
     return found or ("", "")
+
+
+def require_extension(connection: Any, name: str, index: str) -> str:
+    """Return the schema of an extension, whose kind of index is asked for."""
+    found = connection.execute(_SCHEMA_OF, [name]).fetchone()
+    if found is None:
+        raise ConfigError(
+            f"{shown_address(connection)} has no extension {name}, which --option index={index} "
+            f"needs; run CREATE EXTENSION {name} CASCADE in this database, or give another index"
+        )
+    return str(found[0])
 
 
 TABLES, ADDITIONS, CARRY = (

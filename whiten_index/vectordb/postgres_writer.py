@@ -28,8 +28,14 @@ from psycopg import sql
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.database_writer import DatabaseWriter, Find, Hit, Sizes, Stored
-from whiten_index.vectordb.engine_options import PostgresOptions
-from whiten_index.vectordb.postgres_copy import VECTOR_TYPES, RowFormat
+from whiten_index.vectordb.engine_options import (
+    EXTENSIONS,
+    MOST_INDEXED,
+    OPERATORS,
+    VECTOR_TYPES,
+    PostgresOptions,
+)
+from whiten_index.vectordb.postgres_copy import RowFormat
 from whiten_index.vectordb.postgres_server import (
     ADDITIONS,
     CARRY,
@@ -40,14 +46,11 @@ from whiten_index.vectordb.postgres_server import (
     explain_error,
     find_extension,
     find_schema,
+    require_extension,
     shown_address,
 )
 from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, PushedTable, RowsError
 
-# The widest vectors that an index of pgvector takes.
-_MOST_INDEXED = {"float32": 2000, "float16": 4000}
-# pgvector's operator class and operator, and the score of distance 0.
-_OPERATORS = {"cosine": ("cosine_ops", "<=>", 1.0), "ip": ("ip_ops", "<#>", 0.0)}
 # Seconds that new readers wait behind an attempt to lock a table, and between two attempts. The
 # last one outlasts ``deadlock_timeout``, after which an automatic VACUUM makes way.
 _ATTEMPT, _PAUSE, _LAST_ATTEMPT = 0.2, 0.3, 1.5
@@ -120,13 +123,17 @@ class PostgresWriter(DatabaseWriter):
         return found
 
     def _create(self, made: PushedTable, layout: Layout) -> Stored:
-        k, dtype, most = layout.k, layout.dtype, _MOST_INDEXED[layout.dtype]
-        if self._options.index != "none" and k > most:
-            narrow = "--dtype float16 or " if dtype == "float32" and k <= 4000 else ""
+        k, chosen = layout.k, self._options
+        type_ = chosen.indexed_type(layout.dtype)
+        if chosen.index in ("hnsw", "ivfflat") and k > (most := MOST_INDEXED[type_]):
+            halves = type_ == "vector" and k <= MOST_INDEXED["halfvec"]
+            narrow = "--dtype float16, --option code=bit or " if halves else ""
             raise ConfigError(
-                f"an index of pgvector takes {most:,} numbers of {dtype} and these vectors have "
+                f"an index of pgvector takes {most:,} numbers of {type_} and these vectors have "
                 f"{k:,}; push fewer with --k, or give {narrow}--option index=none"
             )
+        # Before any row is sent.
+        self._indexed(layout)
         columns = self._format(layout).definition()
         self._lock()
         self._require_replaceable()
@@ -179,7 +186,7 @@ class PostgresWriter(DatabaseWriter):
 
     def _build(self, held: Stored, layout: Layout) -> None:  # noqa: ARG002
         """Build the indexes of the pending table that do not exist yet."""
-        table, dtype = self._require(pending=True), layout.dtype
+        table = self._require(pending=True)
         place = self._place(table.name)
         if table.handle is None:
             # After the load, which is faster than before it.
@@ -190,17 +197,17 @@ class PostgresWriter(DatabaseWriter):
                 self._execute("COMMENT ON COLUMN {}.{} IS NULL", place, VECTOR)
                 self._describe(replace(table, handle=key))
         if self._options.index != "none":
-            operators = f"{VECTOR_TYPES[dtype]}_{_OPERATORS[layout.metric][0]}"
+            expression, operators = self._indexed(layout)
             settings = [
                 sql.SQL("{} = {}").format(sql.SQL(each), sql.Literal(value))
                 for each, value in self._options.index_params(table.table.rows).items()
             ]
             with self._building():
+                given = composed(" WITH ({})", sql.SQL(", ").join(settings))
                 self._execute(
-                    "CREATE INDEX IF NOT EXISTS {} ON {} USING {} ({} {}) WITH ({})",
-                    f"{table.name}v", place, self._options.index, VECTOR,
-                    sql.Identifier(self._extension, operators),
-                    sql.SQL(", ").join(settings),
+                    "CREATE INDEX IF NOT EXISTS {} ON {} USING {} ({} {}){}",
+                    f"{table.name}v", place, self._options.index, expression, operators,
+                    given if settings else sql.SQL(""),
                 )  # fmt: skip
         self._execute("ALTER TABLE {} RESET (autovacuum_enabled)", place)
         with self._connection.patient():
@@ -295,24 +302,21 @@ class PostgresWriter(DatabaseWriter):
     def _searching(
         self, stored: Stored, *, exact: bool, effort: Mapping[str, int] | None
     ) -> Iterator[Find]:
-        table = stored.table
-        settings: dict[str, Any] = {"enable_indexscan": "off"} if exact else {}
-        if not exact and self._options.index != "none":
-            lists = self._options.index_params(table.rows).get("lists", 1)
-            settings = {"enable_seqscan": "off", "ivfflat.probes": max(1, round(lists**0.5))}
-        settings |= effort or {}
-        _, operator, most = _OPERATORS[table.metric]
-        extension = self._extension
-        parts = sql.Identifier(VECTOR), sql.Identifier(extension), sql.SQL(operator)
-        type_ = sql.Identifier(extension, VECTOR_TYPES[table.dtype])
-        far = composed("{} OPERATOR({}.{}) $1::{}", *parts, type_)
-        place = self._place(table.name)
-        order = composed("SELECT {}, {} FROM {} ORDER BY 2 LIMIT $2", ID, far, place)
+        table, chosen, most = stored.table, self._options, OPERATORS[stored.table.metric][2]
+        settings = dict[str, Any](chosen.usual_effort(table.rows) if effort is None else effort)
+        candidates = [settings.pop("candidates")] if "candidates" in settings else []
+        if exact:
+            settings, candidates = {"enable_indexscan": "off"}, []
+            chosen = PostgresOptions.parse({"index": "none"})
+        elif chosen.index != "none":
+            settings["enable_seqscan"] = "off"
+        order = chosen.search_sql(self._text(table.name), table, self._quoted(self._extension))
 
         def find(vectors: NDArray[np.float32], top_k: int) -> list[list[Hit]]:
             found, cursor = list[list[Hit]](), psycopg.RawCursor(self._connection)
             for vector in vectors.tolist():
-                rows = cursor.execute(order, [str(vector), top_k], prepare=True).fetchall()
+                given = [str(vector), top_k, *(max(top_k, each) for each in candidates)]
+                rows = cursor.execute(order, given, prepare=True).fetchall()
                 # A vector of zeros has no cosine and comes last, if at all.
                 found.append([Hit(name, most - one) for name, one in rows if one == one])
             return found
@@ -321,6 +325,21 @@ class PostgresWriter(DatabaseWriter):
         with self._connection.patient(), self._connection.transaction(force_rollback=True):
             self._set(settings)
             yield find
+
+    def _indexed(self, layout: Layout) -> tuple[sql.Composable, sql.Composable]:
+        """Return the expression that is indexed, and its operator class."""
+        schema, index = self._extension, self._options.index
+        prefix = self._quoted(schema)
+        expression, operators, _ = self._options.indexed(
+            layout.k, layout.dtype, layout.metric, prefix
+        )
+        if name := EXTENSIONS.get(index):
+            schema = require_extension(self._connection, name, index)
+        # Made of nothing but numbers, the words of pgvector and a quoted name.
+        return sql.SQL(expression), sql.Identifier(schema, operators)
+
+    def _quoted(self, schema: str) -> str:
+        return f"{sql.Identifier(schema).as_string(self._connection)}."
 
     def _place(self, table: str) -> sql.Identifier:
         return sql.Identifier(self._schema, table)

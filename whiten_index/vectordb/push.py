@@ -11,15 +11,16 @@ from numpy.typing import NDArray
 
 from whiten_index.corpus.arrow_types import times_as_numbers
 from whiten_index.corpus.batches import ID
-from whiten_index.errors import DatabaseError, GateError, require_config
+from whiten_index.errors import ConfigError, DatabaseError, GateError, require_config
 from whiten_index.index.exact import exact_neighbours, rounding
 from whiten_index.paths import cut
 from whiten_index.progress import Progress, Stages
 from whiten_index.vectordb.database_writer import DatabaseWriter
+from whiten_index.vectordb.engine_options import number_bytes
 from whiten_index.vectordb.push_config import PushConfig
 from whiten_index.vectordb.push_source import Delta, PushSource, delta_since
 from whiten_index.vectordb.pushed_table import VECTOR, Layout, PushedTable, RowsError, vectors_of
-from whiten_index.vectordb.registry import open_writer
+from whiten_index.vectordb.registry import open_writer, require_database
 from whiten_index.vectordb.vector_files import (
     ending,
     require_file,
@@ -101,6 +102,56 @@ def push_index(config: PushConfig, *, progress: Progress | None = None) -> PushR
     # Before the checksums, which take long: the address may be wrong.
     with open_writer(config.to, config.table, options=config.options) as writer:
         return _TablePush(config, PushSource.open(config), writer, stages).run()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushPlan:
+    """Plan of a push to a database; sizes are in bytes, None where they are not known.
+
+    Of the table and its index, they are what the rows need; pages, logs and old versions of rows
+    come on top.
+    """
+
+    rows: int
+    k: int  # width of the vectors
+    dtype: str  # precision of the vectors
+    code_bytes: int  # of a vector, in the form that searches read first
+    table_bytes: int
+    index_bytes: int | None
+    build_memory_bytes: int | None  # of building the index
+    settings: Mapping[str, str]  # options that the push should be given
+    query: str  # SQL or call of the client that searches the table
+
+
+def plan_push(config: PushConfig) -> PushPlan:
+    """Plan the push of all rows to a database, which is not asked; its client need not be there.
+
+    Raises:
+        ConfigError: an option or the address cannot be used, or rows go to a file.
+        ArtifactError: the index or its store is missing or damaged.
+
+    Examples:
+        >>> config = PushConfig(index="index", to="postgresql://db/news", table="docs")
+        >>> plan_push(config).index_bytes
+        57344
+    """
+    require_config(config, PushConfig)
+    if config.to_file:
+        raise ConfigError(f"{config.to} is a file, which takes no --plan; leave it out")
+    options, source = require_database(config.to, config.options), PushSource.open(config)
+    made, of_vectors = source.pushed(), (source.whitening.k, source.layout.dtype)
+    rows, columns = len(source), source.documents.nbytes
+    return PushPlan(
+        rows=rows,
+        k=made.k,
+        dtype=made.dtype,
+        code_bytes=options.code_bytes(*of_vectors),
+        table_bytes=rows * made.k * number_bytes(made.dtype) + columns,
+        index_bytes=options.index_bytes(rows, *of_vectors),
+        build_memory_bytes=options.build_bytes(rows, *of_vectors),
+        settings=options.settings_for(rows, *of_vectors),
+        query=options.query(str(config.table), made),
+    )
 
 
 def pushed_version(

@@ -36,14 +36,6 @@ _REQUEST_BYTES, _JSON_NUMBER = 1 << 20, 21
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 # Collections keep metadata, in which a push writes what they hold, from this release on.
 _LEAST_RELEASE = (1, 16)
-_QUANTIZATIONS = {
-    "scalar": models.ScalarQuantization(
-        scalar=models.ScalarQuantizationConfig(
-            type=models.ScalarType.INT8, quantile=0.99, always_ram=True
-        )
-    ),
-    "binary": models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True)),
-}
 _KEY = "QDRANT_API_KEY"
 
 
@@ -207,7 +199,7 @@ class QdrantWriter(AliasWriter):
             optimizers_config=models.OptimizersConfigDiff(
                 indexing_threshold=chosen.indexing_threshold
             ),
-            quantization_config=_QUANTIZATIONS.get(chosen.quantization),
+            quantization_config=_quantization(chosen.quantization),
         )
         self._wait(held.name)
 
@@ -262,8 +254,10 @@ class QdrantWriter(AliasWriter):
     def _searching(
         self, stored: Stored, *, exact: bool, effort: Mapping[str, int] | None
     ) -> Iterator[Find]:
-        ranked_again = models.QuantizationSearchParams(ignore=exact, rescore=True)
-        params = models.SearchParams(exact=exact, quantization=ranked_again, **effort or {})
+        again = models.QuantizationSearchParams(ignore=exact, rescore=True, oversampling=2.0)
+        usual = self._options.usual_effort(stored.table.rows)
+        settings = {} if exact else usual if effort is None else effort
+        params = models.SearchParams(exact=exact, quantization=again, **settings)
 
         def find(vectors: NDArray[np.float32], top_k: int) -> list[list[Hit]]:
             queries = [
@@ -280,6 +274,34 @@ class QdrantWriter(AliasWriter):
             return [[Hit(hit.payload[ID], hit.score) for hit in one.points] for one in answers]
 
         yield find
+
+
+def _quantization(name: str) -> Any:
+    """Return the configuration of a quantization, such as ``turbo_1.5_bits``; None for none."""
+    kind, _, form = name.partition("_")
+    if kind == "none":
+        return None
+    if kind == "scalar":
+        scalar = models.ScalarQuantizationConfig(
+            type=models.ScalarType.INT8, quantile=0.99, always_ram=True
+        )
+        return models.ScalarQuantization(scalar=scalar)
+    if kind == "product":
+        product = models.ProductQuantizationConfig(
+            compression=models.CompressionRatio(form), always_ram=True
+        )
+        return models.ProductQuantization(product=product)
+    bits = form.removesuffix("_bits").removesuffix("_bit")
+    if kind == "turbo":
+        size = models.TurboQuantBitSize("bits" + bits.replace(".", "_"))
+        return models.TurboQuantization(
+            turbo=models.TurboQuantQuantizationConfig(bits=size, always_ram=True)
+        )
+    encoding = {"1.5": "one_and_half_bits", "2": "two_bits"}.get(bits, "one_bit")
+    binary = models.BinaryQuantizationConfig(
+        encoding=models.BinaryQuantizationEncoding(encoding), always_ram=True
+    )
+    return models.BinaryQuantization(binary=binary)
 
 
 def row_uuid(name: str | int, passage: int | None = None) -> str:

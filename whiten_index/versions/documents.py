@@ -61,6 +61,11 @@ class Documents:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns in memory, ids too."""
+        return sum(batch.nbytes for batch in self._batches)
+
     def get(self, row: int) -> dict[str, Any]:
         """Return the id and the kept columns of a row.
 
