@@ -228,11 +228,11 @@ class MilvusOptions(EngineOptions):
         if self.index == "faiss":
             return {"faiss_index_name": self.factory}
         if self.index.startswith("hnsw"):
-            of_code = {"sq_type": "SQ8"} if self.index == "hnsw_sq" else {}
-            return {"M": self.m, "efConstruction": self.ef_construction, **of_code}
+            of_graph = {"M": self.m, "efConstruction": self.ef_construction}
+            return of_graph | ({"sq_type": "SQ8"} if self.index == "hnsw_sq" else {})
         if self._lists:
-            of_code = {"m": self._pq_bytes(k), "nbits": 8} if self.index == "ivf_pq" else {}
-            return {"nlist": self._many(rows), **of_code}
+            of_codes = {"m": self._pq_bytes(k), "nbits": 8} if self.index == "ivf_pq" else {}
+            return {"nlist": self._many(rows), **of_codes}
         return {}
 
     @property

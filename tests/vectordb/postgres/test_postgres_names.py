@@ -91,7 +91,7 @@ def test_indexes(address: str, run: Run, options: dict[str, str], index: str | N
 @pytest.mark.parametrize(
     ("dtype", "k", "why"),
     [
-        ("float32", 2001, "--dtype float16 or --option index=none"),
+        ("float32", 2001, "--dtype float16, --option code=bit or --option index=none"),
         ("float16", 4001, "--k, or give --option index=none"),
     ],
 )

@@ -1,0 +1,229 @@
+"""Codes of the databases: what a push makes of them, what a plan says, and the queries."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.helpers.bad_input import run
+from tests.helpers.builds import build, random_rows, write_rows
+from tests.vectordb.conftest import connected
+from tests.vectordb.pushed_rows import Rows, assert_finds, fill
+from whiten_index import PushConfig, push_index
+from whiten_index.errors import ConfigError
+from whiten_index.vectordb.database_writer import DatabaseWriter
+from whiten_index.vectordb.engine_options import (
+    Code,
+    LanceOptions,
+    MilvusOptions,
+    PostgresOptions,
+    QdrantOptions,
+)
+from whiten_index.vectordb.push import plan_push
+from whiten_index.vectordb.registry import open_writer, require_database
+
+K, ROWS = 64, 2000
+POSTGRES = {
+    "hnsw": {}, "halfvec": {"code": "halfvec"}, "bit": {"code": "bit"},
+    "lists of bits": {"index": "ivfflat", "code": "bit", "lists": "20"},
+    "lists": {"index": "ivfflat", "lists": "20"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rows() -> Rows:
+    """Rows around some hundred centres, as embeddings of texts are."""
+    rng = np.random.default_rng(3)
+    centres = rng.standard_normal((100, K))
+    noise = rng.standard_normal((ROWS, K))
+    return Rows.of((centres[rng.integers(100, size=ROWS)] + 0.7 * noise).astype(np.float32))
+
+
+def halves(rows: Rows) -> Rows:
+    return Rows.of(rows.vectors, dtype="float16")
+
+
+def recall(writer: DatabaseWriter, rows: Rows) -> float:
+    """Recall@10 of the index, whose scores may be those of codes."""
+    asked = rows.vectors[:20]
+    best = np.argsort(-(asked @ rows.vectors.T), axis=1)[:, :10]
+    with writer.searching() as find:
+        found = [{hit.id for hit in hits} for hits in find(asked, 10)]
+    return float(np.mean([len(one & set(two)) for one, two in zip(found, best, strict=True)])) / 10
+
+
+def assert_sized(writer: DatabaseWriter, estimate: int | None) -> None:
+    """An estimate is within a tenth of the index, and a few pages."""
+    index = writer.sizes().index
+    assert index is not None
+    assert estimate is not None
+    assert abs(index - estimate) <= 0.1 * index + 3 * 8192
+
+
+@pytest.mark.service
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, "float32") for name in POSTGRES), ("hnsw", "float16"),
+                        ("lists of bits", "float16")],
+)  # fmt: skip
+def test_postgresql(address: str, rows: Rows, name: str, dtype: str) -> None:
+    given = POSTGRES[name]
+    rows = halves(rows) if dtype == "float16" else rows
+    options = PostgresOptions.parse(given)
+    memory = options.settings_for(ROWS, K, dtype)
+    with open_writer(address, "docs", options=given | memory) as writer:
+        # The server tells if a graph was too large for the memory.
+        told: list[str] = []
+        notice = vars(writer)["_connection"].add_notice_handler
+        notice(lambda diagnostic: told.append(diagnostic.message_primary))
+        fill(writer, rows)
+        assert told == []
+        assert_finds(writer, rows)
+        assert recall(writer, rows) >= (0.6 if given.get("code") == "bit" else 0.9)
+        assert_sized(writer, options.index_bytes(ROWS, K, dtype))
+        found = writer.search(rows.vectors[:20], 10)
+        order = options.query("docs", rows.pushed)
+    # The SQL of a plan, as a user runs it, finds what the writer does.
+    with connected(address) as connection:
+        connection.execute("SET enable_seqscan = off")
+        *settings, order = order.split("; ")
+        for each in settings:
+            connection.execute(each)
+        vector = f"'{rows.vectors[0].tolist()}'"
+        asked = order.replace(":query", vector)
+        explained = "\n".join(row[0] for row in connection.execute(f"EXPLAIN {asked}").fetchall())
+        assert "docs_vector_idx" in explained
+        got = [1 - distance for _, distance in connection.execute(asked).fetchall()]
+    assert np.allclose(got, found[0], atol=1e-3)
+
+
+@pytest.mark.service
+@pytest.mark.parametrize(
+    ("index", "extension"), [("vchordrq", "vchord"), ("diskann", "vectorscale")]
+)
+def test_an_extension_that_the_server_lacks(
+    address: str, rows: Rows, index: str, extension: str
+) -> None:
+    with (
+        open_writer(address, "docs", options={"index": index}) as writer,
+        pytest.raises(ConfigError, match=f"no extension {extension}.*CREATE EXTENSION"),
+    ):
+        writer.begin(rows.pushed, rows.layout)
+
+
+@pytest.mark.service
+def test_bits_of_wide_vectors(address: str) -> None:
+    wide = Rows.make(50, k=3000)
+    with open_writer(address, "docs") as writer, pytest.raises(ConfigError, match="code=bit"):
+        writer.begin(wide.pushed, wide.layout)
+    with open_writer(address, "docs", options={"code": "bit"}) as writer:
+        fill(writer, wide)
+        assert_finds(writer, wide)
+
+
+LANCE = LanceOptions.codes(K) | {
+    "graph": Code({"index": "ivf_hnsw_sq"}),
+    "graph of numbers": Code({"index": "ivf_hnsw_flat"}),
+}
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("name", LANCE)
+def test_lancedb(tmp_path: Path, rows: Rows, name: str) -> None:
+    code = LANCE[name]
+    rows = halves(rows) if code.dtype == "float16" else rows
+    options = LanceOptions.parse(code.options)
+    with open_writer(f"lancedb://{tmp_path}/l", "docs", options=code.options) as writer:
+        fill(writer, rows)
+        assert_finds(writer, rows)
+        assert recall(writer, rows) >= 0.8
+        assert_sized(writer, options.index_bytes(ROWS, K, code.dtype))
+        found = writer.search(rows.vectors[:1], 10)
+    import lancedb
+
+    names = {"database": lancedb.connect(f"{tmp_path}/l"), "vector": rows.vectors[0]}
+    got = eval(options.query("docs", rows.pushed), names).to_arrow()
+    assert np.allclose(1 - got["_distance"].to_numpy(), found[0], atol=1e-3)
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("index", ["hnsw", "hnsw_sq", "ivf_flat", "ivf_sq8"])
+def test_milvus_lite(tmp_path: Path, rows: Rows, index: str) -> None:
+    address, options = f"milvus://{tmp_path}/m.db", MilvusOptions.parse({"index": index})
+    with open_writer(address, "docs", options={"index": index}) as writer:
+        fill(writer, rows)
+        assert_finds(writer, rows)
+        assert recall(writer, rows) >= 0.8
+        found = writer.search(rows.vectors[:1], 10)
+        from pymilvus import MilvusClient
+
+        client = MilvusClient(str(tmp_path / "m.db"))
+        names = {"client": client, "vector": rows.vectors[0]}
+        got = eval(options.query("docs", rows.pushed), names)
+        client.close()
+    assert np.allclose([hit["distance"] for hit in got[0]], found[0], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("address", "given", "told"),
+    [
+        ("postgresql://here/db", {"code": "bit", "index": "none"}, "needs an index of pgvector"),
+        ("postgresql://here/db", {"code": "bit", "index": "diskann"}, "needs an index of pgvector"),
+        ("postgresql://here/db", {"code": "two"}, "--option code: "),
+        ("milvus://here", {"index": "faiss"}, "factory=NAME"),
+        ("milvus://here", {"factory": "IVF64,SQ8"}, "factory=NAME"),
+        ("qdrant://here", {"quantization": "turbo_3_bits"}, "--option quantization: "),
+    ],
+)
+def test_options_that_do_not_fit(address: str, given: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        require_database(address, given)
+
+
+def test_bytes_of_codes() -> None:
+    for engine in (PostgresOptions, LanceOptions, MilvusOptions, QdrantOptions):
+        sizes = {
+            name: engine.parse(code.options).code_bytes(128, code.dtype)
+            for name, code in engine.codes(128).items()
+        }
+        assert max(sizes.values()) == 512
+        halved = sizes.get("float16", sizes.get("halfvec"))
+        assert halved in (None, 256)
+        assert all(0 < size <= 512 for size in sizes.values())
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("codes")
+    build(root / "index", write_rows(root / "c.parquet", random_rows(rows=1500)))
+    return root / "index"
+
+
+def test_a_plan_needs_no_database(index: Path) -> None:
+    status, out, _ = run(
+        "push", index, "--to", "postgresql://me@nowhere.invalid/db", "--table", "docs", "--plan",
+        "--option", "code=bit", "--json",
+    )  # fmt: skip
+    assert status == 0
+    told = json.loads(out)
+    assert told["rows"] == 1500
+    assert told["code_bytes"] == -(-told["k"] // 8)
+    assert told["settings"] == {"maintenance_work_mem": "64MB"}
+    assert told["table_bytes"] >= 1500 * 4 * told["k"]
+    assert "binary_quantize" in told["query"]
+
+
+def test_a_plan_of_a_file_is_refused(index: Path, tmp_path: Path) -> None:
+    status, _, error = run("push", index, "--to", tmp_path / "v.parquet", "--plan")
+    assert status == 2
+    assert "takes no --plan" in error
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.service
+def test_the_plan_is_of_the_push(index: Path, address: str) -> None:
+    config = PushConfig(index=str(index), to=address, table="docs", options={"code": "halfvec"})
+    planned, report = plan_push(config), push_index(config)
+    assert planned.rows == report.rows
+    with open_writer(address, "docs", options=config.options) as writer:
+        assert_sized(writer, planned.index_bytes)
