@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 
 from benchmarks.results_file import read
@@ -178,24 +177,6 @@ def empty() -> str:
             f"| {row['shards']:,} | {row['seconds']:,.1f} | {micros:,.0f} "
             f"| {row['driver_mib']:,.0f} |"
         )
-    return "\n".join(lines)
-
-
-def overhead() -> str:
-    """Return what a worker with all cores of a machine takes beside that machine's own process."""
-    rows = read("cluster_overhead")
-    lines = [
-        "| sentences | shards | a shard | this machine, s | on a cluster, s | ratio |",
-        "|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in rows:
-        lines.append(
-            f"| {row['rows']:,} | {row['shards']} | {row['a_shard']:.0f} s "
-            f"| {row['here']['seconds']:.1f} | {row['there']['seconds']:.1f} "
-            f"| {row['ratio']:.3f} |"
-        )
-    if len(rows) > 1:
-        lines.append(f"| | | | | median | {statistics.median(r['ratio'] for r in rows):.3f} |")
     return "\n".join(lines)
 
 

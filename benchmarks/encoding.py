@@ -228,7 +228,7 @@ class Measurement:
 
     def _ratios(self) -> Iterator[dict[str, Any]]:
         """Yield how many times faster we are than each other, over a list and over a stream."""
-        others = (peers.PEER, peers.PEER_TUNED, *_AT_OUR_PRECISION, peers.BARE, peers.PACKED)
+        others = (peers.PEER, peers.PEER_TUNED, *_AT_OUR_PRECISION, peers.BARE)
         pairs = [(peers.OURS, other) for other in others]
         for us, other in [*pairs, (peers.OURS_STREAM, peers.PEER_STREAM)]:
             if other not in self.spent:
@@ -237,8 +237,7 @@ class Measurement:
                 taken = [self._seconds(name, clock) for name in (other, us)]
                 name = f"speed of {us} / {other}"
                 yield ratio(name, *taken, of=us, to=other, clock=clock)
-        model = peers.PACKED if peers.PACKED in self.spent else peers.BARE
-        limits = [name for name in (model, peers.TOKENISER) if name in self.spent]
+        limits = [name for name in (peers.BARE, peers.TOKENISER) if name in self.spent]
         taken = [self._seconds(limit, "wall") for limit in limits]
         yield ratio(
             f"speed of {peers.OURS} / the lower of its limits",

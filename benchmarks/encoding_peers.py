@@ -25,7 +25,6 @@ from benchmarks.encoding_inputs import MAX_LENGTH
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import BackendName, DtypeName
 from whiten_index.encoding.models import find_model
-from whiten_index.encoding.packing import Attention, PackedForward, packing_obstacle, torch_varlen
 from whiten_index.encoding.tokenization import TokenWindow, tokenize
 
 CHUNK_ROWS = 1024
@@ -34,7 +33,7 @@ PEER, PEER_STREAM = "sentence-transformers, one list", "sentence-transformers, s
 PEER_TUNED = "sentence-transformers, tuned, one list"
 PEER_HALF = "sentence-transformers at our precision, one list"
 PEER_PACKED = "sentence-transformers at our precision without padding, one list"
-BARE, PACKED, TOKENISER = "bare sorted model", "bare packed model", "tokeniser alone"
+BARE, TOKENISER = "bare sorted model", "tokeniser alone"
 _PACKED_ATTENTION = "flash_attention_of_torch"
 _PEER_LIBRARY, _PEER_BATCH_SIZE = "sentence-transformers", 32
 _BATCH_SIZES = {"cpu": (8, 16, 32, 64, 128), "cuda": (32, 64, 128, 256, 512, 1024)}
@@ -188,15 +187,21 @@ def _flash_attention(
     value: Tensor,
     *,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,  # noqa: ARG001
+    cu_seqlens_k: Tensor,
     max_seqlen_q: int,
-    max_seqlen_k: int,  # noqa: ARG001
+    max_seqlen_k: int,
     softmax_scale: float | None = None,
     causal: bool = False,
 ) -> Tensor:
     """Attend as the package flash-attn does, (T, heads, k), with torch's kernel."""
-    attention = Attention(cu_seqlens_q, max_seqlen_q, softmax_scale, causal, None)
-    return torch_varlen(query, key, value, attention)
+    from torch.nn.attention import varlen
+
+    attended = varlen.varlen_attn(
+        query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+        scale=softmax_scale, window_size=(-1, 0 if causal else -1),
+    )  # fmt: skip
+    assert isinstance(attended, Tensor)
+    return attended
 
 
 def _peer(
@@ -248,7 +253,7 @@ def tokens_of(setting: Setting, texts: list[str]) -> TokenWindow:
 
 def bounds(setting: Setting, texts: list[str], tokens: TokenWindow) -> list[Contender]:
     """Return the model alone on batches made beforehand, and the tokeniser alone."""
-    found = [_bare(setting, tokens), _bare_packed(setting, tokens), _tokeniser(setting, texts)]
+    found = [_bare(setting, tokens), _tokeniser(setting, texts)]
     return [contender for contender in found if contender is not None]
 
 
@@ -257,25 +262,11 @@ def _bare(setting: Setting, tokens: TokenWindow) -> Contender:
     model = _bare_model(setting)
 
     def batches(budget: int) -> list[dict[str, Any]]:
-        return [_padded(tokens, rows, setting) for rows in _cut(tokens, budget, padded=True)]
+        return [_padded(tokens, rows, setting) for rows in _cut(tokens, budget)]
 
     budget, made = _best_budget(batches, lambda batch: model(**batch), setting.device)
     padded = sum(batch["input_ids"].numel() for batch in made)
     return _forward(BARE, lambda batch: model(**batch), made, budget, 1 - len(tokens.ids) / padded)
-
-
-def _bare_packed(setting: Setting, tokens: TokenWindow) -> Contender | None:
-    """The forward pass on texts end to end, no pooling; None where the model cannot run so."""
-    model = _bare_model(setting)
-    if packing_obstacle(model, torch.device(setting.device), model.dtype) is not None:
-        return None
-    packed = PackedForward(model)
-
-    def batches(budget: int) -> list[tuple[Any, ...]]:
-        return [_packed(tokens, rows, setting) for rows in _cut(tokens, budget, padded=False)]
-
-    budget, made = _best_budget(batches, lambda batch: packed(*batch), setting.device)
-    return _forward(PACKED, lambda batch: packed(*batch), made, budget, 0.0)
 
 
 def _forward(
@@ -318,14 +309,11 @@ def _bare_model(setting: Setting) -> Any:
     return model.to(setting.device).eval()
 
 
-def _cut(tokens: TokenWindow, budget: int, *, padded: bool) -> Iterator[slice]:
-    """Yield the rows of batches of ``budget`` tokens, those of padding counted where there are."""
-    lengths, offsets, start = tokens.lengths, tokens.offsets, 0
+def _cut(tokens: TokenWindow, budget: int) -> Iterator[slice]:
+    """Yield the rows of batches of ``budget`` tokens, those of padding counted."""
+    lengths, start = tokens.lengths, 0
     while start < len(lengths):
-        fit = start + budget // int(lengths[start])
-        if not padded:
-            fit = int(np.searchsorted(offsets, offsets[start] + budget, side="right")) - 1
-        stop = min(max(fit, start + 1), len(lengths))
+        stop = min(start + max(budget // int(lengths[start]), 1), len(lengths))
         yield slice(start, stop)
         start = stop
 
@@ -337,13 +325,6 @@ def _padded(tokens: TokenWindow, rows: slice, setting: Setting) -> dict[str, Any
     ids[mask] = tokens.ids[tokens.offsets[rows.start] : tokens.offsets[rows.stop]]
     there = None if mask.all() else torch.from_numpy(mask.astype(np.int64)).to(setting.device)
     return {"input_ids": torch.from_numpy(ids).to(setting.device), "attention_mask": there}
-
-
-def _packed(tokens: TokenWindow, rows: slice, setting: Setting) -> tuple[Tensor, ...]:
-    bounds = tokens.offsets[rows.start : rows.stop + 1]
-    offsets = torch.from_numpy(bounds - bounds[0]).int().to(setting.device)
-    ids = torch.from_numpy(tokens.ids[bounds[0] : bounds[-1]]).to(setting.device)
-    return ids, offsets.diff(), offsets, int(tokens.lengths[rows.start])  # type: ignore[return-value]
 
 
 def _best_budget(

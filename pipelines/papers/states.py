@@ -25,11 +25,11 @@ from whiten_index.artifacts.manifest import (
     new_artifact,
     read_manifest,
 )
-from whiten_index.encoding.encoder import Encoder, Pool
+from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.load_encoder import local_model
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.pooling import Pooling
+from whiten_index.encoding.pooling import Pooling, pool
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.evaluation.metrics import correlate, pair_cosines
@@ -71,10 +71,10 @@ class StateEncoder(Encoder):
         # Fewer if a text has many numbers.
         self.window_rows = max(min(self.window_rows, _WINDOW_BYTES // (4 * self.dim)), 1)
 
-    def _embedded(self, inputs: dict[str, Any], pool: Pool) -> Tensor:
-        states = self._states(**inputs)
+    def pooled(self, states: Sequence[Tensor], mask: Tensor) -> Tensor:
+        """Return the pooled states (n, P·S·d)."""
         poolings = map(Pooling, self.spec.pooling.split("+"))
-        return torch.cat([pool(one, each) for each in poolings for one in states], dim=1)
+        return torch.cat([pool(one, mask, each) for each in poolings for one in states], dim=1)
 
 
 def states_spec(spec: EncoderSpec, folder: ModelFolder, poolings: Sequence[str]) -> EncoderSpec:

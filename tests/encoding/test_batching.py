@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.tiny_models import FAMILIES, load
-from whiten_index.encoding import encoder as encoder_module
 from whiten_index.encoding import tokenization
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.inference_threads import InferenceThreads
@@ -57,18 +56,17 @@ def test_embeddings_do_not_depend_on_batches_or_threads(
         torch.set_num_threads(torch_threads)
 
 
-@pytest.fixture(params=["packed", "padded"])
+@pytest.fixture(params=["of one length", "padded"])
 def way(request, monkeypatch) -> str:
-    """How batches go through the model: end to end, or each text padded to the longest."""
+    """How texts share a batch: those of one length, as on a CPU, or of 0.8 to 1 of the longest."""
     if request.param == "padded":
-        monkeypatch.setattr(encoder_module, "packing_obstacle", lambda *_: "padded")
+        monkeypatch.setattr(Encoder, "shortest", property(lambda _: 0.8, lambda *_: None))
     return request.param
 
 
-def starve(encoder: Encoder, monkeypatch, *, most: int, error: type[Exception] | str) -> None:
+def starve(monkeypatch, *, most: int, error: type[Exception] | str) -> None:
     """Let batches of more than ``most`` tokens fail as if there were no memory."""
-    way = "packed" if encoder.packs else "padded"
-    forward = getattr(type(encoder), way)
+    forward = Encoder.padded
 
     def call(self, ids, *others, **options):
         if ids.numel() > most:
@@ -81,7 +79,7 @@ def starve(encoder: Encoder, monkeypatch, *, most: int, error: type[Exception] |
             )
         return forward(self, ids, *others, **options)
 
-    monkeypatch.setattr(type(encoder), way, call)
+    monkeypatch.setattr(Encoder, "padded", call)
 
 
 @pytest.mark.parametrize("error", ["cuda", "cpu"])
@@ -90,7 +88,7 @@ def test_memory_that_runs_out_halves_the_budget_and_loses_nothing(
     tiny_model, texts, one_by_one, monkeypatch, error, threads, way
 ):
     encoder = load(tiny_model, threads=threads)
-    starve(encoder, monkeypatch, most=300, error=error)
+    starve(monkeypatch, most=300, error=error)
     ran = encoder.run(encoder.prepare(texts))
     np.testing.assert_allclose(encoder.collect(ran).embeddings, one_by_one, atol=1e-5)
     assert ran.out_of_memory >= 1
@@ -99,8 +97,7 @@ def test_memory_that_runs_out_halves_the_budget_and_loses_nothing(
 
 def test_a_single_text_that_does_not_fit_is_an_error(tiny_model, texts, monkeypatch, way):
     encoder = load(tiny_model)
-    assert encoder.packs == (way == "packed")
-    starve(encoder, monkeypatch, most=20, error="cuda")
+    starve(monkeypatch, most=20, error="cuda")
     with pytest.raises(EncoderError, match=r"one text of \d+ tokens does not fit .*--max-length"):
         encoder.encode(texts)
 

@@ -59,7 +59,10 @@ def bert_with(tiny, tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_family_agrees_with_sentence_transformers(tiny, tmp_path, family, pooling):
     folder = add_modules(copied(tiny(family), tmp_path / family), pooling)
-    assert_alike(load(folder).encode(texts()), truth(folder, texts()))
+    encoder, expected = load(folder), truth(folder, texts())
+    assert_alike(encoder.encode(texts()), expected)
+    # Queries of several lengths share a batch.
+    assert_alike(encoder.encode_queries(texts()), expected)
 
 
 @pytest.mark.parametrize(

@@ -409,14 +409,7 @@ def test_settings_that_change_nothing_are_taken(tmp_path):
     assert resolve_encoder(asked)[0].fingerprint == plain
 
 
-PARTS = {
-    "encoder.version": lambda name: f"0.1-{name}",
-    "encoder.packing_obstacle": lambda *_: "trial",
-}
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_rows_that_were_computed_in_two_ways_are_reported(part, tmp_path, monkeypatch):
+def test_rows_that_were_computed_in_two_ways_are_reported(tmp_path, monkeypatch):
     # On any processor.
     monkeypatch.setattr("whiten_index.encoding.products._is_amd_with_avx512", lambda: False)
     corpus, index, store = write_texts(tmp_path), tmp_path / "index", tmp_path / "store"
@@ -427,7 +420,7 @@ def test_rows_that_were_computed_in_two_ways_are_reported(part, tmp_path, monkey
     )  # fmt: skip
     code, _, err = run(*command, "--limit", "30")
     assert (code, "different versions" in err) == (0, False), err
-    monkeypatch.setattr(f"whiten_index.encoding.{part}", PARTS[part])
+    monkeypatch.setattr("whiten_index.encoding.encoder.version", lambda name: f"0.1-{name}")
     code, _, err = run(*command)
     assert code == 0
     told = " ".join(err.split())
@@ -436,8 +429,6 @@ def test_rows_that_were_computed_in_two_ways_are_reported(part, tmp_path, monkey
     found = json.loads(run("inspect", index, "--json")[1])["runtimes"]
     names = ("torch", "transformers", "tokenizers", "inputs", "products")
     assert {each.keys() == {*names} for each in found} == {True}
-    first = [*map(version, names[:3]), "packed", "torch"]
-    second = [*first[:3], "padded: trial", "torch"]
-    if part == "encoder.version":
-        second = [*(f"0.1-{name}" for name in names[:3]), "packed", "torch"]
+    first = [*map(version, names[:3]), "of one length", "torch"]
+    second = [*(f"0.1-{name}" for name in names[:3]), "of one length", "torch"]
     assert sorted([each[name] for name in names] for each in found) == sorted([first, second])

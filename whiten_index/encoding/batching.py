@@ -30,14 +30,15 @@ class BatchRun:
 class BatchEncoder(WindowEncoder):
     """An encoder that is given one batch of texts or tokens after another.
 
-    A batch has ``batch_tokens`` (texts for a model whose tokens are not known), halved whenever
-    memory runs out. One that ``packs`` has no padding; with ``one_length`` its texts are equally
-    long.
+    A batch has ``batch_tokens``, those of padding counted (texts for a model whose tokens are not
+    known), halved whenever memory runs out.
     """
 
     spec: EncoderSpec
     batch_tokens: int
-    packs = one_length = False
+    packs = False  # whether texts lie end to end, so that nothing is padded
+    pads = True  # whether a batch of queries is filled up to its longest text
+    shortest = 0.8  # length of a batch's shortest document, as a share of its longest
     device: Any = "cpu"
     vocabulary: int | None = None  # tokens that the model knows
 
@@ -171,15 +172,16 @@ class Batches:
     def _take(self) -> slice | None:
         most = self._encoder.batch_tokens
         asked = most if self.most is None else min(most, self.most)
+        mixed = self.window.queries and self._encoder.pads
         with self._lock:
             if not self._left:
                 return None
             left = self._left.pop()
-            rows = max(asked // int(self.lengths[left.start]), 1)
-            stop = min(left.start + rows, left.stop)
-            if self._encoder.one_length:
-                shorter = np.searchsorted(self.lengths[::-1], self.lengths[left.start])
-                stop = min(stop, len(self.lengths) - int(shorter))
+            longest = int(self.lengths[left.start])
+            least = 0.0 if mixed else longest * self._encoder.shortest
+            shorter = int(np.searchsorted(self.lengths[::-1], least))
+            rows = max(asked // longest, 1)
+            stop = min(left.start + rows, left.stop, len(self.lengths) - shorter)
             if stop < left.stop:
                 self._left.append(slice(stop, left.stop))
             return slice(left.start, stop)

@@ -16,7 +16,6 @@ from whiten_index.encoding.encoder_config import BackendName, EncoderConfig, cho
 from whiten_index.encoding.inference_threads import InferenceThreads
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.openvino import OpenVinoStates
-from whiten_index.encoding.packing import PackedForward, packing_obstacle, pool_packed
 from whiten_index.encoding.pooling import Pooling, mean_layers, pool
 from whiten_index.encoding.products import TORCH, has_bfloat16, use_fastest_products
 from whiten_index.encoding.spec import EncoderSpec
@@ -30,7 +29,6 @@ _BATCHES_A_THREAD = 2
 # Smaller ones multiply small matrices: 64 queries of 17 tokens took 1.17 times as long in batches
 # of 133 (2 cores).
 _TOKENS_OF_A_BATCH = 256
-Pool = Callable[[Tensor, Pooling], Tensor]
 # Matrix products of so many rows give each row the same bits as those of any more. Measured with
 # MKL and oneDNN on x86, one thread: from 16 rows on with AVX-512, from 4 with AVX2. ARM and
 # Accelerate are untried.
@@ -53,7 +51,7 @@ class Encoder(BatchEncoder):
         (1, 384)
     """
 
-    _products, _fewest_rows = TORCH, 0
+    _products, _inputs, _fewest_rows = TORCH, "padded", 0
 
     def __init__(self, spec: EncoderSpec, folder: ModelFolder, config: EncoderConfig) -> None:
         if config.threads is not None:
@@ -63,8 +61,8 @@ class Encoder(BatchEncoder):
         head = load_head(folder)
         self._head = None if head is None else head.to(self.device)
         super().__init__(spec, self._load_model(spec, folder, config.backend))
-        # With one length, a batch has all cores.
-        self._threads = InferenceThreads(self.device, config.threads, alone=self.one_length)
+        # OpenVINO gives a batch all cores.
+        self._threads = InferenceThreads(self.device, config.threads, alone=not self.pads)
 
     def _load_model(self, spec: EncoderSpec, folder: ModelFolder, backend: BackendName) -> Any:
         """Load the model, choose how it runs, and return its tokenizer."""
@@ -84,19 +82,15 @@ class Encoder(BatchEncoder):
         if backend == "openvino":
             vocabulary = self.vocabulary or model.config.vocab_size
             compiled = OpenVinoStates(states, spec.dtype, vocabulary, spec.max_length)
-            self._states, self._inputs, self.one_length = compiled, "of one length", True
+            self._states, self.pads = compiled, False
             self.batch_tokens *= min(torch.get_num_threads(), 16)  # a batch has all threads
             self._products = f"OpenVINO {compiled.dtype}"
-            return tokenizer
-        # Texts end to end, without padding, unless something is in the way.
-        obstacle = packing_obstacle(model, self.device, model.dtype)
-        self.packs, self._inputs = not obstacle, f"padded: {obstacle}" if obstacle else "packed"
-        if self.packs:
-            self._packed_inputs = PackedForward(model).inputs
-        if on_cpu:
+        elif on_cpu:
             self._products = use_fastest_products(model, spec.dtype, last=only_last)
             # With padding, and by a GPU's kernels, a text depends on its batch.
-            self._fewest_rows = _FEWEST_ROWS if self.packs else 0
+            self._fewest_rows = _FEWEST_ROWS
+        if on_cpu:
+            self.shortest, self._inputs = 1.0, "of one length"
         return tokenizer
 
     def __repr__(self) -> str:
@@ -126,7 +120,7 @@ class Encoder(BatchEncoder):
     @property
     def runtime(self) -> dict[str, str]:
         """Versions of the libraries, the form of inputs, and the products."""
-        own = ("openvino",) if self.one_length else ()
+        own = () if self.pads else ("openvino",)
         versions = {name: version(name) for name in ("torch", "transformers", "tokenizers", *own)}
         return {**versions, "inputs": self._inputs, "products": self._products}
 
@@ -189,6 +183,14 @@ class Encoder(BatchEncoder):
             batches.most = max(share // _BATCHES_A_THREAD, _TOKENS_OF_A_BATCH)
         self._threads.run(batches.step, advance, alone=little and batches.window.queries)
 
+    @staticmethod
+    def tokens_of(window: TextWindow, rows: slice) -> tuple[Tensor, Tensor]:
+        """Return token ids (T,) of some texts, end to end, and their bounds (n + 1,)."""
+        assert window.tokens is not None
+        ids, offsets = window.inputs
+        start, stop = (int(window.tokens.offsets[row]) for row in (rows.start, rows.stop))
+        return ids[start:stop], offsets[rows.start : rows.stop + 1] - start
+
     @torch.inference_mode()
     def embed(self, window: TextWindow, rows: slice) -> Tensor:
         """Return the embeddings of some of the different texts, as one batch.
@@ -196,38 +198,27 @@ class Encoder(BatchEncoder):
         Where they would depend on the other texts, a batch is filled up with more tokens.
         """
         assert window.tokens is not None
-        (ids, offsets), lengths = window.inputs, window.tokens.lengths
-        start, stop = (int(window.tokens.offsets[row]) for row in (rows.start, rows.stop))
-        ids, offsets = ids[start:stop], offsets[rows.start : rows.stop + 1] - start
-        longest, shortest = int(lengths[rows.start]), int(lengths[rows.stop - 1])
-        if not self.packs:
+        ids, offsets = self.tokens_of(window, rows)
+        lengths = window.tokens.lengths[rows]
+        longest, shortest = int(lengths[0]), int(lengths[-1])
+        if longest > shortest:
             mask = torch.arange(longest, device=ids.device) < offsets.diff().unsqueeze(1)
             padded = torch.full(mask.shape, self._pad, device=ids.device)
             # Filling by the mask as an index would wait for the device.
-            padded = padded.masked_scatter_(mask, ids.long())
-            return self.padded(padded, None if longest == shortest else mask.long())
+            return self.padded(padded.masked_scatter_(mask, ids.long()), mask.long())
+        equal, count = ids.long().view(-1, longest), len(lengths)
         if not window.queries and len(ids) < self._fewest_rows:
-            # Texts of one token, which have a place in every model.
-            filler = torch.arange(len(ids) + 1, self._fewest_rows + 1, device=ids.device)
-            ids, offsets = pad(ids, (0, len(filler))), torch.cat([offsets, filler])
-        return self.packed(ids, offsets.int(), longest)[: rows.stop - rows.start]
+            equal = equal.repeat(-(-self._fewest_rows // len(ids)), 1)
+        return self.padded(equal, None)[:count]
 
     def padded(self, ids: Tensor, mask: Tensor | None) -> Tensor:
         """Return (n, d) float32 of token ids (n, t) padded on the right, if there is a mask."""
-        inputs = {"input_ids": ids, "attention_mask": mask}
-        mask = torch.ones_like(ids) if mask is None else mask
-        return self._embedded(inputs, lambda states, pooling: pool(states, mask, pooling))
+        states = self._states(input_ids=ids, attention_mask=mask)
+        return self.pooled(states, torch.ones_like(ids) if mask is None else mask)
 
-    def packed(self, ids: Tensor, offsets: Tensor, longest: int) -> Tensor:
-        """Return (n, d) float32 of token ids (T,) and bounds (n + 1,), without padding."""
-        inputs = self._packed_inputs(ids, offsets.diff(), offsets, longest)
-        return self._embedded(
-            inputs, lambda states, pooling: pool_packed(states[0], offsets, pooling)
-        )
-
-    def _embedded(self, inputs: dict[str, Any], pool: Pool) -> Tensor:
-        """Return (n, d) for a model's inputs; ``pool`` takes its states (n, t, d) or (1, T, d)."""
-        pooled = pool(mean_layers(self._states(**inputs)), Pooling(self.spec.pooling))
+    def pooled(self, states: Sequence[Tensor], mask: Tensor) -> Tensor:
+        """Return (n, d) float32 of the states (n, t, d) of each layer."""
+        pooled = pool(mean_layers(states), mask, Pooling(self.spec.pooling))
         if self._head is None:
             return pooled
         rows = pad(pooled, (0, 0, 0, max(self._fewest_rows - len(pooled), 0)))

@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, linear
+from torch.nn.functional import gelu, scaled_dot_product_attention
 from transformers.activations import GELUActivation
 
-from whiten_index.encoding.packing import IMPLEMENTATION, attend
 from whiten_index.encoding.pooling import relative_error
 
 # Relative errors of the states of a few tokens: of rounding in another order, or to fewer bits.
-TRIAL_ERRORS = {None: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.05}
+TRIAL_ERRORS = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 TORCH = "torch"
 _ROWS = 1024  # that the layout of weights is made for
 _LAYERS = frozenset({"BertLayer", "RobertaLayer", "XLMRobertaLayer", "CamembertLayer"})
@@ -46,9 +45,6 @@ def use_fastest_products(model: Any, dtype: str, *, last: bool) -> str:
         except (RuntimeError, AttributeError):
             # This torch has not the operators.
             continue
-    if last and model.config._attn_implementation == IMPLEMENTATION:
-        with contextlib.suppress(RuntimeError, AttributeError):
-            _replace(model, None, layers=True)
     return TORCH
 
 
@@ -65,7 +61,7 @@ def _is_amd_with_avx512() -> bool:
 
 
 class _Product(nn.Module):
-    """Linear layers of the same rows as one, (…, n) to (…, m), by oneDNN unless ``dtype`` is None.
+    """Linear layers of the same rows as one, (…, n) to (…, m), by oneDNN.
 
     Args:
         layers: layers of float32, whose results are joined.
@@ -76,11 +72,7 @@ class _Product(nn.Module):
     """
 
     def __init__(
-        self,
-        *layers: nn.Linear,
-        dtype: torch.dtype | None,
-        gelu: bool = False,
-        narrow: bool = False,
+        self, *layers: nn.Linear, dtype: torch.dtype, gelu: bool = False, narrow: bool = False
     ) -> None:
         super().__init__()
         self.dtype, self.gelu = dtype, gelu
@@ -89,16 +81,10 @@ class _Product(nn.Module):
         if len(layers) > 1:
             weight = torch.cat([layer.weight.detach() for layer in layers])
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
-        self.bias = torch.cat(biases) if biases else None
-        self.weight = weight.to(self.dtype)
-        if self.dtype is not None:
-            self.bias = None if self.bias is None else self.bias.to(self.dtype)
-            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, _ROWS)
+        self.bias = torch.cat(biases).to(dtype) if biases else None
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype), _ROWS)
 
     def forward(self, rows: Tensor) -> Tensor:
-        if self.dtype is None:
-            plain = linear(rows, self.weight, self.bias)
-            return gelu(plain) if self.gelu else plain
         after = "gelu" if self.gelu else "none"
         product: Tensor = torch.ops.mkldnn._linear_pointwise(
             rows.to(self.dtype), self.weight, self.bias, after, [], "none"
@@ -112,9 +98,7 @@ class _Layer(nn.Module):
     It calls fewer modules than transformers' own layer, and threads wait for each other's Python.
     """
 
-    is_causal = False  # for ``attend``
-
-    def __init__(self, layer: Any, dtype: torch.dtype | None) -> None:
+    def __init__(self, layer: Any, dtype: torch.dtype) -> None:
         super().__init__()
         own, out = layer.attention.self, layer.attention.output
         self.heads, self.scaling = own.num_attention_heads, own.scaling
@@ -125,26 +109,26 @@ class _Layer(nn.Module):
         self.last_norm = layer.output.LayerNorm
 
     def forward(
-        self, states: Tensor, attention_mask: Tensor | None = None, *_: Any, **options: Any
+        self, states: Tensor, attention_mask: Tensor | None = None, *_: Any, **__: Any
     ) -> Tensor:
         joint = self.joint(states).unflatten(-1, (3, self.heads, -1))
         query, key, value = joint.permute(2, 0, 3, 1, 4)
-        packing, scaling = options.get("packing"), self.scaling
-        attended, _weights = attend(
-            self, query, key, value, attention_mask, packing=packing, scaling=scaling
+        attended = scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask, scale=self.scaling
         )
-        states = self.norm(self.out(attended.flatten(-2)).add_(states))
+        attended = attended.transpose(1, 2).flatten(-2)
+        states = self.norm(self.out(attended).add_(states))
         done: Tensor = self.last_norm(self.last(self.wide(states)).add_(states))
         return done
 
 
 @torch.inference_mode()
-def _replace(model: Any, dtype: torch.dtype | None, *, layers: bool) -> bool:
+def _replace(model: Any, dtype: torch.dtype, *, layers: bool) -> bool:
     """Replace layers unless that changes the states of a few tokens too much."""
     ids = torch.arange(8)[None] % model.config.vocab_size
     expected = model(input_ids=ids).last_hidden_state
     # transformers finds the states of layers by their class.
-    layers = layers and model.config._attn_implementation == IMPLEMENTATION
+    layers = layers and model.config._attn_implementation == "sdpa"
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
 
     def put(parent: nn.Module, name: str, module: nn.Module) -> None:
@@ -157,7 +141,7 @@ def _replace(model: Any, dtype: torch.dtype | None, *, layers: bool) -> bool:
             kin = layers and type(child).__name__ in _LAYERS and not layer.is_decoder
             if kin and _has_gelu(layer.intermediate):
                 put(parent, name, _Layer(child, dtype))
-            elif type(child) is nn.Linear and dtype is not None:
+            elif type(child) is nn.Linear:
                 put(parent, name, _Product(child, dtype=dtype))
             else:
                 visit(child)

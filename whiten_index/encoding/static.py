@@ -19,6 +19,7 @@ from whiten_index.encoding.encoder_config import BackendName
 from whiten_index.encoding.models import MODEL2VEC, ModelFolder
 from whiten_index.encoding.spec import EncoderSpec
 from whiten_index.encoding.tokenization import loading_model
+from whiten_index.encoding.window_encoder import TextWindow
 from whiten_index.errors import ConfigError, EncoderError
 
 # Rows of the table that a batch adds up at once.
@@ -30,8 +31,8 @@ _NO_TOKEN = "<no token>"  # of a text that has none
 class StaticEncoder(Encoder):
     """A static model; its embeddings do not depend on batches."""
 
-    batch_tokens, packs, note = _BATCH_TOKENS, True, None
-    _inputs, _products = "packed", "rows of a table"
+    batch_tokens, packs, shortest, note = _BATCH_TOKENS, True, 0.0, None
+    _inputs, _products = "end to end", "rows of a table"
 
     def _load_model(self, spec: EncoderSpec, folder: ModelFolder, backend: BackendName) -> Any:
         """Load the table, and return a tokenizer."""
@@ -62,20 +63,20 @@ class StaticEncoder(Encoder):
         self._pad, self.vocabulary = size, size + 1
         return tokenizer
 
-    def packed(self, ids: Tensor, offsets: Tensor, longest: int) -> Tensor:
-        """Return (n, d) float32 on the device, of token ids (T,) and bounds (n + 1,)."""
-        del longest
-        ids, offsets = ids.long(), offsets.long()
+    @torch.inference_mode()
+    def embed(self, window: TextWindow, rows: slice) -> Tensor:
+        """Return the embeddings of some of the different texts, as one batch."""
+        ids, offsets = (each.long() for each in self.tokens_of(window, rows))
         kept = ids != self._pad
         if self._left_out is not None:
             kept &= ids != self._left_out
         weights = kept.float()
-        rows = embedding_bag(
+        sums = embedding_bag(
             ids, self._table, offsets, mode="sum", per_sample_weights=weights,
             include_last_offset=True,
         )  # fmt: skip
         counts = torch.segment_reduce(weights, "sum", offsets=offsets, unsafe=True, initial=0)
-        means: Tensor = rows / counts.clamp(min=1).unsqueeze(1)
+        means: Tensor = sums / counts.clamp(min=1).unsqueeze(1)
         return means if self._head is None else self._head(means)
 
 

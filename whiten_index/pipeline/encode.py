@@ -398,7 +398,7 @@ def _note_encoder(config: BuildConfig, report: EncodeReport, work: ShardWork) ->
 
 
 def _note_runtimes(report: EncodeReport) -> None:
-    """Note embeddings in one store of different versions of the libraries, or packed and padded."""
+    """Note embeddings in one store of different versions of the libraries, or products."""
     names = {
         ", ".join(f"{name} {value}" for name, value in each.items())
         for each in report.store.results.runtimes()
