@@ -1,7 +1,10 @@
 """Migration to another embedding model: the bridge, its runs, the comparison, what is refused."""
 
+import datetime
 import json
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ from whiten_index import (
 )
 from whiten_index.errors import ArtifactError, ConfigError, CorpusError, GateError, WhitenIndexError
 from whiten_index.pipeline.plan import plan_update
+from whiten_index.progress import Progress
 from whiten_index.versions.gc import gc_store
 from whiten_index.versions.retention import rollback
 from whiten_index.whitening.bridge import Bridge, CrossMoments
@@ -461,6 +465,34 @@ def test_the_command(built: Path, folder: Path) -> None:
     code, out, err = run(*command, "--json")
     assert (code, json.loads(out)["finished"]) == (0, True), err
     assert "migration" not in json.loads(run("inspect", folder / "index", "--json")[1])
+
+
+def test_inspect_tells_how_far_a_run_is(built: Path, folder: Path) -> None:
+    index, found = folder / "other", list[dict[str, Any]]()
+    build(built, folder, out=str(index), corpus=str(built / "c.parquet"))
+
+    def inspected() -> Any:
+        code, out, err = run("inspect", index, "--json")
+        assert code == 0, err
+        return json.loads(out).get("migration")
+
+    class SecondTerminal(Progress):
+        def advance(self, rows: int) -> None:
+            found.append(inspected())
+
+    assert inspected() is None
+    given: dict[str, Any] = {"model": str(built / "model"), "pooling": "mean", "layers": (1,)}
+    config = MigrateConfig(index=str(index), rows=3_000, device="cpu", **given)
+    migrate_index(config, progress=SecondTerminal())
+    counts = [each["encoded"] for each in found if each]
+    assert counts == sorted(counts)
+    assert {0, 1_024, 2_048} <= {*counts}
+    assert {each["rows"] for each in found if each} == {ROWS}
+    since = datetime.datetime.fromisoformat(found[-1]["since"])
+    assert datetime.timedelta(0) < datetime.datetime.now(datetime.UTC) - since
+    assert re.search(rf"since +{re.escape(found[-1]['since'])}", run("inspect", index)[1])
+    migrate_index(replace(config, rows=None))
+    assert inspected() is None
 
 
 def test_a_plan_writes_nothing(built: Path, folder: Path) -> None:

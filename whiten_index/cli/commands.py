@@ -405,7 +405,7 @@ def serve(indexes: tuple[str, ...], stdio: bool, **options: Any) -> None:
 @json_option
 def inspect(index: str, plot: str | None, verify: str) -> None:
     """Show what is in INDEX: counts, transform and choice, spectrum, bytes."""
-    from whiten_index.store.embedding_store import model_place
+    from whiten_index.versions.migration import migration_status
     from whiten_index.versions.retention import describe_index, eigenvalues_of
 
     if plot is not None:
@@ -413,10 +413,8 @@ def inspect(index: str, plot: str | None, verify: str) -> None:
 
         check_plot_path(Path(plot))
     fields = describe_index(index, verify=verify)
-    if model_place(fields["store"]) is not None:
-        from whiten_index.pipeline.migrate import migration_status
-
-        fields["migration"] = migration_status(index)
+    if (migration := migration_status(index)) is not None:
+        fields["migration"] = migration
     if plot is not None:
         draw_spectrum(Path(plot), fields, eigenvalues_of(fields))
     terminal.show(fields, _version_lines(fields))

@@ -5,6 +5,7 @@ that the new model has not encoded are those of the old model, mapped to the new
 """
 
 import contextlib
+import datetime
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,10 +18,8 @@ from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.artifacts.storage import Place
-from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.load_encoder import resolve_encoder
-from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import (
     ArtifactError,
     BusyError,
@@ -55,11 +54,11 @@ from whiten_index.store.embedding_store import (
     remove_bridged,
 )
 from whiten_index.store.notes import owner_of
-from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.store.sampling import CorpusEmbeddings, ids_of
 from whiten_index.store.segments import digests_name
-from whiten_index.versions.published import VERSIONS, read_published, read_version, tidy
-from whiten_index.versions.references import corpus_record, open_store
+from whiten_index.versions.migration import BRIDGE, encoded_rows, known_rows
+from whiten_index.versions.published import read_published, tidy
+from whiten_index.versions.references import open_store
 from whiten_index.versions.retention import before_bridged, rollback
 from whiten_index.whitening.bridge import Bridge, CrossMoments
 from whiten_index.whitening.selection import reciprocal_ranks
@@ -70,7 +69,6 @@ _LEAST_QUERIES, _LEAST_PAIRS = 30, 64
 # One row in eight chooses the bridge, 2,000 at most.
 _HELD_OUT, _MOST_HELD_OUT = 8, 2_000
 _SHARD_ROWS = 1_024  # so that a part of the corpus is a sample of it
-_NOTE = {"note": "bridge"}  # by which a bridged store keeps the facts of its bridge
 
 Side = tuple[EncodeReport, BuildConfig]  # a model's embeddings, and the build by it
 
@@ -149,15 +147,15 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
         _mark(target, new, under_way=False)
         _remove_bridged(base, new, but=kept)
         return report
-    report.encoded = _encoded(base.store, base.record, new)
+    report.encoded = encoded_rows(base.store, base.record, new)
     if config.bridge:
         bridge, length = _fit_bridge(base, new, stages)
         report.bridge = {"kind": bridge.kind, "agreement": bridge.agreement}
         store = _bridged_store(base, new, bridge, length, stages)
-        store.results.save_choice(_NOTE, report.bridge)
+        store.results.save_choice(BRIDGE, report.bridge)
         made = build_index(_bridged_build(target, base, store), progress=progress)
         report.version, report.rows = made.version, made.encoded.record.rows
-        report.encoded = _encoded(store, made.encoded.record, new)
+        report.encoded = encoded_rows(store, made.encoded.record, new)
         _remove_bridged(base, new, but=[*kept, str(store.place)])
     return report
 
@@ -171,26 +169,6 @@ def migration_target(config: MigrateConfig) -> tuple[BaseVersion, BuildConfig]:
     )  # fmt: skip
     base = BaseVersion.open(asked, version=before_bridged(config.index))
     return base, _target(config, base)
-
-
-def migration_status(index: Place) -> dict[str, Any]:
-    """Return how far a migration is whose bridged version is published, as its stores show."""
-    root, mirror = place_of(index)
-    published, old = read_published(index), before_bridged(index)
-    fields, spec = published.fields, recorded_spec(published.fields["encoder"])
-    found: dict[str, Any] = {"to": getattr(spec, "name", None), "rows": fields["rows"]}
-    if old is not None:
-        mirror.fetch(root / VERSIONS / old, names=())
-        version = read_version(root / VERSIONS / old, verify="manifest", mirror=mirror)
-        found["from"] = getattr(recorded_spec(version.fields["encoder"]), "name", None)
-    place = model_place(fields["store"])
-    with contextlib.suppress(ArtifactError):
-        if spec is not None and place is not None:
-            store = EmbeddingStore.open(fields["store"])
-            new = EmbeddingStore.open(place, fingerprint=spec.fingerprint)
-            found["encoded"] = _encoded(store, corpus_record(published), new)
-            found["bridge"] = store.results.choice(_NOTE)
-    return found
 
 
 def _target(config: MigrateConfig, base: BaseVersion) -> BuildConfig:
@@ -270,10 +248,11 @@ def _give_up(config: MigrateConfig, stages: Stages) -> MigrateReport:
 
 
 def _mark(target: BuildConfig, new: EmbeddingStore, *, under_way: bool) -> None:
-    """Note in the new model's store whether the migration of an index needs its rows."""
+    """Note in the new model's store since when the migration of an index needs its rows, or not."""
     notes, owner = new.results.choice(MIGRATING) or {}, owner_of(target.out_place)
-    if notes.get(owner, False) != under_way:
-        new.results.save_choice(MIGRATING, {**notes, owner: under_way})
+    if bool(notes.get(owner)) != under_way:
+        since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        new.results.save_choice(MIGRATING, {**notes, owner: under_way and since})
 
 
 def _passes(config: MigrateConfig, target: BuildConfig) -> list[str | None]:
@@ -282,26 +261,6 @@ def _passes(config: MigrateConfig, target: BuildConfig) -> list[str | None]:
     if config.first is None:
         return [own]
     return [f"({config.first}) and ({own})" if own else config.first, own]
-
-
-def _known(
-    store: EmbeddingStore, new: EmbeddingStore, part: CorpusPart
-) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Return the digests (n, 16) of a part, and which rows (n,) the new store has.
-
-    Stores of one corpus keep rows in one type, so that their digests are the same. Damaged rows do
-    not count.
-    """
-    if not part.rows:
-        return np.empty((0, DIGEST_BYTES), np.uint8), np.empty(0, np.bool_)
-    digests = store.digests(part)
-    return digests, new.index(verify=True).find(digests).known
-
-
-def _encoded(store: EmbeddingStore, record: CorpusRecord, new: EmbeddingStore) -> int:
-    """Return how many rows of a corpus the new model has encoded."""
-    new.look_again()
-    return sum(int(_known(store, new, part)[1].sum()) for part in record.parts)
 
 
 def _rows(store: EmbeddingStore, digests: NDArray[np.uint8]) -> NDArray[np.floating]:
@@ -314,7 +273,7 @@ def _pairs(
 ) -> Iterator[tuple[NDArray[np.floating], NDArray[np.floating]]]:
     """Yield embeddings (n, d) and (n, e) of rows that both models have encoded, part by part."""
     for part in base.record.parts:
-        digests, known = _known(base.store, new, part)
+        digests, known = known_rows(base.store, new, part)
         apart = digests[:, 0] % _HELD_OUT == 0
         rows = np.flatnonzero(known & (apart if held_out else ~apart))
         if len(rows):
@@ -353,7 +312,7 @@ def _bridged_store(
         for part in base.record.parts:
             if not part.rows:
                 continue
-            digests, known = _known(base.store, new, part)
+            digests, known = known_rows(base.store, new, part)
             rows = length * unit_rows(bridge.apply(base.store.embeddings(part)[:]))
             if known.any():
                 rows[known] = _rows(new, digests[known])
