@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -175,7 +175,7 @@ def measure_points(
     The record of a point that cannot be measured says why.
     """
     for point, why in points.skipped.items():
-        yield _skipped(point, why)
+        yield skipped_record(point, why)
     missing: dict[tuple[str, str, int], list[Point]] = {}
     for point in points.points:
         if point.key not in done:
@@ -197,7 +197,7 @@ def measure_points(
             fitted = some[0].family not in (RAW, FAISS)
             space = open_space(config, dataset, some[0], stages) if fitted else raw
         except WhiteningError as error:
-            yield from (_skipped(point, str(error)) for point in some)
+            yield from (skipped_record(point, str(error)) for point in some)
             continue
         made = list[Made]()
         with stages.stage("make indexes", len(some), part=part) as watcher:
@@ -206,7 +206,7 @@ def measure_points(
                     known = reference if point == exact else None
                     made.append(known or trial.make(point, space, reference))
                 except (ConfigError, MemoryError) as error:
-                    yield _skipped(point, str(error) or "the memory does not hold it")
+                    yield skipped_record(point, str(error) or "the memory does not hold it")
                 watcher.advance(1)
         with stages.stage("measure", len(made), part=part) as watcher:
             trial.time(made, reference)
@@ -218,7 +218,7 @@ def measure_points(
                 discard(each.folder)
 
 
-def _skipped(point: Point, why: str) -> dict[str, Any]:
+def skipped_record(point: Point, why: str) -> dict[str, Any]:
     return {"type": "skipped", "key": point.key, **point.setting(), "why": why}
 
 
@@ -324,19 +324,11 @@ class Trial:
 
     def _judged(self, made: Made, reference: Made | None) -> Made:
         """Add what the searches of an index find to its record."""
-        dataset, record, search = self.dataset, made.record, self.search_of(made)
-        # A deeper search also improves its first ten hits, so each depth is searched apart.
-        _, near = search(dataset.queries, TOP_K)
-        record["index_recall@10"] = share_found(near, self._truth(made))
-        record["agreement@10"] = share_found(near, self.raw_truth)
-        same = (near[:, :, None] == self.raw_truth[:, None, :]).any(axis=1).mean(axis=1)
-        each = self._scores(search)
-        record["quality"] = {name: float(scores.mean()) for name, scores in each.items()} or None
-        figures = {AGREEMENT: same, **{f"quality.{name}": scores for name, scores in each.items()}}
-        ndcg = each.get("ndcg@10")
-        if ndcg is not None and reference is not None and reference.ndcg is not None:
-            figures[INTERVAL] = ndcg - reference.ndcg
-        record["intervals"] = {name: mean_interval(values) for name, values in figures.items()}
+        found, ndcg = judge(
+            self.dataset, self.search_of(made), truth=self._truth(made), raw_truth=self.raw_truth,
+            reference=None if reference is None else reference.ndcg,
+        )  # fmt: skip
+        made.record.update(found)
         return replace(made, ndcg=ndcg)
 
     def _fill_peer(self, factory: str, folder: Path, stages: Stages) -> IndexBytes:
@@ -384,26 +376,60 @@ class Trial:
             )
         return lambda queries, top_k: bundle.search(queries, top_k, rescorer=again, by_row=True)
 
-    def _scores(self, search: Search) -> dict[str, NDArray[np.float64]]:
-        """Return each metric of each query, of hits as a bundle gives them, each document once."""
-        judged, names = self.dataset.judged, self.dataset.documents
-        values = dict[str, NDArray[np.float64]]()
-        if judged is None or names is None:
-            return values
-        numbers = self.dataset.document_numbers
-        passages = len(numbers) > numbers.max() + 1
-        for depth, metrics in _METRICS.items():
-            if passages:
-                scores, rows = search_documents(
-                    search, numbers.__getitem__, self.dataset.queries, top_k=depth,
-                    rows=len(numbers),
-                )  # fmt: skip
-            else:
-                scores, rows = search(self.dataset.queries, depth)
-            run = {
-                query: dict(zip(names[near[near >= 0]], best[near >= 0].tolist(), strict=True))
-                for query, near, best in zip(judged.texts, rows, scores, strict=True)
-            }
-            for metric in metrics:
-                values[metric] = np.array(list(evaluate_each(judged.qrels, run, metric).values()))
+
+def judge(
+    dataset: Dataset,
+    search: Search,
+    *,
+    truth: Rows,
+    raw_truth: Rows,
+    reference: NDArray[np.float64] | None,
+    metrics: Mapping[int, Sequence[str]] = _METRICS,
+) -> tuple[dict[str, Any], NDArray[np.float64] | None]:
+    """Return the figures of a search, and the nDCG@10 of each judged query.
+
+    ``truth`` and ``raw_truth`` are the exact neighbours (q, 10) among the same vectors and among
+    the raw embeddings, ``reference`` (q,) the nDCG@10 to compare with, ``metrics`` those to
+    measure by the number of hits.
+    """
+    # A deeper search also improves its first ten hits, so each depth is searched apart.
+    _, near = search(dataset.queries, TOP_K)
+    same = (near[:, :, None] == raw_truth[:, None, :]).any(axis=1).mean(axis=1)
+    each = _scores(dataset, search, metrics)
+    figures = {AGREEMENT: same, **{f"quality.{name}": scores for name, scores in each.items()}}
+    ndcg = each.get("ndcg@10")
+    if ndcg is not None and reference is not None:
+        figures[INTERVAL] = ndcg - reference
+    found = {
+        "index_recall@10": share_found(near, truth),
+        "agreement@10": share_found(near, raw_truth),
+        "quality": {name: float(scores.mean()) for name, scores in each.items()} or None,
+        "intervals": {name: mean_interval(values) for name, values in figures.items()},
+    }
+    return found, ndcg
+
+
+def _scores(
+    dataset: Dataset, search: Search, metrics: Mapping[int, Sequence[str]]
+) -> dict[str, NDArray[np.float64]]:
+    """Return each metric of each query, of hits as a bundle gives them, each document once."""
+    judged, names = dataset.judged, dataset.documents
+    values = dict[str, NDArray[np.float64]]()
+    if judged is None or names is None:
         return values
+    numbers = dataset.document_numbers
+    passages = len(numbers) > numbers.max() + 1
+    for depth, some in metrics.items():
+        if passages:
+            scores, rows = search_documents(
+                search, numbers.__getitem__, dataset.queries, top_k=depth, rows=len(numbers)
+            )
+        else:
+            scores, rows = search(dataset.queries, depth)
+        run = {
+            query: dict(zip(names[near[near >= 0]], best[near >= 0].tolist(), strict=True))
+            for query, near, best in zip(judged.texts, rows, scores, strict=True)
+        }
+        for metric in some:
+            values[metric] = np.array(list(evaluate_each(judged.qrels, run, metric).values()))
+    return values
