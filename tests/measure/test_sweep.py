@@ -197,7 +197,7 @@ def test_figures_are_those_of_brute_force(tmp_path, corpus, embeddings):
     assert report.measured == len(points_of(tmp_path))
     assert not (tmp_path / ".sweep-work").exists()
     header = lines_of(tmp_path)[0]
-    assert (header["type"], header["run"]) == ("sweep", report.run)
+    assert (header["type"], header["run"]) == ("sweep", report.runs[0])
     facts = header["dataset"]
     assert (facts["rows"], facts["dim"], facts["queries"]) == (ROWS - HELD, DIM, HELD)
     assert facts["raw_bytes_per_row"] == 4 * DIM
@@ -290,13 +290,13 @@ def test_more_points_join_their_run_and_other_settings_start_another(tmp_path, c
     first = run_sweep(SweepConfig(**given))
     notes = _Notes()
     more = run_sweep(SweepConfig(**{**given, "widths": "4,8,16"}), progress=notes)
-    assert (more.run, more.measured, more.found) == (first.run, 2, 1)
+    assert (more.runs, more.measured, more.found) == (first.runs, 2, 1)
     assert {"make indexes 1 to 1 of 2", "measure 2 to 2 of 2"} <= {*notes.stages}
     other = run_sweep(SweepConfig(**{**given, "seed": 1}), progress=notes)
-    assert (other.run != first.run, other.measured, other.found) == (True, 1, 0)
+    assert (other.runs != first.runs, other.measured, other.found) == (True, 1, 0)
     assert any("holds 1 other run" in note for note in notes.notes)
     runs = Counter(line["run"] for line in lines_of(tmp_path) if line["type"] == "point")
-    assert runs == {first.run: 3, other.run: 1}
+    assert runs == {first.runs[0]: 3, other.runs[0]: 1}
 
 
 def test_a_tiny_corpus_is_refused(tmp_path, write_parquet):

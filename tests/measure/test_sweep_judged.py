@@ -78,7 +78,7 @@ def test_the_prompt_of_queries_tells_runs_apart(tmp_path, beir, tiny_model, stor
         run_sweep(SweepConfig(**options(tmp_path, beir, tiny_model, store, **few, **more)))
         for more in ({}, {"query_prompt": "w1 w2 w3 "})
     )
-    assert plain.run != asked.run
+    assert plain.runs != asked.runs
     assert (plain.measured, asked.measured) == (1, 1)
 
 

@@ -4,6 +4,7 @@ from typing import Literal
 
 from whiten_index.options import INDEX, MODEL, OUTPUT, RESOURCES, TRANSFORM, option, schema
 from whiten_index.pipeline.build_options import JUDGEMENTS, JudgementOptions, RunnerOptions
+from whiten_index.vectordb.push_config import DATABASE
 from whiten_index.whitening.transform_options import SimilarityOption
 
 GRID = "Grid"
@@ -86,16 +87,30 @@ class SweepOptions(JudgementOptions, SimilarityOption):
         GRID,
         default=("auto", "pca", "whitening", "truncate"),
     )
-    codecs: tuple[str, ...] = option(
+    codecs: tuple[str, ...] | None = option(
         "Also sq6, sq4, pqfs, rabitq, rabitq2, rabitq4, pqN for N bytes a vector, and FAISS's "
-        "own names such as EDEN4, SQtqmse4 and PRQ16x3x8.",
+        "own names such as EDEN4, SQtqmse4 and PRQ16x3x8; with --in those of the database.",
         GRID,
-        default=("fp32", "fp16", "sq8", "pq"),
+        default=None,
+        shown="fp32,fp16,sq8,pq; with --in all",
     )
     indexes: tuple[str, ...] = option(
         "Structures; a graph is built of the first codec at the two middle widths only.",
         GRID,
         default=("flat", "ivf", "hnsw"),
+    )
+    databases: tuple[str, ...] = option(
+        "Measure inside this database, such as postgresql://me@db/test or lancedb:///folder, in a "
+        "table that is removed afterwards; may be repeated.",
+        DATABASE,
+        default=(),
+        flag="--in",
+    )
+    memory_price: float | None = option(
+        "Price of a GB of memory and month, for $/month.", DATABASE, default=None, ge=0
+    )
+    disk_price: float | None = option(
+        "Price of a GB of disk and month, for $/month.", DATABASE, default=None, ge=0
     )
     baselines: bool = option(
         "Also measure raw embeddings and FAISS's own PCA and whitening.", GRID, default=True

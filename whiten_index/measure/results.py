@@ -95,7 +95,7 @@ class Measured:
         """Return the options of ``whiten-index build`` that make the point; empty if none do."""
         transform, factory = self.text("transform"), self.text("factory")
         exponent, center = self.number("exponent"), self.record.get("center")
-        if self.text("family") == "faiss" or not factory:
+        if self.text("family") == "faiss" or not (factory or self.text("push")):
             return ""
         options = ["--whiten", transform]
         if transform in ("auto", "pca", "whitening") and exponent is not None:
@@ -104,8 +104,8 @@ class Measured:
             if center is not None:
                 options.append("--center" if center else "--no-center")
         options += [] if transform == "none" else ["--k", str(self.k)]
-        options += ["--factory", factory]
-        if self.text("index") != "flat" and target_recall not in (None, TARGET_RECALL):
+        options += ["--factory", factory] if factory else []
+        if factory and self.text("index") != "flat" and target_recall not in (None, TARGET_RECALL):
             options += ["--target-recall", f"{target_recall:g}"]
         return shlex.join(options)
 
@@ -293,6 +293,8 @@ def _milliseconds(value: float) -> str:
 COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     PER_ROW: ("bytes per row", _number),
     "bytes.fixed": ("fixed bytes", _number),
+    "bytes.table": ("table bytes per row", _number),
+    "bytes.index": ("index bytes per row", _number),
     "rerank.bytes_per_row": ("re-rank bytes per row", _number),
     NDCG: ("nDCG@10", lambda value: f"{100 * value:.2f}"),
     "quality.recall@100": ("recall@100", lambda value: f"{100 * value:.2f}"),
@@ -305,8 +307,13 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "latency_ms.p95": ("p95", _milliseconds),
     "latency_ms.p99": ("p99", _milliseconds),
     "latency_ms.spread": ("spread", lambda value: f"{value:.3g}"),
+    "latency_ms_many.p50": ("8 clients p50", _milliseconds),
+    "latency_ms_many.p95": ("8 clients p95", _milliseconds),
+    "latency_ms_many.p99": ("8 clients p99", _milliseconds),
     "throughput.queries_per_second": ("queries/s in batches", _number),
     "seconds.total": ("build", lambda s: f"{s:,.0f}\u00a0s" if s >= 100 else f"{s:.2g}\u00a0s"),
+    "memory.build": ("build memory", lambda value: f"{value / (1 << 20):,.0f}\u00a0MB"),
+    "dollars": ("$ a month per million rows", lambda value: f"{value:,.2f}"),
     "exponent": ("γ", lambda value: f"{value:.3g}"),
 }
 
@@ -368,10 +375,20 @@ def recommend(sweep: Sweep) -> Recommendation:
         end += f" It loses {100 * lost:.1f} points of recall@100."
     if any(p.candidates and order(p)[1] < order(point)[1] for p in near):
         end += " With re-ranking, which reads the store for each query, fewer bytes do."
-    options = point.build_options((sweep.header.get("settings") or {}).get("target_recall"))
-    command = f"{sweep.header.get('build') or 'whiten-index build …'} --out INDEX {options}"
     reason = f"{said}: {found} at {_bytes(sweep, point)}{end}"
-    return Recommendation(measure, point, reason, command if options else "")
+    return Recommendation(measure, point, reason, command_of(sweep, point))
+
+
+def command_of(sweep: Sweep, point: Measured) -> str:
+    """Return the commands that build and push a point, empty if none do."""
+    options = point.build_options((sweep.header.get("settings") or {}).get("target_recall"))
+    if not options:
+        return ""
+    build = f"{sweep.header.get('build') or 'whiten-index build …'} --out INDEX {options}"
+    if not (given := point.text("push")):
+        return build
+    address = shlex.quote(str((sweep.header.get("database") or {}).get("address")))
+    return f"{build} && whiten-index push INDEX --to {address} --table TABLE {given}"
 
 
 def _score(point: Measured, measure: str) -> float:

@@ -15,16 +15,20 @@ from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.index.factory import inner_index
 from whiten_index.measure.measure_options import SweepOptions
-from whiten_index.options import schema
+from whiten_index.options import options_of, schema
 from whiten_index.paths import as_place, is_uri
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.build_options import EncodeOptions, JudgementOptions
+from whiten_index.vectordb.registry import require_database
 from whiten_index.whitening.transform_options import Exponent
 
 AUTO, TRUNCATE, NONE = "auto", "truncate", "none"
 TRANSFORMS = (AUTO, "pca", "whitening", TRUNCATE, "all-but-the-top", "random")
 INDEXES = ("flat", "ivf", "hnsw")
 FP32 = "fp32"
+DEFAULT_CODECS = (FP32, "fp16", "sq8", "pq")
+# Options that a sweep inside a database does not take.
+_OF_FAISS_ALONE = ("indexes", "rerank", "target_recall", "index_device")
 
 # Codec -> its part of a FAISS factory string; {4} stands for k / 4, {2} for k / 2.
 CODECS = {
@@ -90,6 +94,10 @@ class SweepConfig(SweepOptions, EncodeOptions):
             raise ConfigError("say where results and report go: --out DIR")
         object.__setattr__(self, "out", str(as_place(self.out, what="--out")))
         self.require_both()
+        if self.databases:
+            self._require_databases()
+        elif self.codecs is None:
+            object.__setattr__(self, "codecs", DEFAULT_CODECS)
         self._require_lists()
         if 0 < self.rerank < 10:
             raise ConfigError(
@@ -98,8 +106,20 @@ class SweepConfig(SweepOptions, EncodeOptions):
             )
         _ = self.build
 
+    def _require_databases(self) -> None:
+        for address in self.databases:
+            require_database(address, {})
+        defaults = {each.name: each for each in options_of(SweepOptions)}
+        for name in _OF_FAISS_ALONE:
+            if getattr(self, name) != defaults[name].default:
+                raise ConfigError(
+                    f"{defaults[name].flag} is of indexes of FAISS; leave it out, or leave out --in"
+                )
+
     def _require_lists(self) -> None:
         for name, flag in _LISTS.items():
+            if getattr(self, name) is None:
+                continue
             given = ",".join(map(str, getattr(self, name))).split(",")
             parts = tuple(part.strip() for part in given if part.strip())
             if not parts:
@@ -114,7 +134,7 @@ class SweepConfig(SweepOptions, EncodeOptions):
                 )
         for transform in self.transforms:
             parse_transform(transform)
-        for codec in self.codecs:
+        for codec in () if self.databases else self.codecs or ():
             if not (codec in CODECS or _PQ_BYTES.fullmatch(codec) or _OF_FAISS.fullmatch(codec)):
                 raise ConfigError(
                     f"--codecs {codec!r} is unknown; use {', '.join(CODECS)}, pqN for N bytes a "
@@ -266,11 +286,11 @@ def _why_not(point: Point, *, dim: int, rank: int, rows: int) -> str | None:
 def _ours(config: SweepConfig) -> Iterator[Point]:
     # A graph takes minutes to build and is the same for every codec except for its errors, so
     # graphs are built of the first codec at the two widths in the middle.
-    middle = config.ks[(len(config.ks) - 1) // 2 :][:2]
-    for k, transform, codec in product(config.ks, config.transforms, config.codecs):
+    middle, codecs = config.ks[(len(config.ks) - 1) // 2 :][:2], config.codecs or ()
+    for k, transform, codec in product(config.ks, config.transforms, codecs):
         space = TRUNCATE if transform == TRUNCATE else OURS, transform, k
         for index in config.indexes:
-            if index != "hnsw" or (k in middle and codec == config.codecs[0]):
+            if index != "hnsw" or (k in middle and codec == codecs[0]):
                 yield Point(*space, codec, index)
             if config.rerank and codec.startswith(_COARSE) and index != "hnsw":
                 yield Point(*space, codec, index, config.rerank)
@@ -282,7 +302,7 @@ def _baselines(config: SweepConfig, dim: int) -> Iterator[Point]:
     # Ours are compared with the same codec, and with product codes of the same size.
     sizes = {k // 4 for k in config.ks if k % 4 == 0} | set(config.ks)
     sized = [f"pq{size}" for size in sorted(sizes) if size < dim and dim % size == 0]
-    for codec in (FP32, "fp16", "sq8", "sq4", *sized, "rabitq", "rabitq4", *config.codecs):
+    for codec in (FP32, "fp16", "sq8", "sq4", *sized, "rabitq", "rabitq4", *(config.codecs or ())):
         yield Point(*raw, codec, "flat")
     if config.rerank:
         yield Point(*raw, "rabitq", "flat", config.rerank)

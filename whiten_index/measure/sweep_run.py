@@ -5,8 +5,8 @@ import datetime
 import os
 import platform
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from whiten_index.evaluation.judgements import JudgedQueries, read_judged
 from whiten_index.evaluation.metrics import require_evaluator
 from whiten_index.index.gpu import gpu_name, require_device
 from whiten_index.index.library import describe_faiss, set_threads
+from whiten_index.measure.database_sweep import DatabaseSweep
 from whiten_index.measure.results import RESULTS, Record, Results, Sweep
 from whiten_index.measure.sweep_config import SweepConfig, grid
 from whiten_index.measure.trial import Dataset, measure_points
@@ -50,7 +51,7 @@ class SweepReport:
     """Outcome of a sweep."""
 
     results: Path
-    run: str
+    runs: tuple[str, ...]  # one, or one of each database
     dataset: dict[str, Any]
     measured: int
     found: int
@@ -60,7 +61,7 @@ class SweepReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        return {**vars(self), "results": named(self.results)}
+        return {**vars(self), "results": named(self.results), "runs": list(self.runs)}
 
 
 def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> dict[str, Any]:
@@ -77,15 +78,25 @@ def plan_sweep(config: SweepConfig, *, progress: Progress | None = None) -> dict
     else:
         store = EmbeddingStore.open(config.build.store_place)
         rows, dim, to_encode, seconds = store.corpus().rows, int(store.encoder["dim"]), 0, None
-    points = grid(config, dim=dim, rank=dim, rows=rows)
+    skipped: dict[str, str] = {}
+    if config.databases:
+        families = list[str]()
+        for address in config.databases:
+            settings, lost = DatabaseSweep(config, address).settings(dim=dim, rank=dim, rows=rows)
+            families += [point.family for each in settings for point in each.points(rows)]
+            skipped |= lost
+    else:
+        points = grid(config, dim=dim, rank=dim, rows=rows)
+        families = [point.family for point in points.points]
+        skipped = {point.key: why for point, why in points.skipped.items()}
     return {
         "rows": rows,
         "to_encode": to_encode,
         "encode_seconds": seconds,
         "dim": dim,
-        "points": len(points.points),
-        "by_family": dict(Counter(point.family for point in points.points)),
-        "skipped": {point.key: why for point, why in points.skipped.items()},
+        "points": len(families),
+        "by_family": dict(Counter(families)),
+        "skipped": skipped,
     }
 
 
@@ -97,7 +108,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
         progress: see ``build_index``.
 
     Returns:
-        Run, data set, and how many points were measured; the results are lines of
+        Runs, data set, and how many points were measured; the results are lines of
         ``results.jsonl``.
 
     Raises:
@@ -106,6 +117,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
         WhiteningError: every k is above the rank.
         ArtifactError, StorageError: the results file is damaged, or cannot be written.
         BusyError: another sweep writes to the same folder or URI.
+        DatabaseError: a database of ``--in`` cannot be reached, or refuses.
 
     Examples:
         >>> run_sweep(SweepConfig(store="store", out="swept")).measured  # doctest: +SKIP
@@ -128,28 +140,60 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
             with writing(work):
                 work.mkdir()
             dataset = prepare_dataset(config, encoded, judged, stages)
-            points = grid(config, dim=dataset.dim, rank=dataset.spectrum.rank, rows=dataset.rows)
-            run = _started(results, _header(config, dataset), stages)
-            before, skipped = set(run.by_key), dict[str, str]()
-            for record in measure_points(config, dataset, points, before, work, stages):
-                key, why = record["key"], record.get("why")
-                if why is not None:
-                    skipped[key] = why
-                # A reason that the file has already is not written again.
-                if why is None or run.skipped.get(key) != why:
-                    results.append({**record, "run": run.run, "time": _now()})
+            shape = {"dim": dataset.dim, "rank": dataset.spectrum.rank, "rows": dataset.rows}
+            tally = _Tally()
+            for address in config.databases:
+                inside = DatabaseSweep(config, address)
+                wanted = {
+                    p.key for s in inside.settings(**shape)[0] for p in s.points(dataset.rows)
+                }
+                release = inside.engine_release()
+                run = _started(results, _header(config, dataset, (address, release)), stages)
+                records = inside.measure(dataset, set(run.by_key), stages)
+                tally.take(results, run, records, wanted)
+            if not config.databases:
+                points = grid(config, **shape)
+                run = _started(results, _header(config, dataset), stages)
+                done = set(run.by_key)
+                records = measure_points(config, dataset, points, done, work, stages)
+                tally.take(results, run, records, {point.key for point in points.points})
         finally:
             discard(work)
     return SweepReport(
         results=results.path,
-        run=run.run,
+        runs=tuple(tally.runs),
         dataset=dataset.facts,
-        measured=len(run.by_key.keys() - before),
-        found=len(before & {point.key for point in points.points}),
-        skipped=skipped,
+        measured=tally.measured,
+        found=tally.found,
+        skipped=tally.skipped,
         seconds=dict(stages.seconds),
         stage_rows=dict(stages.rows),
     )
+
+
+@dataclass
+class _Tally:
+    """Counts of the points that were measured, found in the results, and skipped."""
+
+    runs: list[str] = field(default_factory=list)
+    measured: int = 0
+    found: int = 0
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def take(
+        self, results: Results, run: Sweep, records: Iterable[Record], wanted: Set[str]
+    ) -> None:
+        """Write the records of a run."""
+        self.runs.append(run.run)
+        self.found += len(run.by_key.keys() & wanted)
+        for record in records:
+            key, why = record["key"], record.get("why")
+            self.measured += why is None
+            if why is not None:
+                self.skipped[key] = why
+            # A reason that the file has already is not written again.
+            if why is None or run.skipped.get(key) != why:
+                results.append({**record, "run": run.run, "time": _now()})
 
 
 def _started(results: Results, first: Record, stages: Stages) -> Sweep:
@@ -250,8 +294,10 @@ def _encode_queries(
     return query_embeddings(encoded.store, list(judged.texts.values()), encode, stages)
 
 
-def _header(config: SweepConfig, dataset: Dataset) -> dict[str, Any]:
-    """Return the record that starts a run."""
+def _header(
+    config: SweepConfig, dataset: Dataset, database: tuple[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the record that starts a run, in FAISS or in a database: address and release."""
     # Its run is a digest of all that a figure depends on except the point: others never mix.
     machine = _machine(config.build.index_device)
     versions = {
@@ -279,7 +325,14 @@ def _header(config: SweepConfig, dataset: Dataset) -> dict[str, Any]:
         "corpus": dataset.encoded.record.fingerprint, "encoder": store.fingerprint,
         "queries": queries, "settings": settings, "machine": list(machine.values()),
         "versions": versions, "measures": _MEASURES,
+        **({"database": list(database)} if database else {}),
     }  # fmt: skip
+    facts, inside = dataset.facts, dict[str, Any]()
+    if database is not None:
+        address, release = database
+        facts = {**facts, "name": f"{facts['name']} in {release}"}
+        prices = {name: getattr(config, name) for name in ("memory_price", "disk_price")}
+        inside = {"database": {"address": address, "release": release, **prices}}
     return {
         "type": "sweep",
         "run": fingerprint(identity)[:12],
@@ -290,12 +343,13 @@ def _header(config: SweepConfig, dataset: Dataset) -> dict[str, Any]:
             **settings,
             "k": list(config.ks),
             "transforms": list(config.transforms),
-            "codecs": list(config.codecs),
+            "codecs": list(config.codecs or ()),
             "indexes": list(config.indexes),
             "baselines": config.baselines,
             "rerank": config.rerank,
         },
-        "dataset": dataset.facts,
+        "dataset": facts,
+        **inside,
         "build": config.build.command()
         + (f" --similarity {config.similarity}" if config.similarity != "auto" else ""),
         "spectrum": {

@@ -69,6 +69,9 @@ class DatabaseWriter(ABC):
     target: str  # address and name without credentials
     adds_and_counts = False  # whether the engine's `_add` counts the rows in the same step
     ids_at_once = 500  # ids of one request
+    exact_only = False  # whether all vectors are read by each search, as in a stand-in for tests
+    # Process that builds indexes, None if it is not on this machine.
+    process: int | None = None
 
     def __init__(self) -> None:
         # Table that is filled or changed, and the layout of its rows.

@@ -16,6 +16,7 @@ later.
 """
 
 import importlib
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -77,7 +78,7 @@ class LanceWriter(DatabaseWriter):
         self, address: str, name: str, options: LanceOptions, *, make: bool = True
     ) -> None:
         super().__init__()
-        self._options = options
+        self._options, self.process = options, os.getpid()
         folder = _folder_of(address)
         self._local = None if "://" in folder else Path(folder)
         shown = f"lancedb://{folder}" if self._local else address.rstrip("/")

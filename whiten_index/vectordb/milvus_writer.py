@@ -64,6 +64,7 @@ class MilvusWriter(AliasWriter):
         self.target = f"{place.shown}, collection {name}"
         self._loaded: set[str] = set()
         self._folder, self._local = place.folder, place.folder is not None
+        self.process = os.getpid() if self._local else None
         with ExitStack() as opened:
             uri = place.url
             if place.folder is not None:

@@ -77,6 +77,9 @@ class PostgresWriter(DatabaseWriter):
         self._options, self._name, self._locked = options, name, False
         self._connection, first, self._users_path = connect(address, options, make=make)
         self.target = shown_address(self._connection)
+        info = self._connection.info
+        if info.host.startswith("/") or info.hostaddr in ("127.0.0.1", "::1"):
+            self.process = info.backend_pid
         try:
             with self._reporting("it could not be opened"):
                 self._schema = find_schema(self._connection, options.schema_name or first)
@@ -84,7 +87,7 @@ class PostgresWriter(DatabaseWriter):
         except BaseException:
             self.close()
             raise
-        release = str(self._connection.info.parameter_status("server_version")).split()[0]
+        release = str(info.parameter_status("server_version")).split()[0]
         extension = f", pgvector {pgvector}" if pgvector else " without pgvector"
         self.engine = f"PostgreSQL {release}{extension}"
         self.target += f", table {self._text(name)}"

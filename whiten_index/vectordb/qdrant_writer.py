@@ -49,6 +49,7 @@ class QdrantWriter(AliasWriter):
         self._options = options
         place = EngineAddress.parse(address, QdrantOptions)
         self._folder, self._local = place.folder, place.folder is not None
+        self.exact_only = self._local
         self.target = f"{place.shown}, collection {name}"
         given = self._connection(place, make=make)
         with self._reporting("it could not be reached"):
