@@ -30,7 +30,7 @@ from whiten_index.measure.trial import TOP_K, Dataset, Space, judge, open_space,
 from whiten_index.progress import Stages
 from whiten_index.vectordb.database_writer import DatabaseWriter, Find
 from whiten_index.vectordb.engine_options import Code, Effort, EngineOptions
-from whiten_index.vectordb.pushed_table import VECTOR, Layout, PushedTable, vectors_array
+from whiten_index.vectordb.pushed_table import VECTOR, Layout, Metric, PushedTable, vectors_array
 from whiten_index.vectordb.registry import open_writer, require_database
 
 _EXACT = "flat"  # search that reads all vectors
@@ -221,7 +221,7 @@ class Trial:
     def _fill(self, writer: DatabaseWriter, advance: Any) -> dict[str, Any]:
         """Fill and index the table; return what it takes."""
         setting, whitening, rows = self.setting, self.space.whitening, self.dataset.rows
-        metric = "ip" if self.dataset.similarity == "dot" else "cosine"
+        metric: Metric = "ip" if self.dataset.similarity == "dot" else "cosine"
         kinds = [(ID, pa.int64()), (VECTOR, pa.list_(pa.float32(), setting.k))]
         schema, dtype = pa.schema(kinds), setting.code.dtype
         layout = Layout(schema, "float16" if dtype == "float16" else "float32", metric)

@@ -219,6 +219,7 @@ def measure_points(
 
 
 def skipped_record(point: Point, why: str) -> dict[str, Any]:
+    """Return the record of a point that cannot be measured."""
     return {"type": "skipped", "key": point.key, **point.setting(), "why": why}
 
 
