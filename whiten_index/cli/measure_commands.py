@@ -57,8 +57,12 @@ def sweep(plan: bool, **options: Any) -> None:
     said = run_sweep(config, progress=terminal.Bars()).to_json()
     report = write_report(str(config.out))
     said["report"] = named(report)
-    advice = recommend(read_runs(config.folder / RESULTS)[said["run"]])
-    said["recommended"] = {"why": advice.reason, "command": advice.command or None}
+    runs = read_runs(config.folder / RESULTS)
+    advised = [(runs[run].name, recommend(runs[run])) for run in said["runs"]]
+    said["recommended"] = [
+        {"of": name, "why": advice.reason, "command": advice.command or None}
+        for name, advice in advised
+    ]
     plain = "a page with charts needs: pip install 'whiten-index[plot]', then whiten-index report"
     notes = [f"{plain} {config.out}"] if report.suffix == ".md" else []
     # Rates of stages over points say nothing.

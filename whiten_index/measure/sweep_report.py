@@ -12,6 +12,7 @@ from whiten_index.artifacts.files import writing
 from whiten_index.artifacts.object_store import ANY
 from whiten_index.artifacts.storage import Place
 from whiten_index.measure.charts import charts_of
+from whiten_index.measure.database_report import WAYS, answers, cell
 from whiten_index.measure.results import (
     COLUMNS,
     LATENCY,
@@ -47,6 +48,7 @@ class _Section:
         """Sort the points by bytes per row, and leave out columns that no point fills."""
         self.sweep, self.title, self.advice = sweep, title, recommend(sweep)
         gain = self.advice.measure
+        self.answers = answers(sweep, gain)
         self.measure = COLUMNS[gain][0]
 
         def place(point: Measured) -> tuple[float, float]:
@@ -71,6 +73,13 @@ class _Section:
             "recommended" if p is chosen else "raw" if p.is_raw else "front" * (p in best)
             for p in points
         ]
+
+    def answer_table(self) -> list[list[str]]:
+        """Return the heading and the rows of the answer of a sweep inside a database."""
+        heads = ["bytes a row, at most", *WAYS]
+        gain = self.advice.measure
+        rows = [[str(a.budget), *(cell(way, gain) for way in a.ways)] for a in self.answers]
+        return [heads, *rows] if rows else []
 
     def numbers(self) -> list[tuple[str, str, list[str]]]:
         """Return bytes, quality and latency of the recommended point, and each next to raw."""
@@ -112,6 +121,17 @@ class _Section:
         table = [self.columns, [":---", *["---:"] * (len(self.columns) - 1)], *body]
         said = [self.advice.reason, *notes(self.sweep)]
         lines = [f"## {plain_markdown(self.title)}", *map(plain_markdown, said)]
+        if self.answers:
+            heads, *rows = [list(map(plain_markdown, row)) for row in self.answer_table()]
+            for each, row in zip(self.answers, rows, strict=True):
+                place = 1 + each.ways.index(each.best)
+                row[place] = f"**{row[place]}**"
+            whole = [heads, [":---"] * len(heads), *rows]
+            lines.append("\n".join(f"| {' | '.join(row)} |" for row in whole))
+            commands = (
+                f"# at most {each.budget} bytes a row\n{each.command}" for each in self.answers
+            )
+            lines.append("\n".join(("```", *commands, "```")))
         if self.points:
             lines.append("\n".join(f"| {' | '.join(row)} |" for row in table))
         return "\n\n".join(lines)

@@ -144,9 +144,8 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
             tally = _Tally()
             for address in config.databases:
                 inside = DatabaseSweep(config, address)
-                wanted = {
-                    p.key for s in inside.settings(**shape)[0] for p in s.points(dataset.rows)
-                }
+                settings, _ = inside.settings(**shape)
+                wanted = {point.key for each in settings for point in each.points(dataset.rows)}
                 release = inside.engine_release()
                 run = _started(results, _header(config, dataset, (address, release)), stages)
                 records = inside.measure(dataset, set(run.by_key), stages)
