@@ -58,11 +58,11 @@ def sweep(plan: bool, **options: Any) -> None:
     report = write_report(str(config.out))
     said["report"] = named(report)
     runs = read_runs(config.folder / RESULTS)
-    advised = [(runs[run].name, recommend(runs[run])) for run in said["runs"]]
-    said["recommended"] = [
-        {"of": name, "why": advice.reason, "command": advice.command or None}
-        for name, advice in advised
-    ]
+    advised = {runs[run].name: recommend(runs[run]) for run in said["runs"]}
+    said["recommended"] = {
+        name: {"why": advice.reason, "command": advice.command or None}
+        for name, advice in advised.items()
+    }
     plain = "a page with charts needs: pip install 'whiten-index[plot]', then whiten-index report"
     notes = [f"{plain} {config.out}"] if report.suffix == ".md" else []
     # Rates of stages over points say nothing.

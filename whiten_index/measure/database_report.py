@@ -61,6 +61,8 @@ def cell(point: Measured | None, measure: str) -> str:
         if (value := point.number(path)) is not None:
             beside.append(f"{words} {value:,.0f}")
     shown = f"{', '.join(beside)} bytes"
+    if (price := point.number("dollars")) is not None:
+        shown += f"; ${COLUMNS['dollars'][1](price)} a month per million rows"
     if (slow := point.number(LATENCY)) is not None:
         shown += f"; {COLUMNS[LATENCY][1](slow)}"
     return f"{figure}: {point.name}; {shown}"

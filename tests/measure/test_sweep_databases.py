@@ -1,0 +1,210 @@
+"""Sweeps inside a database: figures, the answer, and a database left as it was."""
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.helpers.bad_input import run, succeed
+from tests.helpers.corpora import write_judged
+from tests.vectordb.conftest import connected
+from tests.vectordb.pushed_rows import Rows, fill
+from whiten_index.evaluation.judgements import corpus_file, parquet_corpus, queries_file
+from whiten_index.vectordb.registry import open_writer
+
+DIM, ROWS = 32, 1500
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Embeddings whose first directions have the most variance."""
+    rng = np.random.default_rng(0)
+    centres = rng.standard_normal((40, DIM))
+    rows = centres[rng.integers(40, size=ROWS)] + 0.8 * rng.standard_normal((ROWS, DIM))
+    rows *= np.arange(1, DIM + 1) ** -0.4
+    flat = pa.array(rows.astype(np.float32).ravel())
+    path = tmp_path_factory.mktemp("inside") / "c.parquet"
+    ids = pa.array([f"d{i}" for i in range(ROWS)])
+    table = {"id": ids, "e": pa.FixedSizeListArray.from_arrays(flat, DIM)}
+    pq.write_table(pa.table(table), path)
+    return path
+
+
+def asked(corpus: Path, out: Path, *more: Any) -> list[Any]:
+    return [
+        "sweep", corpus, "--embedding-column", "e", "--id-column", "id", "--out", out, "--sample",
+        "40", "--transforms", "pca", "--k", "8", *more,
+    ]  # fmt: skip
+
+
+def points_of(out: Path) -> dict[str, dict[str, Any]]:
+    lines = map(json.loads, (out / "results.jsonl").read_text().splitlines())
+    return {line["key"]: line for line in lines if line["type"] == "point"}
+
+
+def tables_of(address: str) -> list[str]:
+    with connected(address) as connection:
+        found = connection.execute("SELECT relname FROM pg_class WHERE relkind = 'r' AND "
+                                   "relnamespace = 'public'::regnamespace").fetchall()  # fmt: skip
+    return sorted(name for (name,) in found)
+
+
+@pytest.mark.service
+def test_postgresql(corpus: Path, tmp_path: Path, address: str) -> None:
+    rows = Rows.make(20)
+    with open_writer(address, "docs") as writer:
+        fill(writer, rows)
+    more = ["--in", address, "--memory-price", "3", "--disk-price", "0.1"]
+    said = json.loads(succeed(*asked(corpus, tmp_path / "out", *more, "--json")))
+    points = points_of(tmp_path / "out")
+    assert said["measured"] == len(points)
+    assert {point["codec"] for point in points.values()} == {
+        "fp32", "vector", "halfvec", "halfvec-code", "bit-code",
+    }  # fmt: skip
+    raw = points["raw/none/k32/fp32/flat"]
+    assert (raw["index_recall@10"], raw["agreement@10"]) == (1, 1)
+    for key, point in points.items():
+        table, index = point["bytes"]["table"], point["bytes"]["index"]
+        assert table > 4 * point["k"] / (2 if point["codec"] == "halfvec" else 1)
+        assert index > point["bytes"]["per_row"]
+        low, high = point["intervals"]["agreement@10"]
+        assert low <= point["agreement@10"] <= high
+        for latency in (point["latency_ms"], point["latency_ms_many"]):
+            assert 0 < latency["p50"] <= latency["p95"] <= latency["p99"]
+        assert point["latency_ms_many"]["clients"] == 8
+        assert point["memory"]["build"] > 0
+        assert point["dollars"] == pytest.approx(1e-3 * (3 * index + 0.1 * (index + table)))
+        if "halfvec" in key and "ef_search 200" in key:
+            assert point["index_recall@10"] > 0.95
+    # The table that was there stays, and nothing else.
+    assert tables_of(address) == ["docs"]
+    again = json.loads(succeed(*asked(corpus, tmp_path / "out", *more, "--json")))
+    assert (again["measured"], again["found"]) == (0, len(points))
+
+
+@pytest.mark.service
+def test_the_commands_of_the_report_can_be_run(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = tmp_path / "l"
+    more = ["--in", f"lancedb://{database}", "--codecs", "float16,rq1,sq"]
+    succeed(*asked(corpus, tmp_path / "out", *more))
+    assert not list(database.glob("whiten_sweep*"))
+    report = (tmp_path / "out" / "report.md").read_text()
+    head = re.search(r"\| bytes a row.*\n.*\n((?:\| .*\n)+)", report)
+    assert head is not None
+    for budget, line in zip((64, 128, 256, 512), head[1].splitlines(), strict=True):
+        cells = line.split(" | ")
+        assert cells[0] == f"| {budget}"
+        assert sum("**" in cell for cell in cells) == 1
+        assert all("bytes" in cell for cell in cells[1:])
+    commands = [line for line in report.splitlines() if line.startswith("whiten-index build")]
+    assert len(commands) == 4
+    monkeypatch.chdir(tmp_path)
+    for command in commands[-1].split(" && "):
+        succeed(*shlex.split(command)[1:])
+    with open_writer(f"lancedb://{database}", "TABLE") as writer:
+        assert writer.count() == ROWS
+    assert "Best at equal bytes" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.service
+def test_a_form_that_the_engine_refuses_is_left_out(corpus: Path, tmp_path: Path) -> None:
+    more = ["--in", f"milvus://{tmp_path}/m.db", "--codecs", "sq,rabitq", "--no-baselines"]
+    said = json.loads(succeed(*asked(corpus, tmp_path / "out", *more, "--json")))
+    assert {point["codec"] for point in points_of(tmp_path / "out").values()} == {"sq"}
+    assert said["skipped"]
+    assert all("rabitq" in key for key in said["skipped"])
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("kill", [signal.SIGTERM, signal.SIGKILL])
+def test_a_sweep_that_is_ended(
+    corpus: Path, tmp_path: Path, address: str, kill: signal.Signals
+) -> None:
+    more = ["--in", address, "--codecs", "halfvec", "--no-baselines"]
+    command = [str(each) for each in asked(corpus, tmp_path / "out", *more)]
+    starting = "from whiten_index.cli import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", starting, *command], stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as child:  # fmt: skip
+        while not tables_of(address):
+            assert child.poll() is None
+        child.send_signal(kill)
+    assert child.returncode != 0
+    if kill is signal.SIGTERM:
+        assert tables_of(address) == []
+    # What a kill left is removed by the same sweep, and its points are measured.
+    succeed(*command)
+    assert tables_of(address) == []
+    assert len(points_of(tmp_path / "out")) == 3
+
+
+@pytest.mark.service
+def test_judged_passages(tmp_path: Path, tiny_words: Any, tiny_model: Path, address: str) -> None:
+    folder = write_judged(tmp_path / "one", tiny_words)
+    corpus = parquet_corpus(corpus_file(folder), tmp_path / "corpora")
+    succeed(
+        "sweep", corpus, "--text-column", "title", "--text-column", "text", "--id-column", "id",
+        "--model", tiny_model, "--out", tmp_path / "out", "--queries", queries_file(folder),
+        "--qrels", folder / "qrels" / "test.tsv", "--k", "16", "--transforms", "truncate",
+        "--chunk-tokens", "6", "--in", address, "--codecs", "vector",
+    )  # fmt: skip
+    points = points_of(tmp_path / "out")
+    raw = points["raw/none/k32/fp32/flat"]
+    assert raw["intervals"]["ndcg@10_to_raw"] == [0, 0]
+    assert raw["quality"]["ndcg@10"] > 0.5
+    for point in points.values():
+        low, high = point["intervals"]["quality.ndcg@10"]
+        assert low <= point["quality"]["ndcg@10"] <= high
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--in", "nothing://here"], "is the address of no database"),
+        (["--in", "x.parquet"], "is the address of no database"),
+        (["--in", "lancedb:///l", "--indexes", "flat"], "--indexes is of indexes of FAISS"),
+        (["--in", "lancedb:///l", "--rerank", "50"], "--rerank is of indexes of FAISS"),
+        (["--in", "lancedb:///l", "--codecs", "sq8", "--plan"], "use float16, float32"),
+        (["--in", "postgresql://me:secret@here/db"], "secret"),
+    ],
+)
+def test_options_that_do_not_fit(corpus: Path, tmp_path: Path, more: list[str], told: str) -> None:
+    status, _, error = run(*asked(corpus, tmp_path / "out", *more))
+    assert status == 2
+    assert told in error
+    assert "secret@" not in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_plan_asks_no_database(corpus: Path, tmp_path: Path) -> None:
+    more = ["--in", "postgresql://nowhere.invalid/db", "--plan", "--json"]
+    planned = json.loads(succeed(*asked(corpus, tmp_path / "out", *more)))
+    # Three searches of each of four forms, raw and of eight directions, and an exact one.
+    assert planned["points"] == 25
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.service
+def test_an_engine_without_codes(corpus: Path, tmp_path: Path) -> None:
+    status, _, error = run(*asked(corpus, tmp_path / "out", "--in", f"qdrant://{tmp_path}/q"))
+    assert status == 2
+    assert "nothing to sweep" in error
+
+
+@pytest.fixture(autouse=True)
+def few_searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("whiten_index.measure.database_sweep._SECONDS", 0.05)
+    yield
