@@ -6,7 +6,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +158,7 @@ def test_judged_passages(tmp_path: Path, tiny_words: Any, tiny_model: Path, addr
         "sweep", corpus, "--text-column", "title", "--text-column", "text", "--id-column", "id",
         "--model", tiny_model, "--out", tmp_path / "out", "--queries", queries_file(folder),
         "--qrels", folder / "qrels" / "test.tsv", "--k", "16", "--transforms", "truncate",
-        "--chunk-tokens", "6", "--in", address, "--codecs", "vector",
+        "--passage-tokens", "8", "--overlap", "0", "--in", address, "--codecs", "vector",
     )  # fmt: skip
     points = points_of(tmp_path / "out")
     raw = points["raw/none/k32/fp32/flat"]
@@ -205,6 +204,5 @@ def test_an_engine_without_codes(corpus: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def few_searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def few_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("whiten_index.measure.database_sweep._SECONDS", 0.05)
-    yield

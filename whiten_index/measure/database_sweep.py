@@ -253,7 +253,7 @@ class Trial:
             "exponent": whitening.exponent,
             "center": whitening.center,
             "coded": code_bytes < 2 * setting.k,
-            "push": " ".join(filter(None, (f"--k {setting.k}", str(setting.code)))),
+            "push": str(setting.code),
             "bytes": {"per_row": code_bytes, **each},
             "seconds": {"load": load, "index": index, "total": load + index},
             "memory": {"build": max(memory) - memory[0] if memory else None},

@@ -95,7 +95,7 @@ class Measured:
         """Return the options of ``whiten-index build`` that make the point; empty if none do."""
         transform, factory = self.text("transform"), self.text("factory")
         exponent, center = self.number("exponent"), self.record.get("center")
-        if self.text("family") == "faiss" or not (factory or self.text("push")):
+        if self.text("family") == "faiss" or not (factory or "push" in self.record):
             return ""
         options = ["--whiten", transform]
         if transform in ("auto", "pca", "whitening") and exponent is not None:
@@ -385,10 +385,11 @@ def command_of(sweep: Sweep, point: Measured) -> str:
     if not options:
         return ""
     build = f"{sweep.header.get('build') or 'whiten-index build …'} --out INDEX {options}"
-    if not (given := point.text("push")):
+    if "push" not in point.record:
         return build
     address = shlex.quote(str((sweep.header.get("database") or {}).get("address")))
-    return f"{build} && whiten-index push INDEX --to {address} --table TABLE {given}"
+    push = f"whiten-index push INDEX --to {address} --table TABLE {point.text('push')}"
+    return f"{build.strip()} && {push.strip()}"
 
 
 def _score(point: Measured, measure: str) -> float:

@@ -105,7 +105,7 @@ class PushSource:
                 f"{version.folder} does not fit together: {record.rows} rows in the store, "
                 f"{len(documents)} documents; {mending(root)}"
             )
-        if config.k is not None:
+        if config.k not in (None, whitening.k):
             whitening = whitening.truncate(config.k)
         metric: Metric = config.metric or ("ip" if whitening.similarity == "dot" else "cosine")
         layout = Layout(_schema(documents.schema, whitening.k), config.dtype, metric)
