@@ -1,7 +1,7 @@
 """nDCG@10 in the course of a migration: rows of the new model, the others mapped to its space.
 
 Run ``WHITEN_INDEX_DATA=… python -m benchmarks.migration STATIC TRAINED``, with a static model of
-MiniLM (``whiten-index distill all-MiniLM-L6-v2 --out STATIC``) and a MiniLM trained further
+MiniLM (``docs/static-models.md``) and a MiniLM trained further
 (``whiten-index train SCIFACT/corpus.parquet --text-column text --model all-MiniLM-L6-v2 --pooling
 mean --batch-size 32 --precision bf16 --no-whiten --positives 1 --max-steps 100 --out TRAINED``).
 Rows are drawn at random, the map is chosen on one in eight of them, and queries of the new model

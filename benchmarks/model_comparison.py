@@ -1,7 +1,7 @@
 """Differences of embedding models by judged queries, and by sentences of the documents.
 
 Run ``WHITEN_INDEX_DATA=… python -m benchmarks.model_comparison STATIC``, with a static model of
-MiniLM (``whiten-index distill all-MiniLM-L6-v2 --out STATIC``). ``migrate --max-loss`` compares by
+MiniLM (``docs/static-models.md``). ``migrate --max-loss`` compares by
 sentences if there are no judged queries; the judged ones say whether that is right.
 """
 

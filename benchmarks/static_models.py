@@ -1,6 +1,7 @@
 """A static model distilled from MiniLM, beside MiniLM: quality with and without whitening, speed.
 
-Run ``WHITEN_INDEX_DATA=… python -m benchmarks.static_models WORK_FOLDER`` with model2vec. All dims
+Run ``WHITEN_INDEX_DATA=… python -m benchmarks.static_models WORK_FOLDER``, which needs model2vec
+and skeletoken. All dims
 are kept. STS is the mean over seven sets of Spearman's correlation × 100, each fitted on its
 own sentences; SciFact's queries are searched exactly, with intervals by bootstrap over queries.
 """
@@ -17,14 +18,15 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from model2vec.distill import distill
 from numpy.typing import NDArray
 
 from benchmarks.judged_sets import joined_texts, judged_set, ndcg_each
 from benchmarks.results_file import data_folder, write
 from benchmarks.short_texts import SETS
 from whiten_index import Encoder, Moments, Whitening, WhiteningConfig
+from whiten_index.encoding.models import find_model
 from whiten_index.evaluation.metrics import mean_interval, spearman
-from whiten_index.training.distill import distill_model
 from whiten_index.whitening.spectrum import unit_rows
 
 EXPONENTS, ROUNDS, SENTENCES = (None, 0.25, 0.5, 1.0), 5, 20_000
@@ -64,7 +66,8 @@ def measure(work: Path) -> Iterator[dict[str, Any]]:
     """Yield a row for each model and transform, then the speeds."""
     static = work / "static"
     if not static.exists():
-        distill_model("all-MiniLM-L6-v2", static)
+        folder = str(find_model("all-MiniLM-L6-v2").path)
+        distill(folder, pca_dims="auto", quantize_to="float32").save_pretrained(static)
     judged = judged_set(data_folder(), "scifact")
     ids, texts = joined_texts(judged)
     options = {"max_length": 256, "pooling": "mean"}

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 from model2vec import StaticModel
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
@@ -17,7 +16,6 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from whiten_index import BuildConfig, Encoder, QueryTransform, build_index, open_index
-from whiten_index.cli import cli
 from whiten_index.errors import ConfigError, EncoderError
 
 WORDS = [f"w{n}" for n in range(60)]
@@ -113,30 +111,6 @@ def test_a_table_that_does_not_fit_is_refused(model: Path, tensors: dict[str, An
     save_file(tensors, model / "model.safetensors")
     with pytest.raises(EncoderError, match="model"):
         Encoder.load(str(model)).encode(TEXTS)
-
-
-def test_a_static_model_is_distilled(tiny_model: Path, tmp_path: Path) -> None:
-    run = CliRunner().invoke
-    out = tmp_path / "static"
-    done = run(cli, ["distill", str(tiny_model), "--out", str(out), "--dims", "16"])
-    assert done.exit_code == 0, done.output
-    encoder = Encoder.load(str(out))
-    texts = ["the cat sat", "a dog ran on the mat"]
-    expected = StaticModel.from_pretrained(out).encode(texts, normalize=False)
-    np.testing.assert_allclose(encoder.encode(texts), expected, atol=1e-5)
-    assert encoder.dim == 16
-    for arguments, words in (
-        ([str(tiny_model), "--out", str(out)], "something else than an empty folder"),
-        (
-            [str(tiny_model), "--out", str(tmp_path / "o"), "--dims", "99"],
-            "is not from 1 to the 32",
-        ),
-        ([str(out), "--out", str(tmp_path / "o")], "distill needs a Transformer"),
-        (["openai:x", "--out", str(tmp_path / "o")], "behind an API"),
-    ):
-        refused = run(cli, ["distill", *arguments])
-        assert (refused.exit_code, words in refused.output) == (2, True), refused.output
-    assert not (tmp_path / "o").exists()
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])

@@ -51,7 +51,6 @@ _SECTIONS: dict[str, tuple[click.Command, ...]] = {
         measure_commands.evaluate,
         maintenance_commands.certify,
         measure_commands.train,
-        measure_commands.distill,
     ),
     "Maintain": (
         maintenance_commands.prune,

@@ -119,21 +119,6 @@ def train(corpus: tuple[str, ...], out: str, dev: str | None, **options: Any) ->
     terminal.show(train_encoder(config, pairs=dev, progress=terminal.Bars()).to_json())
 
 
-@click.command()
-@click.argument("model")
-@click.option("--out", required=True, type=PATH, help="Folder of the static model.")
-@click.option("--dims", type=click.IntRange(min=1), help="Directions to keep. [default: all]")
-def distill(model: str, out: str, dims: int | None) -> None:
-    """Make a static model of the Transformer MODEL, by model2vec.
-
-    It encodes a hundred times as fast. OUT becomes a folder that build --model loads.
-    """
-    from whiten_index.training.distill import distill_model
-
-    made = distill_model(model, out, dims=dims)
-    terminal.show({"out": str(made)}, (f"{made} is written; use it with --model {made}",))
-
-
 def setting_options(*without: str) -> Callable[[Any], Any]:
     """Return the options of the embeddings and their transforms."""
     return with_options(
