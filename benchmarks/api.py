@@ -22,7 +22,7 @@ import numpy as np
 import openai
 
 from benchmarks.results_file import write
-from whiten_index import RemoteEncoder
+from whiten_index import load_encoder
 
 LATENCY, DIM, ROUNDS, SECONDS = 0.05, 384, 3, 6
 LIMITS = ((16, 4), (16, 8), (16, 16), (64, 8))  # texts a request, requests at once
@@ -101,7 +101,7 @@ def measure() -> Iterator[dict[str, Any]]:
         url = f"http://127.0.0.1:{port.get()}/v1"
         most, rates = texts_at_once * requests_at_once / LATENCY, list[float]()
         for number in range(ROUNDS):
-            encoder = RemoteEncoder.load("openai:m", base_url=url)
+            encoder = load_encoder("openai:m", base_url=url)
             texts = [f"text {number} {row} of some words" for row in range(int(SECONDS * most))]
             started = time.perf_counter()
             encoder.encode(texts)

@@ -24,6 +24,7 @@ from torch import Tensor
 from benchmarks.encoding_inputs import MAX_LENGTH
 from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import BackendName, DtypeName
+from whiten_index.encoding.load_encoder import load_encoder
 from whiten_index.encoding.models import find_model
 from whiten_index.encoding.tokenization import TokenWindow, tokenize
 
@@ -81,10 +82,11 @@ class Setting:
 
 def load_ours(setting: Setting, backend: BackendName = "torch") -> Encoder:
     """Load our encoder; of models with prompts the peer would be given other texts."""
-    encoder = Encoder.load(
+    encoder = load_encoder(
         setting.model, max_length=MAX_LENGTH, device=setting.device, dtype=setting.dtype,
         backend=backend,
     )  # fmt: skip
+    assert isinstance(encoder, Encoder), "torch runs it"
     if encoder.spec.document_prompt:
         raise SystemExit(f"{setting.model} has a prompt for documents; measure one without")
     return encoder

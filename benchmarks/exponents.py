@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from benchmarks.intervals import interval_over_sets
 from benchmarks.judged_sets import JudgedSet, joined_texts, judged_set, ndcg_each
 from benchmarks.results_file import data_folder, write
-from whiten_index import Encoder, Moments, Whitening
+from whiten_index import Moments, Whitening, load_encoder
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -32,7 +32,7 @@ def measure() -> Iterator[dict[str, Any]]:
     for name, layer, widths in SETTINGS:
         judged = judged_set(data_folder(), name)
         options = {} if layer is None else {"layers": (layer,)}
-        encoder = Encoder.load("all-MiniLM-L6-v2", pooling="mean", max_length=256, **options)
+        encoder = load_encoder("all-MiniLM-L6-v2", pooling="mean", max_length=256, **options)
         ids, texts = joined_texts(judged)
         documents = encoder.encode(texts)
         queries = encoder.encode_queries(list(judged.queries.values()))

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from benchmarks.intervals import interval_over_sets
 from benchmarks.judged_sets import joined_texts, judged_set, ndcg_each
 from benchmarks.results_file import data_folder, write
-from whiten_index import Encoder
+from whiten_index import load_encoder
 from whiten_index.whitening.bridge import Bridge, CrossMoments
 from whiten_index.whitening.spectrum import unit_rows
 
@@ -48,7 +48,7 @@ def measure(static: Path, trained: Path) -> Iterator[dict[str, Any]]:
         ("layer 3", "all-MiniLM-L6-v2", {"layers": (3,), "max_length": 256}),
         ("last", "all-MiniLM-L6-v2", {"max_length": 256}),
     ):
-        encoder = Encoder.load(model, **options)
+        encoder = load_encoder(model, **options)
         queries = encoder.encode_queries(list(judged.queries.values()))
         rows[name] = unit_rows(encoder.encode(texts).astype(float)), queries.astype(float)
     score = functools.partial(ndcg_each, judged, ids)

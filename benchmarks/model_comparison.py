@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.judged_sets import joined_texts, judged_set, ndcg_each
 from benchmarks.results_file import data_folder, write
-from whiten_index import Encoder
+from whiten_index import load_encoder
 from whiten_index.evaluation.metrics import mean_interval
 from whiten_index.pipeline.pseudo_queries import cut_pieces
 from whiten_index.whitening.selection import reciprocal_ranks
@@ -28,9 +28,9 @@ SETS, DOCUMENTS, MAX_LENGTH = ("scifact", "cranfield", "cacm"), 1_000, 256
 
 def measure(static: Path) -> Iterator[dict[str, Any]]:
     """Yield a row for each set and pair of models."""
-    last = Encoder.load("all-MiniLM-L6-v2", max_length=MAX_LENGTH)
-    third = Encoder.load("all-MiniLM-L6-v2", max_length=MAX_LENGTH, layers=(3,))
-    models = {"layer 3": third, "static": Encoder.load(str(static)), "last": last}
+    last = load_encoder("all-MiniLM-L6-v2", max_length=MAX_LENGTH)
+    third = load_encoder("all-MiniLM-L6-v2", max_length=MAX_LENGTH, layers=(3,))
+    models = {"layer 3": third, "static": load_encoder(str(static)), "last": last}
     for name in SETS:
         judged = judged_set(data_folder(), name)
         ids, texts = joined_texts(judged)

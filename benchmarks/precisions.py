@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from benchmarks.judged_sets import joined_texts, judged_set, ndcg_each
 from benchmarks.results_file import data_folder, write
-from whiten_index import Encoder
+from whiten_index import load_encoder
 from whiten_index.encoding.encoder_config import DtypeName
 from whiten_index.evaluation.metrics import mean_interval
 
@@ -29,7 +29,7 @@ def measure() -> Iterator[dict[str, Any]]:
         ids, texts = joined_texts(judged)
         exact: NDArray[np.float64] | None = None
         for dtype in DTYPES:
-            encoder = Encoder.load("all-MiniLM-L6-v2", device="cpu", dtype=dtype)
+            encoder = load_encoder("all-MiniLM-L6-v2", device="cpu", dtype=dtype)
             queries = encoder.encode(list(judged.queries.values()))
             found = ndcg_each(judged, ids, encoder.encode(texts), queries)
             exact = found if exact is None else exact

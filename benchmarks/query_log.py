@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from benchmarks.judged_sets import joined_texts, judged_set, ndcg_each
 from benchmarks.results_file import data_folder, write
-from whiten_index import Encoder, Moments, Whitening, WhiteningConfig
+from whiten_index import Moments, Whitening, WhiteningConfig, load_encoder
 from whiten_index.evaluation.metrics import mean_interval
 from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.whitening_config import Kind
@@ -48,7 +48,7 @@ def measure() -> Iterator[dict[str, Any]]:
     ids, texts = joined_texts(judged)
     every = pq.read_table(data_folder() / "retrieval/scifact/queries.parquet").to_pylist()
     asked = [row["text"] for row in every if str(row["id"]) not in judged.queries]
-    encoder = Encoder.load("all-MiniLM-L6-v2", max_length=256)
+    encoder = load_encoder("all-MiniLM-L6-v2", max_length=256)
     documents = encoder.encode(texts).astype(np.float64)
     log = encoder.encode_queries(asked).astype(np.float64)
     queries = encoder.encode_queries(list(judged.queries.values())).astype(np.float64)

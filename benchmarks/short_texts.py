@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from benchmarks.choice import constant_rules
 from benchmarks.intervals import Figure, interval_over_sets
 from benchmarks.results_file import data_folder, write
-from whiten_index import Encoder, Moments, Whitening
+from whiten_index import Moments, Whitening, load_encoder
 from whiten_index.evaluation.metrics import spearman
 from whiten_index.whitening.selection import Setting, choose_by_spectrum, settings
 from whiten_index.whitening.spectrum import spectral_tempering, unit_rows
@@ -41,7 +41,7 @@ def measure() -> Iterator[dict[str, Any]]:
     table = table.filter(pc.and_(pc.equal(table["split"], "test"), pc.is_valid(table["score"])))
     for layer in LAYERS:
         options = {} if layer is None else {"layers": (layer,)}
-        encoder = Encoder.load("all-MiniLM-L6-v2", pooling="mean", max_length=256, **options)
+        encoder = load_encoder("all-MiniLM-L6-v2", pooling="mean", max_length=256, **options)
         figures = defaultdict[str, list[tuple[int, Figure]]](list)
         for name in SETS:
             rows = table.filter(pc.equal(table["dataset"], name))

@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from benchmarks.judged_sets import joined_texts, judged_set, ndcg_each
 from benchmarks.results_file import data_folder, write
 from benchmarks.short_texts import SETS
-from whiten_index import Encoder, Moments, Whitening, WhiteningConfig
+from whiten_index import Moments, Whitening, WhiteningConfig, load_encoder
 from whiten_index.encoding.models import find_model
+from whiten_index.encoding.window_encoder import WindowEncoder
 from whiten_index.evaluation.metrics import mean_interval, spearman
 from whiten_index.whitening.spectrum import unit_rows
 
@@ -43,7 +44,7 @@ def transformed(exponent: float | None, fitted: Rows, rows: Rows) -> Rows:
     return Whitening.fit(Moments.of(fitted), config).apply(rows).astype(np.float64)
 
 
-def sts(encoder: Encoder) -> list[float]:
+def sts(encoder: WindowEncoder) -> list[float]:
     """Return the mean over the sets under each transform."""
     table = pq.read_table(data_folder() / "sts" / "sts_raw.parquet")
     table = table.filter(pc.and_(pc.equal(table["split"], "test"), pc.is_valid(table["score"])))
@@ -72,8 +73,8 @@ def measure(work: Path) -> Iterator[dict[str, Any]]:
     ids, texts = joined_texts(judged)
     options = {"max_length": 256, "pooling": "mean"}
     encoders = {
-        "MiniLM": Encoder.load("all-MiniLM-L6-v2", **options),
-        "static": Encoder.load(str(static), **options),
+        "MiniLM": load_encoder("all-MiniLM-L6-v2", **options),
+        "static": load_encoder(str(static), **options),
     }
     for name, encoder in encoders.items():
         documents = encoder.encode(texts).astype(np.float64)
@@ -98,7 +99,7 @@ def measure(work: Path) -> Iterator[dict[str, Any]]:
         yield {"model": name, "texts_a_second": statistics.median(found), "rounds": found}
 
 
-def _rate(encoder: Encoder, texts: Sequence[str]) -> float:
+def _rate(encoder: WindowEncoder, texts: Sequence[str]) -> float:
     started = time.perf_counter()
     encoder.encode(texts)
     return len(texts) / (time.perf_counter() - started)

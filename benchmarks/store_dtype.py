@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.results_file import data_folder, write
-from whiten_index import Encoder, Moments, ParquetCorpus, Whitening
+from whiten_index import Moments, ParquetCorpus, Whitening, load_encoder
 from whiten_index.corpus.batches import TextBatch
 from whiten_index.corpus.corpus_config import CorpusConfig
 from whiten_index.store.dtypes import StoreDtype, as_kept
@@ -33,7 +33,7 @@ def measure(rows: int) -> Iterator[dict[str, Any]]:
         )
     )
     texts = [t for batch in corpus.batches() if isinstance(batch, TextBatch) for t in batch.texts]
-    exact = Encoder.load(max_length=256).encode(texts)
+    exact = load_encoder(max_length=256).encode(texts)
     half = as_kept(exact, StoreDtype.FLOAT16)
     for name, k in (("raw", None), ("whitening", 128), ("whitening", "full")):
         vectors = [unit_rows(_transform(x, k)) for x in (exact, half)]

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from whiten_index.corpus.corpus_config import CorpusConfig
     from whiten_index.corpus.parquet_corpus import ParquetCorpus
-    from whiten_index.encoding.encoder import Encoder
     from whiten_index.encoding.load_encoder import load_encoder
-    from whiten_index.encoding.remote import RemoteEncoder
     from whiten_index.errors import WhitenIndexError
     from whiten_index.evaluation.sts_sets import read_sts
     from whiten_index.integrations.sklearn import WhitenedTransformer
@@ -45,13 +43,11 @@ _HOME = {
     "CertifyConfig": "pipeline.update_config",
     "CorpusConfig": "corpus.corpus_config",
     "EmbeddingStore": "store.embedding_store",
-    "Encoder": "encoding.encoder",
     "EvalConfig": "measure.eval_config",
     "MigrateConfig": "pipeline.update_config",
     "Moments": "whitening.moments",
     "ParquetCorpus": "corpus.parquet_corpus",
     "PushConfig": "vectordb.push_config",
-    "RemoteEncoder": "encoding.remote",
     "QueryTransform": "search.query_transform",
     "SweepConfig": "measure.sweep_config",
     "TrainingConfig": "training.training_config",
@@ -75,16 +71,10 @@ _HOME = {
     "train_encoder": "training.train",
     "update_index": "pipeline.update",
 }
-# Name -> the extra with the packages that it needs.
-_NEEDS = {
-    "Encoder": ("encode", ("torch", "transformers")),
-    "RemoteEncoder": ("api", ("openai",)),
-    "WhitenedTransformer": ("scikit-learn", ("sklearn",)),
-}
 
 __all__ = [
-    "BuildConfig", "CertifyConfig", "CorpusConfig", "EmbeddingStore", "Encoder", "EvalConfig",
-    "MigrateConfig", "Moments", "ParquetCorpus", "PushConfig", "QueryTransform", "RemoteEncoder",
+    "BuildConfig", "CertifyConfig", "CorpusConfig", "EmbeddingStore", "EvalConfig",
+    "MigrateConfig", "Moments", "ParquetCorpus", "PushConfig", "QueryTransform",
     "SweepConfig", "TrainingConfig", "UpdateConfig", "WhitenIndexError", "WhitenedTransformer",
     "Whitening",
     "WhiteningConfig", "__version__", "build_index", "certify_index", "encode_corpus",
@@ -96,11 +86,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'whiten_index' has no attribute {name!r}")
-    if name in _NEEDS:
+    if name == "WhitenedTransformer":
         from whiten_index.errors import require_installed
 
-        extra, packages = _NEEDS[name]
-        require_installed(*packages, by=name, extra=extra)
+        require_installed("sklearn", by=name, extra="scikit-learn")
     return getattr(importlib.import_module(f"whiten_index.{_HOME[name]}"), name)
 
 

@@ -340,7 +340,7 @@ def test_auto_chooses_from_texts_without_labels_and_tells(scifact: SciFact, tmp_
     made = told["whitening"]
     assert made["k"] == 16
     texts = scifact.table()["text"].to_pylist()[:100]
-    rows = whiten_index.Encoder.load(pooling="mean", max_length=48).encode(texts)
+    rows = whiten_index.load_encoder(pooling="mean", max_length=48).encode(texts)
     mean, matrix = whitening(rows.astype(np.float64), 16, exponent=made["exponent"])
     exact = unit((rows - mean * made["center"]) @ matrix)
     vectors = whiten_index.QueryTransform.of(tmp_path / "index").reduce(rows)

@@ -239,7 +239,7 @@ def test_an_exported_function_reduces_in_postgresql(
 
 def test_an_encoder_gives_the_embeddings_of_transformers(scifact: SciFact) -> None:
     texts = scifact.query_texts()[:10]
-    encoder = whiten_index.Encoder.load("all-MiniLM-L6-v2", pooling="mean", max_length=MAX_LENGTH)
+    encoder = whiten_index.load_encoder("all-MiniLM-L6-v2", pooling="mean", max_length=MAX_LENGTH)
     found = encoder.encode(texts)
     np.testing.assert_allclose(unit(found), unit(encode(texts)), atol=1e-5)
     blocks = np.concatenate(list(encoder.stream([texts[:3], texts[3:4], texts[4:]])))

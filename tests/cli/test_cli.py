@@ -124,7 +124,10 @@ def test_embeddings_need_no_torch_and_what_lacks_a_package_names_the_extra(publi
     told = ended(main, "search", published / "out", "a cat")[1]
     assert "cannot encode text; search with --like or with embeddings (--queries and --em" in told
     encode = ("encode", published / "good", "--text-column", "text", "--store", published / "s")
-    for code, arguments in ((main, encode), ("from whiten_index import Encoder", ())):
+    for code, arguments in (
+        (main, encode),
+        ("from whiten_index import load_encoder; load_encoder()", ()),
+    ):
         status, stderr = ended(code, *arguments)
         assert status
         assert "needs torch and transformers; run: pip install 'whiten-index[encode]'" in stderr

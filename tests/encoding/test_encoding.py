@@ -8,9 +8,8 @@ import torch
 import transformers
 
 from tests.helpers.tiny_models import load
-from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.encoding.load_encoder import resolve_encoder
+from whiten_index.encoding.load_encoder import load_encoder, resolve_encoder
 from whiten_index.encoding.models import find_model
 from whiten_index.encoding.pooling import Pooling
 
@@ -112,7 +111,7 @@ SENTENCES = [
 
 
 def test_the_embedded_minilm_agrees_with_sentence_transformers(sentence_transformers):
-    encoder = Encoder.load(device="cpu")
+    encoder = load_encoder(device="cpu")
     assert encoder.spec.revision == "embedded"
     assert encoder.spec.normalizes
     assert (encoder.dim, encoder.spec.max_length) == (384, 256)

@@ -20,7 +20,7 @@ from tests.helpers.tiny_models import (
     truth,
     write_json,
 )
-from whiten_index.encoding.encoder import Encoder
+from whiten_index.encoding.load_encoder import load_encoder
 from whiten_index.encoding.models import find_model
 from whiten_index.errors import ConfigError, EncoderError
 
@@ -137,7 +137,7 @@ def test_a_configuration_that_computes_nothing_is_refused(tiny, tmp_path, change
     folder = copied(tiny("bert"), tmp_path / "odd")
     edit_json(folder / "config.json", **change)
     with pytest.raises(EncoderError, match="check the folder"):
-        Encoder.load(str(folder), pooling="mean").encode(["the cat"])
+        load_encoder(str(folder), pooling="mean").encode(["the cat"])
 
 
 HEADS = {

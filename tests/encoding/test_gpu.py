@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from whiten_index import BuildConfig, Encoder, build_index, open_index
+from whiten_index import BuildConfig, build_index, load_encoder, open_index
 from whiten_index.measure.sweep_config import SweepConfig
 from whiten_index.measure.sweep_run import run_sweep
 
@@ -26,7 +26,7 @@ def texts(tiny_words) -> list[str]:
 
 @pytest.fixture(scope="module")
 def on_cpu(tiny_model, texts) -> np.ndarray:
-    return Encoder.load(str(tiny_model), device="cpu").encode(texts)
+    return load_encoder(str(tiny_model), device="cpu").encode(texts)
 
 
 def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -44,22 +44,22 @@ def _exact_products():
 @pytest.mark.parametrize("budget", [100, 20_000])
 @pytest.mark.parametrize("layers", [None, (0, 1), (1,)])
 def test_float32_is_the_same_as_on_a_cpu(tiny_model, texts, budget, layers):
-    encoder = Encoder.load(str(tiny_model), device="cuda", layers=layers)
+    encoder = load_encoder(str(tiny_model), device="cuda", layers=layers)
     encoder.batch_tokens = budget
-    expected = Encoder.load(str(tiny_model), device="cpu", layers=layers).encode(texts)
+    expected = load_encoder(str(tiny_model), device="cpu", layers=layers).encode(texts)
     assert cosines(encoder.encode(texts), expected).min() >= 0.99999
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max", "last"])
 def test_half_precision_without_padding_is_close(tiny_model, texts, dtype, pooling):
-    encoder = Encoder.load(str(tiny_model), device="cuda", dtype=dtype, pooling=pooling)
-    expected = Encoder.load(str(tiny_model), device="cpu", pooling=pooling).encode(texts)
+    encoder = load_encoder(str(tiny_model), device="cuda", dtype=dtype, pooling=pooling)
+    expected = load_encoder(str(tiny_model), device="cpu", pooling=pooling).encode(texts)
     assert cosines(encoder.encode(texts), expected).mean() >= 0.999
 
 
 def test_memory_that_really_runs_out_halves_the_budget(tiny_model, texts, on_cpu):
-    encoder = Encoder.load(str(tiny_model), device="cuda")
+    encoder = load_encoder(str(tiny_model), device="cuda")
     free, _ = torch.cuda.mem_get_info()
     ballast = torch.empty(free - (32 << 20), dtype=torch.uint8, device="cuda")
     try:

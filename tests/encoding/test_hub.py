@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from tests.encoding.hub_server import Hub, at_hub
 from tests.helpers import tiny_models
-from whiten_index.encoding.encoder import Encoder
+from whiten_index.encoding.load_encoder import load_encoder
 from whiten_index.store.embedding_store import EmbeddingStore
 from whiten_index.versions.retention import describe_index
 
@@ -147,7 +147,7 @@ def test_bert_base_uncased_comes_from_the_hub_and_then_from_the_cache(hub, corpu
     assert not [r for r in hub.log if r.method not in ("GET", "HEAD") or r.token]
     encoder = recorded(first)
     assert (encoder["model"], encoder["revision"]) == (old, commit)
-    local = Encoder.load(str(folder))
+    local = load_encoder(str(folder))
     assert encoder["weights_sha256"] == local.spec.weights_sha256
     assert encoder["files_sha256"] == local.spec.files_sha256
     np.testing.assert_allclose(stored(first), local.encode(tiny_models.texts()), atol=1e-6)
@@ -185,7 +185,7 @@ def test_a_sentence_transformers_model_of_a_branch_is_built_and_searched(
     # Not told to stay offline either: what is whole in the cache is not asked for.
     query = tiny_models.texts()[3]
     found = succeed(hub, home, "search", out, query, "--top-k", 24, "--json")
-    local = Encoder.load(str(folder))
+    local = load_encoder(str(folder))
     rows = local.encode([query, *tiny_models.texts()]).astype(np.float64)
     assert rows.shape == (25, 16)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)

@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from tests.helpers import tiny_models
-from whiten_index import BuildConfig, Encoder, build_index, load_encoder, open_index
+from whiten_index import BuildConfig, build_index, load_encoder, open_index
 from whiten_index.errors import ArtifactError, ConfigError, EncoderError
 
 ODD = ["", "x", "the cat " * 300, "東京"]
@@ -71,7 +71,7 @@ def test_an_onnx_file_gives_what_torch_gives(plain: Path, pooling: Any) -> None:
     some = [*tiny_models.texts(), *ODD]
     options: dict[str, Any] = {"pooling": pooling, "document_prompt": "passage ", "max_length": 40}
     ours = load_encoder(str(plain), backend="onnx", **options)
-    expected = Encoder.load(str(plain), device="cpu", **options)
+    expected = load_encoder(str(plain), device="cpu", **options)
     np.testing.assert_allclose(ours.encode(some), expected.encode(some), atol=1e-5, rtol=1e-4)
     np.testing.assert_allclose(
         ours.encode_queries(some), expected.encode_queries(some), atol=1e-5, rtol=1e-4

@@ -20,11 +20,11 @@ from whiten_index import (
     BuildConfig,
     PushConfig,
     QueryTransform,
-    RemoteEncoder,
     TrainingConfig,
     UpdateConfig,
     build_index,
     encode_corpus,
+    load_encoder,
     open_index,
     push_index,
     train_encoder,
@@ -77,7 +77,7 @@ def test_every_text_is_in_the_store_once_whatever_fails(tmp_path: Path) -> None:
 
 def test_requests_at_once_follow_what_the_endpoint_takes() -> None:
     with EmbeddingServer(at_once=4, latency=0.02, most_texts=6) as server:
-        encoder = RemoteEncoder.load(MODEL, base_url=server.url)
+        encoder = load_encoder(MODEL, base_url=server.url)
         encoder.encode(texts_of(1200))
         # Most requests are taken, though up to 64 might be sent.
         assert server.most_busy <= 16
@@ -182,7 +182,7 @@ def test_a_text_that_is_too_long_is_named_with_its_row(tmp_path: Path) -> None:
 
 def test_lists_of_numbers_are_read_too(server: EmbeddingServer) -> None:
     server.base64_too = False
-    encoder = RemoteEncoder.load(MODEL, base_url=server.url)
+    encoder = load_encoder(MODEL, base_url=server.url)
     np.testing.assert_allclose(encoder.encode(["a b"]), [embedding("a b")], atol=1e-6)
 
 
@@ -197,7 +197,7 @@ def test_dimensions_prompts_and_input_types(
         return answer(body)
 
     monkeypatch.setattr(server, "answer", noting)
-    encoder = RemoteEncoder.load(
+    encoder = load_encoder(
         MODEL, base_url=server.url, dimensions=8, input_types=("passage", "query"),
         document_prompt="doc: ", query_prompt="ask: ",
     )  # fmt: skip
@@ -251,7 +251,7 @@ def test_pairs_are_evaluated(tmp_path: Path, server: EmbeddingServer) -> None:
 @pytest.mark.parametrize("pause", ["0", "nan", "-5", "1e999", "Wed, 21 Oct 2015 07:28:00 GMT"])
 def test_an_endpoint_that_asks_for_no_pause_is_not_asked_for_ever(pause: str) -> None:
     with EmbeddingServer(lambda number: 429 if number > 2 else None, retry_after=pause) as server:
-        encoder = RemoteEncoder.load(MODEL, base_url=server.url)
+        encoder = load_encoder(MODEL, base_url=server.url)
         with pytest.raises(EncoderError, match="cannot be asked"):
             encoder.encode_queries(["a"])
         assert server.requests < 20
@@ -272,7 +272,7 @@ def test_an_answer_of_another_shape_is_none(
     monkeypatch.setattr("whiten_index.encoding.endpoint._TRIES", 2)
     monkeypatch.setattr(server, "answer", answer)
     with pytest.raises(EncoderError, match="cannot be asked"):
-        RemoteEncoder.load(MODEL, base_url=server.url)
+        load_encoder(MODEL, base_url=server.url)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_an_answer_of_another_shape_is_none(
 def test_no_answer_is_too_large_for_the_client(head: str, body: bytes, match: str) -> None:
     sent = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n{head or 'X: y'}\r\n\r\n".encode()
     with EmbeddingServer(lambda number: sent + body if number > 2 else None) as server:
-        encoder = RemoteEncoder.load(MODEL, base_url=server.url)
+        encoder = load_encoder(MODEL, base_url=server.url)
         with pytest.raises(EncoderError, match=match):
             encoder.encode_queries(["a"])
 
@@ -297,7 +297,7 @@ def test_a_key_that_the_endpoint_sends_back_is_not_kept(
     whole = server.answer
     server.answer = lambda asked: (200, {**whole(asked)[1], "model": "\x1b[1m sk-0123456789 " * 99})  # type: ignore[method-assign]
     monkeypatch.setenv("OPENAI_API_KEY", "sk-0123456789\n")
-    served = RemoteEncoder.load(MODEL, base_url=server.url).spec.served
+    served = load_encoder(MODEL, base_url=server.url).spec.served
     assert "0123" not in served
     assert len(served) <= 500
 
@@ -306,7 +306,7 @@ def test_a_key_that_the_endpoint_sends_back_is_not_kept(
 def test_odd_counts_of_tokens_are_not_believed(
     server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch, tokens: Any
 ) -> None:
-    whole, encoder = server.answer, RemoteEncoder.load(MODEL, base_url=server.url)
+    whole, encoder = server.answer, load_encoder(MODEL, base_url=server.url)
 
     def answer(asked: dict[str, Any]) -> tuple[int, Any]:
         status, found = whole(asked)
@@ -325,10 +325,10 @@ def test_a_key_with_a_line_end_is_sent_without_it(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-0123456789\n")
     with EmbeddingServer(key="sk-0123456789") as server:
-        RemoteEncoder.load(MODEL, base_url=server.url)
+        load_encoder(MODEL, base_url=server.url)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-0123\n456789")
     with pytest.raises(ConfigError, match="has other than printable letters") as caught:
-        RemoteEncoder.load(MODEL, base_url="http://127.0.0.1:9/v1")
+        load_encoder(MODEL, base_url="http://127.0.0.1:9/v1")
     assert "0123" not in str(caught.value)
 
 
@@ -345,7 +345,7 @@ def test_what_the_endpoint_does_not_do_is_said(tmp_path: Path, server: Embedding
     whole = server.answer
     server.answer = lambda asked: whole({**asked, "dimensions": None})  # type: ignore[method-assign]
     with pytest.raises(EncoderError, match="gives 32 dims, whatever is asked"):
-        RemoteEncoder.load(MODEL, base_url=server.url, dimensions=16)
+        load_encoder(MODEL, base_url=server.url, dimensions=16)
 
 
 def test_no_index_says_where_texts_and_keys_are_sent(
@@ -426,11 +426,11 @@ def test_an_endpoint_that_cannot_be_asked(
     tmp_path: Path, server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match="needs a key of OpenAI in the variable OPENAI_API_KEY"):
-        RemoteEncoder.load(MODEL)
+        load_encoder(MODEL)
     with pytest.raises(EncoderError, match="check the model's name and --base-url"):
-        RemoteEncoder.load(MODEL, base_url=server.url.replace("/v1", "/v2"))
+        load_encoder(MODEL, base_url=server.url.replace("/v1", "/v2"))
     with pytest.raises(EncoderError, match="check the model's name"):
-        RemoteEncoder.load("openai:other", base_url=server.url)
+        load_encoder("openai:other", base_url=server.url)
 
 
 def test_no_model_library_is_loaded(tmp_path: Path, server: EmbeddingServer) -> None:

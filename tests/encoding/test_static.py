@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from whiten_index import BuildConfig, Encoder, QueryTransform, build_index, open_index
+from whiten_index import BuildConfig, QueryTransform, build_index, load_encoder, open_index
 from whiten_index.errors import ConfigError, EncoderError
 
 WORDS = [f"w{n}" for n in range(60)]
@@ -49,7 +49,7 @@ def in_the_format_of_sentence_transformers(folder: Path) -> Path:
 
 
 def test_embeddings_are_those_of_model2vec(model: Path) -> None:
-    encoder = Encoder.load(str(model))
+    encoder = load_encoder(str(model))
     expected = StaticModel.from_pretrained(model).encode(TEXTS, normalize=False)
     np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-5)
     np.testing.assert_allclose(encoder.encode_queries(TEXTS), expected, atol=1e-5)
@@ -64,12 +64,12 @@ def test_tables_with_fewer_rows_than_tokens_are_read(model: Path) -> None:
     tensors = {"embeddings": tensors["embeddings"][:20], "mapping": mapping, "weights": weights}
     save_file(tensors, model / "model.safetensors")
     expected = StaticModel.from_pretrained(model).encode(TEXTS, normalize=False)
-    np.testing.assert_allclose(Encoder.load(str(model)).encode(TEXTS), expected, atol=1e-5)
+    np.testing.assert_allclose(load_encoder(str(model)).encode(TEXTS), expected, atol=1e-5)
 
 
 def test_the_format_of_sentence_transformers_is_read(model: Path) -> None:
     table = load_file(model / "model.safetensors")["embeddings"]
-    found = Encoder.load(str(in_the_format_of_sentence_transformers(model))).encode(TEXTS)
+    found = load_encoder(str(in_the_format_of_sentence_transformers(model))).encode(TEXTS)
     # It has a row for unknown words, where model2vec leaves them out.
     np.testing.assert_allclose(found[2], (2 * table[0] + table[5]) / 3, atol=1e-5)
     np.testing.assert_allclose(found[3], table[0], atol=1e-5)
@@ -95,7 +95,7 @@ def test_an_index_is_built_and_searched(model: Path, tmp_path: Path) -> None:
 )
 def test_options_of_transformers_are_refused(model: Path, option: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="is a static model, which adds rows of a table"):
-        Encoder.load(str(model), **option)
+        load_encoder(str(model), **option)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_options_of_transformers_are_refused(model: Path, option: dict[str, Any]
 def test_a_table_that_does_not_fit_is_refused(model: Path, tensors: dict[str, Any]) -> None:
     save_file(tensors, model / "model.safetensors")
     with pytest.raises(EncoderError, match="model"):
-        Encoder.load(str(model)).encode(TEXTS)
+        load_encoder(str(model)).encode(TEXTS)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
@@ -120,7 +120,7 @@ def test_a_pipe_in_the_folder_is_refused(model: Path, name: str) -> None:
     # Opening it to write as well keeps a reader from waiting for ever.
     writer = os.open(model / name, os.O_RDWR)
     with pytest.raises(EncoderError, match="is a pipe, a socket or a device"):
-        Encoder.load(str(model))
+        load_encoder(str(model))
     os.close(writer)
 
 
@@ -130,4 +130,4 @@ def test_tokens_with_huge_numbers_take_no_memory(model: Path) -> None:
     content["model"]["vocab"] = {word: 2**27 + n for word, n in vocabulary.items()}
     (model / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(EncoderError, match="number that is not below 61"):
-        Encoder.load(str(model))
+        load_encoder(str(model))

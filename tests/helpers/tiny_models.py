@@ -17,10 +17,10 @@ import transformers
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from whiten_index.encoding.encoder import Encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
-from whiten_index.encoding.load_encoder import resolve_encoder
+from whiten_index.encoding.load_encoder import load_encoder, resolve_encoder
 from whiten_index.encoding.spec import EncoderSpec
+from whiten_index.encoding.window_encoder import WindowEncoder
 
 DIM = 32
 POSITIONS = 48
@@ -244,9 +244,9 @@ def dense(
 NORMALIZE: tuple[str, dict[str, Any], dict[str, torch.Tensor]] = ("Normalize", {}, {})
 
 
-def load(model: Path | str, **options: Any) -> Encoder:
+def load(model: Path | str, **options: Any) -> WindowEncoder:
     """Return an encoder on one thread, which is quickest and disturbs no other test."""
-    return Encoder.load(str(model), **{"device": "cpu", "threads": 1, **options})
+    return load_encoder(str(model), **{"device": "cpu", "threads": 1, **options})
 
 
 def resolve(model: Path | str, **options: Any) -> EncoderSpec:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tests.helpers import tiny_models
 from tests.helpers.builds import build, random_rows, write_rows
 from whiten_index import BuildConfig, QueryTransform, build_index
-from whiten_index.encoding.encoder import Encoder
+from whiten_index.encoding.load_encoder import load_encoder
 from whiten_index.integrations.sentence_transformers import export_model
 from whiten_index.integrations.sql import export_sql
 from whiten_index.whitening.moments import Moments
@@ -79,7 +79,7 @@ def fitted(
     **options: Any,
 ) -> QueryTransform:
     """Return a transform fitted on the embeddings of texts, with their encoder."""
-    encoder = Encoder.load(**options)
+    encoder = load_encoder(**options)
     embeddings = encoder.encode(texts).astype(np.float64)
     moments = Moments.of(unit_rows(embeddings) if unit else embeddings)
     # A direction with next to no variance would be scaled up to what float32 rounded away.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tests.helpers import tiny_models
 from tests.helpers.builds import closed_form
-from whiten_index import Encoder, Whitening, build_index
+from whiten_index import Whitening, build_index, load_encoder
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.metrics import evaluate, spearman
 from whiten_index.pipeline.build_config import BuildConfig
@@ -139,7 +139,7 @@ def test_sts_has_the_rank_correlation_of_the_cosines(
         unit_rows(closed_form(embed(texts, symmetric), k=K, fitted_on=fitted_on))
         for texts in (first, second)
     )
-    encoder = Encoder.load(str(folder))
+    encoder = load_encoder(str(folder))
     whitening = Whitening.fit(encoder.encode(on), WhiteningConfig(k=K))
     model = ours.WhitenedEncoder(encoder, whitening, symmetric=symmetric)
     scores = run(model, tasks.sts(first, second, gold))
@@ -179,7 +179,7 @@ def test_an_index_scores_as_its_transform_fitted_on_the_corpus(
 
 def test_an_unknown_side_is_refused(ours: Any, folder: Path) -> None:
     with pytest.raises(ConfigError, match="symmetric 'both' is unknown; use document or query"):
-        ours.WhitenedEncoder(Encoder.load(str(folder)), symmetric="both")
+        ours.WhitenedEncoder(load_encoder(str(folder)), symmetric="both")
 
 
 @pytest.mark.data
@@ -189,6 +189,6 @@ def test_sts_benchmark_has_the_published_figure(tasks: Any, ours: Any, data: Pat
     table = pq.read_table(data / "sts/sts_raw.parquet").to_pylist()
     rows = [r for r in table if (r["dataset"], r["split"]) == ("STSB", "test")]
     columns = ([row[name] for row in rows] for name in ("sentence1", "sentence2", "score"))
-    scores = run(ours.WhitenedEncoder(Encoder.load()), tasks.sts(*columns))
+    scores = run(ours.WhitenedEncoder(load_encoder()), tasks.sts(*columns))
     assert len(rows) == 1379
     assert 100 * scores["cosine_spearman"] == pytest.approx(82.03, abs=0.05)

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.bad_input import run
-from whiten_index import Encoder, Moments, Whitening
+from whiten_index import Moments, Whitening, load_encoder
 from whiten_index.evaluation.geometry_scores import Geometry, alignment
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
@@ -44,7 +44,7 @@ def measured(path, tiny_model, *arguments):
 
 
 def encode(tiny_model, texts):
-    return Encoder.load(str(tiny_model), pooling="mean").encode(texts).astype(float)
+    return load_encoder(str(tiny_model), pooling="mean").encode(texts).astype(float)
 
 
 def test_alignment_is_of_the_pairs_above_the_score_and_the_rest_of_all_texts(

@@ -11,7 +11,7 @@ from tests.helpers import tiny_models
 from tests.helpers.builds import cosines
 from tests.helpers.code_models import edit_json
 from tests.helpers.corpora import write_judged, write_set
-from whiten_index.encoding.encoder import Encoder
+from whiten_index.encoding.load_encoder import load_encoder
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.metrics import evaluate
 from whiten_index.evaluation.trec_run import read_run
@@ -97,7 +97,7 @@ def test_a_query_that_is_a_document_does_not_find_itself(tiny_model, tiny_words,
     answers = {f"d{i}": {f"d{i + 40}": 1} for i in range(20)}
     folder = write_set(tmp_path / "self", documents, asked, answers)
     # As the store keeps them.
-    rows = Encoder.load(str(tiny_model)).encode(list(documents.values()))
+    rows = load_encoder(str(tiny_model)).encode(list(documents.values()))
     rows = rows.astype(np.float16).astype(float)
     left_out = by_brute_force(rows, rows[:20], names=list(documents), own=range(20))
     renamed = {f"q{i}": grades for i, grades in enumerate(answers.values())}

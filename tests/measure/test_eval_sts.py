@@ -82,9 +82,9 @@ def test_fits_by_numpy(repeated, tiny_model, fit, unit):
     """Repeated rows are repeated, or taken once; then unit length, then whitening."""
     table = pq.read_table(repeated).to_pydict()
     texts = table["sentence1"] + table["sentence2"]
-    from whiten_index import Encoder
+    from whiten_index import load_encoder
 
-    x = Encoder.load(str(tiny_model)).encode(texts).astype(np.float64)
+    x = load_encoder(str(tiny_model)).encode(texts).astype(np.float64)
     rows = x if fit == "target" else x[[texts.index(text) for text in dict.fromkeys(texts)]]
     if unit:
         x, rows = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (x, rows))

@@ -21,7 +21,7 @@ from pipelines.papers.recipes import Kind, Measure, Recipe, Refusal
 from pipelines.papers.settings import recipe_of
 from pipelines.papers.transfer import transfer
 from tests.helpers.bad_input import run as cli
-from whiten_index import Encoder
+from whiten_index import load_encoder
 from whiten_index.cli import cli as command_line
 
 YEAR = {"STS12": ("MSRpar", "MSRvid"), "STS13": ("FNWN", "OnWN")}
@@ -177,7 +177,7 @@ def test_rte_is_scored_by_the_cosine_on_dev(whole, place):
         row for row in rows_of(whole[0], WB, "Table 3").values() if row["status"] == "stand-in"
     ]
     task = pq.read_table(place.data / "senteval" / "rte.parquet").to_pydict()
-    encoder = Encoder.load(str(place.stand_in), pooling="first-last-avg", max_length=32)
+    encoder = load_encoder(str(place.stand_in), pooling="first-last-avg", max_length=32)
     sides = [encoder.encode(task[name]).astype(float) for name in ("sentence1", "sentence2")]
     rows = np.concatenate(sides)
     values, vectors = np.linalg.eigh(np.cov(rows.T, ddof=0))

@@ -10,7 +10,7 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_sco
 
 from pipelines.papers.transfer import evaluate_transfer
 from pipelines.papers.transfer_tasks import read_task, score_transfer
-from whiten_index import Encoder
+from whiten_index import load_encoder
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.measure.eval_config import EvalConfig
 
@@ -82,7 +82,7 @@ def test_pairs_are_classified_by_difference_and_product_and_dev_trains_too(
     task = read_task(tmp_path / "mrpc.parquet")
     config = EvalConfig(encoder=EncoderConfig(model=str(tiny_model), pooling="mean"))
     found = evaluate_transfer(config, [task], folds=3)["datasets"]["mrpc"]
-    encoder = Encoder.load(str(tiny_model), pooling="mean")
+    encoder = load_encoder(str(tiny_model), pooling="mean")
     u, v = (encoder.encode(side).astype(float) for side in (first, second))
     rows, test = np.hstack([abs(u - v), u * v]), splits == "test"
     model = LogisticRegression(C=found["chosen"][0], max_iter=5000, tol=1e-6)

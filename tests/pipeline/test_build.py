@@ -61,7 +61,7 @@ def test_vectors_whose_squares_leave_float32_are_refused(tmp_path: Path, factor:
 def test_the_names_of_the_package_are_there_and_documented() -> None:
     names = {
         *("build_index", "encode_corpus", "open_index", "BuildConfig", "CorpusConfig"),
-        *("ParquetCorpus", "Encoder", "Moments", "Whitening", "EmbeddingStore"),
+        *("ParquetCorpus", "load_encoder", "Moments", "Whitening", "EmbeddingStore"),
         "WhitenIndexError",
     }
     assert names <= set(whiten_index.__all__) == set(dir(whiten_index))

@@ -17,7 +17,7 @@ from tests.pipeline.choosing import (
     stages,
     vectors_of,
 )
-from whiten_index.encoding.encoder import Encoder
+from whiten_index.encoding.load_encoder import load_encoder
 from whiten_index.pipeline.build import BuildReport
 from whiten_index.whitening.moments import Moments
 
@@ -35,7 +35,7 @@ def ndcg(ranked: list[str], grades: dict[str, int]) -> float:
 def assert_scored_by_labels(report: BuildReport, model: Path, labels: Judged) -> None:
     raw = raw_embeddings(report)
     names = names_of(report)
-    embedded = Encoder.load(str(model)).encode_queries(list(labels.texts.values()))
+    embedded = load_encoder(str(model)).encode_queries(list(labels.texts.values()))
     for row in choice(report)["candidates"]:
         queries, vectors = vectors_of(Moments.of(raw), row, embedded.astype(np.float64), raw)
         scores = []

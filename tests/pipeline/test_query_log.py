@@ -12,12 +12,12 @@ import pytest
 from tests.helpers.builds import DIM, build, random_rows, write_rows
 from whiten_index import (
     BuildConfig,
-    Encoder,
     Moments,
     UpdateConfig,
     Whitening,
     WhiteningConfig,
     build_index,
+    load_encoder,
     open_index,
     update_index,
 )
@@ -67,7 +67,7 @@ def test_texts_of_a_log_are_encoded_as_queries(
         )
     )  # fmt: skip
     bundle = open_index(tmp_path / "index").bundle
-    encoder = Encoder.load(str(tiny_model), query_prompt="w1 ", threads=1)
+    encoder = load_encoder(str(tiny_model), query_prompt="w1 ", threads=1)
     mean = encoder.encode_queries(asked).mean(axis=0)
     np.testing.assert_allclose(bundle.whitening.mean, mean, atol=1e-3)
 

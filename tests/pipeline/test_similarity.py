@@ -14,7 +14,7 @@ from tests.helpers.bad_input import run, succeed
 from tests.helpers.builds import assert_ranked_by, build, random_rows, write_rows
 from tests.helpers.corpora import write_judged
 from whiten_index import QueryTransform, open_index
-from whiten_index.encoding.encoder import Encoder
+from whiten_index.encoding.load_encoder import load_encoder
 from whiten_index.errors import ConfigError
 from whiten_index.evaluation.trec_run import read_run
 from whiten_index.index.exact import recall
@@ -151,7 +151,7 @@ def test_auto_follows_the_model(tiny_model: Path, tmp_path: Path, tiny_words: tu
     status, _, noted = run("build", corpus, *encode, "--whiten", "none", "--out", tmp_path / "i")
     assert status == 0, noted
     assert "similarity" not in noted
-    encoder = Encoder.load(str(model))
+    encoder = load_encoder(str(model))
     documents = encoder.encode(texts).astype(np.float16).astype(float)
     expected = encoder.encode_queries(texts[:3]).astype(float) @ documents.T
     for hits, scores in zip(open_index(tmp_path / "i").search(texts[:3]), expected, strict=True):

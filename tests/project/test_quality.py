@@ -33,7 +33,7 @@ def test_ndcg_is_the_published_one(
 
 def test_float16_in_the_store_keeps_the_vectors(scifact_work: Path) -> None:
     """Whitened at full rank, raw vectors of half and single precision point the same way."""
-    from whiten_index import EmbeddingStore, Encoder, Moments, ParquetCorpus, Whitening
+    from whiten_index import EmbeddingStore, Moments, ParquetCorpus, Whitening, load_encoder
     from whiten_index.whitening.spectrum import unit_rows
     from whiten_index.whitening.whitening_config import WhiteningConfig
 
@@ -42,7 +42,7 @@ def test_float16_in_the_store_keeps_the_vectors(scifact_work: Path) -> None:
     store = EmbeddingStore.open(scifact_work / "store")
     kept = store.embeddings(store.corpus().parts[0])[:]
     texts = next(corpus.batches()).texts[:200]
-    exact = Encoder.load(max_length=256).encode(texts)
+    exact = load_encoder(max_length=256).encode(texts)
     whitening = Whitening.fit(Moments.of(kept), WhiteningConfig(k="full"))
     half, single = (unit_rows(whitening.apply(rows)) for rows in (kept[:200], exact))
     assert kept.dtype == np.float16

@@ -16,7 +16,7 @@ from tests.helpers import tiny_models
 from tests.helpers.bad_input import run_python
 from tests.helpers.builds import build, random_rows, write_rows
 from whiten_index import BuildConfig, QueryTransform, build_index
-from whiten_index.encoding.encoder import Encoder
+from whiten_index.encoding.load_encoder import load_encoder
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.integrations.lazy import name_of, open_transform
 from whiten_index.integrations.sentence_transformers import export_model
@@ -85,7 +85,7 @@ def indexes_of_one_corpus(root: Path, documents: list[str]) -> list[Path]:
         models.append(model)
     config = models[1] / "config.json"
     config.write_text(config.read_text().replace("1e-12", "1e-6"))
-    embeddings = Encoder.load(str(models[0]), device="cpu").encode(documents)
+    embeddings = load_encoder(str(models[0]), device="cpu").encode(documents)
     array = pa.FixedSizeListArray.from_arrays(embeddings.ravel(), embeddings.shape[1])
     pq.write_table(pa.table({"id": documents, "text": documents, "e": array}), root / "c.parquet")
     of_texts = {"text_columns": ("text",), "device": "cpu"}

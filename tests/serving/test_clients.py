@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.serving.conftest import K, Serve
-from whiten_index import BuildConfig, QueryTransform, RemoteEncoder, build_index, open_index
+from whiten_index import BuildConfig, QueryTransform, build_index, load_encoder, open_index
 
 pytestmark = pytest.mark.service
 
@@ -67,7 +67,7 @@ def test_an_index_whose_encoder_is_a_served_index(
     url: str, wanted: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", TOKEN)
-    encoder = RemoteEncoder.load("openai:docs", base_url=url)
+    encoder = load_encoder("openai:docs", base_url=url)
     np.testing.assert_allclose(encoder.encode(TEXTS), wanted, atol=1e-5)
     texts = [f"{TEXTS[row % 2]} {row}" for row in range(700)]
     pq.write_table(pa.table({"text": texts}), tmp_path / "c.parquet")

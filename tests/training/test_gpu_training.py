@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from whiten_index import Encoder
+from whiten_index import load_encoder
 from whiten_index.training.group_whitening import ShuffledGroupWhitening
 from whiten_index.training.train import train_encoder
 from whiten_index.training.training_config import GroupMap, Precision, TrainingConfig
@@ -60,7 +60,7 @@ def test_a_training_in_any_precision_ends_with_an_encoder_for_any_device(
     options: dict[str, Any] = {} if whiten else {"whiten": False}
     report = train_encoder(config(precision=precision, **options))
     assert report.facts["steps"] == 6
-    on_cpu = Encoder.load(str(report.out), device="cpu").encode(["a cat", "a dog"])
+    on_cpu = load_encoder(str(report.out), device="cpu").encode(["a cat", "a dog"])
     assert np.isfinite(on_cpu).all()
-    on_gpu = Encoder.load(str(report.out), device="cuda").encode(["a cat", "a dog"])
+    on_gpu = load_encoder(str(report.out), device="cuda").encode(["a cat", "a dog"])
     np.testing.assert_allclose(on_gpu, on_cpu, atol=1e-3)

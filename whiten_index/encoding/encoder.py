@@ -46,7 +46,7 @@ class Encoder(BatchEncoder):
         device: device that it runs on.
 
     Examples:
-        >>> encoder = Encoder.load("all-MiniLM-L6-v2", pooling="mean")
+        >>> encoder = load_encoder("all-MiniLM-L6-v2", pooling="mean")
         >>> encoder.encode(["A cat sat on the mat."]).shape
         (1, 384)
     """
@@ -95,27 +95,6 @@ class Encoder(BatchEncoder):
 
     def __repr__(self) -> str:
         return f"Encoder({self.spec.model!r}, {self.spec.dim} dims, {self.device})"
-
-    @classmethod
-    def load(cls, model: str | None = None, **options: Any) -> "Encoder":
-        """Load a model by hub name, local folder, or None for the embedded one.
-
-        Args:
-            model: see ``find_model``.
-            options: the other fields of ``EncoderConfig``.
-
-        Raises:
-            EncoderError: the model cannot be found or loaded.
-            ConfigError: an option does not fit the model or the machine.
-        """
-        from whiten_index.encoding.load_encoder import load_encoder, require_local
-
-        require_local(model, by="this")
-        found = load_encoder(model, **options)
-        if not isinstance(found, cls):
-            kind = type(found).__name__
-            raise ConfigError(f"{kind} runs this model; load it by whiten_index.load_encoder")
-        return found
 
     @property
     def runtime(self) -> dict[str, str]:

@@ -6,17 +6,16 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.encoding.canary import CANARY
-from whiten_index.encoding.encoder_config import REMOTE, EncoderConfig
-from whiten_index.encoding.endpoint import Endpoint, TooMuchError, ask_spec
+from whiten_index.encoding.encoder_config import EncoderConfig
+from whiten_index.encoding.endpoint import Endpoint, TooMuchError
 from whiten_index.encoding.spec import RemoteSpec
 from whiten_index.encoding.window_encoder import Encoded, TextWindow, WindowEncoder, listed
-from whiten_index.errors import ConfigError, EncoderError
+from whiten_index.errors import EncoderError
 
 # A request has so many texts and tokens at most: OpenAI takes 2,048 and 300,000, others 32 texts,
 # and then the half is tried.
@@ -190,7 +189,7 @@ class RemoteEncoder(WindowEncoder):
         spec: identity of the model, with its embeddings of twelve texts.
 
     Examples:
-        >>> encoder = RemoteEncoder.load("openai:text-embedding-3-small", dimensions=512)
+        >>> encoder = load_encoder("openai:text-embedding-3-small", dimensions=512)
         >>> encoder.encode(["A cat sat on the mat."]).shape
         (1, 512)
     """
@@ -206,23 +205,6 @@ class RemoteEncoder(WindowEncoder):
 
     def __repr__(self) -> str:
         return f"RemoteEncoder({self.spec.model!r}, {self.spec.dim} dims, {self._endpoint.url})"
-
-    @classmethod
-    def load(cls, model: str, **options: Any) -> "RemoteEncoder":
-        """Ask an endpoint for a model, by ``openai:NAME``.
-
-        Args:
-            model: the name.
-            options: the other fields of ``EncoderConfig``, such as ``base_url`` and ``price``.
-
-        Raises:
-            EncoderError: the endpoint cannot be reached, or does not answer as it should.
-            ConfigError: an option does not fit a model behind an API, or a key is missing.
-        """
-        config = EncoderConfig(model=model, **options)
-        if not config.remote:
-            raise ConfigError(f"{model!r} is behind no API; write {REMOTE}NAME, or use Encoder")
-        return cls(ask_spec(config), config)
 
     @property
     def runtime(self) -> dict[str, str]:
