@@ -163,7 +163,7 @@ def test_judged_passages(tmp_path: Path, tiny_words: Any, tiny_model: Path, addr
     points = points_of(tmp_path / "out")
     raw = points["raw/none/k32/fp32/flat"]
     assert raw["intervals"]["ndcg@10_to_raw"] == [0, 0]
-    assert raw["quality"]["ndcg@10"] > 0.5
+    assert raw["quality"]["ndcg@10"] > 0.3
     for point in points.values():
         low, high = point["intervals"]["quality.ndcg@10"]
         assert low <= point["quality"]["ndcg@10"] <= high
