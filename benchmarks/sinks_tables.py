@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.results_file import read
+from whiten_index.measure.database_report import WAYS, answers, cell
+from whiten_index.measure.results import COLUMNS, Sweep, recommend
 
 Row = Mapping[str, Any]
 # In memory: nobody keeps vectors so. See ``qdrant_folder``.
@@ -45,6 +47,30 @@ def qdrant_folder() -> str:
     facts = row["client"], row["k"], len(row["rounds"]["push"])
     told = "qdrant-client {}, {} dims, {} rounds by turns: median (least–greatest)."
     return "\n".join([*lines, "", told.format(*facts)])
+
+
+def database_codes() -> str:
+    """Return the table of the best points of each way at equal bytes, in each database."""
+    lines = [
+        f"| corpus and database | bytes a row, at most | {' | '.join(WAYS)} |",
+        "|---|---:|---|---|---|",
+    ]
+    points = read("database_codes")
+    for name, engine in dict.fromkeys((row["set"], row["engine"]) for row in points):
+        sweep = Sweep(engine, {"database": {"release": engine}})
+        for row in points:
+            if (row["set"], row["engine"]) == (name, engine):
+                sweep.add({**row, "type": "point"})
+        measure = recommend(sweep).measure
+        for answer in answers(sweep, measure):
+            cells = [
+                f"**{cell(way, measure)}**" if way is answer.best else cell(way, measure)
+                for way in answer.ways
+            ]
+            rows = f"{sweep.points[0].record['rows']:,} rows"
+            figure = f"{name}, {rows}, {engine}: {COLUMNS[measure][0]}"
+            lines.append(f"| {figure} | {answer.budget} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _key(row: Row) -> tuple[Any, ...]:

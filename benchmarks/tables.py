@@ -248,6 +248,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "readers": nightly_tables.readers,
     "sinks": sinks_tables.sinks,
     "qdrant_folder": sinks_tables.qdrant_folder,
+    "database_codes": sinks_tables.database_codes,
     "faults": faults,
     "growth": sweep_tables.growth,
     "serving": sweep_tables.serving,
