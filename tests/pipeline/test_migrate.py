@@ -403,6 +403,11 @@ def test_sentences_compare_where_there_are_no_judgements(built: Path, tmp_path: 
     assert 100 <= report.comparison["queries"] <= 300
     least, greatest = report.comparison["interval"]
     assert least < report.comparison["new"] - report.comparison["old"] < greatest
+    changed = report.comparison["changed_most"]
+    apart = [each["new"] - each["old"] for each in changed]
+    assert sorted(apart[:5]) == apart[:5]
+    assert apart[0] < 0 < apart[-1]
+    assert {each["query"] for each in changed} <= {f"{text}." for text in texts}
 
 
 def test_what_is_wrong_is_said_before_rows_are_encoded(built: Path, folder: Path) -> None:

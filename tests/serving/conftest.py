@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from whiten_index import BuildConfig, build_index
+from whiten_index import BuildConfig, MigrateConfig, build_index, migrate_index
 
 ROWS, K = 300, 8
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -82,6 +82,26 @@ def index(
     """An index of texts. Do not write to it."""
     folder = tmp_path_factory.mktemp("served")
     return build(folder / "docs", corpus(folder / "c", tiny_words), tiny_model)
+
+
+@pytest.fixture(scope="session")
+def migrated(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tiny_words: tuple[str, ...]
+) -> Path:
+    """An index that went from one model to another, to which queries were compared."""
+    folder = tmp_path_factory.mktemp("migrated")
+    source = corpus(folder / "c", tiny_words)
+    out = build(folder / "docs", source, tiny_model)
+    texts = pq.read_table(source)["text"].to_pylist()[:60]
+    asked = [{"id": f"q{row}", "text": text} for row, text in enumerate(texts)]
+    pq.write_table(pa.Table.from_pylist(asked), folder / "queries.parquet")
+    (folder / "qrels.tsv").write_text("".join(f"q{row}\t0\td{row}\t1\n" for row in range(60)))
+    given = {"queries": str(folder / "queries.parquet"), "qrels": str(folder / "qrels.tsv")}
+    # The prompt is most of what a text of eight tokens has room for.
+    other: dict[str, Any] = {"document_prompt": "the cat sat on ", "max_length": 8}
+    report = migrate_index(MigrateConfig(index=str(out), model=str(tiny_model), **other, **given))
+    assert report.finished
+    return out
 
 
 @contextlib.contextmanager

@@ -20,8 +20,8 @@ from tests.helpers.builds import build_of, random_rows
 from tests.serving.conftest import ROWS, K, Serve, Server, build, corpus
 from whiten_index import QueryTransform, open_index
 from whiten_index.cli import cli
-from whiten_index.errors import ConfigError
-from whiten_index.versions.retention import prune, rollback
+from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.versions.retention import list_versions, prune, rollback
 
 TEXT = "a cat sat on the mat"
 
@@ -98,6 +98,28 @@ def test_a_store_that_moved_is_named_for_the_comparison(
         assert scores <= {"None", "1.0"}
         cut = client.post("/v1/embeddings", json={"model": "o", "input": TEXT, "dimensions": 3})
         assert (cut.status_code, "cannot be cut" in cut.json()["detail"]) == (400, True)
+
+
+def test_versions_of_two_models_answer_side_by_side(serve: Serve, migrated: Path) -> None:
+    new, old = (each.name for each in list_versions(migrated))
+    with serve(migrated, f"old={migrated / 'versions' / old}").client() as client:
+        served = client.get("/v1/indexes").json()["indexes"]
+        assert [(each["name"], each["version"]) for each in served] == [("docs", new), ("old", old)]
+        models = client.get("/v1/indexes/docs").json()["models"]
+        assert models["measure"] == "ndcg@10"
+        worst = models["changed_most"][0]
+        assert worst["new"] < worst["old"]
+        body = {"index": "docs", "text": worst["query"]}
+        columns = client.post("/v1/compare", json=body).json()["columns"]
+    found = {each["name"]: [hit["id"] for hit in each["hits"]] for each in columns}
+    assert [*found] == ["raw embeddings", "docs", "old"]
+    assert found["docs"] == [hit.id for hit in open_index(migrated).search(worst["query"])]
+    # Of the version alone, whatever is published.
+    alone = open_index(migrated / "versions" / old)
+    assert found["old"] == [hit.id for hit in alone.search(worst["query"])] != found["docs"]
+    assert (alone.reload(), alone.bundle.version) == (False, old)
+    with pytest.raises(ArtifactError, match="000009-0123456789ab"):
+        open_index(migrated / "versions/000009-0123456789ab")
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])

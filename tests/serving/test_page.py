@@ -266,6 +266,24 @@ def test_it_fits_a_phone(open_page: Open, tab: str) -> None:
         assert page.locator("#scroller").evaluate("e => e.scrollWidth > 2 * e.clientWidth")
 
 
+def test_queries_that_a_new_model_changed_most_fill_the_box(
+    open_page: Open, serve: Serve, migrated: Path
+) -> None:
+    old = min((migrated / "versions").iterdir())
+    url = serve(migrated, f"old={old}").url
+    page = open_page(url=url)
+    link = page.locator("#changed a").first
+    query, scores = link.inner_text(), link.get_attribute("title")
+    assert re.fullmatch(r"ndcg@10 \d+ → \d+", scores)
+    link.click()
+    found(page)
+    assert page.get_by_role("searchbox", name="Query").input_value() == query
+    names = page.locator("#columns section h2").all_inner_texts()
+    assert names[:3] == ["raw embeddings", "docs", "old"]
+    page.locator("#index").select_option("old")
+    page.locator("#changed").wait_for(state="hidden")
+
+
 def test_it_is_dark_when_the_system_is(open_page: Open) -> None:
     shades = [
         open_page(color_scheme=scheme).evaluate(

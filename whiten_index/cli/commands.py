@@ -124,8 +124,8 @@ def _migrate_lines(report: "MigrateReport") -> Iterator[str]:
             f"{made['measure']} of {made['queries']:,} questions: {made['old']:.2f} with the old "
             f"model, {made['new']:.2f} with the new one ({least:+.2f} to {greatest:+.2f}, 95 %)"
         )
-        for lost in made.get("lost_most", ()):
-            yield f"  {lost['old']:.0f} → {lost['new']:.0f}: {shown(lost['query'])}"
+        for each in made["changed_most"]:
+            yield f"  {each['old']:.0f} → {each['new']:.0f}: {shown(each['query'])}"
     if report.finished:
         yield f"version {report.version} published: the migration is finished"
     elif report.bridge is not None:
@@ -377,7 +377,7 @@ def serve(indexes: tuple[str, ...], stdio: bool, **options: Any) -> None:
     """Serve each INDEX over HTTP and MCP, and a page to search it, until SIGTERM or Ctrl-C.
 
     A new version answers as soon as it is published. An index is called by its folder's name
-    unless it is given another, NAME=INDEX.
+    unless it is given another, NAME=INDEX. INDEX may be the folder of one of its versions.
     """
     require_installed("fastapi", "uvicorn", "mcp", "prometheus_client", by="serve", extra="serve")
     chosen = ServeOptions(**given(options))
@@ -518,6 +518,6 @@ def _version_lines(report: Mapping[str, Any]) -> Iterator[str]:
         report, "base", "created", "rows", "files", "counts", "corpus", "encoder",
         "migration",
         "runtimes", "whitening", "quality", "choice", "drift", "decision", "update", "gates",
-        "certificate",
+        "certificate", "models",
         "factory", "spectrum", "seconds", "bytes", "config",
     )  # fmt: skip

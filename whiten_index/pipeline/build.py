@@ -1,6 +1,8 @@
 """The build: encode, fit the whitening, fill a FAISS index, publish a version."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.lock import only_writer
@@ -37,13 +39,16 @@ class BuildReport(VersionReport):
     """Result of a build; ``up_to_date`` if the version was there, made of the same inputs."""
 
 
-def build_index(config: BuildConfig, *, progress: Progress | None = None) -> BuildReport:
+def build_index(
+    config: BuildConfig, *, progress: Progress | None = None, facts: Mapping[str, Any] | None = None
+) -> BuildReport:
     """Build and publish an index; finished steps of an earlier run are not repeated.
 
     Args:
         config: options of the build, which must name ``out``, and ``corpus`` or ``store``.
         progress: a watcher with the methods of ``whiten_index.progress.Progress``;
             ``whiten_index.cli.terminal.Bars()`` shows a bar on a terminal and in a notebook.
+        facts: further fields of the version's manifest.
 
     Returns:
         Version, counts, choice of the transform and bytes; ``to_json()`` has all of them.
@@ -95,6 +100,7 @@ def build_index(config: BuildConfig, *, progress: Progress | None = None) -> Bui
                 version = next_version(out, spec.identity, mirror)
                 with version_folder(out, version, mirror, rows, stages) as (folder, fields):
                     fields |= write_files(folder, config, encoded, spec, version)
+                    fields |= facts or {}
             if not up_to_date:
                 set_current(out, version, mirror=mirror, tag=before, made=made)
             manifest = read_published(config.out_place).fields

@@ -6,7 +6,7 @@ that the new model has not encoded are those of the old model, mapped to the new
 
 import contextlib
 import datetime
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -141,8 +141,9 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
         report.comparison = _compare(judged, sides)
     if report.comparison is not None:
         _require_no_loss(config, report.comparison)
+    facts = None if report.comparison is None else {"models": report.comparison}
     if whole:
-        report.version = build_index(target, progress=progress).version
+        report.version = build_index(target, progress=progress, facts=facts).version
         report.finished = True
         _mark(target, new, under_way=False)
         _remove_bridged(base, new, but=kept)
@@ -153,7 +154,8 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
         report.bridge = {"kind": bridge.kind, "agreement": bridge.agreement}
         store = _bridged_store(base, new, bridge, length, stages)
         store.results.save_choice(BRIDGE, report.bridge)
-        made = build_index(_bridged_build(target, base, store), progress=progress)
+        build = _bridged_build(target, base, store)
+        made = build_index(build, progress=progress, facts=facts)
         report.version, report.rows = made.version, made.encoded.record.rows
         report.encoded = encoded_rows(store, made.encoded.record, new)
         _remove_bridged(base, new, but=[*kept, str(store.place)])
@@ -358,16 +360,7 @@ def _compare(judged: JudgedQueries, sides: tuple[Side, Side]) -> dict[str, Any]:
             f"{_LEAST_QUERIES}; judge more"
         )
     before, after = (np.array([scores[name] for name in names]) for scores in each)
-    worst = [place for place in np.argsort(after - before)[:_SHOWN] if after[place] < before[place]]
-    lost = [
-        {
-            "query": judged.texts[names[place]],
-            "old": float(before[place]),
-            "new": float(after[place]),
-        }
-        for place in worst
-    ]
-    return {**_difference(METRIC, before, after), "lost_most": lost}
+    return _difference(METRIC, before, after, [judged.texts[name] for name in names])
 
 
 def _compare_by_sentences(sides: tuple[Side, Side]) -> dict[str, Any]:
@@ -378,22 +371,33 @@ def _compare_by_sentences(sides: tuple[Side, Side]) -> dict[str, Any]:
     cut = draw_pieces(encoded, encoded.work, size, np.random.default_rng(target.seed))
     if isinstance(cut, str):
         raise CorpusError(f"{cut}; compare by judged queries: add --queries and --qrels")
-    each = list[NDArray[np.float64]]()
+    each, sentences = list[NDArray[np.float64]](), [pieces.sentence for _, pieces in cut]
     for report, build in sides:
         encoder, compared = report.encoder(build)(), _compared(report, build)
-        queries = encoder.encode_queries([pieces.sentence for _, pieces in cut])
+        queries = encoder.encode_queries(sentences)
         rest = encoder.encode_window([pieces.others for _, pieces in cut]).embeddings
         each.append(100 * reciprocal_ranks(compared(queries), compared(rest)))
-    return _difference("MRR", *each)
+    return _difference("MRR", each[0], each[1], sentences)
 
 
 def _difference(
-    measure: str, before: NDArray[np.float64], after: NDArray[np.float64]
+    measure: str, before: NDArray[np.float64], after: NDArray[np.float64], texts: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the scores (q,) of both models as JSON values, with the interval of the difference."""
+    """Return the scores (q,) of both models as JSON values, with the interval of the difference.
+
+    ``changed_most`` are queries that lose most, the worst first, then some that gain most.
+    """
+    order = np.argsort(after - before, kind="stable")
+    lost = [row for row in order[:_SHOWN] if after[row] < before[row]]
+    gained = [row for row in order[::-1][:_SHOWN] if after[row] > before[row]]
+    changed = [
+        {"query": texts[row], "old": float(before[row]), "new": float(after[row])}
+        for row in (*lost, *gained)
+    ]
     return {
         "measure": measure, "queries": len(before), "old": float(before.mean()),
         "new": float(after.mean()), "interval": mean_interval(after - before),
+        "changed_most": changed,
     }  # fmt: skip
 
 
@@ -427,13 +431,14 @@ def _scores(judged: JudgedQueries, report: EncodeReport, build: BuildConfig) -> 
 def _require_no_loss(config: MigrateConfig, made: dict[str, Any]) -> None:
     least, greatest = made["interval"]
     if config.max_loss is not None and least < -config.max_loss:
+        lost = (
+            f", of which {shown(each['query'])} {each['old']:.0f} → {each['new']:.0f}"
+            for each in made["changed_most"]
+            if each["new"] < each["old"]
+        )
         raise GateError(
             f"the new model may lose more than {config.max_loss:g} points of {made['measure']}: "
             f"{made['old']:.2f} before, {made['new']:.2f} with it, a difference of {least:+.2f} to "
-            f"{greatest:+.2f} (95 %){''.join(map(_lost, made.get('lost_most', ())))}; nothing is "
-            "published, and what was encoded is kept"
+            f"{greatest:+.2f} (95 %){''.join(lost)}; nothing is published, and what was encoded is "
+            "kept"
         )
-
-
-def _lost(query: dict[str, Any]) -> str:
-    return f", of which {shown(query['query'])} {query['old']:.0f} → {query['new']:.0f}"

@@ -27,7 +27,14 @@ from whiten_index.paths import absolute
 from whiten_index.search.query_encoder import QueryEncoder, require_texts
 from whiten_index.search.rerank import EMBEDDINGS, VECTORS, Reranker
 from whiten_index.versions.bundle import Bundle, open_files
-from whiten_index.versions.published import Version, read_current, with_published
+from whiten_index.versions.published import (
+    VERSIONS,
+    Version,
+    read_current,
+    read_version,
+    split_version,
+    with_published,
+)
 from whiten_index.versions.references import corpus_record, open_store
 
 if TYPE_CHECKING:
@@ -202,23 +209,29 @@ class SearchIndex:
     What was opened stays as it is, whatever is published since, until ``reload`` is called.
     """
 
-    def __init__(self, root: Path, mirror: Storage, options: OpenOptions) -> None:
-        """Open the version that is published now, and later ones the same way.
+    def __init__(
+        self, root: Path, mirror: Storage, options: OpenOptions, version: str | None = None
+    ) -> None:
+        """Open the version that is published now, and later ones the same way, or this one alone.
 
         ``root`` is the index folder, or that of the copies of what is in the bucket of ``mirror``.
         """
-        self._root, self._mirror, self._options = root, mirror, options
+        self._root, self._mirror, self._options, self._version = root, mirror, options, version
         # Read once in a call, so that a call sees one version whatever ``reload`` does meanwhile.
         self._opened = self._open(None)
         self._reloading = threading.Lock()
 
     def _open(self, before: Opened | None) -> Opened:
-        return with_published(
-            self._root,
-            lambda version: Opened.of(version, self._place, before, **self._options),
-            self._mirror,
-            verify=self._options.get("verify", "full"),
-        )
+        verify = self._options.get("verify", "full")
+
+        def opened(version: Version) -> Opened:
+            return Opened.of(version, self._place, before, **self._options)
+
+        if self._version is None:
+            return with_published(self._root, opened, self._mirror, verify=verify)
+        folder = self._root / VERSIONS / self._version
+        self._mirror.fetch(folder, names=())
+        return opened(read_version(folder, verify=verify, mirror=self._mirror))
 
     @property
     def _place(self) -> Place:
@@ -290,7 +303,9 @@ class SearchIndex:
             return True
 
     def _is_current(self) -> bool:
-        """Return whether ``CURRENT`` still names this very version."""
+        """Return whether ``CURRENT`` still names this very version, or another is not wanted."""
+        if self._version is not None:
+            return True
         current = read_current(self._root, self._mirror)
         return current.manifest_sha256 == self.bundle.source.sha256
 
@@ -447,7 +462,7 @@ def open_index(
 
     Args:
         path: the index folder, or its URI; of one in an object store the published version is
-            copied to this machine, once.
+            copied to this machine, once. Or the folder of a version, which is opened instead.
         preload: load the encoder now, not on the first query by text.
         model: where the encoder is now, if no longer where it was; it must be the same one. What
             is named here may be fetched from the hub; what the index names is not.
@@ -482,10 +497,11 @@ def open_index(
     if threads is not None:
         EncoderConfig(threads=threads)
     # As it is opened again later, perhaps after a change of the working folder.
-    root, mirror = place_of(absolute(path))
+    place, version = split_version(absolute(path))
+    root, mirror = place_of(place)
     if (store := options.get("store")) is not None:
         options["store"] = absolute(store)
-    index = SearchIndex(root, mirror, options)
+    index = SearchIndex(root, mirror, options, version)
     if preload:
         _ = index.encoder
     set_threads(threads)

@@ -335,8 +335,8 @@ for (const [i, tab] of tabs.entries()) {
   });
 }
 
-function hash() {
-  const given = { q: $("query").value.trim(), index: $("index").value };
+function hash(query = $("query").value.trim()) {
+  const given = { q: query, index: $("index").value };
   return `#${new URLSearchParams(state.width ? { ...given, k: state.width } : given)}`;
 }
 
@@ -354,6 +354,17 @@ function go() {
   if (location.hash === hash()) guarded(search); else location.hash = hash();
 }
 
+/** Links to the queries that the models of a migration answer most differently. */
+async function suggest() {
+  const name = $("index").value, { models } = await api(`indexes/${encodeURIComponent(name)}`);
+  if (name !== $("index").value) return;
+  $("changed").hidden = !models?.changed_most.length;
+  $("changed").replaceChildren("Changed most by the new model: ",
+    ...(models?.changed_most ?? []).map(({ query, old, new: now }) => make("a", {
+      href: hash(query), title: `${models.measure} ${old.toFixed(0)} → ${now.toFixed(0)}`,
+    }, query)));
+}
+
 async function start() {
   const { indexes } = await api("indexes");
   $("token-form").hidden = true;
@@ -362,13 +373,15 @@ async function start() {
     .map((each) => make("option", { value: each.name }, each.name)));
   $("index-label").hidden = $("index").options.length < 2;
   if (!$("index").options.length) say("no index here knows the encoder of its queries", true);
-  else if (location.hash) await fromHash();
+  else guarded(suggest);
+  if (location.hash && $("index").options.length) await fromHash();
   if (!$("panel-about").hidden) await about();
 }
 
 $("search").addEventListener("submit", (event) => { event.preventDefault(); go(); });
 $("index").addEventListener("change", () => {
   go();
+  guarded(suggest);
   if (!$("panel-about").hidden) guarded(about);
 });
 $("token-form").addEventListener("submit", (event) => {

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from whiten_index.errors import ConfigError, NotFoundError, WhitenIndexError, first_line
 from whiten_index.index.library import release_memory
-from whiten_index.paths import cell, shown
+from whiten_index.paths import absolute, cell, shown
 from whiten_index.search.query_encoder import require_texts
 from whiten_index.search.search_index import Hit, Hits, Opened, SearchIndex, open_index
 from whiten_index.serving.batcher import Batcher, Job
@@ -24,6 +24,7 @@ from whiten_index.serving.bodies import CompareBody, EmbeddingsBody, SearchBody
 from whiten_index.serving.comparison import Comparison
 from whiten_index.serving.metrics import Metrics
 from whiten_index.serving.serve_options import ServeOptions
+from whiten_index.versions.published import split_version
 from whiten_index.versions.retention import described, list_versions
 
 _LOG = logging.getLogger("whiten_index.serving")
@@ -33,7 +34,7 @@ _LOG = logging.getLogger("whiten_index.serving")
 _MOST_LEFT = 60
 # Facts of a manifest that name no files.
 _DESCRIBED = ("version", "created", "rows", "counts", "whitening", "quality", "choice", "factory",
-              "spectrum", "bytes")  # fmt: skip
+              "spectrum", "bytes", "models")  # fmt: skip
 _OPENING = ("rerank", "mapped", "verify", "model", "trust_remote_code", "device",
             "backend", "threads")  # fmt: skip
 
@@ -50,7 +51,8 @@ class ServedIndex:
         others: "Sequence[ServedIndex]",
     ) -> None:
         given: dict[str, Any] = {each: getattr(options, each) for each in _OPENING}
-        self.name, self.place, self._options, self._metrics = name, place, options, metrics
+        self.name, self._options, self._metrics = name, options, metrics
+        self.place, _ = split_version(absolute(place))
         if options.rerank:
             given["store"] = options.store
         self._index: SearchIndex = open_index(
@@ -214,7 +216,7 @@ class Service:
         }
 
     async def compare(self, body: CompareBody) -> dict[str, Any]:
-        """Search by raw embeddings, by every index of the same corpus, and by every width."""
+        """Search by raw embeddings, by every index of the corpus or version, and by every width."""
         served = self.find(body.index)
         self._check(1, body.top_k)
         self._log([body.text])
@@ -230,7 +232,8 @@ class Service:
         columns = [await self._column(served.name, opened, embedding, body.top_k)]
         for name, each in self.indexes.items():
             other = each.opened
-            if each is not served and each.encodes and _corpus(other) == _corpus(opened):
+            alike = each.place == served.place or _corpus(other) == _corpus(opened)
+            if each is not served and each.encodes and alike:
                 own = embedding
                 if not other.queries.equals(opened.queries):
                     own = await self._batcher.run(Job(other, [body.text]))

@@ -50,6 +50,7 @@ from whiten_index.artifacts.manifest import (
 from whiten_index.artifacts.object_store import Tag
 from whiten_index.artifacts.storage import LOCAL, Place, Storage
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError
+from whiten_index.paths import as_place
 from whiten_index.versions.version_manifest import (
     INDEX_ID_SCHEMA,
     VERSION_SCHEMA,
@@ -367,6 +368,12 @@ def _require_there(root: Path, version: str, mirror: Storage = LOCAL) -> None:
             f"folder in {root / VERSIONS}, or publish another one of whiten-index versions {root} "
             f"with: whiten-index rollback {root} --to VERSION"
         )
+
+
+def split_version(place: Place) -> tuple[Place, str | None]:
+    """Return index and version, if a place is the folder of a version, else the place and None."""
+    index, _, name = str(place).rstrip("/").rpartition(f"/{VERSIONS}/")
+    return (as_place(index, what="the index"), name) if version_number(name) else (place, None)
 
 
 def read_published(index: Place) -> Version:
