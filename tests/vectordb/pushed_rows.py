@@ -218,6 +218,15 @@ def assert_finds(
     assert (np.diff(found) <= lost).all()
 
 
+def recall(writer: DatabaseWriter, rows: Rows) -> float:
+    """Return the recall@10 of the index, whose scores may be those of codes."""
+    asked = rows.vectors[:20]
+    best = np.argsort(-(asked @ rows.vectors.T), axis=1)[:, :10]
+    with writer.searching() as find:
+        found = [{hit.id for hit in hits} for hits in find(asked, 10)]
+    return float(np.mean([len(one & set(two)) for one, two in zip(found, best, strict=True)])) / 10
+
+
 DAY, LEAP = datetime.date(2024, 2, 29), datetime.datetime(2024, 2, 29, 1, 2, 3, 4)
 # Name -> type, and two values; a writer gives each back as it was, null too.
 COLUMNS: dict[str, tuple[pa.DataType, Any, Any]] = {

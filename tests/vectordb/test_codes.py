@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.bad_input import run
 from tests.helpers.builds import build, random_rows, write_rows
 from tests.vectordb.conftest import connected
-from tests.vectordb.pushed_rows import Rows, assert_finds, fill
+from tests.vectordb.pushed_rows import Rows, assert_finds, fill, recall
 from whiten_index import PushConfig, push_index
 from whiten_index.errors import ConfigError
 from whiten_index.vectordb.database_writer import DatabaseWriter
@@ -42,15 +42,6 @@ def rows() -> Rows:
 
 def halves(rows: Rows) -> Rows:
     return Rows.of(rows.vectors, dtype="float16")
-
-
-def recall(writer: DatabaseWriter, rows: Rows) -> float:
-    """Recall@10 of the index, whose scores may be those of codes."""
-    asked = rows.vectors[:20]
-    best = np.argsort(-(asked @ rows.vectors.T), axis=1)[:, :10]
-    with writer.searching() as find:
-        found = [{hit.id for hit in hits} for hits in find(asked, 10)]
-    return float(np.mean([len(one & set(two)) for one, two in zip(found, best, strict=True)])) / 10
 
 
 def assert_sized(writer: DatabaseWriter, estimate: int | None) -> None:

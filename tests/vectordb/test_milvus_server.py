@@ -33,6 +33,7 @@ from tests.vectordb.pushed_rows import (
     child_at,
     fill,
     pushed_by_child,
+    recall,
     some_changes,
     told_of,
 )
@@ -259,6 +260,16 @@ def test_indexes(file: str, client: MilvusClient, index: str) -> None:
         assert client.describe_index("docs", "vector")["index_type"] == index.upper()
         assert_finds(writer, rows)
         assert_finds(writer, rows, exact=False, least=1.0 if index == "flat" else 0.9)
+
+
+@pytest.mark.parametrize("index", ["ivf_sq8", "ivf_pq", "scann"])
+def test_codes(file: str, client: MilvusClient, index: str) -> None:
+    rows = Rows.make(3000, k=32)
+    with open_writer(f"milvus://{file}", "docs", options={"index": index}) as writer:
+        fill(writer, rows, batch=3000)
+        assert client.describe_index("docs", "vector")["index_type"] == index.upper()
+        assert_finds(writer, rows)
+        assert recall(writer, rows) >= (0.8 if index == "ivf_sq8" else 0.4)
 
 
 @pytest.mark.parametrize("whole", [True, False])
