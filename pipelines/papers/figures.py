@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipelines.papers import models
 from pipelines.papers.bench import Bench
@@ -32,6 +33,8 @@ from whiten_index.cli.log_lines import log
 from whiten_index.errors import StorageError, WhitenIndexError
 from whiten_index.measure.evaluate_sts import evaluate_geometry, evaluate_sts
 from whiten_index.measure.measure_options import SCORED
+from whiten_index.measure.spaces import TextEmbedder
+from whiten_index.whitening.spectrum import least_share, reciprocal
 from whiten_index.whitening.whitening_config import Kind as Transform
 from whiten_index.whitening.whitening_config import WhiteningConfig
 
@@ -243,12 +246,30 @@ def _number(value: float | None) -> float | None:
 # --------------------------------------------------------------------------- geometry
 
 
-_SHAPES = {
-    "whitening": _FULL,
-    "ZCA": WhiteningConfig(kind=Transform.ZCA),
-    "group": WhiteningConfig(kind=Transform.GROUP, groups=2),
-    "shuffled group": WhiteningConfig(kind=Transform.GROUP, groups=2, shuffle=True),
-}
+class _Groups:
+    """Embeddings whose two halves of channels are whitened by themselves (ZCA)."""
+
+    def __init__(self, embedder: TextEmbedder, texts: Sequence[str], *, shuffle: bool) -> None:
+        rows = embedder.embed(texts).astype(np.float64)
+        dim, self._embedder, self._mean = rows.shape[1], embedder, rows.mean(axis=0)
+        order = np.random.default_rng(0).permutation(dim) if shuffle else np.arange(dim)
+        self._matrix = np.zeros((dim, dim))
+        for half in np.array_split(order, 2):
+            values, vectors = np.linalg.eigh(np.cov(rows[:, half].T))
+            scales = reciprocal(np.sqrt(values * (values > least_share(dim) * values[-1])))
+            self._matrix[np.ix_(half, half)] = vectors * scales @ vectors.T
+
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return the whitened embeddings (n, d)."""
+        found: NDArray[np.float32] = self._embedder.embed(texts) - self._mean
+        return (found @ self._matrix).astype(np.float32)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the encoder's identity."""
+        return self._embedder.facts()
+
+
+_SHAPES = ("whitening", "group", "shuffled group")
 
 
 def _geometry(bench: Bench, model: Model) -> Iterator[Figure]:
@@ -256,21 +277,22 @@ def _geometry(bench: Bench, model: Model) -> Iterator[Figure]:
     setting = Setting(layers=EMBEDDING_LAST)
 
     def make() -> dict[str, Any]:
-        report = evaluate_geometry(
-            replace(bench.config(setting, model), transforms=tuple(_SHAPES.values())),
-            sets,
-            embedder=bench.embedder(setting, model),
-            progress=bench.encoders.stages.watcher,
-        )
-        found = [next(iter(run["datasets"].values())) for run in report["runs"]]
+        embedder, texts = bench.embedder(setting, model), [t for each in sets for t in each.texts]
+        config = replace(bench.config(setting, model), transforms=(_FULL,))
+        found = list[dict[str, Any]]()
+        for each in (embedder, *(_Groups(embedder, texts, shuffle=s) for s in (False, True))):
+            report = evaluate_geometry(
+                config, sets, embedder=each, progress=bench.encoders.stages.watcher
+            )
+            found += [next(iter(run["datasets"].values())) for run in report["runs"]]
+            config = replace(config, transforms=())
         return {
             name: {figure: each[figure] for figure in ("alignment", "uniformity")}
             for name, each in zip((_RAW, *_SHAPES), found, strict=True)
         }
 
     digests = [bench.data.digest(each) for each in sets]
-    shapes = {name: repr(shape) for name, shape in _SHAPES.items()}
-    key = {"figure": "geometry", "of": [_RAW, shapes], "sets": digests}
+    key = {"figure": "geometry", "of": [_RAW, *_SHAPES], "sets": digests}
     found: Mapping[str, Mapping[str, float]] = bench.kept.get(
         {**key, "encoder": bench.encoder_key(setting, model)}, make
     )
@@ -287,7 +309,7 @@ def _geometry(bench: Bench, model: Model) -> Iterator[Figure]:
         ],
         "caption": "STS-B dev, positive pairs of a score above 4, token mean of the embedding and "
         "the last layer, unit length; transforms fitted on all of STS-B. Groups are two halves of "
-        "the channels. Whitening and ZCA differ by a rotation, which neither figure sees.",
+        "the channels.",
     }
 
 

@@ -12,12 +12,7 @@ seeds = st.integers(0, 2**32 - 1)
 quick = settings(max_examples=30, deadline=None, derandomize=True, database=None)
 few = settings(quick, max_examples=8)  # where a property is tried for every kind
 
-# What a kind cannot do without, for rows of 12 dims.
-NEEDS = {Kind.GROUP: {"group_size": 3}}
-
 SLICED = [*(Kind.PCA, Kind.WHITENING, Kind.ALL_BUT_THE_TOP), *(Kind.RANDOM, Kind.TRUNCATE)]
-ROTATED_BACK = [Kind.ZCA, Kind.ZCA_COR, Kind.GROUP]
-WHITENS = [Kind.WHITENING, *ROTATED_BACK]
 
 
 def make_rows(seed=0, n=200, d=12, *, condition=100.0, ratio=1.0):
@@ -29,8 +24,7 @@ def make_rows(seed=0, n=200, d=12, *, condition=100.0, ratio=1.0):
 
 
 def fit(rows, **options):
-    needed = NEEDS.get(options.get("kind"), {}) if "groups" not in options else {}
-    return Whitening.fit(Moments.of(rows), WhiteningConfig(**needed | options))
+    return Whitening.fit(Moments.of(rows), WhiteningConfig(**options))
 
 
 def covariance_of(vectors):

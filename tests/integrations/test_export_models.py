@@ -57,10 +57,8 @@ def index(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
 
 
 def asked(kind: Kind, k: int) -> dict[str, Any]:
-    """Return what a kind needs to be told: k, if it can leave coordinates out."""
-    if kind is Kind.GROUP:
-        return {"groups": 2}
-    return {} if kind.rotates_back or kind is Kind.NONE else {"k": k}
+    """Return k, if a kind can leave coordinates out."""
+    return {} if kind is Kind.NONE else {"k": k}
 
 
 # Every kind, raw and on unit vectors, which `none` leaves as they are.
@@ -82,10 +80,8 @@ def fitted(
     encoder = load_encoder(**options)
     embeddings = encoder.encode(texts).astype(np.float64)
     moments = Moments.of(unit_rows(embeddings) if unit else embeddings)
-    # A direction with next to no variance would be scaled up to what float32 rounded away.
-    floor = 1e-3 if kind.rotates_back else None
     shape = {"normalize_input": unit, "similarity": similarity, **asked(kind, k)}
-    config = WhiteningConfig(kind=kind, floor=floor, **shape)
+    config = WhiteningConfig(kind=kind, **shape)
     return QueryTransform(Whitening.fit(moments, config), encoder.spec.to_json())
 
 

@@ -15,7 +15,7 @@ from whiten_index import WhitenedTransformer, Whitening, WhiteningConfig
 
 
 @parametrize_with_checks(
-    [WhitenedTransformer(), WhitenedTransformer(kind="zca", exponent=0.5, shrinkage="oas")]
+    [WhitenedTransformer(), WhitenedTransformer(exponent=0.5, shrinkage="oas")]
 )
 def test_scikit_learn_finds_no_fault(estimator, check):
     check(estimator)

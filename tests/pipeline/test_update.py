@@ -35,8 +35,6 @@ BUILDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "auto factory": {"factory": "auto", "exponent": 0.5}, "pca": {"whiten": "pca", "k": 3},
     "none": {"whiten": "none", "k": None},
-    "zca": {"whiten": "zca", "k": None, "floor": 1e-6},
-    "groups of three shuffled": {"whiten": "group", "k": None, "group_size": 4, "shuffle": True},
     "all but the top": {"whiten": "all-but-the-top", "k": None, "remove_top": 2},
     "shrunk": {"shrinkage": "ledoit-wolf"},
     "unit vectors": {"normalize_input": True}, "no centre": {"center": False},

@@ -86,13 +86,13 @@ def test_candidates_are_ranked_again_if_the_index_was_opened_so(
 def test_a_store_that_moved_is_named_for_the_comparison(
     serve: Serve, tmp_path: Path, tiny_model: Path, tiny_words: tuple[str, ...]
 ) -> None:
-    options = {"store": str(tmp_path / "st"), "whiten": "zca", "k": "full", "keep": ("score",)}
+    options = {"store": str(tmp_path / "st"), "whiten": "none", "k": None, "keep": ("score",)}
     source = corpus(tmp_path / "c", tiny_words, score=[np.nan, 1.0, np.inf] * (ROWS // 3))
     out = build(tmp_path / "o", source, tiny_model, **options)
     (tmp_path / "st").rename(tmp_path / "moved")
     with serve(out, "--store", tmp_path / "moved").client() as client:
         answer = client.post("/v1/compare", json={"text": TEXT}).json()
-        assert [each["kind"] for each in answer["columns"]] == ["raw", "index"]
+        assert [each["kind"] for each in answer["columns"]][:2] == ["raw", "index"]
         # Numbers that JSON does not have.
         scores = {str(hit["columns"]["score"]) for hit in answer["columns"][1]["hits"]}
         assert scores <= {"None", "1.0"}

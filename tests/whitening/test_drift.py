@@ -93,13 +93,11 @@ def test_variances_scaled_by_known_factors_are_the_eigenvalues(seed, factors):
 
 def options_of(kind):
     yield {}
-    if kind.whitens:
+    if kind is Kind.WHITENING:
         yield {"exponent": 0.5}
         yield {"shrinkage": "ledoit-wolf"}
         yield {"shrinkage": 0.4}
         yield {"floor": 0.2}
-    if kind is Kind.GROUP:
-        yield {"groups": 4, "shuffle": True, "seed": 3}
     if kind is not Kind.NONE:
         yield {"normalize_input": True}
         yield {"center": False}

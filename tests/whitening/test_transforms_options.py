@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.helpers.transforms import ROTATED_BACK, SLICED, fit, make_rows
+from tests.helpers.transforms import SLICED, fit, make_rows
 from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
@@ -12,16 +12,13 @@ from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
     ("kind", "options", "said"),
     [
         (Kind.PCA, {"shrinkage": "oas"}, r"scales nothing, so --shrinkage cannot.*use --whiten wh"),
-        (Kind.WHITENING, {"groups": 4}, r"so --groups cannot apply; .*use --whiten group$"),
-        (Kind.ZCA, {"remove_top": 2}, r"so --remove-top cannot.*pca or whitening or all-but-the-"),
-        (Kind.ZCA_COR, {"k": 0.9}, r"keeps all coordinates.*so --k cannot.*or use --whiten pca"),
-        (Kind.GROUP, {"group_size": 4, "remove_top": 1}, r"--remove-top cannot.*leave it out$"),
+        (Kind.NONE, {"remove_top": 2}, r"so --remove-top cannot.*pca or whitening or all-but-the-"),
+        (Kind.NONE, {"k": 0.9}, r"as it is, so --k cannot.*or use --whiten pca"),
+        (Kind.RANDOM, {"exponent": 1, "k": 2, "remove_top": 1}, r"--exponent and --remove-top ca"),
         (Kind.ALL_BUT_THE_TOP, {"exponent": 1}, r"so --exponent cannot apply; .*whitening"),
         (Kind.RANDOM, {"k": 0.9}, r"so --k as a share of variance cannot apply"),
         (Kind.TRUNCATE, {"shrinkage": 0.1, "floor": 0.1}, r"so --shrinkage and --floor cannot"),
-        (Kind.GROUP, {}, r"needs one of --groups .* and --group-size .*neither is given"),
-        (Kind.GROUP, {"groups": 2, "group_size": 2}, r"both are given"),
-        (Kind.GROUP, {"group_size": 2.5}, "--group-size takes a whole number; 2.5"),
+        (Kind.PCA, {"remove_top": 2.5}, "--remove-top takes a whole number; 2.5"),
         (Kind.WHITENING, {"floor": float("nan")}, "--floor takes a finite number; nan"),
     ],
 )
@@ -33,10 +30,6 @@ def test_options_that_do_not_go_together_are_refused_with_what_would(kind, optio
 @pytest.mark.parametrize(
     ("kind", "options", "said"),
     [
-        (Kind.ZCA, {"k": 5}, r"zca keeps all 12 coordinates, so --k 5 cannot .*--whiten whitening"),
-        (Kind.GROUP, {"group_size": 5}, r"--group-size 5 does not divide.* 12 .*-size 4 or 6$"),
-        (Kind.GROUP, {"group_size": None, "groups": 7}, r"--groups 7 does not .*--groups 6 or 12$"),
-        (Kind.GROUP, {"group_size": 24}, r"use --group-size 12$"),
         (Kind.RANDOM, {"k": 13}, r"--k 13 is more than the 12 dims .*use --k 12 or less"),
         (Kind.TRUNCATE, {"k": 100}, r"--k 100 is more than the 12 dims"),
     ],
@@ -50,7 +43,7 @@ def test_what_the_width_forbids_is_known_before_and_at_the_fit(kind, options, sa
             refused()
 
 
-@pytest.mark.parametrize("kind", [*SLICED[:3], *ROTATED_BACK])
+@pytest.mark.parametrize("kind", SLICED[:3])
 def test_what_does_needs_two_and_says_what_else_there_is(kind):
     with pytest.raises(WhiteningError, match=r"there are 1; .*or use --whiten none"):
         fit(make_rows(0, 1), kind=kind)

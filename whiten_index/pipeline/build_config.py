@@ -21,7 +21,7 @@ _Part = TypeVar("_Part")
 
 AUTO = "auto"
 # Options that belong to a named transform; ``auto`` does not take them.
-_NAMED_TRANSFORM_OPTIONS = ("groups", "group_size", "shuffle", "shrinkage", "remove_top")
+_NAMED_TRANSFORM_OPTIONS = ("shrinkage", "remove_top")
 _NOT_FITTED = ("none", "random", "truncate")
 _LABEL_OPTIONS = ("queries", "qrels", "qrels_split")
 _RUNNER_OPTIONS = ("address", "workers")

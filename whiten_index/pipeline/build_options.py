@@ -11,8 +11,7 @@ from whiten_index.whitening.transform_options import SimilarityOption, Transform
 JUDGEMENTS = "Judgements"
 _STORE = "Folder or URI of the raw embeddings; several corpora may share it."
 TransformName = Literal[
-    "auto", "none", "pca", "whitening", "zca", "zca-cor", "group", "all-but-the-top", "random",
-    "truncate",
+    "auto", "none", "pca", "whitening", "all-but-the-top", "random", "truncate"
 ]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ def check_early(config: BuildConfig, corpus: ParquetCorpus) -> None:
     """Refuse before hours of encoding what would be refused after them.
 
     Raises:
-        ConfigError: k or the groups do not fit the embeddings' width, the factory string cannot be
+        ConfigError: k does not fit the embeddings' width, the factory string cannot be
             used, no index of so many rows fits the memory budget, or there is no GPU for FAISS.
     """
     require_device(config.index_device)

@@ -53,7 +53,7 @@ class Comparison:
         bundle = opened.bundle
         rows, dim = len(bundle), bundle.dim
         fit = _whole(opened)
-        ks = () if fit.kind.rotates_back else tuple(sorted({*widths(fit.k), bundle.whitening.k}))
+        ks = tuple(sorted({*widths(fit.k), bundle.whitening.k}))
         if (needed := 4 * rows * (dim + len(ks) + 1)) > most_bytes:
             raise ConfigError(
                 f"the comparison with raw embeddings would hold {needed:,} bytes and may hold "

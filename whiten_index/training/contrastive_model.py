@@ -22,7 +22,6 @@ from whiten_index.encoding.transformer import load_transformer
 from whiten_index.errors import ConfigError, EncoderError
 from whiten_index.training.group_whitening import ShuffledGroupWhitening
 from whiten_index.training.training_config import TrainingConfig
-from whiten_index.whitening.whitening_config import divisors
 
 _EMBEDDED_AT_ONCE = 128
 
@@ -148,9 +147,9 @@ def head_whitening(config: TrainingConfig, dim: int) -> ShuffledGroupWhitening |
     if not config.whiten:
         return None
     if dim % config.groups:
+        fitting = ", ".join(str(n) for n in range(1, dim + 1) if dim % n == 0)
         raise ConfigError(
-            f"{config.groups} groups do not divide {dim} channels; give one of "
-            f"{', '.join(map(str, divisors(dim)))}"
+            f"{config.groups} groups do not divide {dim} channels; give one of {fitting}"
         )
     whitening = ShuffledGroupWhitening(
         dim,

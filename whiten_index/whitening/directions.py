@@ -1,4 +1,4 @@
-"""Directions of each kind of transform: B and p of x̃ = ((x − μ)∘p) B diag(s) [Bᵀ].
+"""Directions of each kind of transform: B of x̃ = (x − μ) B diag(s).
 
 They come from the covariance, which may be shrunk: Σ* = (1 − ρ)Σ + ρ (tr Σ / d) I moves eigenvalues
 and leaves eigenvectors where they are.
@@ -13,13 +13,7 @@ from numpy.typing import NDArray
 
 from whiten_index.errors import WhiteningError
 from whiten_index.whitening.moments import Moments
-from whiten_index.whitening.spectrum import (
-    Spectrum,
-    WidthSpec,
-    least_share,
-    numerical_rank,
-    require_directions,
-)
+from whiten_index.whitening.spectrum import Spectrum, WidthSpec
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig, parse_shrinkage
 
 
@@ -35,7 +29,6 @@ class Directions:
     # (r,) float64, of the data along the columns; None if they are the eigenvalues of the
     # covariance after `remove_top`.
     variances: NDArray[np.float64] | None = None
-    coordinate_scale: NDArray[np.float64] | None = None  # (d,) float64, p, or None for ones
     remove_top: int = 0  # number of first eigenvectors left out
 
     @property
@@ -74,51 +67,6 @@ def _leading(found: Directions, config: WhiteningConfig) -> Directions:
     return replace(found, basis=basis, remove_top=top)
 
 
-def _zca(found: Directions, config: WhiteningConfig) -> Directions:
-    """Σ^(−γ/2): of all whitenings the one nearest to the data (Kessy, Lewin, Strimmer 2018)."""
-    _require_data(found, config)
-    rank = numerical_rank(found.spectrum.eigenvalues, floor=config.floor or 0.0)
-    return replace(found, basis=np.ascontiguousarray(found.spectrum.eigenvectors[:, :rank]))
-
-
-def _zca_cor(found: Directions, config: WhiteningConfig) -> Directions:
-    """V^(−1/2) P^(−γ/2), P the correlation matrix (Kessy, Lewin, Strimmer 2018)."""
-    # A coordinate that is constant against the widest one, as numerical rank counts, gets weight
-    # 0: the rest is noise, which the scaling would raise to the size of the others.
-    _require_data(found, config)
-    variance = np.diag(found.covariance)
-    live = variance > least_share(found.dim) * variance.max()
-    scale = np.zeros(found.dim)
-    scale[live] = variance[live] ** -0.5
-    correlation = Spectrum.of(found.covariance * scale * scale[:, None])
-    rank = numerical_rank(correlation.eigenvalues, floor=config.floor or 0.0)
-    return replace(
-        found,
-        basis=np.ascontiguousarray(correlation.eigenvectors[:, :rank]),
-        variances=correlation.eigenvalues[:rank],
-        coordinate_scale=scale,
-    )
-
-
-def _group(found: Directions, config: WhiteningConfig) -> Directions:
-    """ZCA of each group of channels: H = P⁻¹ blockdiag(W₁ … W_G) P (Zhuo et al. 2023)."""
-    # The floor is against λ₁ of all channels, so that a group of constant ones stays 0.
-    _require_data(found, config)
-    dim = found.dim
-    size, order = config.channels(dim), np.arange(dim)
-    if config.shuffle:
-        order = np.random.default_rng(config.seed).permutation(dim)
-    basis, variances = np.zeros((dim, dim)), np.zeros(dim)
-    for start in range(0, dim, size):
-        channels, columns = order[start : start + size], slice(start, start + size)
-        block = Spectrum.of(found.covariance[np.ix_(channels, channels)])
-        basis[channels, columns] = block.eigenvectors
-        variances[columns] = block.eigenvalues
-    least = least_share(dim, floor=config.floor or 0.0) * found.spectrum.eigenvalues[0]
-    live = variances > least
-    return replace(found, basis=np.ascontiguousarray(basis[:, live]), variances=variances[live])
-
-
 def _random(found: Directions, config: WhiteningConfig) -> Directions:
     """Directions drawn evenly over all: Q of a Gaussian matrix, signs fixed (Mezzadri 2007)."""
     k = _blind_width(found, config)
@@ -132,11 +80,6 @@ def _truncate(found: Directions, config: WhiteningConfig) -> Directions:
     return _blind(found, np.eye(found.dim, _blind_width(found, config)))
 
 
-def _require_data(found: Directions, config: WhiteningConfig) -> None:
-    config.require_dim(found.dim)
-    require_directions(found.spectrum.eigenvalues, count=found.count)
-
-
 def _blind_width(found: Directions, config: WhiteningConfig) -> int:
     config.require_dim(found.dim)
     return config.width(found.dim) or found.dim
@@ -148,9 +91,8 @@ def _blind(found: Directions, basis: NDArray[np.float64]) -> Directions:
 
 
 _FINDERS: dict[Kind, Callable[[Directions, WhiteningConfig], Directions]] = {
-    Kind.PCA: _leading, Kind.WHITENING: _leading, Kind.ZCA: _zca, Kind.ZCA_COR: _zca_cor,
-    Kind.GROUP: _group, Kind.ALL_BUT_THE_TOP: _leading, Kind.RANDOM: _random,
-    Kind.TRUNCATE: _truncate,
+    Kind.PCA: _leading, Kind.WHITENING: _leading, Kind.ALL_BUT_THE_TOP: _leading,
+    Kind.RANDOM: _random, Kind.TRUNCATE: _truncate,
 }  # fmt: skip
 
 

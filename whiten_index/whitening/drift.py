@@ -163,8 +163,6 @@ def _reference(whitening: Whitening, fitted: _Array) -> _Array:
         return spectrum.eigenvectors[:, :live] * spectrum.eigenvalues[:live] ** -0.5
     live_columns = whitening.scales() > 0
     scaled = whitening.basis[:, live_columns] * whitening.variances[live_columns] ** -0.5
-    if whitening.coordinate_scale is not None:
-        scaled = whitening.coordinate_scale[:, None] * scaled
     return _whitened(scaled, shrunk)
 
 

@@ -1,8 +1,8 @@
-"""A fitted transform, of whatever kind: x̃ = ((x − μ)∘p) B diag(s) [Bᵀ], s = variance^(−γ/2).
+"""A fitted transform, of whatever kind: x̃ = (x − μ) B diag(s), s = variance^(−γ/2).
 
-Whitening-k (Su et al. 2021) has B = U[:, :k] from Σ = UΛUᵀ and p = 1. γ = 1 is whitening, γ = 0
+Whitening-k (Su et al. 2021) has B = U[:, :k] from Σ = UΛUᵀ. γ = 1 is whitening, γ = 0
 is PCA, values between are soft. Columns are sorted by eigenvalue, so the whitening of every
-smaller k is a slice of one fit. Kinds that rotate back by Bᵀ keep d coordinates.
+smaller k is a slice of one fit.
 """
 
 import json
@@ -46,20 +46,18 @@ _MATRIX_KIND, _MATRIX_VERSION = "affine", 1
 _LARGEST = 1e150
 # Of the variances, whose sum float64 holds too.
 _WIDEST = 1e303
-_FLAGS = ("center", "normalize_input", "shuffle")
+_FLAGS = ("center", "normalize_input")
 _NUMBERS = ("exponent", "count", "shrinkage", "floor")
-_INTEGERS = ("remove_top", "groups", "seed")
+_INTEGERS = ("remove_top", "seed")
 _SHAPES = {
     "mean": "d",
     "eigenvalues": "d",
-    "basis": "dr",
+    "basis": "dk",
     "remove_top": "1",
     **dict.fromkeys(_NUMBERS, "1"),
 }
-_OPTIONAL = {"basis_variances": "r", "coordinate_scale": "d", "groups": "1", "seed": "1"}
+_OPTIONAL = {"basis_variances": "k", "seed": "1"}
 _NEEDED: dict[Kind, tuple[str, ...]] = {
-    Kind.ZCA_COR: ("basis_variances", "coordinate_scale"),
-    Kind.GROUP: ("basis_variances", "groups"),
     Kind.RANDOM: ("basis_variances", "seed"),
     Kind.TRUNCATE: ("basis_variances",),
 }
@@ -116,22 +114,19 @@ class Whitening:
     Attributes:
         kind: which linear map.
         mean: (d,) float64, μ.
-        basis: (d, r) float64, B, orthonormal columns; r = k except where a kind rotates back.
+        basis: (d, k) float64, B, orthonormal columns.
         eigenvalues: (d,) float64, Λ of the covariance (shrunk, if so asked) in falling order.
         exponent: γ.
         center: whether μ is subtracted.
         normalize_input: whether rows are scaled to unit length first.
         count: rows the moments were taken from.
-        basis_variances: (r,) float64, of the data along the columns of the basis, or None if
+        basis_variances: (k,) float64, of the data along the columns of the basis, or None if
             those are the eigenvalues after ``remove_top``.
-        coordinate_scale: (d,) float64, p, or None for ones.
         estimator: empirical, ledoit-wolf, oas or fixed: the source of ``shrinkage``.
         shrinkage: the coefficient ρ of the shrinkage, 0 … 1.
         floor: the share of λ₁ below which directions get weight 0.
         remove_top: number of widest directions dropped.
-        groups: number of groups of channels, or None if the kind has none.
-        shuffle: whether the channels were permuted before they were cut into groups.
-        seed: of the shuffle or of the random directions, or None if nothing was drawn.
+        seed: of the random directions, or None if nothing was drawn.
         similarity: by which vectors are compared, ``cosine`` or ``dot``.
     """
 
@@ -144,13 +139,10 @@ class Whitening:
     normalize_input: bool
     count: float
     basis_variances: NDArray[np.float64] | None = None
-    coordinate_scale: NDArray[np.float64] | None = None
     estimator: str = "empirical"
     shrinkage: float = 0.0
     floor: float = 0.0
     remove_top: int = 0
-    groups: int | None = None
-    shuffle: bool = False
     seed: int | None = None
     similarity: Similarity = "cosine"
 
@@ -178,7 +170,7 @@ class Whitening:
         Raises:
             WhiteningError: fewer than two rows, constant rows, k above the rank, or sums that
                 cannot give the shrinkage.
-            ConfigError: k or the groups do not fit the width of the embeddings.
+            ConfigError: k does not fit the width of the embeddings.
         """
         config = config or WhiteningConfig()
         require_config(config, WhiteningConfig)
@@ -187,7 +179,7 @@ class Whitening:
         else:
             moments = Moments.of(unit_rows(data) if config.normalize_input else data)
         found = find_directions(moments, config)
-        group, gamma = config.kind is Kind.GROUP, config.gamma
+        gamma = config.gamma
         if isinstance(gamma, str):
             last = found.remove_top + found.basis.shape[1]
             gamma = spectral_tempering(found.spectrum.eigenvalues, last)
@@ -201,14 +193,11 @@ class Whitening:
             normalize_input=config.normalize_input,
             count=moments.count,
             basis_variances=found.variances,
-            coordinate_scale=found.coordinate_scale,
             estimator=parse_shrinkage(config.shrinkage)[0],
             shrinkage=found.shrinkage,
             floor=config.floor or 0.0,
             remove_top=found.remove_top,
-            groups=moments.dim // config.channels(moments.dim) if group else None,
-            shuffle=config.shuffle,
-            seed=config.seed if config.shuffle or config.kind is Kind.RANDOM else None,
+            seed=config.seed if config.kind is Kind.RANDOM else None,
             similarity=config.similarity,
         )
         if not np.isfinite(fitted.scales()).all():
@@ -223,7 +212,7 @@ class Whitening:
     @property
     def k(self) -> int:
         """Width of what comes out."""
-        return int(self.basis.shape[0 if self.kind.rotates_back else 1])
+        return int(self.basis.shape[1])
 
     @property
     def rank(self) -> int:
@@ -232,13 +221,13 @@ class Whitening:
 
     @property
     def variances(self) -> NDArray[np.float64]:
-        """Variances (r,) along the columns of the basis, after the coordinates' own scale."""
+        """Variances (k,) along the columns of the basis."""
         if self.basis_variances is not None:
             return self.basis_variances
-        return self.eigenvalues[self.remove_top : self.remove_top + self.basis.shape[1]]
+        return self.eigenvalues[self.remove_top : self.remove_top + self.k]
 
     def scales(self) -> NDArray[np.float64]:
-        """Return s = variance^(−γ/2), (r,).
+        """Return s = variance^(−γ/2), (k,).
 
         Directions below the rank or the floor get weight 0, never 1/√floor. Kinds that do not
         look at the data weigh 1 throughout.
@@ -246,9 +235,7 @@ class Whitening:
         variances = self.variances
         if not self.kind.reads_data:
             return np.ones(len(variances))
-        # The eigenvalues that the floor of ZCA-cor is a share of are those of the correlations.
-        widest = variances.max() if self.kind is Kind.ZCA_COR else self.eigenvalues[0]
-        live = variances > least_share(self.dim, floor=self.floor) * widest
+        live = variances > least_share(self.dim, floor=self.floor) * self.eigenvalues[0]
         scale = np.zeros(len(variances))
         scale[live] = variances[live] ** (-self.exponent / 2)
         return scale
@@ -259,11 +246,7 @@ class Whitening:
 
     @cached_property
     def _matrix(self) -> NDArray[np.float64]:
-        # Made once: d³ operations if the kind rotates back.
-        matrix = self.basis * self.scales()
-        if self.kind.rotates_back:
-            matrix = matrix @ self.basis.T
-        return matrix if self.coordinate_scale is None else self.coordinate_scale[:, None] * matrix
+        return self.basis * self.scales()
 
     def apply(self, embeddings: ArrayLike) -> NDArray[np.float64]:
         """Return x̃ = (x − μ)W for rows (n, d) of any float type: (n, k) float64.
@@ -296,34 +279,23 @@ class Whitening:
         """Return the embeddings (n, d) within the kept directions that give ``vectors`` (n, k).
 
         Exact for rows within them, for every kind. For other rows it is the nearest point
-        of that span, which goes through μ, or through 0 without centring; for ZCA-cor nearest in
-        coordinates scaled to variance 1. A scaling to unit length is not undone.
+        of that span, which goes through μ, or through 0 without centring. A scaling to unit length
+        is not undone.
         """
         z = real_rows(vectors, self.k, taker="the inverse", noun="vectors").astype(np.float64)
-        if self.kind.rotates_back:
-            z = z @ self.basis
         x: NDArray[np.float64] = (z * reciprocal(self.scales())) @ self.basis.T
-        if self.coordinate_scale is not None:
-            x *= reciprocal(self.coordinate_scale)
         return x + self.mean if self.center else x
 
     def truncate(self, k: int) -> "Whitening":
         """Return the same fit with the first ``k`` directions only.
 
         Raises:
-            ConfigError: fewer were fitted, or the kind keeps all coordinates.
+            ConfigError: fewer were fitted.
         """
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
             raise ConfigError(f"k is a whole number; {shown(k)} was given")
-        cut = f"a fit of k = {self.k} ({self.kind.value}) cannot be cut to {k}"
-        if self.kind.rotates_back and k != self.k:
-            raise ConfigError(
-                f"{cut}: its coordinates are not sorted by what they hold; use --whiten whitening"
-            )
         if not 1 <= k <= self.k or self.kind is Kind.NONE:
-            raise ConfigError(cut)
-        if self.kind.rotates_back:
-            return self
+            raise ConfigError(f"a fit of k = {self.k} ({self.kind.value}) cannot be cut to {k}")
         own = self.basis_variances
         return replace(
             self,
@@ -364,9 +336,6 @@ class Whitening:
         """Return the options of the fit, which identify it, without results from the data."""
         shrinks = self.estimator != "empirical"
         optional = {
-            "groups": self.groups,
-            "group_size": self.groups and self.dim // self.groups,
-            "shuffle": self.shuffle if self.groups else None,
             "seed": self.seed,
             "estimator": self.estimator if shrinks else None,
             "shrinkage": self.shrinkage if self.estimator == "fixed" else None,
@@ -390,26 +359,20 @@ class Whitening:
 
         It is the same on every machine, and after ``save`` and ``load``.
         """
-        names = ("mean", "basis", "eigenvalues", "basis_variances", "coordinate_scale")
+        names = ("mean", "basis", "eigenvalues", "basis_variances")
         given = {name: getattr(self, name) for name in names}
         arrays = {name: x.astype("<f8") for name, x in given.items() if x is not None}
         choices = json.dumps(self.choices(), sort_keys=True)
         return content_digest(arrays, {"choices": choices})[:32]
 
     def describe(self) -> dict[str, Any]:
-        """Return kind, k, rank, variance kept and the other choices.
-
-        For a kind that keeps all coordinates, ``directions`` is the number of directions they hold.
-        """
+        """Return kind, k, rank, variance kept and the other choices."""
         total = self.eigenvalues.sum()
-        if self.coordinate_scale is not None:
-            total = np.count_nonzero(self.coordinate_scale)
         kept = min(float(self.variances.sum()) / float(total), 1.0) if total > 0 else 0.0
         shrunk = self.estimator != "empirical"
         return {
             **self.choices(),
             **({"shrinkage": self.shrinkage} if shrunk else {}),
-            **({"directions": int(self.basis.shape[1])} if self.kind.rotates_back else {}),
             "rank": self.rank,
             "variance_kept": 1.0 if self.kind is Kind.NONE else kept,
             "rows": self.count,
@@ -470,6 +433,4 @@ class Whitening:
         dim, kept = self.basis.shape
         if not (kept and 0 <= self.remove_top <= dim - kept):
             return f"remove_top {self.remove_top} and {kept} directions, of {dim}"
-        if self.groups is not None and not (0 < self.groups <= dim and dim % self.groups == 0):
-            return f"{self.groups} groups of {dim} channels"
         return ""

@@ -40,13 +40,6 @@ class TransformShape:
         shown="auto chooses it; else yes, but not for none, random, truncate and the dot product",
     )
     normalize_input: bool = option("Fit on embeddings of unit length.", TRANSFORM, default=False)
-    groups: int | None = option(
-        "Groups of channels for --whiten group.", TRANSFORM, default=None, ge=1
-    )
-    group_size: int | None = option(
-        "Channels of a group, instead of --groups.", TRANSFORM, default=None, ge=1
-    )
-    shuffle: bool = option("Permute the channels before grouping them.", TRANSFORM, default=False)
     shrinkage: str | float | None = option(
         "Shrink the covariance: ledoit-wolf, oas, or a coefficient from 0 to 1.",
         TRANSFORM,

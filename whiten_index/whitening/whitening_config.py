@@ -39,22 +39,9 @@ class Kind(Enum):
     NONE = "none"
     PCA = "pca"
     WHITENING = "whitening"
-    ZCA = "zca"
-    ZCA_COR = "zca-cor"
-    GROUP = "group"
     ALL_BUT_THE_TOP = "all-but-the-top"
     RANDOM = "random"
     TRUNCATE = "truncate"
-
-    @property
-    def rotates_back(self) -> bool:
-        """True if vectors are turned back to the coordinates of the embeddings, so that k = d."""
-        return self in (Kind.ZCA, Kind.ZCA_COR, Kind.GROUP)
-
-    @property
-    def whitens(self) -> bool:
-        """True if directions are scaled by their variance."""
-        return self is Kind.WHITENING or self.rotates_back
 
     @property
     def reads_data(self) -> bool:
@@ -64,16 +51,11 @@ class Kind(Enum):
 
 _BASELINE = frozenset({"--k", "--no-center", "--normalize-input"})
 _SLICED = _BASELINE | {"--k as a share of variance", "--floor", "--remove-top"}
-_WHITENED = frozenset({"--no-center", "--normalize-input", "--exponent", "--shrinkage", "--floor"})
-_TEMPERING = "--exponent spectral-tempering"
 # The options of each kind, and the reason why others cannot apply.
 _KINDS: dict[Kind, tuple[frozenset[str], str]] = {
     Kind.NONE: (frozenset(), "keeps every embedding as it is"),
     Kind.PCA: (_SLICED, "turns the embeddings and scales nothing"),
-    Kind.WHITENING: (_SLICED | _WHITENED | {_TEMPERING}, "takes all coordinates together"),
-    Kind.ZCA: (_WHITENED, "keeps all coordinates, taken together"),
-    Kind.ZCA_COR: (_WHITENED, "keeps all coordinates, taken together"),
-    Kind.GROUP: (_WHITENED | {"--groups", "--group-size", "--shuffle"}, "keeps all coordinates"),
+    Kind.WHITENING: (_SLICED | {"--exponent", "--shrinkage"}, "scales directions"),
     Kind.ALL_BUT_THE_TOP: (_SLICED, "drops the widest directions and scales nothing"),
     Kind.RANDOM: (_BASELINE, "draws its directions without looking at the data"),
     Kind.TRUNCATE: (_BASELINE, "cuts coordinates off without looking at the data"),
@@ -87,8 +69,8 @@ class WhiteningConfig(TransformShape):
     Attributes:
         kind: which linear map.
         k: kept width: a number, ``full``, a share of variance, or None for the default. The share
-            is of the variance left after ``remove_top``. Kinds that rotate back keep all d.
-        seed: of the shuffle, and of the directions of ``random``.
+            is of the variance left after ``remove_top``.
+        seed: of the directions of ``random``.
         similarity: of the vectors; the length of those compared by ``dot`` is kept.
 
     Raises:
@@ -106,18 +88,13 @@ class WhiteningConfig(TransformShape):
 
     def __post_init__(self) -> None:
         self._require_applicable()
-        if self.kind is Kind.GROUP and (self.groups is None) == (self.group_size is None):
-            raise ConfigError(
-                "--whiten group needs one of --groups (how many groups) and --group-size (channels "
-                f"a group); {'both are' if self.groups is not None else 'neither is'} given"
-            )
 
     @property
     def gamma(self) -> Exponent:
         """The exponent γ, settled, or the name of the rule for it."""
         if self.exponent is not None:
             return self.exponent
-        return 1.0 if self.kind.whitens else 0.0
+        return 1.0 if self.kind is Kind.WHITENING else 0.0
 
     @property
     def centered(self) -> bool:
@@ -137,26 +114,13 @@ class WhiteningConfig(TransformShape):
             return self.remove_top
         return max(1, round(dim / 100)) if self.kind is Kind.ALL_BUT_THE_TOP else 0
 
-    def channels(self, dim: int) -> int:
-        """Return the channels a group, of ``dim`` in all."""
-        given = self.groups is not None
-        option, asked = ("--groups", self.groups) if given else ("--group-size", self.group_size)
-        if asked is None:
-            return dim
-        if dim % asked:
-            raise ConfigError(
-                f"{option} {asked} does not divide the {dim} dims of the embeddings; "
-                f"use {option} {near_divisors(dim, asked)}"
-            )
-        return dim // asked if given else asked
-
     def width(self, dim: int) -> int | None:
         """Return the k to expect of embeddings of ``dim``, None if a share of variance decides.
 
         The rank of the data may turn out less.
         """
         wish = WidthSpec.parse(self.k)
-        if self.kind is Kind.NONE or self.kind.rotates_back:
+        if self.kind is Kind.NONE:
             return dim
         if wish.variance is not None:
             return None
@@ -167,11 +131,6 @@ class WhiteningConfig(TransformShape):
     def require_dim(self, dim: int) -> None:
         """Refuse, before anything is encoded, what embeddings of ``dim`` can never give."""
         number, left = WidthSpec.parse(self.k).number, dim - self.removed(dim)
-        if self.kind.rotates_back and number not in (None, dim):
-            raise ConfigError(
-                f"--whiten {self.kind.value} keeps all {dim} coordinates, so --k {number} cannot "
-                "apply; leave it out, or use --whiten whitening"
-            )
         if left < 1:
             raise ConfigError(
                 f"--remove-top {self.remove_top} leaves none of the {dim} dims; remove fewer"
@@ -182,7 +141,6 @@ class WhiteningConfig(TransformShape):
                 f"--k {number} is more than the {left} dims of the embeddings{removed}; "
                 f"use --k {left} or less"
             )
-        self.channels(dim)
 
     def _require_applicable(self) -> None:
         named = isinstance(self.exponent, str)
@@ -193,19 +151,13 @@ class WhiteningConfig(TransformShape):
         takes, does = _KINDS[self.kind]
         wish = WidthSpec.parse(self.k)
         share = wish.variance is not None
-        # Whether a number is the d that a kind keeps is checked when d is known.
-        number = wish.number is not None and not self.kind.rotates_back
         given = {
-            "--k": number or (share and "--k" not in takes),
+            "--k": wish.number is not None or (share and "--k" not in takes),
             "--k as a share of variance": share and "--k" in takes,
-            "--exponent": not (named or self.exponent is None or self.kind is Kind.PCA),
-            _TEMPERING: named,
+            "--exponent": named or not (self.exponent is None or self.kind is Kind.PCA),
             # Only False is a wish, so that one default serves all kinds.
             "--no-center": self.center is False,
             "--normalize-input": self.normalize_input,
-            "--groups": self.groups is not None,
-            "--group-size": self.group_size is not None,
-            "--shuffle": self.shuffle,
             "--shrinkage": parse_shrinkage(self.shrinkage)[0] != "empirical",
             "--floor": self.floor is not None,
             "--remove-top": self.remove_top is not None,
@@ -218,15 +170,3 @@ class WhiteningConfig(TransformShape):
                 f"--whiten {self.kind.value} {does}, so {' and '.join(unfit)} "
                 f"cannot apply; leave it out{instead}"
             )
-
-
-def divisors(dim: int) -> list[int]:
-    """Return the numbers of equal groups that ``dim`` channels can be cut into."""
-    return [n for n in range(1, dim + 1) if dim % n == 0]
-
-
-def near_divisors(dim: int, asked: int) -> str:
-    """Return the divisors next below and next above ``asked``, as a choice."""
-    known = divisors(dim)
-    below, above = [n for n in known if n < asked], [n for n in known if n > asked]
-    return " or ".join(str(n) for n in below[-1:] + above[:1])
