@@ -21,7 +21,7 @@ from whiten_index.measure.sweep_report import write_report
 from whiten_index.measure.sweep_run import run_sweep
 from whiten_index.progress import Progress
 
-NEWS, HELD_OUT = 20_000, 300
+NEWS, HELD_OUT = 20_000, 200
 WIDTHS = (32, 64, 128, 256)
 # Fields of a point that the table shows.
 _KEPT = (

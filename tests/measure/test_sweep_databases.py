@@ -193,6 +193,10 @@ def test_a_plan_asks_no_database(corpus: Path, tmp_path: Path) -> None:
     planned = json.loads(succeed(*asked(corpus, tmp_path / "out", *more)))
     # Three searches of each of four forms, raw and of eight directions, and an exact one.
     assert planned["points"] == 25
+    both = ["--in", "postgresql://nowhere.invalid/db", "--in", "lancedb:///nowhere", "--codecs"]
+    more = [*both, "bit-code,float16", "--no-baselines", "--plan", "--json"]
+    planned = json.loads(succeed(*asked(corpus, tmp_path / "out", *more)))
+    assert planned["points"] == 3 + 1
     assert not (tmp_path / "out").exists()
 
 

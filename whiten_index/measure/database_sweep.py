@@ -95,15 +95,15 @@ class DatabaseSweep:
         spaces = [(RAW, NONE, dim)] if self.config.baselines else []
         for k, transform in product(self.config.ks, self.config.transforms):
             spaces.append((TRUNCATE if transform == TRUNCATE else OURS, transform, k))
-        found, skipped, known = list[Setting](), dict[str, str](), set[str]()
+        found, skipped = list[Setting](), dict[str, str]()
+        engines = {type(require_database(address, {})) for address in self.config.databases}
+        known = {name for engine in engines for _, _, k in spaces for name in engine.codes(k)}
         for family, transform, k in spaces:
             most = dim if family in (RAW, TRUNCATE) or transform == "random" else rank
             if k > most:
                 skipped[f"{family}/{transform}/k{k}"] = f"k = {k} is above the {most} directions"
                 continue
-            codes = self.engine.codes(k)
-            known |= codes.keys()
-            for place, (name, code) in enumerate(codes.items()):
+            for place, (name, code) in enumerate(self.engine.codes(k).items()):
                 reference = family == RAW and not place
                 if reference or self.config.codecs is None or name in self.config.codecs:
                     options = self.engine.parse(code.options)
@@ -114,7 +114,7 @@ class DatabaseSweep:
                     )
         if unknown := set(self.config.codecs or ()) - known:
             raise ConfigError(
-                f"--codecs {min(unknown)!r} is no form of vectors in {self.engine.engine}; use "
+                f"--codecs {min(unknown)!r} is no form of vectors in the databases of --in; use "
                 f"{', '.join(sorted(known))}"
             )
         if not found:

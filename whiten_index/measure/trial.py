@@ -17,7 +17,7 @@ from whiten_index.errors import ConfigError, WhiteningError
 from whiten_index.evaluation.judgements import JudgedQueries
 from whiten_index.evaluation.metrics import evaluate_each, mean_interval
 from whiten_index.index.choice import choose_factory
-from whiten_index.index.exact import Rows, exact_neighbours, flat_vectors, use_large_pages
+from whiten_index.index.exact import Rows, Scores, exact_neighbours, flat_vectors, use_large_pages
 from whiten_index.index.factory import inner_index, inner_of, peer_index
 from whiten_index.index.faiss_build import build_faiss_index
 from whiten_index.index.gpu import DeviceIndex, runs_on_gpu
@@ -394,9 +394,10 @@ def judge(
     measure by the number of hits.
     """
     # A deeper search also improves its first ten hits, so each depth is searched apart.
-    _, near = search(dataset.queries, TOP_K)
+    first = search(dataset.queries, TOP_K)
+    near = first[1]
     same = (near[:, :, None] == raw_truth[:, None, :]).any(axis=1).mean(axis=1)
-    each = _scores(dataset, search, metrics)
+    each = _scores(dataset, search, metrics, first)
     figures = {AGREEMENT: same, **{f"quality.{name}": scores for name, scores in each.items()}}
     ndcg = each.get("ndcg@10")
     if ndcg is not None and reference is not None:
@@ -411,9 +412,15 @@ def judge(
 
 
 def _scores(
-    dataset: Dataset, search: Search, metrics: Mapping[int, Sequence[str]]
+    dataset: Dataset,
+    search: Search,
+    metrics: Mapping[int, Sequence[str]],
+    first: tuple[Scores, Rows],
 ) -> dict[str, NDArray[np.float64]]:
-    """Return each metric of each query, of hits as a bundle gives them, each document once."""
+    """Return each metric of each query, of hits as a bundle gives them, each document once.
+
+    ``first`` are scores and rows of the first ``TOP_K`` hits.
+    """
     judged, names = dataset.judged, dataset.documents
     values = dict[str, NDArray[np.float64]]()
     if judged is None or names is None:
@@ -426,7 +433,7 @@ def _scores(
                 search, numbers.__getitem__, dataset.queries, top_k=depth, rows=len(numbers)
             )
         else:
-            scores, rows = search(dataset.queries, depth)
+            scores, rows = first if depth == TOP_K else search(dataset.queries, depth)
         run = {
             query: dict(zip(names[near[near >= 0]], best[near >= 0].tolist(), strict=True))
             for query, near, best in zip(judged.texts, rows, scores, strict=True)
