@@ -265,7 +265,7 @@ class Trial:
         memory, disk = self.sweep.config.memory_price, self.sweep.config.disk_price
         if "table" not in each or (memory is None and disk is None):
             return None
-        # What searches read is in memory: the index, or the table where there is none.
+        # What searches read is in memory: the index, or the table if no index was made.
         index = each.get("index", 0.0)
         read, stored = index or each["table"], index + each["table"]
         return 1e6 / _GB * (read * (memory or 0.0) + stored * (disk or 0.0))

@@ -140,22 +140,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress | None = None) -> Sweep
             with writing(work):
                 work.mkdir()
             dataset = prepare_dataset(config, encoded, judged, stages)
-            shape = {"dim": dataset.dim, "rank": dataset.spectrum.rank, "rows": dataset.rows}
-            tally = _Tally()
-            for address in config.databases:
-                inside = DatabaseSweep(config, address)
-                settings, _ = inside.settings(**shape)
-                wanted = {point.key for each in settings for point in each.points(dataset.rows)}
-                release = inside.engine_release()
-                run = _started(results, _header(config, dataset, (address, release)), stages)
-                records = inside.measure(dataset, set(run.by_key), stages)
-                tally.take(results, run, records, wanted)
-            if not config.databases:
-                points = grid(config, **shape)
-                run = _started(results, _header(config, dataset), stages)
-                done = set(run.by_key)
-                records = measure_points(config, dataset, points, done, work, stages)
-                tally.take(results, run, records, {point.key for point in points.points})
+            tally = _measured(config, dataset, results, work, stages)
         finally:
             discard(work)
     return SweepReport(
@@ -195,9 +180,34 @@ class _Tally:
                 results.append({**record, "run": run.run, "time": _now()})
 
 
+def _measured(
+    config: SweepConfig, dataset: Dataset, results: Results, work: Path, stages: Stages
+) -> _Tally:
+    """Measure what the results lack, in FAISS or inside each database, and write it to them."""
+    shape = {"dim": dataset.dim, "rank": dataset.spectrum.rank, "rows": dataset.rows}
+    tally = _Tally()
+    for address in config.databases:
+        inside = DatabaseSweep(config, address)
+        settings, _ = inside.settings(**shape)
+        wanted = {point.key for each in settings for point in each.points(dataset.rows)}
+        release = inside.engine_release()
+        run = _started(results, _header(config, dataset, (address, release)), stages)
+        records = inside.measure(dataset, set(run.by_key), stages)
+        tally.take(results, run, records, wanted)
+    if not config.databases:
+        points = grid(config, **shape)
+        run = _started(results, _header(config, dataset), stages)
+        done = set(run.by_key)
+        records = measure_points(config, dataset, points, done, work, stages)
+        tally.take(results, run, records, {point.key for point in points.points})
+    return tally
+
+
 def _started(results: Results, first: Record, stages: Stages) -> Sweep:
     """Return the run of a first line, and note that the file has others."""
-    if others := len(results.runs.keys() - {first["run"]}):
+    others = len(results.runs.keys() - {first["run"]})
+    # A sweep inside databases has a run of each.
+    if others and "database" not in first:
         stages.watcher.note(
             f"note: {RESULTS} holds {others} other {'runs' if others > 1 else 'run'}, of other "
             "data, settings, releases or machines; their lines stay and are not mixed with this "
@@ -314,15 +324,11 @@ def _header(
         **({"index_device": "gpu"} if "gpu" in machine else {}),
         **({"similarity": "dot"} if dataset.similarity == "dot" else {}),
     }
-    store, judged = dataset.encoded.store, dataset.judged
-    queries = None
-    if judged is not None:
-        qrels = {query: dict(grades) for query, grades in judged.qrels.items()}
-        texts = dict(judged.texts)
-        queries = fingerprint({"texts": texts, "qrels": qrels, **asked_by(store.encoder)})
     identity = {
-        "corpus": dataset.encoded.record.fingerprint, "encoder": store.fingerprint,
-        "queries": queries, "settings": settings, "machine": list(machine.values()),
+        "corpus": dataset.encoded.record.fingerprint,
+        "encoder": dataset.encoded.store.fingerprint,
+        "queries": _fingerprint_of_queries(dataset), "settings": settings,
+        "machine": list(machine.values()),
         "versions": versions, "measures": _MEASURES,
         **({"database": list(database)} if database else {}),
     }  # fmt: skip
@@ -356,6 +362,15 @@ def _header(
             "rank": dataset.spectrum.rank,
         },
     }
+
+
+def _fingerprint_of_queries(dataset: Dataset) -> str | None:
+    """Return the fingerprint of texts, judgements and prompt; None if nothing is judged."""
+    if (judged := dataset.judged) is None:
+        return None
+    qrels = {query: dict(grades) for query, grades in judged.qrels.items()}
+    prompt = asked_by(dataset.encoded.store.encoder)
+    return fingerprint({"texts": dict(judged.texts), "qrels": qrels, **prompt})
 
 
 def _machine(index_device: str) -> dict[str, Any]:

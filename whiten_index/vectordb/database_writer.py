@@ -316,7 +316,7 @@ class DatabaseWriter(ABC):
     def _count(self, stored: Stored) -> int: ...
 
     def _sizes(self, stored: Stored) -> Sizes:  # noqa: ARG002
-        """Return the bytes of a table; a server may not tell them."""
+        """Return the bytes of a table; a server may not say."""
         return Sizes(None, None)
 
     @abstractmethod

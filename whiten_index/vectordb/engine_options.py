@@ -96,7 +96,7 @@ class EngineOptions(BaseModel):
         return self.index_bytes(rows, k, dtype)
 
     def settings_for(self, rows: int, k: int, dtype: str) -> dict[str, str]:  # noqa: ARG002
-        """Return options that a push of so many rows should be given, beside these."""
+        """Return options that a push of so many rows should be given in addition to these."""
         return {}
 
     def efforts(self, rows: int) -> Sequence[Effort]:  # noqa: ARG002
@@ -375,7 +375,7 @@ class LanceOptions(EngineOptions):
         return k if by_bytes else k * number_bytes(dtype)
 
     def index_bytes(self, rows: int, k: int, dtype: str) -> int:
-        """Return the bytes of the index, beside each code measured with LanceDB 0.40."""
+        """Return the bytes of the index; those around each code were measured with LanceDB 0.40."""
         kind = self.index_kind(rows)
         if kind == "none":
             return 0
@@ -419,7 +419,7 @@ def probes(many: int) -> list[int]:
 # Type of a column in pgvector, and the most numbers of one that an index takes.
 VECTOR_TYPES = {"float32": "vector", "float16": "halfvec"}
 MOST_INDEXED = {"vector": 2000, "halfvec": 4000, "bit": 64_000}
-# Kind of index -> the extension that has it, beside pgvector.
+# Kind of index -> the extension that has it, other than pgvector.
 EXTENSIONS = {"vchordrq": "vchord", "diskann": "vectorscale"}
 # pgvector's operator class and operator of a metric, and the score of distance 0.
 OPERATORS = {"cosine": ("cosine_ops", "<=>", 1.0), "ip": ("ip_ops", "<#>", 0.0)}

@@ -212,7 +212,7 @@ def find_extension(connection: Any, schema: str | None, *, make: bool) -> tuple[
 
 
 def require_extension(connection: Any, name: str, index: str) -> str:
-    """Return the schema of an extension, whose kind of index is asked for."""
+    """Return the schema of an extension, whose kind of index an option names."""
     found = connection.execute(_SCHEMA_OF, [name]).fetchone()
     if found is None:
         raise ConfigError(
