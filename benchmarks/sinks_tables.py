@@ -52,7 +52,7 @@ def qdrant_folder() -> str:
 def database_codes() -> str:
     """Return the table of the best points of each way at equal bytes, in each database."""
     lines = [
-        f"| corpus and database | bytes a row, at most | {' | '.join(WAYS)} |",
+        f"| corpus and database | a row, at most | {' | '.join(WAYS)} |",
         "|---|---:|---|---|---|",
     ]
     points = read("database_codes")

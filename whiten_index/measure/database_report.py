@@ -1,11 +1,13 @@
 """Answer of a sweep inside a database: at equal bytes, codes of raw vectors, or fewer dims."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from whiten_index.measure.results import COLUMNS, LATENCY, PER_ROW, Measured, Sweep, command_of
 
-# Bytes of a row, in the form that searches read first.
-BUDGETS = (64, 128, 256, 512)
+_CODE, _STORED = "bytes of code", "bytes of table and index"
+# Bytes of a row: of the form that searches read first, and of all that is stored.
+_BUDGETS = {_CODE: (64, 128, 256, 512), _STORED: (512, 1024, 2048)}
 WAYS = ("raw, the database's code", "fewer dims, plain numbers", "fewer dims and a code")
 
 
@@ -13,29 +15,36 @@ WAYS = ("raw, the database's code", "fewer dims, plain numbers", "fewer dims and
 class Answer:
     """Best points of at most so many bytes a row, one of each way, and the best of all."""
 
-    budget: int
+    budget: str  # such as 64 bytes of code
     ways: tuple[Measured | None, ...]
     best: Measured
     command: str
 
 
 def answers(sweep: Sweep, measure: str) -> list[Answer]:
-    """Return an answer for each number of bytes; none of a sweep outside databases.
+    """Return an answer for each number of bytes a row; none of a sweep outside databases.
 
     ``measure`` is the figure that is compared.
     """
     found = list[Answer]()
-    for budget in BUDGETS if sweep.header.get("database") else ():
-        near = [p for p in sweep.points if (p.number(PER_ROW) or budget + 1) <= budget]
-        ways = tuple(
-            max(some, key=lambda p: _rank(p, measure), default=None)
-            for some in ([p for p in near if _way(p) == way] for way in WAYS)
-        )
+    if not sweep.header.get("database"):
+        return found
+    for what, budget in ((what, number) for what, some in _BUDGETS.items() for number in some):
+        near = [p for p in sweep.points if 0 < _bytes(p, what) <= budget]
+        ways = tuple(_best([p for p in near if _way(p) == way], measure) for way in WAYS)
         known = [point for point in ways if point is not None]
         if known:
-            best = max(known, key=lambda p: _rank(p, measure))
-            found.append(Answer(budget, ways, best, command_of(sweep, best)))
+            best = _best(known, measure) or known[0]
+            found.append(Answer(f"{budget:,} {what}", ways, best, command_of(sweep, best)))
     return found
+
+
+def _bytes(point: Measured, what: str) -> float:
+    """Return bytes of a row, 0 where they are not known."""
+    if what == _CODE:
+        return point.number(PER_ROW) or 0.0
+    index, table = point.number("bytes.index"), point.number("bytes.table")
+    return 0.0 if index is None or table is None else index + table
 
 
 def _way(point: Measured) -> str:
@@ -44,9 +53,13 @@ def _way(point: Measured) -> str:
     return WAYS[2] if point.record.get("coded") else WAYS[1]
 
 
-def _rank(point: Measured, measure: str) -> tuple[float, float]:
-    """Return what the best point has the most of: the figure, then speed."""
-    return round(point.number(measure) or 0.0, 4), -(point.number(LATENCY) or 0.0)
+def _best(points: Sequence[Measured], measure: str) -> Measured | None:
+    """Return the point with the most of a figure, of equal ones the fastest."""
+    ranked = [
+        (-round(point.number(measure) or 0.0, 4), point.number(LATENCY) or 0.0, place)
+        for place, point in enumerate(points)
+    ]
+    return points[min(ranked)[2]] if ranked else None
 
 
 def cell(point: Measured | None, measure: str) -> str:

@@ -76,9 +76,9 @@ class _Section:
 
     def answer_table(self) -> list[list[str]]:
         """Return the heading and the rows of the answer of a sweep inside a database."""
-        heads = ["bytes a row, at most", *WAYS]
+        heads = ["a row, at most", *WAYS]
         gain = self.advice.measure
-        rows = [[str(a.budget), *(cell(way, gain) for way in a.ways)] for a in self.answers]
+        rows = [[a.budget, *(cell(way, gain) for way in a.ways)] for a in self.answers]
         return [heads, *rows] if rows else []
 
     def numbers(self) -> list[tuple[str, str, list[str]]]:
@@ -128,9 +128,7 @@ class _Section:
                 row[place] = f"**{row[place]}**"
             whole = [heads, [":---"] * len(heads), *rows]
             lines.append("\n".join(f"| {' | '.join(row)} |" for row in whole))
-            commands = (
-                f"# at most {each.budget} bytes a row\n{each.command}" for each in self.answers
-            )
+            commands = (f"# a row: at most {each.budget}\n{each.command}" for each in self.answers)
             lines.append("\n".join(("```", *commands, "```")))
         if self.points:
             lines.append("\n".join(f"| {' | '.join(row)} |" for row in table))
