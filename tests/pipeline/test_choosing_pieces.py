@@ -95,20 +95,6 @@ def test_a_note_names_what_was_chosen_on_few_documents(place: Place) -> None:
     assert "documents chose exponent, and" in run(*place.arguments("--k", 20))[2]
 
 
-def test_a_named_transform_is_scored_by_pieces_of_a_few_documents(place: Place) -> None:
-    place.forget()
-    status, told, noted = run(*place.arguments("--whiten", "pca", "--k", 4))
-    assert status == 0
-    quality = json.loads(run("inspect", place.root / "told", "--json")[1])["quality"]
-    sample, rows = kept_sample(place), raw_embeddings(place.build("out", whiten="pca", k=4))
-    assert quality["documents"] == len(sample["rows"]) == LEAST_SAMPLE
-    pca, raw = piece_scores(sample, rows, {"k": 4, "exponent": 0, "center": True})
-    assert (quality["pieces"], quality["raw_pieces"]) == pytest.approx((pca, raw), abs=1e-3)
-    line = f"quality    {quality['pieces']:.3f}, raw embeddings {quality['raw_pieces']:.3f}: how"
-    assert line in told
-    assert "leave --whiten out to have one chosen" in noted
-
-
 def piece_scores(
     sample: dict[str, Any], rows: choosing.Array, setting: dict[str, Any]
 ) -> Iterator[float]:

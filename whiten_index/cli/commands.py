@@ -455,16 +455,14 @@ def _summary(said: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[tup
     transform += "; compared by dot product" if made["similarity"] == "dot" else ""
     yield "transform", transform
     yield from (("", reason["why"]) for reason in (choice, said.get("decision")) if reason)
-    quality = fields["quality"] or {}
-    score, of_raw, texts = map(quality.get, ("pieces", "raw_pieces", "documents"))
-    by = "how well pieces of {:,} texts find the rest of theirs, at best 1"
-    if score is None and choice and choice["raw_score"] is not None:
+    if choice and choice["raw_score"] is not None:
         rows = (row for row in choice["candidates"] if choice["chosen"].items() <= row.items())
-        score, of_raw, texts = next(rows)["score"], choice["raw_score"], choice["sample"]
-        by = by if choice["rule"] == "pieces" else choice["measure"]
-    if score is not None:
-        yield "quality", f"{score:.3f}, raw embeddings {of_raw:.3f}: {by.format(texts)}"
-    if (share := quality.get("agreement_at_10")) is not None:
+        by = choice["measure"]
+        if choice["rule"] == "pieces":
+            by = f"how well pieces of {choice['sample']:,} texts find the rest of theirs, at best 1"
+        score, of_raw = next(rows)["score"], choice["raw_score"]
+        yield "quality", f"{score:.3f}, raw embeddings {of_raw:.3f}: {by}"
+    if (share := (fields["quality"] or {}).get("agreement_at_10")) is not None:
         yield "agreement", f"{share:.0%} of the ten nearest by raw embeddings are found"
     yield "index", f"{fields['factory']['built']}: {fields['factory']['why']}"
     if (most := fields["factory"]["tuned"].get("p95_ms")) is not None:

@@ -11,7 +11,7 @@ from whiten_index.index.library import set_threads
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.encode import encode_or_open
 from whiten_index.pipeline.executor_session import executor_session, with_absolute_paths
-from whiten_index.pipeline.fit import fit_whitening, with_scores
+from whiten_index.pipeline.fit import fit_whitening
 from whiten_index.pipeline.labels import read_labels
 from whiten_index.pipeline.publish import (
     VersionReport,
@@ -87,7 +87,7 @@ def build_index(
                     f"note: the version before keeps {', '.join(gone)}, and this build does not; "
                     "name each with --keep"
                 )
-            fitted = with_scores(config, encoded, fit_whitening(config, encoded, labels))
+            fitted = fit_whitening(config, encoded, labels)
             plan = config.index_plan(rows=rows, dim=fitted.whitening.dim, k=fitted.whitening.k)
             spec = VersionSpec(fitted, plan, version_identity(encoded, fitted, plan))
             encoded.note_spent()

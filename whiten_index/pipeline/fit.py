@@ -8,7 +8,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -19,14 +19,14 @@ from whiten_index.artifacts.prefetch import blocks
 from whiten_index.artifacts.tensors import content_digest
 from whiten_index.distributed.executors import remote_call
 from whiten_index.encoding.canary import without_canary
-from whiten_index.errors import CorpusError, EncoderError, StorageError, WhiteningError, first_line
+from whiten_index.errors import CorpusError, StorageError, WhiteningError
 from whiten_index.evaluation.judgements import JudgedQueries, to_text
 from whiten_index.evaluation.metrics import mean_interval
 from whiten_index.index.exact import exact_neighbours
 from whiten_index.pipeline.canary_file import raw_embedding
 from whiten_index.pipeline.early_checks import possible_widths
 from whiten_index.pipeline.labels import Evidence, labelled_trials, labels_digest
-from whiten_index.pipeline.pseudo_queries import RECIPE, SHARE_OF_CORPUS, Sample, sample_pieces
+from whiten_index.pipeline.pseudo_queries import RECIPE, Sample, sample_pieces
 from whiten_index.pipeline.query_log import EMBEDDING, log_digest, read_log
 from whiten_index.search.query_encoder import query_embeddings
 from whiten_index.store.embedding_store import EmbeddingStore
@@ -34,7 +34,6 @@ from whiten_index.store.records import CorpusPart
 from whiten_index.store.sampling import CorpusEmbeddings, drawn_rows
 from whiten_index.whitening.moments import Moments
 from whiten_index.whitening.selection import (
-    LEAST_SAMPLE,
     Choice,
     Setting,
     Trial,
@@ -70,8 +69,6 @@ class Fitted:
     whitening: Whitening
     choice: Choice | None
     query_log: str | None = None  # SHA-256 of the log that it was fitted on
-    # Scores of a named transform and of the raw embeddings by pieces of the texts, for a manifest.
-    scores: Mapping[str, float] = field(default_factory=dict)
 
 
 def fit_whitening(
@@ -303,52 +300,12 @@ def _choose(
     score = max(each.score for each in candidates if each.k == setting.k and each.leads)
     named = (name for name in ("k", "exponent") if getattr(config, name) is not None)
     given = " and ".join(f"--{name}" for name in named)
-    if config.out:
-        _note_loss(encoded.stages, score, raw, f"{given and f'leave {given} out, or '}keep")
-    return found
-
-
-def _note_loss(stages: "Stages", score: float, raw: float, advice: str) -> None:
-    if not keeps(score, raw):
-        stages.watcher.note(
+    if config.out and not keeps(score, raw):
+        encoded.stages.watcher.note(
             f"note: the transform scores {score:.3f} and raw embeddings {raw:.3f} without labels; "
-            f"{advice} the raw embeddings with --whiten none"
+            f"{given and f'leave {given} out, or '}keep the raw embeddings with --whiten none"
         )
-
-
-def with_scores(config: "BuildConfig", encoded: "EncodeReport", fitted: Fitted) -> Fitted:
-    """Return a named transform with its scores, if the corpus has texts to cut into pieces."""
-    if fitted.choice is not None or fitted.whitening.kind is Kind.NONE:
-        return fitted
-    given = encoded.elsewhere(), config, fitted.moments, fitted.whitening
-    try:
-        scores = remote_call(encoded.executor, encoded.stages, _score_named, *given)
-    except EncoderError as error:
-        # All rows are encoded, so that the index needs no encoder.
-        encoded.stages.watcher.note(f"note: the transform has no score ({first_line(error)})")
-        return fitted
-    return replace(fitted, scores=scores)
-
-
-def _score_named(
-    stages: "Stages",
-    encoded: "EncodeReport",
-    config: "BuildConfig",
-    moments: Moments,
-    whitening: Whitening,
-) -> dict[str, float]:
-    """Return scores by pieces of a few documents, so that a named transform costs little more."""
-    few = max(LEAST_SAMPLE, math.ceil(SHARE_OF_CORPUS * encoded.record.rows))
-    size = min(few, config.choose_sample)
-    sample = sample_pieces(replace(encoded, stages=stages), size, config.seed)
-    if isinstance(sample, str):
-        return {}
-    trials = piece_evidence(encoded, sample).trials
-    none = WhiteningConfig(kind=Kind.NONE, similarity=whitening.similarity)
-    raw = Whitening.fit(moments, none)
-    score, of_raw = (piece_score(trials, each) for each in (whitening, raw))
-    _note_loss(stages, score, of_raw, "leave --whiten out to have one chosen, or keep")
-    return {"pieces": score, "raw_pieces": of_raw, "documents": len(sample)}
+    return found
 
 
 def piece_score(trials: Sequence[Trial], whitening: Whitening) -> float:

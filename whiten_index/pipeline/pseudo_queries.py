@@ -34,9 +34,9 @@ _CHUNK_CHARACTERS = 100_000
 # The sample must not depend on how fast or busy the machine is, so tokens bound it, not seconds.
 _MOST_TOKENS = 250_000
 # This share of the corpus is encoded whatever its tokens: it adds as little to the whole build.
-SHARE_OF_CORPUS = 0.04
+_SHARE_OF_CORPUS = 0.04
 # The first number changes whenever the pieces of the same text would differ.
-RECIPE = (1, _MOST_TOKENS, SHARE_OF_CORPUS)
+RECIPE = (1, _MOST_TOKENS, _SHARE_OF_CORPUS)
 _LEAST_WORDS, _MANY_WORDS = 16, 64
 _LEAST_SENTENCES = 3
 _SENTENCE_WORDS = (5, 40)
@@ -105,7 +105,7 @@ def sample_pieces(encoded: "EncodeReport", size: int, seed: int) -> Sample | str
     if isinstance(cut, str):
         return cut
     with encoded.stages.stage("encode pieces", len(cut)) as watcher:
-        always = max(LEAST_SAMPLE, math.ceil(SHARE_OF_CORPUS * record.rows))
+        always = max(LEAST_SAMPLE, math.ceil(_SHARE_OF_CORPUS * record.rows))
         parts = list(_encoded(work, [pieces for _, pieces in cut], always, watcher))
     # As the store keeps them, so that a sample found again chooses the same.
     embeddings = [

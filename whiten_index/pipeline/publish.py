@@ -198,8 +198,7 @@ def write_files(
     fields["quality"] = _carried_quality(spec)
     if fields["quality"] is None and record.rows >= _LEAST_COMPARED:
         with stages.stage("compare with raw", record.rows) as watcher:
-            found = _quality(encoded, bundle, config.seed) or {}
-            fields["quality"] = {**found, **_scores(spec)} or None
+            fields["quality"] = _quality(encoded, bundle, config.seed)
             watcher.advance(record.rows)
     share = (fields["quality"] or {}).get("agreement_at_10", 1.0)
     if share < _POOR:
@@ -265,13 +264,6 @@ def _p95_ms(encoded: EncodeReport, bundle: Bundle, seed: int) -> float:
             seconds.append(time.perf_counter() - started)
     # The lesser of two times of each, as other work on the machine comes between.
     return 1000 * float(np.percentile(np.reshape(seconds, (2, -1)).min(axis=0), 95))
-
-
-def _scores(spec: VersionSpec) -> dict[str, Any]:
-    """Return the scores of a named transform, of the version that it was kept from if it was."""
-    before: Mapping[str, Any] = (spec.kept.fields.get("quality") if spec.kept else None) or {}
-    names = "pieces", "raw_pieces", "documents"
-    return {**{each: before[each] for each in names if each in before}, **spec.fitted.scores}
 
 
 def _carried_quality(spec: VersionSpec) -> dict[str, Any] | None:
