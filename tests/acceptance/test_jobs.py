@@ -134,12 +134,6 @@ def test_inspect_tells_sizes_and_checksums_of_files(made: Path) -> None:
         assert facts["sha256"] == hashlib.sha256(content).hexdigest()
 
 
-@pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])
-def test_inspect_draws_a_picture(ending: str, start: bytes, made: Path, tmp_path: Path) -> None:
-    done("inspect", made, "--plot", tmp_path / f"spectrum.{ending}")
-    assert (tmp_path / f"spectrum.{ending}").read_bytes().startswith(start)
-
-
 def test_queries_are_reduced_by_the_definition(made: Path, corpus: RandomCorpus) -> None:
     rows = corpus.rows[corpus.languages == "en"].astype(np.float64)
     mean, matrix = whitening(rows, K, exponent=0.5)

@@ -21,7 +21,6 @@ PIPES: dict[str, tuple[tuple[Any, ...], int]] = {
     "job file": (("build", "--config", "P"), OPTIONS),
     "nightly job": (("nightly", "P"), OPTIONS),
     "run": (("search", "out", *QUERIES, "--run", "P.trec"), OPTIONS),
-    "plot": (("inspect", "out", "--plot", "P.png"), OPTIONS),
     "matrix": (("export", "out", "P.safetensors"), OPTIONS),
     "push": (("push", "out", "--to", "P.parquet"), OPTIONS),
 }
@@ -44,7 +43,6 @@ def test_a_pipe_is_no_file(place: Place, monkeypatch: pytest.MonkeyPatch, name: 
 
 OUTPUTS: dict[str, tuple[Any, ...]] = {
     "r.trec": ("search", "out", *QUERIES, "--run"),
-    "p.png": ("inspect", "out", "--plot"),
     "m.safetensors": ("export", "out"),
     "v.npy": ("push", "out", "--to"),
 }

@@ -57,7 +57,6 @@ class Place:
         found |= {name: [*search, name] for name in ("r.trec",)}
         found |= {name: ["export", "INDEX", name] for name in ("m.safetensors", "f.sql")}
         found["folder"] = ["export", "INDEX", "folder", "--as", "query"]
-        found["plot.png"] = ["inspect", "INDEX", "--plot", "plot.png"]
         places = {"INDEX": self.index} | {name: self.out / name for name in found}
         return {name: [str(places.get(e, e)) for e in command] for name, command in found.items()}
 

@@ -400,23 +400,16 @@ def serve(indexes: tuple[str, ...], stdio: bool, **options: Any) -> None:
 
 @click.command()
 @click.argument("index", type=PATH)
-@click.option("--plot", type=PATH, help="Draw spectrum and variance kept: .png, .svg or .pdf.")
 @verify_option()
 @json_option
-def inspect(index: str, plot: str | None, verify: str) -> None:
+def inspect(index: str, verify: str) -> None:
     """Show what is in INDEX: counts, transform and choice, spectrum, bytes."""
     from whiten_index.versions.migration import migration_status
-    from whiten_index.versions.retention import describe_index, eigenvalues_of
+    from whiten_index.versions.retention import describe_index
 
-    if plot is not None:
-        from whiten_index.measure.charts import check_plot_path, draw_spectrum
-
-        check_plot_path(Path(plot))
     fields = describe_index(index, verify=verify)
     if (migration := migration_status(index)) is not None:
         fields["migration"] = migration
-    if plot is not None:
-        draw_spectrum(Path(plot), fields, eigenvalues_of(fields))
     terminal.show(fields, _version_lines(fields))
 
 

@@ -1,18 +1,11 @@
-"""Charts of a sweep, and the picture of an index: spectrum and variance kept."""
+"""Charts of a sweep."""
 
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import accumulate, product
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-from whiten_index.artifacts.atomic import replacing, require_plain_target
-from whiten_index.artifacts.files import writing
-from whiten_index.errors import ConfigError, require_installed
 from whiten_index.measure.results import (
     AGREEMENT,
     COLUMNS,
@@ -24,13 +17,11 @@ from whiten_index.measure.results import (
     Sweep,
     front,
 )
-from whiten_index.paths import without_controls
 
 # Colours that colour-blind readers can distinguish.
 BLUE, RED, GREEN = "#0072B2", "#D55E00", "#00835F"
 INK, GREY, PALE = "#222222", "#6E6E6E", "#E4E4E4"
-SMALL, TEXT, HEAD = 9.5, 10.5, 12  # points
-DOTS_PER_INCH = 160
+SMALL, TEXT = 9.5, 10.5  # points
 _INCHES = (5.0, 4.0)  # small enough to be read on a phone
 # A page gives them other values in the dark.
 _OF_PAGE = {INK: "ink", GREY: "grey", PALE: "pale", BLUE: "blue", RED: "red", GREEN: "green"}
@@ -45,16 +36,12 @@ _FAMILIES = {
 Chart = tuple[str, str, str]  # title, caption, and the picture as an element of a page
 
 
-def empty_figure(width: float, height: float) -> Any:
-    """Return a white figure of ``width`` × ``height`` inches without global state."""
-    from matplotlib.figure import Figure as MatplotlibFigure
+def _axes(x: str, y: str) -> tuple[Any, Any]:
+    """Return a figure without global state, and its axes with labels and a pale grid."""
+    from matplotlib.figure import Figure
 
-    return MatplotlibFigure(figsize=(width, height), layout="constrained", facecolor="white")
-
-
-def dress(axes: Any, title: str, x: str, y: str) -> None:
-    """Give ``axes`` a title, labels and a pale grid, without a frame at the top and right."""
-    axes.set_title(title, size=HEAD, loc="left", color=INK, pad=10)
+    figure = Figure(figsize=_INCHES, layout="constrained", facecolor="white")
+    axes = figure.subplots()
     axes.set_xlabel(x, size=TEXT, color=INK)
     axes.set_ylabel(y, size=TEXT, color=INK)
     axes.tick_params(labelsize=SMALL, color=GREY, labelcolor=INK)
@@ -62,6 +49,7 @@ def dress(axes: Any, title: str, x: str, y: str) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
+    return figure, axes
 
 
 def charts_of(sweep: Sweep, advice: Recommendation) -> Iterator[Chart]:
@@ -85,9 +73,7 @@ def _against(sweep: Sweep, advice: Recommendation, cost: str, unit: str) -> Iter
     def places(some: list[Measured]) -> list[list[float]]:
         return [[p.number(cost) or 0.0 for p in some], [100 * (p.number(gain) or 0) for p in some]]
 
-    figure = empty_figure(*_INCHES)
-    axes = figure.subplots()
-    dress(axes, "", f"{unit}, log", f"{named} × 100")
+    figure, axes = _axes(f"{unit}, log", f"{named} × 100")
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     for (family, (label, colour, marker)), again in product(_FAMILIES.items(), (False, True)):
@@ -118,9 +104,7 @@ def _spectrum(sweep: Sweep) -> Iterator[Chart]:
         return
     sums = list(accumulate(values))
     widths = {p.k for p in sweep.points if p.text("family") == "ours" and 0 < p.k <= len(values)}
-    figure = empty_figure(*_INCHES)
-    axes = figure.subplots()
-    dress(axes, "", "direction", "eigenvalue, log")
+    figure, axes = _axes("direction", "eigenvalue, log")
     axes.set_yscale("log")
     axes.plot(range(1, len(values) + 1), values, color=BLUE, lw=2)
     for k in sorted(widths):
@@ -144,65 +128,3 @@ def _svg(figure: Any) -> str:
         text = text.replace(colour.lower(), f"var(--{name})")
     # Names of groups, which several charts would share, and windows that links would open.
     return re.sub(r' id="[\w.]+[a-z]_\d+"| target="_blank"', "", text[text.index("<svg") :])
-
-
-_ENDINGS = (".png", ".svg", ".pdf")
-
-
-def check_plot_path(path: Path) -> None:
-    """Make sure, before any work, that a plot can be drawn and that its ending names a format."""
-    if path.suffix.lower() not in _ENDINGS:
-        raise ConfigError(
-            f"the ending of {path.name} names no picture format; use {', '.join(_ENDINGS)}"
-        )
-    require_plain_target(path)
-    require_installed("matplotlib", by="a plot", extra="plot")
-
-
-def draw_spectrum(path: Path | str, description: Mapping[str, Any], eigenvalues: ArrayLike) -> None:
-    """Draw what ``describe_index`` returns of an index into a picture, atomically.
-
-    ``eigenvalues`` (d,) are those of the covariance, falling; zeros are not drawn.
-    """
-    path = Path(path)
-    check_plot_path(path)
-    values = np.maximum(np.asarray(eigenvalues, dtype=np.float64), 0.0)
-    whitening, encoder = description["whitening"], description.get("encoder", {})
-    figure = empty_figure(11.8, 5.2)
-    # A dollar begins a formula.
-    model = without_controls(encoder.get("model") or encoder.get("column") or "")
-    facts = (
-        f"{whitening['kind']}, k = {whitening['k']} of {whitening['dim']}",
-        f"γ = {whitening['exponent']:g}",
-        f"{description['rows']:,} rows",
-        f"encoder {model}".replace("$", r"\$"),
-    )
-    figure.suptitle(" · ".join(facts), size=HEAD, color=INK)
-    left, right = figure.subplots(1, 2)
-    _draw_directions(left, right, values, whitening)
-    with writing(path), replacing(path) as temporary:
-        figure.savefig(temporary, format=path.suffix.lower()[1:], dpi=DOTS_PER_INCH)
-
-
-def _draw_directions(
-    left: Any, right: Any, values: NDArray[np.float64], whitening: Mapping[str, Any]
-) -> None:
-    """Draw the eigenvalues above 0, and the share of the variance that the first of them keep."""
-    rank = min(int(whitening["rank"]), int(np.count_nonzero(values)))
-    k, top, dim = whitening["k"], whitening.get("remove_top", 0), len(values)
-    dress(left, "Spectrum of the covariance", "direction", "eigenvalue, log")
-    dress(right, "Variance kept by k", "k", "share of the variance")
-    if rank:
-        left.set_yscale("log")
-        left.plot(range(1, rank + 1), values[:rank], color=BLUE, lw=2)
-        right.plot(range(dim + 1), [0.0, *np.cumsum(values) / values.sum()], color=BLUE, lw=2)
-    # Directions that are not the leading ones are below the curve.
-    kept = whitening["variance_kept"]
-    right.plot([k], [kept], "o", color=RED, ms=7, label=f"k = {k} keeps {kept:.1%}")
-    right.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
-    cut = f"k = {k}, the first {top} left out" if top else f"k = {k}"
-    left.axvline(top + k, color=RED, lw=1.2, ls=":", label=cut)
-    for axes in (left, right):
-        axes.set_xlim(0, dim * 1.02)
-        axes.axvline(rank, color=GREY, lw=1.2, ls=":", label=f"rank {rank} of {dim}")
-        axes.legend(fontsize=SMALL, edgecolor="none", labelcolor=INK)

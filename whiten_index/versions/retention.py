@@ -6,9 +6,6 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from whiten_index.artifacts.cached_storage import BucketStorage, place_of
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import MANIFEST
@@ -437,8 +434,3 @@ def described(fields: Mapping[str, Any], whitening: Whitening) -> dict[str, Any]
         for k in sorted(widths)
     ]
     return {**fields, "spectrum": spectrum}
-
-
-def eigenvalues_of(description: Mapping[str, Any]) -> NDArray[np.float64]:
-    """Return all the eigenvalues (d,), falling, of an index described by ``describe_index``."""
-    return Whitening.load(read_version(Path(description["path"])).file(WHITENING)).eigenvalues
