@@ -19,6 +19,9 @@ from tests.helpers.corpora import write_judged
 from tests.vectordb.conftest import connected
 from tests.vectordb.pushed_rows import Rows, fill
 from whiten_index.evaluation.judgements import corpus_file, parquet_corpus, queries_file
+from whiten_index.measure.database_sweep import DatabaseSweep
+from whiten_index.measure.results import read_sweeps
+from whiten_index.measure.sweep_config import SweepConfig
 from whiten_index.vectordb.registry import open_writer
 
 DIM, ROWS = 32, 1500
@@ -72,7 +75,12 @@ def test_postgresql(corpus: Path, tmp_path: Path, address: str) -> None:
     }  # fmt: skip
     raw = points["raw/none/k32/fp32/flat"]
     assert (raw["index_recall@10"], raw["agreement@10"]) == (1, 1)
+    # Exact search reads no index.
+    assert (raw["bytes"]["per_row"], raw["bytes"]["index"]) == (4 * DIM, 0)
+    assert raw["push"] == "--option index=none"
     for key, point in points.items():
+        if point is raw:
+            continue
         table, index = point["bytes"]["table"], point["bytes"]["index"]
         assert table > 4 * point["k"] / (2 if point["codec"] == "halfvec" else 1)
         assert index > point["bytes"]["per_row"]
@@ -82,13 +90,20 @@ def test_postgresql(corpus: Path, tmp_path: Path, address: str) -> None:
             assert 0 < latency["p50"] <= latency["p95"] <= latency["p99"]
         assert point["latency_ms_many"]["clients"] == 8
         assert point["memory"]["build"] > 0
-        assert point["dollars"] == pytest.approx(1e-3 * (3 * index + 0.1 * (index + table)))
         if "halfvec" in key and "ef_search 200" in key:
             assert point["index_recall@10"] > 0.95
     # The table that was there stays, and nothing else.
     assert tables_of(address) == ["docs"]
-    again = json.loads(succeed(*asked(corpus, tmp_path / "out", *more, "--json")))
-    assert (again["measured"], again["found"]) == (0, len(points))
+    # Other prices need no other measurement.
+    for memory in (3, 5):
+        more[3] = str(memory)
+        again = json.loads(succeed(*asked(corpus, tmp_path / "out", *more, "--json")))
+        assert (again["measured"], again["found"]) == (0, len(points))
+        (sweep,) = read_sweeps(tmp_path / "out" / "results.jsonl")
+        for key, measured in sweep.by_key.items():
+            table, index = points[key]["bytes"]["table"], points[key]["bytes"]["index"]
+            price = 1e-3 * (memory * (index or table) + 0.1 * (index + table))
+            assert measured.number("dollars") == pytest.approx(price)
 
 
 @pytest.mark.service
@@ -200,6 +215,27 @@ def test_a_plan_asks_no_database(corpus: Path, tmp_path: Path) -> None:
     planned = json.loads(succeed(*asked(corpus, tmp_path / "out", *more)))
     assert planned["points"] == 3 + 1
     assert not (tmp_path / "out").exists()
+
+
+def test_sweeps_of_several_folders_share_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = set()
+    for place in "ab":
+        (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / place)
+        config = SweepConfig(out="out", store=str(tmp_path), databases=("lancedb:///l",))
+        names.add(DatabaseSweep(config, "lancedb:///l").table)
+    assert len(names) == 2
+
+
+def test_exact_search_of_wide_vectors_reads_no_codes(tmp_path: Path) -> None:
+    config = SweepConfig(out=str(tmp_path), databases=("postgresql://here/db",), widths=("64",))
+    inside = DatabaseSweep(config, "postgresql://here/db")
+    settings, _ = inside.settings(dim=5000, rank=5000, rows=2000)
+    wide = {each.name: str(each.code) for each in settings if each.family == "raw"}
+    assert wide.keys() == {"fp32", "bit-code"}
+    assert wide["fp32"] == "--option index=none"
 
 
 @pytest.mark.service

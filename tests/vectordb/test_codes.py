@@ -103,6 +103,34 @@ def test_an_extension_that_the_server_lacks(
 
 
 @pytest.mark.service
+def test_an_index_of_another_extension(address: str, rows: Rows) -> None:
+    # A stand-in for pgvectorscale: pgvector's graph by the name of its kind of index.
+    with connected(address) as connection:
+        connection.execute(
+            "CREATE SCHEMA scale; CREATE EXTENSION vector; "
+            "CREATE ACCESS METHOD diskann TYPE INDEX HANDLER hnswhandler; "
+            "CREATE OPERATOR CLASS scale.vector_cosine_ops FOR TYPE vector USING diskann AS "
+            "OPERATOR 1 <=> (vector, vector) FOR ORDER BY float_ops, "
+            "FUNCTION 1 vector_negative_inner_product(vector, vector), "
+            "FUNCTION 2 vector_norm(vector)"
+        )
+    with open_writer(address, "docs", options={"index": "diskann"}) as writer:
+        fill(writer, rows)
+        assert recall(writer, rows) >= 0.9
+        halved = halves(rows)
+        # Before a row is sent.
+        with pytest.raises(ConfigError, match="no extension vectorscale that indexes halfvec"):
+            writer.begin(halved.pushed, halved.layout)
+
+
+def test_the_query_names_any_table(rows: Rows) -> None:
+    order = PostgresOptions.parse({"code": "bit", "schema": 'a"b'}).query('t$1"$3', rows.pushed)
+    assert 'FROM "a""b"."t$1""$3" ORDER BY' in order
+    assert order.count(":query") == 2
+    assert order.count(":query::vector") == 2
+
+
+@pytest.mark.service
 def test_bits_of_wide_vectors(address: str) -> None:
     wide = Rows.make(50, k=3000)
     with open_writer(address, "docs") as writer, pytest.raises(ConfigError, match="code=bit"):
@@ -174,13 +202,38 @@ def test_options_that_do_not_fit(address: str, given: dict[str, str], told: str)
 def test_bytes_of_codes() -> None:
     for engine in (PostgresOptions, LanceOptions, MilvusOptions, QdrantOptions):
         sizes = {
-            name: engine.parse(code.options).code_bytes(128, code.dtype)
+            name: engine.parse(code.options).code_bytes(10_000, 128, code.dtype) or 0
             for name, code in engine.codes(128).items()
         }
         assert max(sizes.values()) == 512
         halved = sizes.get("float16", sizes.get("halfvec"))
         assert halved in (None, 256)
         assert all(0 < size <= 512 for size in sizes.values())
+
+
+def test_few_rows_have_no_code_in_lancedb() -> None:
+    by_rows = {rows: LanceOptions.parse({"index": "ivf_sq"}) for rows in (999, 1000)}
+    assert [o.code_bytes(rows, 64, "float32") for rows, o in by_rows.items()] == [256, 64]
+    assert [LanceOptions().code_bytes(rows, 64, "float16") for rows in (99_999, 100_000)] == [
+        128,
+        64,
+    ]
+
+
+@pytest.mark.parametrize("index", ["faiss", "autoindex"])
+def test_bytes_that_milvus_decides(index: str) -> None:
+    factory = {"factory": "IVF64,SQ8"} if index == "faiss" else {}
+    options = MilvusOptions.parse({"index": index} | factory)
+    assert options.code_bytes(10_000, 64, "float32") is None
+    assert options.index_bytes(10_000, 64, "float32") is None
+
+
+def test_few_rows_are_coded_in_qdrant() -> None:
+    few, many = (2_000, 64, "float32"), (10_000_000, 64, "float32")
+    coded = QdrantOptions.parse({"quantization": "turbo_1_bit"})
+    # A server codes a segment, one of eight, from this many kilobytes on.
+    assert int(coded.settings_for(*few)["indexing_threshold"]) < 2_000 * 64 * 4 / 1024 / 8
+    assert coded.settings_for(*many) == QdrantOptions().settings_for(*few) == {}
 
 
 @pytest.fixture(scope="module")

@@ -148,6 +148,8 @@ def push(options: dict[str, str], status: bool, plan: bool, **given: Any) -> Non
     """
     from whiten_index.vectordb.push import plan_push, push_index
 
+    if plan and status:
+        raise click.UsageError("--plan is of a push, and --status is none; leave one out")
     named = {name: value for name, value in given.items() if value is not None}
     config = PushConfig(**named, options=options)
     if plan:

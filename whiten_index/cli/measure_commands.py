@@ -44,7 +44,7 @@ def sweep(plan: bool, **options: Any) -> None:
     the results already are not measured again.
     """
     from whiten_index.errors import named
-    from whiten_index.measure.results import RESULTS, read_runs, recommend
+    from whiten_index.measure.results import RESULTS, read_runs, recommend, titles
     from whiten_index.measure.sweep_config import SweepConfig
     from whiten_index.measure.sweep_report import write_report
     from whiten_index.measure.sweep_run import plan_sweep, run_sweep
@@ -58,10 +58,10 @@ def sweep(plan: bool, **options: Any) -> None:
     report = write_report(str(config.out))
     said["report"] = named(report)
     runs = read_runs(config.folder / RESULTS)
-    advised = {runs[run].name: recommend(runs[run]) for run in said["runs"]}
+    swept = [runs[run] for run in dict.fromkeys(said["runs"])]
     said["recommended"] = {
         name: {"why": advice.reason, "command": advice.command or None}
-        for name, advice in advised.items()
+        for name, advice in zip(titles(swept).values(), map(recommend, swept), strict=True)
     }
     plain = "a page with charts needs: pip install 'whiten-index[plot]', then whiten-index report"
     notes = [f"{plain} {config.out}"] if report.suffix == ".md" else []

@@ -5,6 +5,7 @@ A table is filled and indexed as a push does, under a name that no push gives, a
 
 import hashlib
 import os
+import platform
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -27,6 +28,7 @@ from whiten_index.index.exact import Rows, Scores, exact_neighbours
 from whiten_index.index.vector_search import Search
 from whiten_index.measure.sweep_config import FP32, NONE, OURS, RAW, TRUNCATE, Point, SweepConfig
 from whiten_index.measure.trial import TOP_K, Dataset, Space, judge, open_space, skipped_record
+from whiten_index.paths import absolute
 from whiten_index.progress import Stages
 from whiten_index.vectordb.database_writer import DatabaseWriter, Find
 from whiten_index.vectordb.engine_options import Code, Effort, EngineOptions
@@ -40,7 +42,6 @@ _CLIENTS = (1, 8)
 _QUERIES, _SECONDS, _LEAST, _WARM = 300, 1.0, 10, 3
 _ROWS_AT_ONCE = 8192
 _PAUSE = 0.005  # seconds between two looks at the memory of a process
-_GB = 1e9
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,6 @@ class Setting:
     name: str  # of the form
     code: Code
     options: EngineOptions
-    with_exact: bool  # whether exact search is measured too
 
     @property
     def space(self) -> tuple[str, str, int]:
@@ -62,13 +62,12 @@ class Setting:
 
     def points(self, rows: int) -> dict[Point, Effort | None]:
         """Return the searches to measure, and the settings of each, None for an exact one."""
+        if self.name == FP32:
+            return {Point(*self.space, FP32, _EXACT): None}
         found: dict[Point, Effort | None] = {}
-        if self.with_exact:
-            found[Point(*self.space, FP32, _EXACT)] = None
         for effort in self.options.efforts(rows):
             words = (f"{name.rpartition('.')[2]} {value}" for name, value in effort.items())
-            if effort or not self.with_exact:
-                found[Point(*self.space, self.name, ", ".join(words) or _EXACT)] = effort
+            found[Point(*self.space, self.name, ", ".join(words) or _EXACT)] = effort
         return found
 
 
@@ -87,8 +86,10 @@ class DatabaseSweep:
     @property
     def table(self) -> str:
         """Name of the table, the same for each run of a sweep, which removes an earlier one's."""
-        place = hashlib.sha256(str(self.config.out).encode()).hexdigest()
-        return f"whiten_sweep_{place[:10]}"
+        place = absolute(str(self.config.out))
+        # A folder of the same path on another machine is that of another sweep.
+        machine = platform.node() if isinstance(place, Path) else ""
+        return f"whiten_sweep_{hashlib.sha256(f'{machine} {place}'.encode()).hexdigest()[:10]}"
 
     def settings(self, *, dim: int, rank: int, rows: int) -> tuple[list[Setting], dict[str, str]]:
         """Return the tables to fill, and the reasons why some cannot be."""
@@ -103,21 +104,23 @@ class DatabaseSweep:
             if k > most:
                 skipped[f"{family}/{transform}/k{k}"] = f"k = {k} is above the {most} directions"
                 continue
-            for place, (name, code) in enumerate(self.engine.codes(k).items()):
-                reference = family == RAW and not place
-                if reference or self.config.codecs is None or name in self.config.codecs:
+            codes = self.engine.codes(k)
+            if family == RAW:
+                # Exact search, to compare with, has a table of its own: no index, and all bits.
+                exact = Code(self.engine.no_index)
+                codes = {FP32: exact} | {n: code for n, code in codes.items() if code != exact}
+            for name, code in codes.items():
+                if name == FP32 or self.config.codecs is None or name in self.config.codecs:
                     options = self.engine.parse(code.options)
                     needed = options.settings_for(rows, k, code.dtype)
                     code = Code({**code.options, **needed}, code.dtype)
-                    found.append(
-                        Setting(family, transform, k, name, code, options, with_exact=reference)
-                    )
+                    found.append(Setting(family, transform, k, name, code, options))
         if unknown := set(self.config.codecs or ()) - known:
             raise ConfigError(
                 f"--codecs {min(unknown)!r} is no form of vectors in the databases of --in; use "
                 f"{', '.join(sorted(known))}"
             )
-        if not found:
+        if skipped and not found:
             raise WhiteningError(f"no --k can be measured: {'; '.join(skipped.values())}")
         return found, skipped
 
@@ -246,29 +249,18 @@ class Trial:
         index = time.perf_counter() - started
         writer.swap()
         sizes, options = writer.sizes(), setting.options
-        code_bytes = options.code_bytes(setting.k, dtype)
+        code_bytes = options.code_bytes(rows, setting.k, dtype)
         known = {"table": sizes.table, "index": sizes.index}
         each = {name: size / rows for name, size in known.items() if size is not None}
         return {
             "exponent": whitening.exponent,
             "center": whitening.center,
-            "coded": code_bytes < 2 * setting.k,
+            "coded": code_bytes is not None and code_bytes < 2 * setting.k,
             "push": str(setting.code),
             "bytes": {"per_row": code_bytes, **each},
             "seconds": {"load": load, "index": index, "total": load + index},
             "memory": {"build": max(memory) - memory[0] if memory else None},
-            "dollars": self._dollars(each),
         }
-
-    def _dollars(self, each: Mapping[str, float]) -> float | None:
-        """Return the price of a million rows and a month, None where it is not known."""
-        memory, disk = self.sweep.config.memory_price, self.sweep.config.disk_price
-        if "table" not in each or (memory is None and disk is None):
-            return None
-        # What searches read is in memory: the index, or the table if no index was made.
-        index = each.get("index", 0.0)
-        read, stored = index or each["table"], index + each["table"]
-        return 1e6 / _GB * (read * (memory or 0.0) + stored * (disk or 0.0))
 
     def _measure(self, writer: DatabaseWriter, effort: Effort | None) -> dict[str, Any]:
         with writer.searching(exact=effort is None, effort=effort) as find:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from whiten_index.errors import ArtifactError, first_line
 from whiten_index.index.choice import TARGET_RECALL
 
 RESULTS, _START = "results.jsonl", b'{"type": "'
+_GB = 1e9
 # Figures by which points are compared, as ``Measured.number`` reads them.
 PER_ROW, LATENCY = "bytes.per_row", "latency_ms.p50"
 NDCG, AGREEMENT = "quality.ndcg@10", "agreement@10"
@@ -222,7 +224,28 @@ def read_runs(path: Path) -> dict[str, Sweep]:
         for record in _read_lines(path):
             name = str(record.get("run"))
             runs.setdefault(name, Sweep(name)).add(record)
+        for sweep in runs.values():
+            _price(sweep)
     return runs
+
+
+def _price(sweep: Sweep) -> None:
+    """Give points in a database the price of a million rows and a month, by the last prices."""
+    prices = sweep.header.get("database") or {}
+    memory, disk = prices.get("memory_price"), prices.get("disk_price")
+    for point in sweep.points if (memory, disk) != (None, None) else ():
+        if (table := point.number("bytes.table")) is not None:
+            # What searches read is in memory: the index, or the table where there is none.
+            index = point.number("bytes.index") or 0.0
+            each = (index or table) * (memory or 0.0) + (index + table) * (disk or 0.0)
+            point.record["dollars"] = 1e6 / _GB * each
+
+
+def titles(sweeps: Iterable[Sweep]) -> dict[str, str]:
+    """Return the run of each sweep -> its name, with the run if others have the name too."""
+    named = [(sweep.run, sweep.name) for sweep in sweeps]
+    count = Counter(name for _, name in named)
+    return {run: name if count[name] == 1 else f"{name}, run {run}" for run, name in named}
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """Report of a sweep: one HTML page with its charts, and its table as Markdown."""
 
-from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +25,7 @@ from whiten_index.measure.results import (
     notes,
     read_sweeps,
     recommend,
+    titles,
 )
 from whiten_index.paths import plain_markdown, without_controls
 
@@ -154,11 +154,8 @@ def write_report(place: Place) -> Path:
 
 def _files(sweeps: list[Sweep]) -> dict[str, str]:
     """Return name -> text of the files of a report, that to be read last."""
-    names = Counter(sweep.name for sweep in sweeps)
-    sections = [
-        _Section(sweep, sweep.name if names[sweep.name] == 1 else f"{sweep.name}, run {sweep.run}")
-        for sweep in sweeps
-    ]
+    named = titles(sweeps)
+    sections = [_Section(sweep, named[sweep.run]) for sweep in sweeps]
     written = {"report.md": "\n\n".join(each.to_markdown() for each in sections) + "\n"}
     if all(map(find_spec, ("matplotlib", "jinja2"))):
         written[REPORT] = _page(sections)

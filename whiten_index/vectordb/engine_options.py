@@ -60,6 +60,7 @@ class EngineOptions(BaseModel):
     name: ClassVar[tuple[str, int, str]]
     # Allowed in an address after the question mark; none can be a secret.
     parameters: ClassVar[frozenset[str]] = frozenset()
+    no_index: ClassVar[Mapping[str, str]] = {"index": "none"}  # options of a table without one
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
@@ -84,8 +85,11 @@ class EngineOptions(BaseModel):
         """Return the forms that the engine has for vectors of k numbers, by name."""
 
     @abstractmethod
-    def code_bytes(self, k: int, dtype: str) -> int:
-        """Return the bytes of a vector of k numbers in the form that searches read first."""
+    def code_bytes(self, rows: int, k: int, dtype: str) -> int | None:
+        """Return the bytes of a vector of k numbers in the form that searches read first.
+
+        None where it is not known.
+        """
 
     @abstractmethod
     def index_bytes(self, rows: int, k: int, dtype: str) -> int | None:
@@ -128,6 +132,7 @@ class QdrantOptions(EngineOptions):
     schemes = ("qdrant", "qdrant+https")
     example = "qdrant://host:6333 or qdrant:///folder"
     ports = (6333, 6333)
+    no_index = {"indexing_threshold": "0"}
     client, extra, writer = "qdrant_client", "qdrant", "qdrant_writer:QdrantWriter"
     # A collection is a folder of the server, whose name is longer than the alias.
     name = (
@@ -160,15 +165,23 @@ class QdrantOptions(EngineOptions):
             **{name: Code({"quantization": name}) for name in names},
         }  # fmt: skip
 
-    def code_bytes(self, k: int, dtype: str) -> int:
+    def code_bytes(self, rows: int, k: int, dtype: str) -> int:  # noqa: ARG002
         """Return the bytes of a code."""
         bits = _QDRANT_BITS[self.quantization] or 8 * number_bytes(dtype)
         return math.ceil(k * bits / 8)
 
     def index_bytes(self, rows: int, k: int, dtype: str) -> int:
         """Return the bytes of codes and links, of which a point has 2 m on the lowest level."""
-        codes = 0 if self.quantization == "none" else self.code_bytes(k, dtype)
+        codes = 0 if self.quantization == "none" else self.code_bytes(rows, k, dtype)
         return rows * (codes + 8 * (16 if self.m is None else self.m))
+
+    def settings_for(self, rows: int, k: int, dtype: str) -> dict[str, str]:
+        """Return a threshold that few rows pass too: the server codes indexed segments alone."""
+        # It divides the rows among eight segments at most.
+        each = rows * k * number_bytes(dtype) // (1024 * 16)
+        if self.quantization == "none" or 0 < self.indexing_threshold <= each:
+            return {}
+        return {"indexing_threshold": str(max(1, each))}
 
     def efforts(self, rows: int) -> Sequence[Effort]:  # noqa: ARG002
         """Return widths of the search of the graph."""
@@ -193,6 +206,7 @@ class MilvusOptions(EngineOptions):
     schemes = ("milvus", "milvus+https")
     example = "milvus://host:19530 or milvus:///file.db"
     ports = (19530, 443)
+    no_index = {"index": "flat"}
     client, extra, writer = "pymilvus", "milvus", "milvus_writer:MilvusWriter"
     name = (
         "[A-Za-z_][A-Za-z0-9_]*", 255 - SUFFIX_BYTES,
@@ -260,22 +274,25 @@ class MilvusOptions(EngineOptions):
             "scann": Code({"index": "scann"}),
         }
 
-    def code_bytes(self, k: int, dtype: str) -> int:
-        """Return the bytes of a code."""
-        by_index: dict[str, int] = {
+    def code_bytes(self, rows: int, k: int, dtype: str) -> int | None:  # noqa: ARG002
+        """Return the bytes of a code; a factory string and ``autoindex`` may mean any."""
+        by_index: dict[str, int | None] = {
             "hnsw_sq": k, "ivf_sq8": k, "ivf_pq": self._pq_bytes(k),
             "ivf_rabitq": math.ceil(k / 8) + 8, "scann": math.ceil(k / 4),
+            # An eighth of four bytes a number, by the server's default.
+            "diskann": math.ceil(k / 2), "faiss": None, "autoindex": None,
         }  # fmt: skip
         return by_index.get(self.index, k * number_bytes(dtype))
 
     def index_bytes(self, rows: int, k: int, dtype: str) -> int | None:
         """Return the bytes of codes and links, of which a row has 2 m on the lowest level."""
-        if self.index in ("faiss", "diskann"):
+        code = self.code_bytes(rows, k, dtype)
+        if code is None or self.index == "diskann":
             return None
         links = 8 * self.m * self.index.startswith("hnsw")
         # Ranked again by the vectors, which it keeps too.
         also = k * number_bytes(dtype) if self.index == "scann" else 0
-        return rows * (self.code_bytes(k, dtype) + links + also)
+        return rows * (code + links + also)
 
     def efforts(self, rows: int) -> Sequence[Effort]:
         """Return widths of searches of a graph, or numbers of lists to read."""
@@ -363,23 +380,23 @@ class LanceOptions(EngineOptions):
                 found[f"rq{bits}"] = Code({"index": "ivf_rq", "num_bits": str(bits)})
         return found
 
-    def code_bytes(self, k: int, dtype: str) -> int:
-        """Return the bytes of a code; ``auto`` is taken for a table of 100,000 rows or more."""
-        if self.index == "ivf_pq":
+    def code_bytes(self, rows: int, k: int, dtype: str) -> int:
+        """Return the bytes of a code, or of a vector where the rows are too few for an index."""
+        kind = self.index_kind(rows)
+        if kind == "ivf_pq":
             # The engine's own measure, if none is given.
             parts = self.num_sub_vectors or (k // 16 if k % 16 == 0 else max(1, k // 8))
             return math.ceil(parts * (self.num_bits or 8) / 8)
-        if self.index == "ivf_rq":
+        if kind == "ivf_rq":
             return math.ceil(k * (self.num_bits or 1) / 8)
-        by_bytes = self.index in ("auto", "ivf_sq", "ivf_hnsw_sq")
-        return k if by_bytes else k * number_bytes(dtype)
+        return k if kind in ("ivf_sq", "ivf_hnsw_sq") else k * number_bytes(dtype)
 
     def index_bytes(self, rows: int, k: int, dtype: str) -> int:
         """Return the bytes of the index; those around each code were measured with LanceDB 0.40."""
         kind = self.index_kind(rows)
         if kind == "none":
             return 0
-        each = self.code_bytes(k, dtype) + 2
+        each = self.code_bytes(rows, k, dtype) + 2
         if "hnsw" in kind:
             each += 10 * (self.m or 20)
         elif kind == "ivf_rq":
@@ -488,36 +505,49 @@ class PostgresOptions(EngineOptions):
         """Return the type that the index has of a vector: vector, halfvec or bit."""
         return VECTOR_TYPES[dtype] if self.code == "column" else self.code
 
-    def indexed(self, k: int, dtype: str, metric: str, extension: str) -> tuple[str, str, str]:
+    def indexed(
+        self, k: int, dtype: str, metric: str, extension: str, vector: str = "vector"
+    ) -> tuple[str, str, str]:
         """Return the expression that is indexed, its operator class, and its operator.
 
-        ``extension`` is the schema of pgvector, quoted, with a dot.
+        ``extension`` is the schema of pgvector, quoted, with a dot; ``vector`` the SQL of a vector.
         """
         type_ = self.indexed_type(dtype)
         ops, operator, _ = OPERATORS[metric]
         if type_ == "bit":
-            coded = f"({extension}binary_quantize(vector)::pg_catalog.bit({k}))"
+            coded = f"({extension}binary_quantize({vector})::pg_catalog.bit({k}))"
             return coded, "bit_hamming_ops", "<~>"
-        expression = "vector" if self.code == "column" else f"(vector::{extension}halfvec({k}))"
+        expression = vector if self.code == "column" else f"({vector}::{extension}halfvec({k}))"
         return expression, f"{type_}_{ops}", operator
 
-    def search_sql(self, table: str, made: "PushedTable", extension: str = "") -> str:
-        """Return the SQL of a search: $1 the query, $2 the rows, $3 candidates of a code.
+    def search_sql(
+        self,
+        table: str,
+        made: "PushedTable",
+        extension: str = "",
+        given: tuple[str, str, str] = ("$1", "$2", "$3"),
+    ) -> str:
+        """Return the SQL of a search.
 
-        ``table`` is quoted; ``extension`` is the schema of pgvector, quoted, with a dot.
+        ``table`` is quoted; ``extension`` is the schema of pgvector, quoted, with a dot. ``given``
+        are the SQL of the query, of the number of rows, and of candidates of a code.
         """
+        vector, rows, candidates = given
         type_ = f"{extension}{VECTOR_TYPES[made.dtype]}"
 
         def by(operator: str) -> str:
             return f"OPERATOR({extension}{operator})" if extension else operator
 
-        far = f"vector {by(OPERATORS[made.metric][1])} $1::{type_}"
+        far = f"vector {by(OPERATORS[made.metric][1])} {vector}::{type_}"
         if self.code == "column":
-            return f"SELECT id, {far} FROM {table} ORDER BY 2 LIMIT $2"
-        expression, _, operator = self.indexed(made.k, made.dtype, made.metric, extension)
-        query = expression.replace("(vector", f"($1::{type_}")
+            return f"SELECT id, {far} FROM {table} ORDER BY 2 LIMIT {rows}"
+        of = made.k, made.dtype, made.metric, extension
+        expression, _, operator = self.indexed(*of)
+        query, _, _ = self.indexed(*of, f"{vector}::{type_}")
         inner = f"SELECT id, vector FROM {table} ORDER BY {expression} {by(operator)} {query}"
-        return f"SELECT id, {far} FROM ({inner} LIMIT $3) AS found ORDER BY 2 LIMIT $2"
+        return (
+            f"SELECT id, {far} FROM ({inner} LIMIT {candidates}) AS found ORDER BY 2 LIMIT {rows}"
+        )
 
     @classmethod
     def codes(cls, k: int) -> dict[str, Code]:
@@ -532,7 +562,7 @@ class PostgresOptions(EngineOptions):
             if k <= MOST_INDEXED[cls.parse(code.options).indexed_type(code.dtype)]
         }
 
-    def code_bytes(self, k: int, dtype: str) -> int:
+    def code_bytes(self, rows: int, k: int, dtype: str) -> int:  # noqa: ARG002
         """Return the bytes of a code."""
         if self.index == "vchordrq":
             return math.ceil(k / 8)
@@ -544,7 +574,7 @@ class PostgresOptions(EngineOptions):
 
     def index_bytes(self, rows: int, k: int, dtype: str) -> int | None:
         """Return the bytes of the pages of the index, as pgvector 0.8.5 fills them."""
-        code = self.code_bytes(k, dtype) + 8
+        code = self.code_bytes(rows, k, dtype) + 8
         if self.index == "hnsw":
             each = _aligned(72 + code) + _aligned(4 + 12 * self.m) + 14
         elif self.index == "ivfflat":
@@ -558,7 +588,7 @@ class PostgresOptions(EngineOptions):
     def build_bytes(self, rows: int, k: int, dtype: str) -> int | None:
         """Return the memory of a graph that is built within ``maintenance_work_mem``."""
         if self.index == "hnsw":
-            return rows * (self.code_bytes(k, dtype) + 204 + 32 * self.m)
+            return rows * (self.code_bytes(rows, k, dtype) + 204 + 32 * self.m)
         return None if self.index in EXTENSIONS else 64 * MB * (self.index == "ivfflat")
 
     def settings_for(self, rows: int, k: int, dtype: str) -> dict[str, str]:
@@ -594,13 +624,12 @@ class PostgresOptions(EngineOptions):
 
     def query(self, table: str, made: "PushedTable") -> str:
         """Return the settings and the SQL, with :query for the vector."""
-        quoted = '"' + table.replace('"', '""') + '"'
-        place = f'"{self.schema_name}".{quoted}' if self.schema_name else quoted
+        names = [self.schema_name, table] if self.schema_name else [table]
+        place = ".".join('"' + name.replace('"', '""') + '"' for name in names)
         effort = dict(self.usual_effort(made.rows))
-        candidates = effort.pop("candidates", 0)
-        order = self.search_sql(place, made).replace("$1", ":query").replace("$2", "10")
+        given = ":query", "10", str(effort.pop("candidates", 0))
         settings = "".join(f"SET {name} = {value}; " for name, value in effort.items())
-        return settings + order.replace("$3", str(candidates))
+        return settings + self.search_sql(place, made, given=given)
 
 
 def _aligned(size: int) -> int:

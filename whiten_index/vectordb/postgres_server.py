@@ -4,7 +4,7 @@ import os
 import re
 import time
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from psycopg import conninfo, sql
 
 from whiten_index.errors import ConfigError, DatabaseError, first_line, hide_secrets
 from whiten_index.paths import require_no_secret
-from whiten_index.vectordb.engine_options import PostgresOptions
+from whiten_index.vectordb.engine_options import EXTENSIONS, PostgresOptions
 
 # A server has those of its release. Loads and index builds take long.
 _TIMEOUTS = (
@@ -30,9 +30,9 @@ _SILENCE = 120
 _ALIVE = {"keepalives_idle": 60, "keepalives_interval": 15, "tcp_user_timeout": 120_000}
 _ENCODE = "write @ : / ? # % of a user as %40 %3A %2F %3F %23 %25, and set PGPASSWORD"
 
-_SCHEMA_OF = (
-    "SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace "
-    "WHERE e.extname = %s"
+_OPERATOR_CLASS = (
+    "SELECT n.nspname FROM pg_opclass o JOIN pg_am a ON a.oid = o.opcmethod "
+    "JOIN pg_namespace n ON n.oid = o.opcnamespace WHERE a.amname = %s AND o.opcname = %s"
 )
 
 # SQLSTATE, or its class, of rows that are refused.
@@ -211,15 +211,25 @@ def find_extension(connection: Any, schema: str | None, *, make: bool) -> tuple[
     return found or ("", "")
 
 
-def require_extension(connection: Any, name: str, index: str) -> str:
-    """Return the schema of an extension, whose kind of index an option names."""
-    found = connection.execute(_SCHEMA_OF, [name]).fetchone()
+def operator_class_schema(connection: Any, index: str, operators: str) -> str:
+    """Return the schema of the operator class of a kind of index that pgvector lacks."""
+    found = connection.execute(_OPERATOR_CLASS, [index, operators]).fetchone()
     if found is None:
+        name, type_ = EXTENSIONS[index], operators.partition("_")[0]
         raise ConfigError(
-            f"{shown_address(connection)} has no extension {name}, which --option index={index} "
-            f"needs; run CREATE EXTENSION {name} CASCADE in this database, or give another index"
+            f"{shown_address(connection)} has no extension {name} that indexes {type_}, which "
+            f"--option index={index} needs; run CREATE EXTENSION {name} CASCADE in this database, "
+            "or give another index or --dtype"
         )
     return str(found[0])
+
+
+def local_backend(process: int) -> int | None:
+    """Return the process of a server if it is on this machine, and not in a container."""
+    with suppress(OSError):
+        if Path(f"/proc/{process}/cmdline").read_bytes().startswith(b"postgres:"):
+            return process
+    return None
 
 
 TABLES, ADDITIONS, CARRY = (

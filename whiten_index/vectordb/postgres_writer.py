@@ -46,7 +46,8 @@ from whiten_index.vectordb.postgres_server import (
     explain_error,
     find_extension,
     find_schema,
-    require_extension,
+    local_backend,
+    operator_class_schema,
     shown_address,
 )
 from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, PushedTable, RowsError
@@ -79,7 +80,7 @@ class PostgresWriter(DatabaseWriter):
         self.target = shown_address(self._connection)
         info = self._connection.info
         if info.host.startswith("/") or info.hostaddr in ("127.0.0.1", "::1"):
-            self.process = info.backend_pid
+            self.process = local_backend(info.backend_pid)
         try:
             with self._reporting("it could not be opened"):
                 self._schema = find_schema(self._connection, options.schema_name or first)
@@ -332,12 +333,11 @@ class PostgresWriter(DatabaseWriter):
     def _indexed(self, layout: Layout) -> tuple[sql.Composable, sql.Composable]:
         """Return the expression that is indexed, and its operator class."""
         schema, index = self._extension, self._options.index
-        prefix = self._quoted(schema)
         expression, operators, _ = self._options.indexed(
-            layout.k, layout.dtype, layout.metric, prefix
+            layout.k, layout.dtype, layout.metric, self._quoted(schema)
         )
-        if name := EXTENSIONS.get(index):
-            schema = require_extension(self._connection, name, index)
+        if index in EXTENSIONS:
+            schema = operator_class_schema(self._connection, index, operators)
         # Made of nothing but numbers, the words of pgvector and a quoted name.
         return sql.SQL(expression), sql.Identifier(schema, operators)
 

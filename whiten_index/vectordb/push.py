@@ -115,7 +115,7 @@ class PushPlan:
     rows: int
     k: int  # width of the vectors
     dtype: str  # precision of the vectors
-    code_bytes: int  # of a vector, in the form that searches read first
+    code_bytes: int | None  # of a vector, in the form that searches read first
     table_bytes: int
     index_bytes: int | None
     build_memory_bytes: int | None  # of building the index
@@ -145,7 +145,7 @@ def plan_push(config: PushConfig) -> PushPlan:
         rows=rows,
         k=made.k,
         dtype=made.dtype,
-        code_bytes=options.code_bytes(*of_vectors),
+        code_bytes=options.code_bytes(rows, *of_vectors),
         table_bytes=rows * made.k * number_bytes(made.dtype) + columns,
         index_bytes=options.index_bytes(rows, *of_vectors),
         build_memory_bytes=options.build_bytes(rows, *of_vectors),
