@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.bad_input import run
 from tests.helpers.builds import build, random_rows, write_rows
 from tests.vectordb.conftest import connected
-from tests.vectordb.pushed_rows import Rows, assert_finds, fill, recall
+from tests.vectordb.pushed_rows import Rows, append, assert_finds, end, fill, recall
 from whiten_index import PushConfig, push_index
 from whiten_index.errors import ConfigError
 from whiten_index.vectordb.database_writer import DatabaseWriter
@@ -138,6 +138,35 @@ def test_bits_of_wide_vectors(address: str) -> None:
     with open_writer(address, "docs", options={"code": "bit"}) as writer:
         fill(writer, wide)
         assert_finds(writer, wide)
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("later", [{"code": "bit"}, {"index": "ivfflat"}, {"index": "none"}])
+def test_a_push_that_goes_on_with_another_code(
+    address: str, rows: Rows, later: dict[str, str]
+) -> None:
+    with open_writer(address, "docs") as writer:
+        writer.begin(rows.pushed, rows.layout)
+        append(writer, rows.batches(ROWS))
+        writer.finish()
+    with open_writer(address, "docs", options=later) as writer:
+        writer.resume(rows.layout)
+        end(writer)
+        expected = PostgresOptions.parse(later).index_bytes(ROWS, K, "float32")
+        assert_sized(writer, expected)
+        assert_finds(writer, rows)
+
+
+@pytest.mark.service
+@pytest.mark.parametrize(
+    "given", [{"index": "ivf_rq"}, {"index": "ivf_pq", "num_sub_vectors": "5"}]
+)
+def test_widths_that_no_code_takes(tmp_path: Path, given: dict[str, str]) -> None:
+    odd = Rows.make(300, k=12)
+    with open_writer(f"lancedb://{tmp_path}/l", "docs", options=given) as writer:
+        with pytest.raises(ConfigError, match="divides, and they have 12"):
+            writer.begin(odd.pushed, odd.layout)
+        assert writer.pending() is None
 
 
 LANCE = LanceOptions.codes(K) | {

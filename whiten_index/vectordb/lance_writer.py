@@ -112,6 +112,13 @@ class LanceWriter(DatabaseWriter):
         return found.described(done=int(found.handle.count_rows()))
 
     def _create(self, made: PushedTable, layout: Layout) -> Stored:
+        parts = self._options.num_sub_vectors or 1
+        if (self._options.index == "ivf_rq" and layout.k % 8) or layout.k % parts:
+            wanted = "8" if self._options.index == "ivf_rq" else f"num_sub_vectors ({parts})"
+            raise ConfigError(
+                f"--option index={self._options.index} needs vectors whose width {wanted} divides, "
+                f"and they have {layout.k} numbers; give another --k or another index"
+            )
         self._open(self._name)
         before = self._open(self._pending_name)
         made = replace(made, name=self._pending_name)

@@ -61,6 +61,7 @@ _SIZES = (
     "SELECT pg_total_relation_size(t) - size, size FROM (SELECT %s::regclass AS t, "
     "coalesce(pg_relation_size(to_regclass(%s)), 0) AS size) AS sizes"
 )
+_COMMENT = "SELECT c IS NOT NULL, obj_description(c, 'pg_class') FROM to_regclass(%s) AS c"
 # Temporary table for the rows of one batch of changes.
 _STAGING = sql.Identifier("pg_temp", "whiten_index_rows")
 
@@ -200,22 +201,33 @@ class PostgresWriter(DatabaseWriter):
                 self._execute(order, place, key, layout.key)
                 self._execute("COMMENT ON COLUMN {}.{} IS NULL", place, VECTOR)
                 self._describe(replace(table, handle=key))
-        if self._options.index != "none":
-            expression, operators = self._indexed(layout)
-            settings = [
-                sql.SQL("{} = {}").format(sql.SQL(each), sql.Literal(value))
-                for each, value in self._options.index_params(table.table.rows).items()
-            ]
-            with self._building():
-                given = composed(" WITH ({})", sql.SQL(", ").join(settings))
-                self._execute(
-                    "CREATE INDEX IF NOT EXISTS {} ON {} USING {} ({} {}){}",
-                    f"{table.name}v", place, self._options.index, expression, operators,
-                    given if settings else sql.SQL(""),
-                )  # fmt: skip
+        # An index that an interrupted push built with other options is made again.
+        name, form = f"{table.name}v", self._index_form(table.table, layout)
+        with self._building():
+            found: Any = self._connection.execute(_COMMENT, [self._text(name)]).fetchone()
+            exists, known = found
+            if exists and known != form:
+                self._execute("DROP INDEX {}", self._place(name))
+            if form is not None and known != form:
+                self._execute("CREATE INDEX {} ON {} {}", name, place, sql.SQL(form))
+                self._execute("COMMENT ON INDEX {} IS {}", self._place(name), sql.Literal(form))
         self._execute("ALTER TABLE {} RESET (autovacuum_enabled)", place)
         with self._connection.patient():
             self._execute("ANALYZE {}", place)
+
+    def _index_form(self, pushed: PushedTable, layout: Layout) -> str | None:
+        """Return the SQL of kind, expression and parameters of the index; None for no index."""
+        if self._options.index == "none":
+            return None
+        expression, operators = self._indexed(layout)
+        settings = [
+            sql.SQL("{} = {}").format(sql.SQL(each), sql.Literal(value))
+            for each, value in self._options.index_params(pushed.rows).items()
+        ]
+        form = composed("USING {} ({} {})", self._options.index, expression, operators)
+        if settings:
+            form += composed(" WITH ({})", sql.SQL(", ").join(settings))
+        return str(form.as_string(self._connection))
 
     def _publish(self, held: Stored) -> None:  # noqa: ARG002
         """Publish the pending table in one transaction; wait ``lock_timeout`` for readers."""
