@@ -30,7 +30,7 @@ from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.load_encoder import local_model
 from whiten_index.encoding.models import ModelFolder
 from whiten_index.encoding.pooling import Pooling, pool
-from whiten_index.encoding.spec import EncoderSpec
+from whiten_index.encoding.spec import EncoderFacts, EncoderSpec
 from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.evaluation.metrics import correlate, pair_cosines
 from whiten_index.evaluation.sts_sets import StsSet
@@ -38,7 +38,6 @@ from whiten_index.measure.eval_config import EvalConfig
 from whiten_index.measure.evaluate_sts import average
 from whiten_index.measure.spaces import Scores, Spaces, encoder_facts, runs_of
 from whiten_index.progress import Stages
-from whiten_index.store.records import EncoderFacts
 
 POOLINGS = ("mean", "cls")
 _KIND, _VERSION, _FILE = "pooled states", 1, "states.npy"

@@ -14,7 +14,8 @@ import numpy as np
 
 from tests.helpers.bad_input import succeed
 from tests.helpers.builds import build, random_rows, write_rows
-from whiten_index.artifacts.manifest import MANIFEST, write_manifest
+from whiten_index.artifacts.files import MANIFEST
+from whiten_index.artifacts.manifest import write_manifest
 
 DELETED = object()
 CRAFTS: dict[str, Any] = {

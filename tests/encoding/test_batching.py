@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.tiny_models import FAMILIES, load
 from whiten_index.encoding import tokenization
-from whiten_index.encoding.encoder import Encoder
-from whiten_index.encoding.inference_threads import InferenceThreads
+from whiten_index.encoding.encoder import Encoder, InferenceThreads
 from whiten_index.encoding.models import find_model
 from whiten_index.encoding.tokenization import tokenize
 from whiten_index.errors import EncoderError

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from whiten_index import BuildConfig, build_index
-from whiten_index.artifacts.files import sha256_file
-from whiten_index.artifacts.manifest import MANIFEST, write_manifest
+from whiten_index.artifacts.files import MANIFEST, sha256_file
+from whiten_index.artifacts.manifest import write_manifest
 from whiten_index.pipeline.build import BuildReport
 from whiten_index.versions.published import set_current
 

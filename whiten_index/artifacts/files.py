@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from whiten_index.artifacts.limits import read_up_to
 from whiten_index.errors import ArtifactError, ConfigError, StorageError
 
+MANIFEST = "manifest.json"  # in each folder that is an artifact
 _BLOCK = 1 << 20
 _MOST_SHOWN = 80
 # A job file or a model's configuration that is read whole has some kilobytes.

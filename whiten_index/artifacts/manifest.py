@@ -23,6 +23,7 @@ from whiten_index.artifacts.atomic import (
     replace_file,
     temporary_folder,
 )
+from whiten_index.artifacts.files import MANIFEST as MANIFEST
 from whiten_index.artifacts.files import (
     exists,
     fsync_path,
@@ -39,7 +40,6 @@ from whiten_index.errors import ArtifactError, FormatError
 from whiten_index.paths import cut
 
 T = TypeVar("T")
-MANIFEST = "manifest.json"
 # Remedy for every artifact; its reader may know a better one.
 REMEDY = "restore it from a copy, or run the build again"
 _MISSING = "check the path, or build it"

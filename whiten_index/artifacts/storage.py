@@ -6,6 +6,7 @@ from pathlib import Path
 
 from whiten_index.artifacts.atomic import leftovers_in, remove_folder, remove_path, replace_file
 from whiten_index.artifacts.files import (
+    MANIFEST,
     exists,
     fsync_path,
     is_folder,
@@ -15,7 +16,6 @@ from whiten_index.artifacts.files import (
     size_of,
     writing,
 )
-from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.artifacts.object_store import Tag, plain_uri
 from whiten_index.paths import is_uri
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.atomic import replace_file, require_plain_target
-from whiten_index.artifacts.files import is_folder, read_bounded, writing
-from whiten_index.artifacts.manifest import MANIFEST
+from whiten_index.artifacts.files import MANIFEST, is_folder, read_bounded, writing
 from whiten_index.artifacts.storage import Place
 from whiten_index.errors import ConfigError, StorageError, WhitenIndexError, require_installed
 from whiten_index.paths import absolute, cell, cut, require_path

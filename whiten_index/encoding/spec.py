@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypedDict, Unpack
 
 from annotated_types import Len
-from pydantic import StringConstraints
+from pydantic import AfterValidator, StringConstraints
 
-from whiten_index.artifacts.manifest import Count, Positive, Sha256, Width, fingerprint
+from whiten_index.artifacts.manifest import Count, Positive, Sha256, Width, fingerprint, json_of
 from whiten_index.encoding.encoder_config import EMBEDDED, BackendName, DtypeName, EncoderConfig
 from whiten_index.errors import ConfigError, EncoderError
 
@@ -149,6 +149,32 @@ def recorded_spec(encoder: Mapping[str, Any]) -> Spec | None:
         query = encoder.get("query_encoder")
         return None if query is None else recorded_spec(query)
     return (RemoteSpec if encoder["kind"] == "api" else EncoderSpec).from_json(encoder)
+
+
+def _check_encoder(value: dict[str, Any]) -> dict[str, Any]:
+    if (kind := str(value.get("kind"))) not in _ENCODERS:
+        raise ValueError(f"field 'kind': Input should be {' or '.join(_ENCODERS)}")
+    _ENCODERS[kind]({name: each for name, each in value.items() if name not in _BESIDES})
+    return value
+
+
+# A spec as JSON values, with its kind and, in an exported transform, its fingerprint.
+EncoderFacts = Annotated[dict[str, Any], AfterValidator(_check_encoder)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnSpec:
+    """A column of embeddings, and the model of the queries if it is known."""
+
+    column: str
+    dim: Width
+    query_encoder: EncoderFacts | None
+
+
+_ENCODERS = {
+    "transformer": json_of(EncoderSpec), "api": json_of(RemoteSpec), "column": json_of(ColumnSpec),
+}  # fmt: skip
+_BESIDES = ("kind", "fingerprint")
 
 
 class EncoderOpening(TypedDict, total=False):

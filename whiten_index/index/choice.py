@@ -6,8 +6,9 @@ scores fall short of the recall wanted, candidates are scored again by the vecto
 
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from whiten_index.artifacts.manifest import Count
 from whiten_index.errors import ConfigError
 from whiten_index.index.factory import inner_index
 from whiten_index.index.library import load_faiss
@@ -85,6 +86,19 @@ class IndexPlan:
         """Return whether the lists fit into three quarters of the budget; growing takes twice."""
         size = self.expected.fixed + self.expected.per_row_total * (2 if grows else 1)
         return self.budget is None or size <= self.budget * 3 // 4
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """The setting of an index, and its index recall."""
+
+    # Nprobe or efSearch; empty for a kind without any.
+    parameters: dict[str, Count] = field(default_factory=dict)
+    recall: float | None = None  # share of the exact neighbours found, None if nothing was measured
+    target: float = 0.0  # recall wanted
+    reached: bool = False  # whether it is met
+    queries: Count = 0  # held-out vectors it was measured with
+    p95_ms: float | None = None  # of single searches, None if they were not timed
 
 
 def choose_factory(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.atomic import discard, remove_path, replacing
 from whiten_index.artifacts.files import exists
 from whiten_index.distributed.executors import Executor, remote_call
-from whiten_index.index.choice import IndexPlan
+from whiten_index.index.choice import IndexPlan, OperatingPoint
 from whiten_index.index.codes import remove_rows, reuse_codes
 from whiten_index.index.exact import Vectors, exact_neighbours, merged
 from whiten_index.index.factory import inner_index, inner_of, is_graph
@@ -27,7 +27,7 @@ from whiten_index.index.ondisk_ivf import IVF_DATA, PARTS, OnDiskLists, lists_on
 from whiten_index.index.sizes import IndexBytes, measured_bytes
 from whiten_index.index.training import require_training_rows, train_index
 from whiten_index.index.transforms import VectorSource, rotation_for
-from whiten_index.index.tuning import NEIGHBOURS, GroundTruth, OperatingPoint, tune_to_recall
+from whiten_index.index.tuning import NEIGHBOURS, GroundTruth, tune_to_recall
 from whiten_index.progress import Progress, Stages
 from whiten_index.store.sampling import CorpusEmbeddings
 from whiten_index.whitening.transform import Whitening

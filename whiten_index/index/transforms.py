@@ -9,7 +9,7 @@ multiplied into the matrix of the transform, so that it costs neither bytes nor 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +18,19 @@ from whiten_index.errors import ConfigError
 from whiten_index.index.exact import FEW_QUERIES, Rows, Vectors
 from whiten_index.index.library import load_faiss
 from whiten_index.progress import Stages
-from whiten_index.store.sampling import CorpusEmbeddings
-from whiten_index.whitening.transform import Whitening
 from whiten_index.whitening.whitening_config import Kind
+
+if TYPE_CHECKING:
+    from whiten_index.store.sampling import CorpusEmbeddings
+    from whiten_index.whitening.transform import Whitening
 
 # Rows of a block, the fewest within a budget, and those of a block whose lengths are checked.
 _BLOCK_ROWS, _LEAST_ROWS, _CHECKED_ROWS = 8192, 256, 256
 
 
-def wrap(inner: Any, whitening: Whitening, *, rotation: NDArray[np.floating] | None = None) -> Any:
+def wrap(
+    inner: Any, whitening: "Whitening", *, rotation: NDArray[np.floating] | None = None
+) -> Any:
     """Return ``inner`` behind the transforms: raw d-dim rows in, k-dim vectors inside.
 
     The mean is subtracted by a separate transform. Folded into the bias of the matrix it would
@@ -106,8 +110,8 @@ def is_lossy(inner: Any) -> bool:
 class VectorSource:
     """The vectors that an index keeps of a corpus."""
 
-    embeddings: CorpusEmbeddings  # the raw embeddings
-    whitening: Whitening  # the transform
+    embeddings: "CorpusEmbeddings"  # the raw embeddings
+    whitening: "Whitening"  # the transform
     # (k, k) random rotation, None if the codes gain nothing by one.
     rotation: NDArray[np.float64] | None = None
     work_bytes: int | None = None  # memory for blocks of rows, None for no limit

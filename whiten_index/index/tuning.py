@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whiten_index.artifacts.manifest import Count
-from whiten_index.index.choice import AUTO, IndexPlan
+from whiten_index.index.choice import AUTO, IndexPlan, OperatingPoint
 from whiten_index.index.exact import Rows, Scores, Vectors, rounding
 from whiten_index.index.factory import inner_index, is_exact, lists_of
 from whiten_index.index.gpu import MOST_ON_GPU
@@ -28,19 +27,6 @@ _PLATEAU = 0.001
 _TIED = 1e-6
 # Numbers of candidates that scoring again is tried with, from the store.
 CANDIDATES = (20, 50, 100, 200, 500, 1_000)
-
-
-@dataclass(frozen=True)
-class OperatingPoint:
-    """The setting of an index, and its index recall."""
-
-    # Nprobe or efSearch; empty for a kind without any.
-    parameters: dict[str, Count] = field(default_factory=dict)
-    recall: float | None = None  # share of the exact neighbours found, None if nothing was measured
-    target: float = 0.0  # recall wanted
-    reached: bool = False  # whether it is met
-    queries: Count = 0  # held-out vectors it was measured with
-    p95_ms: float | None = None  # of single searches, None if they were not timed
 
 
 @dataclass(frozen=True, eq=False)

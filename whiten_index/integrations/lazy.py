@@ -9,8 +9,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from whiten_index.artifacts.files import exists
-from whiten_index.artifacts.manifest import MANIFEST
+from whiten_index.artifacts.files import MANIFEST, exists
 from whiten_index.corpus.batches import PASSAGE_TEXT
 from whiten_index.encoding.spec import EncoderOpening
 from whiten_index.errors import ConfigError

@@ -15,11 +15,10 @@ from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.object_store import Tag
 from whiten_index.errors import ConfigError, require_config
-from whiten_index.index.choice import IndexPlan
+from whiten_index.index.choice import IndexPlan, OperatingPoint
 from whiten_index.index.codes import why_not_reusable
 from whiten_index.index.faiss_build import CodeReuse
 from whiten_index.index.library import set_threads
-from whiten_index.index.tuning import OperatingPoint
 from whiten_index.pipeline.base_version import (
     BaseVersion,
     advising,

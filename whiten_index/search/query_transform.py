@@ -31,10 +31,9 @@ from whiten_index.artifacts.manifest import (
 from whiten_index.artifacts.prefetch import blocks
 from whiten_index.encoding.load_encoder import local_model, require_transformer
 from whiten_index.encoding.models import ModelFolder
-from whiten_index.encoding.spec import EncoderOpening, EncoderSpec, recorded_spec
+from whiten_index.encoding.spec import EncoderFacts, EncoderOpening, EncoderSpec, recorded_spec
 from whiten_index.errors import ConfigError
 from whiten_index.search.query_encoder import QueryEncoder, digest_of, require_texts
-from whiten_index.store.records import EncoderFacts
 from whiten_index.versions.published import WHITENING, Version, with_published
 from whiten_index.whitening.spectrum import real_rows
 from whiten_index.whitening.transform import Whitening

@@ -53,12 +53,12 @@ from whiten_index.artifacts.storage import Place, Storage
 from whiten_index.corpus.arrow_types import read_documents
 from whiten_index.corpus.batches import DIGEST_BYTES
 from whiten_index.encoding.canary import keeping_canary
-from whiten_index.encoding.spec import Spec
+from whiten_index.encoding.spec import EncoderFacts, Spec
 from whiten_index.errors import ArtifactError, CorpusError
 from whiten_index.paths import as_place
 from whiten_index.store.dtypes import keeps_moments
 from whiten_index.store.notes import INDEXES, IndexRegistry, ResultCache, owner_of
-from whiten_index.store.records import CorpusPart, CorpusRecord, EncoderFacts
+from whiten_index.store.records import CorpusPart, CorpusRecord
 from whiten_index.store.segments import REMEDY, EmbeddingRows, Segments, finite
 from whiten_index.whitening.moments import Moments
 

@@ -5,13 +5,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
-from pydantic import AfterValidator, StringConstraints
+from pydantic import StringConstraints
 from typing_extensions import TypedDict
 
 from whiten_index.artifacts import manifest
 from whiten_index.artifacts.files import writing
-from whiten_index.artifacts.manifest import Count, Schema, Sealed, Width, json_of
-from whiten_index.encoding.spec import EncoderSpec, RemoteSpec
+from whiten_index.artifacts.manifest import Count, Schema, Sealed
 from whiten_index.errors import ArtifactError
 
 
@@ -115,29 +114,3 @@ class CorpusRecord:
                 "corpus again"
             )
         return cls(fields["source"], parts, fields["skipped"], files, fields["index"])
-
-
-def _check_encoder(value: dict[str, Any]) -> dict[str, Any]:
-    if (kind := str(value.get("kind"))) not in _ENCODERS:
-        raise ValueError(f"field 'kind': Input should be {' or '.join(_ENCODERS)}")
-    _ENCODERS[kind]({name: each for name, each in value.items() if name not in _BESIDES})
-    return value
-
-
-# A spec as JSON values, with its kind and, in an exported transform, its fingerprint.
-EncoderFacts = Annotated[dict[str, Any], AfterValidator(_check_encoder)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ColumnSpec:
-    """A column of embeddings, and the model of the queries if it is known."""
-
-    column: str
-    dim: Width
-    query_encoder: EncoderFacts | None
-
-
-_ENCODERS = {
-    "transformer": json_of(EncoderSpec), "api": json_of(RemoteSpec), "column": json_of(ColumnSpec),
-}  # fmt: skip
-_BESIDES = ("kind", "fingerprint")

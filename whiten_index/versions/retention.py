@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from whiten_index.artifacts.cached_storage import BucketStorage, place_of
+from whiten_index.artifacts.files import MANIFEST
 from whiten_index.artifacts.lock import only_writer
-from whiten_index.artifacts.manifest import MANIFEST
 from whiten_index.artifacts.storage import LOCAL, Place, Storage
 from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import ArtifactError, BusyError, ConfigError, FormatError, StorageError

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whiten_index.artifacts.cached_storage import place_of, required_place
-from whiten_index.artifacts.files import exists
-from whiten_index.artifacts.manifest import MANIFEST
+from whiten_index.artifacts.files import MANIFEST, exists
 from whiten_index.artifacts.storage import Place, settled
 from whiten_index.errors import ArtifactError, ConfigError, FormatError, StorageError, named
 from whiten_index.paths import absolute, is_uri

@@ -19,8 +19,9 @@ from whiten_index.artifacts.manifest import (
     Sha256,
     json_of,
 )
-from whiten_index.index.tuning import OperatingPoint
-from whiten_index.store.records import CorpusSource, EncoderFacts
+from whiten_index.encoding.spec import EncoderFacts
+from whiten_index.index.choice import OperatingPoint
+from whiten_index.store.records import CorpusSource
 from whiten_index.whitening.selection import Choice
 
 
