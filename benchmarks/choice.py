@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from benchmarks.intervals import interval_over_sets
 from benchmarks.judged_sets import GROUPS, JudgedSet, judged_set, ndcg, ndcg_each
 from benchmarks.results_file import data_folder, write
+from benchmarks.spectral_tempering import spectral_tempering
 from whiten_index import BuildConfig
 from whiten_index.pipeline.encode import EncodeReport, encode_corpus
 from whiten_index.pipeline.fit import choose_setting, piece_evidence
@@ -39,7 +40,6 @@ from whiten_index.whitening.selection import (
     score_settings,
     settings,
 )
-from whiten_index.whitening.spectrum import spectral_tempering
 from whiten_index.whitening.transform import Whitening
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 

@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from benchmarks.choice import constant_rules
 from benchmarks.intervals import Figure, interval_over_sets
 from benchmarks.results_file import data_folder, write
+from benchmarks.spectral_tempering import spectral_tempering
 from whiten_index import Moments, Whitening, load_encoder
 from whiten_index.evaluation.metrics import spearman
 from whiten_index.whitening.selection import Setting, choose_by_spectrum, settings
-from whiten_index.whitening.spectrum import spectral_tempering, unit_rows
+from whiten_index.whitening.spectrum import unit_rows
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
 SETS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STSB", "SICKR")

@@ -209,9 +209,6 @@ def _plain(value: Any, hint: Any) -> Any:
             return tuple(str(each) if isinstance(each, Path) else each for each in value)
         if type(value) in _item_types(hint):
             return (value,)
-    if kinds == (float, str) and isinstance(value, str):
-        with contextlib.suppress(ValueError):
-            return float(value)
     for kind in kinds:
         if issubclass(kind, Enum) and isinstance(value, str) and value in choices:
             return kind(value)
@@ -245,8 +242,7 @@ def _message(made: type, error: ValidationError) -> str:
     if found["type"].startswith(("greater", "less")):
         return f"{flag} takes a value {said}; {given} was given"
     if choices:
-        number = "a number or " if float in kinds else ""
-        return f"{flag} {given} is unknown; use {number}{', '.join(choices)}"
+        return f"{flag} {given} is unknown; use {', '.join(choices)}"
     if len(found["loc"]) > 1 and tuple in kinds:
         return (
             f"{flag} takes a list, each of them {said.removeprefix('a valid ')}; {given} was given"

@@ -186,12 +186,6 @@ def test_a_sweep_compares_by_dot_product(tmp_path: Path, corpus: str) -> None:
     assert "--similarity dot --out INDEX --whiten" in recommend(swept).command
 
 
-def test_a_rule_of_the_spectrum_subtracts_no_mean(tmp_path: Path, corpus: str) -> None:
-    options = {"whiten": "auto", "k": K, "exponent": "spectral-tempering", "factory": "Flat"}
-    made = build(tmp_path / "i", corpus, **options, **DOT).manifest["whitening"]
-    assert (made["similarity"], made["center"]) == ("dot", False)
-
-
 def test_vectors_of_unit_length_have_the_cosine(tmp_path: Path, corpus: str) -> None:
     options = ("--embedding-column", "embedding", "--normalize-input", "--similarity", "dot")
     status, _, noted = run("build", corpus, *options, "--k", K, "--out", tmp_path / "i")

@@ -243,8 +243,6 @@ def _option(each: Option) -> Callable[[Command], Command]:
         settings["metavar"] = "N,N,…"
     elif each.kind is tuple:
         settings["multiple"] = True
-    elif each.choices and each.kind is float:
-        settings["metavar"] = f"FLOAT|{'|'.join(each.choices)}"
     elif each.choices:
         settings["type"] = click.Choice(each.choices, case_sensitive=False)
     else:

@@ -82,8 +82,7 @@ class SweepOptions(JudgementOptions, SimilarityOption):
         flag="--k",
     )
     transforms: tuple[str, ...] = option(
-        "Also all-but-the-top, random, and whitening with an exponent: whitening:0.25, or "
-        "whitening:spectral-tempering.",
+        "Also all-but-the-top, random, and whitening with an exponent: whitening:0.25.",
         GRID,
         default=("auto", "pca", "whitening", "truncate"),
     )

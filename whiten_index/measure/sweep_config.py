@@ -20,7 +20,6 @@ from whiten_index.paths import as_place, is_uri
 from whiten_index.pipeline.build_config import BuildConfig
 from whiten_index.pipeline.build_options import EncodeOptions, JudgementOptions
 from whiten_index.vectordb.registry import require_database
-from whiten_index.whitening.transform_options import Exponent
 
 AUTO, TRUNCATE, NONE = "auto", "truncate", "none"
 TRANSFORMS = (AUTO, "pca", "whitening", TRUNCATE, "all-but-the-top", "random")
@@ -53,19 +52,17 @@ def codec_string(codec: str, k: int) -> str:
     return f"PQ{found[1]}"
 
 
-def parse_transform(text: str) -> tuple[str, Exponent | None]:
+def parse_transform(text: str) -> tuple[str, float | None]:
     """Return kind and exponent of a transform such as ``pca`` or ``whitening:0.25``."""
     name, colon, exponent = text.strip().partition(":")
     if name in TRANSFORMS and not colon:
         return name, None
-    if (name, exponent) == ("whitening", "spectral-tempering"):
-        return name, "spectral-tempering"
     with contextlib.suppress(ValueError):
         if name == "whitening" and 0 <= float(exponent) <= 2:
             return name, float(exponent)
     raise ConfigError(
         f"--transforms {text!r} is unknown; use {', '.join(TRANSFORMS)}, or whitening with an "
-        "exponent from 0 (PCA) to 2, such as whitening:0.25 or whitening:spectral-tempering"
+        "exponent from 0 (PCA) to 2, such as whitening:0.25"
     )
 
 

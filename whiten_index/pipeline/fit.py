@@ -45,7 +45,7 @@ from whiten_index.whitening.selection import (
     settings,
     widths,
 )
-from whiten_index.whitening.spectrum import WidthSpec, default_width, spectral_tempering, unit_rows
+from whiten_index.whitening.spectrum import WidthSpec, default_width, unit_rows
 from whiten_index.whitening.transform import Whitening
 from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
 
@@ -254,14 +254,7 @@ def _choose(
     ks: tuple[int, ...] | None,
 ) -> Choice:
     fit, width = _pca(moments, config), None
-    values, rank, rule = fit.eigenvalues, fit.k, config.exponent
-    center = config.center
-    if isinstance(rule, str) and center is None:
-        center = config.similarity != "dot"
-
-    def exponent(k: int) -> float | None:
-        return spectral_tempering(values, k) if isinstance(rule, str) else rule
-
+    rank, exponent, center = fit.k, config.exponent, config.center
     if (wish := WidthSpec.parse(config.k)) != WidthSpec():
         width = wish.resolve(fit.eigenvalues, count=moments.count, floor=config.floor or 0.0)
     if labels is not None:
@@ -270,7 +263,7 @@ def _choose(
         sample = sample_pieces(encoded, config.choose_sample, config.seed)
         if isinstance(sample, str):
             width = width or _default_width(fit, ks)
-            setting = choose_by_spectrum(fit, width, exponent=exponent(width), center=center)
+            setting = choose_by_spectrum(fit, width, exponent=exponent, center=center)
             why = f"{sample}, so mean and spectrum alone decide"
             return Choice("spectrum", setting, "", 0, (), why)
         evidence = piece_evidence(encoded, sample)
@@ -288,7 +281,7 @@ def _choose(
             else:
                 fit = held_out
         tried = (width,) if width is not None else _widths(ks, min(fit.k, rank))
-        open_at = {k: settings([k], exponent=exponent(k), center=center) for k in tried}
+        open_at = {k: settings([k], exponent=exponent, center=center) for k in tried}
         grid, scores = _scored(fit, evidence.trials, open_at)
         setting, candidates = choose_by_scores(grid, scores, errors=evidence.errors)
         why += "" if width else ", and of the widths the narrowest with 97 % of the best score"

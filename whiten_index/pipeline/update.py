@@ -300,8 +300,6 @@ def decide_update(
 def _named_config(config: BuildConfig, whitening: Whitening) -> BuildConfig:
     """Return the build that fits what was chosen, without choosing again."""
     if not config.chooses:
-        if isinstance(config.exponent, str):
-            config = replace(config, exponent=whitening.exponent)
         wish = WidthSpec.parse(config.k)
         # Without a number or a share, k is the rank, which may change.
         stays = wish.number is not None or wish.variance is not None

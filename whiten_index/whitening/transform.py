@@ -29,7 +29,6 @@ from whiten_index.whitening.spectrum import (
     numerical_rank,
     real_rows,
     reciprocal,
-    spectral_tempering,
     unit_rows,
 )
 from whiten_index.whitening.transform_options import Similarity
@@ -179,16 +178,12 @@ class Whitening:
         else:
             moments = Moments.of(unit_rows(data) if config.normalize_input else data)
         found = find_directions(moments, config)
-        gamma = config.gamma
-        if isinstance(gamma, str):
-            last = found.remove_top + found.basis.shape[1]
-            gamma = spectral_tempering(found.spectrum.eigenvalues, last)
         fitted = cls(
             kind=config.kind,
             mean=moments.mean,
             basis=found.basis,
             eigenvalues=found.spectrum.eigenvalues,
-            exponent=float(gamma),
+            exponent=config.gamma,
             center=config.centered,
             normalize_input=config.normalize_input,
             count=moments.count,

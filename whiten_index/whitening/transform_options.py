@@ -1,15 +1,11 @@
 """Schema of what shapes a transform of a given kind and width. It loads nothing heavy."""
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from whiten_index.options import TRANSFORM, option, schema
 
 # Score of a document: the cosine or the inner product of its vector and the query's.
 Similarity = Literal["cosine", "dot"]
-# γ, or the name of the rule that takes it from the spectrum; see ``spectral_tempering``.
-Exponent = Annotated[float, Field(ge=0, le=2)] | Literal["spectral-tempering"]
 
 
 @schema
@@ -27,10 +23,12 @@ class SimilarityOption:
 class TransformShape:
     """Shape of a transform of a given kind and width; None leaves it to the kind."""
 
-    exponent: Exponent | None = option(
-        "0 is PCA, 1 is whitening, between is soft; or spectral-tempering, by the spectrum.",
+    exponent: float | None = option(
+        "0 is PCA, 1 is whitening, between is soft.",
         TRANSFORM,
         default=None,
+        ge=0,
+        le=2,
         shown="auto chooses it; else 1, or 0 with pca",
     )
     center: bool | None = option(

@@ -9,7 +9,7 @@ from pydantic import Field
 from whiten_index.errors import ConfigError
 from whiten_index.options import schema
 from whiten_index.whitening.spectrum import WidthSpec, default_width
-from whiten_index.whitening.transform_options import Exponent, Similarity, TransformShape
+from whiten_index.whitening.transform_options import Similarity, TransformShape
 
 ESTIMATORS = ("empirical", "ledoit-wolf", "oas")
 
@@ -90,8 +90,8 @@ class WhiteningConfig(TransformShape):
         self._require_applicable()
 
     @property
-    def gamma(self) -> Exponent:
-        """The exponent γ, settled, or the name of the rule for it."""
+    def gamma(self) -> float:
+        """The exponent γ, settled."""
         if self.exponent is not None:
             return self.exponent
         return 1.0 if self.kind is Kind.WHITENING else 0.0
@@ -143,8 +143,7 @@ class WhiteningConfig(TransformShape):
             )
 
     def _require_applicable(self) -> None:
-        named = isinstance(self.exponent, str)
-        if self.kind is Kind.PCA and self.exponent and not named:
+        if self.kind is Kind.PCA and self.exponent:
             raise ConfigError(
                 f"PCA has exponent 0; for exponent {self.exponent:g} use --whiten whitening"
             )
@@ -154,7 +153,7 @@ class WhiteningConfig(TransformShape):
         given = {
             "--k": wish.number is not None or (share and "--k" not in takes),
             "--k as a share of variance": share and "--k" in takes,
-            "--exponent": named or not (self.exponent is None or self.kind is Kind.PCA),
+            "--exponent": not (self.exponent is None or self.kind is Kind.PCA),
             # Only False is a wish, so that one default serves all kinds.
             "--no-center": self.center is False,
             "--normalize-input": self.normalize_input,
