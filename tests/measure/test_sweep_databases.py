@@ -134,6 +134,26 @@ def test_the_commands_of_the_report_can_be_run(
     assert "Best at equal bytes" in (tmp_path / "out" / "report.html").read_text()
 
 
+@pytest.mark.parametrize(
+    ("address", "codecs"),
+    [("duckdb://{}/d.duckdb", {"fp32", "float32"}),
+     ("sqlite://{}/s.db", {"fp32", "float32", "int8", "bit"})],
+)  # fmt: skip
+def test_a_file(corpus: Path, tmp_path: Path, address: str, codecs: set[str]) -> None:
+    """Eight clients read it while the sweep has it open; an index or a code finds nearly all."""
+    place = address.format(tmp_path)
+    succeed(*asked(corpus, tmp_path / "out", "--in", place))
+    points = points_of(tmp_path / "out")
+    assert {point["codec"] for point in points.values()} == codecs
+    for key, point in points.items():
+        assert point["bytes"]["table"] > 4 * point["k"]
+        assert point["index_recall@10"] >= (0.3 if "/bit/" in key else 0.95)
+        assert point["latency_ms_many"]["clients"] == 8
+    with open_writer(place, "docs") as writer:
+        writer.discard()
+        assert writer.published() is None
+
+
 @pytest.mark.service
 def test_a_form_that_the_engine_refuses_is_left_out(corpus: Path, tmp_path: Path) -> None:
     more = ["--in", f"milvus://{tmp_path}/m.db", "--codecs", "sq,rabitq", "--no-baselines"]

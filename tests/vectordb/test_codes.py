@@ -12,6 +12,7 @@ from tests.vectordb.conftest import connected
 from tests.vectordb.pushed_rows import Rows, append, assert_finds, end, fill, recall
 from whiten_index import PushConfig, push_index
 from whiten_index.errors import ConfigError
+from whiten_index.vectordb import duckdb_file, sqlite_file
 from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.engine_options import (
     Code,
@@ -20,6 +21,7 @@ from whiten_index.vectordb.engine_options import (
     PostgresOptions,
     QdrantOptions,
 )
+from whiten_index.vectordb.file_options import DuckOptions, SqliteOptions
 from whiten_index.vectordb.push import plan_push
 from whiten_index.vectordb.registry import open_writer, require_database
 
@@ -212,6 +214,44 @@ def test_milvus_lite(tmp_path: Path, rows: Rows, index: str) -> None:
     assert np.allclose([hit["distance"] for hit in got[0]], found[0], atol=1e-3)
 
 
+@pytest.mark.parametrize("given", [{}, {"m": "8", "ef_construction": "40"}, {"index": "none"}])
+def test_duckdb(tmp_path: Path, rows: Rows, given: dict[str, str]) -> None:
+    options = DuckOptions.parse(given)
+    with open_writer(f"duckdb://{tmp_path}/d.duckdb", "docs", options=given) as writer:
+        fill(writer, rows)
+        assert_finds(writer, rows)
+        assert recall(writer, rows) >= 0.95
+        assert_sized(writer, options.index_bytes(ROWS, K, "float32"))
+        found = writer.search(rows.vectors[:1], 10)
+    vector = {"query": rows.vectors[0].tolist()}
+    with duckdb_file.opened(tmp_path / "d.duckdb", make=False) as connect:
+        connection = connect()
+        *settings, order = options.query("docs", rows.pushed).split("; ")
+        for each in settings:
+            connection.execute(each)
+        plan = connection.execute(f"EXPLAIN {order}", vector).fetchall()[0][1]
+        assert ("HNSW_INDEX_SCAN" in plan) is (options.index == "hnsw")
+        got = connection.execute(order, vector).fetchall()
+    assert np.allclose([1 - distance for _, distance in got], found[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SqliteOptions.codes(K))
+def test_sqlite(tmp_path: Path, rows: Rows, name: str) -> None:
+    code = SqliteOptions.codes(K)[name]
+    options = SqliteOptions.parse(code.options)
+    with open_writer(f"sqlite://{tmp_path}/s.db", "docs", options=code.options) as writer:
+        fill(writer, rows)
+        assert_finds(writer, rows)
+        assert recall(writer, rows) >= (0.6 if name == "bit" else 0.99)
+        assert_sized(writer, options.index_bytes(ROWS, K, "float32"))
+        found = writer.search(rows.vectors[:1], 10)
+    connection, _ = sqlite_file.connect(tmp_path / "s.db", options, make=False)
+    order = options.query("docs", rows.pushed)
+    got = connection.execute(order, {"query": rows.vectors[0].tobytes()}).fetchall()
+    connection.close()
+    assert np.allclose([1 - distance for _, distance in got], found[0], atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("address", "given", "told"),
     [
@@ -221,6 +261,8 @@ def test_milvus_lite(tmp_path: Path, rows: Rows, index: str) -> None:
         ("milvus://here", {"index": "faiss"}, "factory=NAME"),
         ("milvus://here", {"factory": "IVF64,SQ8"}, "factory=NAME"),
         ("qdrant://here", {"quantization": "turbo_3_bits"}, "--option quantization: "),
+        ("duckdb:///here.duckdb", {"m": "1"}, "--option m: "),
+        ("sqlite:///here.db", {"code": "float16"}, "--option code: "),
     ],
 )
 def test_options_that_do_not_fit(address: str, given: dict[str, str], told: str) -> None:
@@ -229,7 +271,9 @@ def test_options_that_do_not_fit(address: str, given: dict[str, str], told: str)
 
 
 def test_bytes_of_codes() -> None:
-    for engine in (PostgresOptions, LanceOptions, MilvusOptions, QdrantOptions):
+    for engine in (
+        PostgresOptions, LanceOptions, MilvusOptions, QdrantOptions, DuckOptions, SqliteOptions,
+    ):  # fmt: skip
         sizes = {
             name: engine.parse(code.options).code_bytes(10_000, 128, code.dtype) or 0
             for name, code in engine.codes(128).items()

@@ -22,8 +22,11 @@ SECRET = "s3cr3t"
     ],
 )  # fmt: skip
 def test_an_address_of_no_database(address: str) -> None:
-    told = r"no database .*; give one of postgresql:.*, qdrant://.*, lancedb://.*, milvus://.*, or "
-    with pytest.raises(ConfigError, match=told + "a file that ends in .parquet"):
+    told = (
+        r"no database .*; give one of postgresql:.*, qdrant://.*, lancedb://.*, milvus://.*, "
+        r"duckdb:///.*, sqlite:///.*, or a file that ends in .parquet"
+    )
+    with pytest.raises(ConfigError, match=told):
         require_database(address, {})
 
 

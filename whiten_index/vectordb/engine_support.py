@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from whiten_index.artifacts.files import is_folder, list_folder
+from whiten_index.artifacts.files import is_folder, list_folder, size_of
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.paths import cut
 from whiten_index.vectordb.engine_options import EngineOptions
+from whiten_index.vectordb.pushed_table import Layout
 
+ONE_AT_A_TIME = "the engine takes one process at a time if one of them writes: close the other one"
 # The words of C's library, as Python and Rust report them, Rust's numbers, and SQLite's words.
 _OF_DISKS = (
     (
@@ -18,8 +20,23 @@ _OF_DISKS = (
         r"|\(os error (1|13|30)\)",
         "this user may not write there: change the permissions of the folder, or name another",
     ),
-    (r"no space left|quota exceeded|\(os error (28|122)\)", "make room on that disk; push again"),
+    (
+        r"no space left|quota exceeded|disk is full|\(os error (28|122)\)",
+        "make room on that disk; push again",
+    ),
     ("already accessed", "another client has this folder, which takes one at a time; close it"),
+    ("could not set lock|unique file handle", ONE_AT_A_TIME),
+    (
+        "while replaying wal",
+        "a process was killed while it wrote: push again, or open the file once to write, which "
+        "ends what was written",
+    ),
+    ("not a valid .* file|not a database", "name another file: this one has another format"),
+    (
+        "database is locked",
+        "another program writes to the file: push again when it has ended, or wait longer with "
+        "--option lock_timeout=SECONDS",
+    ),
 )
 _OF_SERVERS = (
     ("certificate_verify_failed", "name a file of certificates to trust in SSL_CERT_FILE"),
@@ -87,7 +104,53 @@ def require_engine_folder(
             f"{cut(others[0])!r}; name a folder that is empty or not there yet"
         )
     if not make and not ours:
-        raise DatabaseError(
-            f"{address} is not there, or nothing was pushed to it yet; look at the path in the "
-            "address, or push an index to it first"
-        )
+        raise _not_there(address)
+
+
+def require_engine_file(
+    address: str, engine: type[EngineOptions], *, make: bool
+) -> tuple[Path, str]:
+    """Return the file that an address names, and the address as it is shown.
+
+    Refuse one that reading would have to make. The engine refuses other formats: the file is not
+    opened here, because closing it would end locks that this process has.
+    """
+    place = EngineAddress.parse(address, engine)
+    file, shown = place.folder, place.shown
+    if file is None:
+        raise ConfigError(f"the address of {engine.engine} is {engine.example}, with three slashes")
+    if is_folder(file) or not is_folder(file.parent):
+        lacks = "is a folder" if is_folder(file) else "is in a folder that does not exist"
+        raise ConfigError(f"{shown} {lacks}; name a file in an existing folder")
+    if not make and size_of(file.resolve()) == 0:
+        raise _not_there(shown)
+    return file, shown
+
+
+def _not_there(address: str) -> DatabaseError:
+    return DatabaseError(
+        f"{address} is not there, or nothing was pushed to it yet; look at the path in the "
+        "address, or push an index to it first"
+    )
+
+
+def require_columns(layout: Layout, engine: str, reserved: Sequence[str] = ()) -> None:
+    """Refuse columns whose names the engine takes for those of others."""
+    taken = dict.fromkeys(reserved, "the engine's own")
+    for name in layout.schema.names:
+        if before := taken.get(name.lower()):
+            raise ConfigError(
+                f"column {name!r} has the name of {before} in {engine}; rename it in the corpus, "
+                "or leave it out of --keep"
+            )
+        taken[name.lower()] = f"column {name!r}"
+
+
+def quoted(name: str) -> str:
+    """Return a name in SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """Return a text in SQL."""
+    return "'" + text.replace("'", "''") + "'"

@@ -33,8 +33,9 @@ class PushConfig:
     index: str
     to: str = option(
         "postgresql://user@host/database, qdrant://host:6333, qdrant:///folder, "
-        "lancedb:///folder, milvus://host:19530, milvus:///file.db; qdrant+https:// and "
-        "milvus+https:// for TLS; or a file .parquet, .arrow or .npy.",
+        "lancedb:///folder, milvus://host:19530, milvus:///file.db, duckdb:///file.duckdb, "
+        "sqlite:///file.sqlite; qdrant+https:// and milvus+https:// for TLS; or a file .parquet, "
+        ".arrow or .npy.",
         DATABASE,
     )
     table: str | None = option(

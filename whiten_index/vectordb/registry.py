@@ -18,11 +18,14 @@ from whiten_index.vectordb.engine_options import (
     PostgresOptions,
     QdrantOptions,
 )
+from whiten_index.vectordb.file_options import DuckOptions, SqliteOptions
 
 if TYPE_CHECKING:
     from whiten_index.vectordb.database_writer import DatabaseWriter
 
-_ENGINES = PostgresOptions, QdrantOptions, LanceOptions, MilvusOptions
+_ENGINES = (
+    PostgresOptions, QdrantOptions, LanceOptions, MilvusOptions, DuckOptions, SqliteOptions,
+)  # fmt: skip
 _BY_SCHEME: dict[str, type[EngineOptions]] = {
     scheme: each for each in _ENGINES for scheme in each.schemes
 }

@@ -1,0 +1,329 @@
+"""DuckDB's own: plain tables, an index that a kill damaged, one process at a time."""
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.helpers.bad_input import process
+from tests.vectordb.pushed_rows import (
+    Rows,
+    append,
+    assert_clean,
+    assert_finds,
+    assert_holds,
+    changed_by_child,
+    child_at,
+    end,
+    fill,
+    some_changes,
+)
+from whiten_index.errors import ConfigError, DatabaseError
+from whiten_index.vectordb import duckdb_file
+from whiten_index.vectordb.database_writer import DatabaseWriter
+from whiten_index.vectordb.pushed_table import PushedTable
+from whiten_index.vectordb.registry import open_writer
+
+# A push that stops, for good, after it has committed changes, and before they are in the file.
+CHILD = """
+import sys, time
+from pathlib import Path
+from tests.vectordb.pushed_rows import changed_by_child
+from whiten_index.vectordb.duckdb_writer import DuckWriter
+from whiten_index.vectordb.registry import open_writer
+address, marker = sys.argv[1:]
+def stop(*_):
+    Path(marker).touch()
+    time.sleep(600)
+DuckWriter._checkpoint = stop
+rows = changed_by_child()
+with open_writer(address, "docs") as writer:
+    with writer.changing(rows.pushed, rows.layout) as changing:
+        changing.delete(range(100))
+        changing.upsert(rows.take(range(2000)))
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "docs.duckdb"
+
+
+@pytest.fixture
+def address(file: Path) -> str:
+    return f"duckdb://{file}"
+
+
+@pytest.fixture
+def writer(address: str) -> Iterator[DatabaseWriter]:
+    with open_writer(address, "docs") as opened:
+        yield opened
+
+
+def test_the_table_is_a_plain_one(address: str, file: Path) -> None:
+    """DuckDB reads it without the extension, among the tables of the user."""
+    with duckdb.connect(file) as database:
+        database.execute("CREATE TABLE mine AS SELECT 1 AS one")
+    rows = Rows.make(20, n=pa.array(range(20)), day=pa.array([3] * 20, pa.date32()))
+    with open_writer(address, "docs") as writer:
+        fill(writer, rows)
+    with duckdb.connect(file, read_only=True) as database:
+        kinds = database.execute("SELECT column_name, data_type FROM duckdb_columns() "
+                                 "WHERE table_name = 'docs'").fetchall()  # fmt: skip
+        assert kinds == [("id", "BIGINT"), ("vector", "FLOAT[12]"), ("n", "BIGINT"),
+                         ("day", "DATE")]  # fmt: skip
+        near = "SELECT id FROM docs WHERE n % 2 = 1 ORDER BY array_cosine_distance(vector, $1)"
+        vector = duckdb.Value(rows.vectors[5].tolist(), duckdb.array_type("FLOAT", 12))
+        assert database.execute(near, [vector]).fetchone() == (5,)
+        assert database.execute("SELECT one FROM mine").fetchone() == (1,)
+
+
+def test_killed_after_changes_that_are_in_the_log(address: str, tmp_path: Path, file: Path) -> None:
+    """The index finds what was changed, and nothing that was deleted takes its place."""
+    rows = changed_by_child()
+    with open_writer(address, "docs") as writer:
+        fill(writer, Rows.make(2000, seed=8))
+    marker = tmp_path / "marker"
+    with child_at(marker.exists, "-c", CHILD, address, str(marker)):
+        pass
+    assert file.with_suffix(".duckdb.wal").stat().st_size
+    with pytest.raises(DatabaseError, match="a process was killed while it wrote: push again"):
+        open_writer(address, "docs", make=False)
+    with open_writer(address, "docs"):
+        pass
+    with open_writer(address, "docs", make=False) as writer:
+        assert_clean(writer, rows)
+        assert_holds(writer, rows)
+        assert_finds(writer, rows, exact=False, least=0.95, queries=200)
+
+
+@pytest.mark.parametrize("index", ["hnsw", "none"])
+def test_nightly_changes_do_not_grow_the_file_for_ever(
+    address: str, file: Path, index: str
+) -> None:
+    rows, options = Rows.make(5000, k=32), {"index": index}
+    with open_writer(address, "docs", options=options) as writer:
+        fill(writer, rows, batch=5000)
+        before = writer.sizes()
+    first = file.stat().st_size
+    for night in range(10):
+        new = Rows.make(5000, k=32, seed=night + 1)
+        with (
+            open_writer(address, "docs", options=options) as writer,
+            writer.changing(replace(rows.pushed, version=str(night)), rows.layout) as changing,
+        ):
+            changing.upsert(new.take(range(500 * night, 500 * night + 500)))
+    with open_writer(address, "docs") as writer:
+        assert_holds(writer, replace(new, table=pa.concat_tables([
+            Rows.make(5000, k=32, seed=night + 1).table.slice(500 * night, 500)
+            for night in range(10)
+        ])))  # fmt: skip
+        assert abs(writer.sizes().index / max(1, before.index) - (index == "hnsw")) < 0.1
+    assert file.stat().st_size < 3 * first
+
+
+def test_the_index_is_checked_before_the_swap(address: str, writer: DatabaseWriter) -> None:
+    """Readers of this process see the table before, until then."""
+    old, new = Rows.make(), Rows.make(2000, k=32, seed=1)
+    fill(writer, old)
+    writer.begin(new.pushed, new.layout)
+    append(writer, new.batches())
+    writer.finish()
+    found = writer.search(new.vectors[:5], 10, pending=True)
+    assert np.abs(found[:, 0] - 1).max() < 1e-5
+    with open_writer(address, "docs", make=False) as reader:
+        assert_holds(reader, old)
+        writer.swap()
+        assert_holds(reader, new)
+    # What was finished is filled again, or is left.
+    for again in (True, False):
+        writer.begin(old.pushed, old.layout)
+        append(writer, old.batches())
+        writer.finish()
+        if again:
+            writer.resume(old.layout)
+        else:
+            writer.discard()
+        assert_holds(writer, new)
+    with writer.changing(replace(new, version="2").pushed, new.layout) as changing:
+        changing.upsert(new.take([3]))
+    assert_holds(writer, new)
+
+
+def test_one_process_writes_or_many_read(address: str, writer: DatabaseWriter) -> None:
+    rows = Rows.make(50)
+    fill(writer, rows)
+    told = "this process has .* open; the engine takes one process at a time if one of them writes"
+    with pytest.raises(DatabaseError, match=told):
+        open_writer(address, "docs")
+    reading = (
+        "from whiten_index.vectordb.registry import open_writer\n"
+        f"with open_writer({address!r}, 'docs', make=False) as writer: print(writer.count())\n"
+    )
+    with process(code=reading) as child:
+        assert "one process at a time" in child.communicate(timeout=60)[1]
+    writer.close()
+    with open_writer(address, "docs", make=False) as reader:
+        with process(code=reading) as child:
+            assert child.communicate(timeout=60) == ("50\n", "")
+        assert_finds(reader, rows)
+        with pytest.raises(DatabaseError, match="read-only"):
+            reader.begin(rows.pushed, rows.layout)
+
+
+def test_vectors_of_zeros(writer: DatabaseWriter) -> None:
+    """They come back, and are the last that a search finds."""
+    vectors = Rows.make(50).vectors.copy()
+    vectors[7] = 0
+    whole = Rows.make(50)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 12)
+    rows = Rows(whole.table.set_column(1, whole.layout.schema.field(1), column), whole.layout)
+    fill(writer, rows)
+    assert_holds(writer, rows)
+    for exact in (True, False):
+        found = writer.search(vectors[:6], 50, exact=exact)
+        others = np.sort(vectors[:6] @ np.delete(vectors, 7, axis=0).T, axis=1)[:, ::-1]
+        assert np.abs(found[:, :49] - others).max() < 1e-5
+
+
+@pytest.mark.parametrize("made", [
+    "CREATE TABLE docs AS SELECT 1", "CREATE VIEW docs AS SELECT 1",
+    "CREATE TABLE Docs AS SELECT 1", "CREATE TABLE docs__pending AS SELECT 1",
+])  # fmt: skip
+def test_what_no_push_made_is_left_alone(address: str, file: Path, made: str) -> None:
+    with duckdb.connect(file) as database:
+        database.execute(f"{made} AS one")
+    rows = Rows.make(20)
+    with (
+        open_writer(address, "docs") as writer,
+        pytest.raises(DatabaseError, match="that no push made"),
+    ):
+        fill(writer, rows)
+    with duckdb.connect(file) as database:
+        assert database.execute(f"SELECT one FROM {made.split()[2]}").fetchall() == [(1,)]
+
+
+def test_a_table_made_while_a_push_waited_is_left_alone(address: str, file: Path) -> None:
+    rows = Rows.make(20)
+    with open_writer(address, "docs") as writer:
+        writer.begin(rows.pushed, rows.layout)
+        append(writer, rows.batches())
+    with duckdb.connect(file) as database:
+        database.execute("CREATE TABLE docs AS SELECT 1 AS one")
+    with open_writer(address, "docs") as writer:
+        writer.resume(rows.layout)
+        with pytest.raises(DatabaseError, match="that no push made"):
+            writer.finish()
+    with duckdb.connect(file) as database:
+        assert database.execute("SELECT one FROM docs").fetchall() == [(1,)]
+
+
+@pytest.mark.parametrize("text", [b"mine", b"PAR1" * 9, b"SQLite format 3\0" * 9])
+def test_a_file_of_another_format(address: str, file: Path, text: bytes) -> None:
+    file.write_bytes(text)
+    for make in (True, False):
+        with pytest.raises(DatabaseError, match="name another file: this one has another format"):
+            open_writer(address, "docs", make=make)
+    assert file.read_bytes() == text
+
+
+def test_a_file_that_is_damaged(address: str, file: Path) -> None:
+    with open_writer(address, "docs") as writer:
+        fill(writer, Rows.make(20))
+    whole = file.read_bytes()
+    file.write_bytes(whole[:20_000])
+    with (
+        pytest.raises(DatabaseError, match=r"docs.duckdb, table docs: .* could not be"),
+        open_writer(address, "docs", make=False) as writer,
+    ):
+        writer.fetch([1], Rows.make(20).layout)
+    assert file.read_bytes() == whole[:20_000]
+
+
+def test_an_empty_file_is_filled(address: str, file: Path) -> None:
+    file.touch()
+    with open_writer(address, "docs") as writer:
+        fill(writer, Rows.make(20))
+
+
+@pytest.mark.parametrize(("place", "told"), [
+    ("duckdb://host/f.duckdb", "three slashes"), ("duckdb:///", "is a folder"),
+    ("duckdb:///nowhere/f.duckdb", "is in a folder that does not exist"),
+])  # fmt: skip
+def test_addresses(place: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        open_writer(place, "docs")
+
+
+def test_a_missing_extension(address: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setenv("HOME", "/nowhere")
+    told = r"extension vss of DuckDB .* cannot be loaded .*pip install 'whiten-index\[duckdb\]'"
+    with pytest.raises(ConfigError, match=told):
+        open_writer(address, "docs")
+    assert not file.exists()
+
+
+def test_columns_that_differ_in_case(writer: DatabaseWriter) -> None:
+    rows = Rows.make(3, Text=pa.array(["a"] * 3), text=pa.array(["b"] * 3))
+    with pytest.raises(ConfigError, match="column 'text' has the name of column 'Text' in DuckDB"):
+        writer.begin(rows.pushed, rows.layout)
+
+
+@pytest.mark.parametrize("column", [
+    pa.array([1.5, None, -2], pa.float16()), pa.nulls(3),
+    pa.array([b"ab", b"cd", None], pa.binary(2)), pa.array(["a", "b", None]).dictionary_encode(),
+    pa.array([[1], [-2], None], pa.list_(pa.duration("ns"))),
+    pa.array([1, 2, None], pa.time32("s")),
+    pa.array([1, 2, None], pa.timestamp("ms", "Europe/Rome")),
+    pa.array([86_400_000, 0, None], pa.date64()),
+    pa.array([1, 2, None], pa.decimal256(30, 3)),
+])  # fmt: skip
+def test_kept_columns_of_further_types(writer: DatabaseWriter, column: pa.Array) -> None:
+    rows = Rows.make(3, column=column)
+    fill(writer, rows)
+    assert_holds(writer, rows)
+
+
+def test_changes_that_fail_leave_the_index(writer: DatabaseWriter) -> None:
+    old, after, put = some_changes()
+    fill(writer, old)
+    with (  # noqa: PT012
+        pytest.raises(RuntimeError), writer.changing(after.pushed, old.layout) as changing,
+    ):  # fmt: skip
+        changing.upsert(put)
+        raise RuntimeError
+    assert_finds(writer, old, exact=False)
+
+
+def test_a_comment_of_the_user(address: str, file: Path) -> None:
+    """A description may be anybody's."""
+    with open_writer(address, "docs") as writer:
+        fill(writer, Rows.make(20))
+    huge = PushedTable("v", "t", 12, "float32", rows=10**400).text
+    with duckdb_file.opened(file, make=True) as connect:
+        connect().execute(f"COMMENT ON TABLE docs IS '{huge}'")
+    with (
+        open_writer(address, "docs") as writer,
+        pytest.raises(DatabaseError, match="that no push made"),
+    ):
+        writer.published()
+
+
+def test_an_interrupted_push_leaves_the_file_to_others(address: str, file: Path) -> None:
+    """Between two pushes, DuckDB alone opens a file with a table that waits."""
+    rows = Rows.make()
+    with open_writer(address, "docs") as writer:
+        writer.begin(rows.pushed, rows.layout)
+        append(writer, rows.batches()[:1])
+    with duckdb.connect(file) as database:
+        assert database.execute("SELECT count(*) FROM docs__pending").fetchone() == (128,)
+    with open_writer(address, "docs") as writer:
+        writer.resume(rows.layout)
+        end(writer, rows.batches()[1:])
+        assert_holds(writer, rows)

@@ -1,0 +1,326 @@
+"""SQLite's own: the views that users query, readers beside a push, codes, and other files."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import apsw
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.vectordb.pushed_rows import (
+    Rows,
+    append,
+    assert_clean,
+    assert_finds,
+    assert_holds,
+    end,
+    fill,
+)
+from whiten_index.errors import ConfigError, DatabaseError
+from whiten_index.vectordb.database_writer import DatabaseWriter
+from whiten_index.vectordb.file_options import SqliteOptions
+from whiten_index.vectordb.pushed_table import PushedTable
+from whiten_index.vectordb.registry import open_writer
+from whiten_index.vectordb.sqlite_file import connect
+
+CODES = [pytest.param(code, id=code) for code in ("float32", "int8", "bit")]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "docs.sqlite"
+
+
+@pytest.fixture
+def address(file: Path) -> str:
+    return f"sqlite://{file}"
+
+
+@pytest.fixture
+def user(file: Path) -> Iterator[Any]:
+    """A connection of the user, with the extension."""
+    apsw.Connection(str(file)).close()
+    connection, _ = connect(file, SqliteOptions(), make=False)
+    yield connection
+    connection.close()
+
+
+def kept(**more: Any) -> Rows:
+    return Rows.make(k=16, n=pa.array(range(300)), lang=pa.array(["en", "de", "fr"] * 100), **more)
+
+
+def zeros_among(rows: Rows, *places: int) -> Rows:
+    vectors = rows.vectors.copy()
+    vectors[list(places)] = 0
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+    return replace(rows, table=rows.table.set_column(1, rows.layout.schema.field(1), column))
+
+
+def test_users_query_one_view_and_filter_by_the_other(address: str, user: Any) -> None:
+    rows = kept()
+    with open_writer(address, "docs") as writer:
+        fill(writer, rows)
+    query = rows.vectors[4].tobytes()
+    near = "SELECT id, lang, distance FROM docs WHERE vector MATCH ? AND k = 3"
+    found = user.execute(near, (query,)).fetchall()
+    assert len(found) == 3
+    assert found[0][:2] == (4, "de")
+    # The nearest rows of a language, not those of it among the nearest.
+    among = f"{near} AND rowid IN (SELECT rowid FROM docs_rows WHERE lang = 'fr') ORDER BY distance"
+    ids = [row[0] for row in user.execute(among, (query,))]
+    cosines = np.where(np.arange(300) % 3 == 2, rows.vectors @ rows.vectors[4], -np.inf)
+    assert ids == np.argsort(-cosines)[:3].tolist()
+    exact = "SELECT id FROM docs WHERE lang = 'fr' ORDER BY vec_distance_cosine(vector, ?) LIMIT 3"
+    assert [row[0] for row in user.execute(exact, (query,))] == ids
+    plan = [row[3] for row in user.execute(f"EXPLAIN QUERY PLAN {exact}", (query,))]
+    assert user.execute("SELECT count(*) FROM docs").get == 300, plan
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_code_stays_that_of_the_table(address: str, user: Any, code: str) -> None:
+    """Pushes of changes need no option, and searches neither."""
+    rows = kept()
+    with open_writer(address, "docs", options={"code": code}) as writer:
+        fill(writer, rows)
+    later = replace(kept(seed=1), version="2")
+    with open_writer(address, "docs") as writer:
+        with writer.changing(later.pushed, later.layout) as changing:
+            changing.delete(range(100))
+            changing.upsert(later.take(range(300)))
+        assert_holds(writer, later)
+        assert_clean(writer, later)
+        assert_finds(writer, later)
+        assert_finds(writer, later, exact=False, least=0.5 if code == "bit" else 1)
+        assert bool(writer.sizes().index) is (code != "float32")
+    columns = [row[1] for row in user.execute("PRAGMA table_info(docs)")]
+    assert columns == ["rowid", "id", "n", "lang", "vector", "distance", "k"] + ["code"] * (
+        code != "float32"
+    )
+
+
+def test_readers_go_on_beside_a_push(address: str, file: Path, user: Any) -> None:
+    old, new = kept(), kept(seed=1)
+    count, near = "SELECT count(*) FROM docs", "SELECT id FROM docs WHERE vector MATCH ? AND k = 1"
+    with open_writer(address, "docs") as writer:
+        fill(writer, old)
+        assert user.execute(near, (old.vectors[7].tobytes(),)).get == 7
+        writer.begin(new.pushed, new.layout)
+        for batch in new.batches():
+            writer.append(batch)
+            assert user.execute(near, (old.vectors[7].tobytes(),)).get == 7
+        with open_writer(address, "docs", make=False) as reader:
+            assert_holds(reader, old)
+            writer.finish()
+            with user:
+                # A transaction of a reader keeps what it saw.
+                assert user.execute(count).get == 300
+                writer.swap()
+                assert user.execute(near, (old.vectors[7].tobytes(),)).get == 7
+            assert user.execute(near, (new.vectors[7].tobytes(),)).get == 7
+            assert_holds(reader, new)
+        with (
+            user,
+            open_writer(address, "docs", make=False) as reader,
+            writer.changing(old.pushed, old.layout) as changing,
+        ):
+            changing.delete([5])
+            changing.upsert(old.take([6]))
+            assert reader.count() == user.execute(count).get == 300
+            changing.upsert(old.take([5]))
+    user.close()
+    # At rest it is one file, which others can copy.
+    with open_writer(address, "docs"):
+        pass
+    assert [each.name for each in file.parent.iterdir()] == [file.name]
+
+
+def test_a_file_of_the_user_keeps_its_mode_and_tables(address: str, file: Path) -> None:
+    mine = apsw.Connection(str(file))
+    mine.execute("PRAGMA journal_mode = WAL")
+    mine.execute("CREATE TABLE mine AS SELECT 1 AS one")
+    mine.close()
+    with open_writer(address, "docs") as writer:
+        fill(writer, kept())
+        writer.remove()
+    mine = apsw.Connection(str(file))
+    assert mine.execute("PRAGMA journal_mode").get == "wal"
+    # What remains of pushes is the table of descriptions, which is empty.
+    names = [name for (name,) in mine.execute("SELECT name FROM sqlite_schema WHERE type = 'table' "
+                                              "AND name NOT LIKE 'sqlite_%'")]  # fmt: skip
+    assert names == ["mine", "whiten_index_tables"]
+    assert mine.execute("SELECT count(*) FROM whiten_index_tables").get == 0
+    mine.close()
+
+
+def test_a_file_that_was_vacuumed(address: str, file: Path) -> None:
+    rows = kept()
+    with open_writer(address, "docs") as writer:
+        fill(writer, rows)
+        with writer.changing(rows.pushed, rows.layout) as changing:
+            changing.delete(range(100))
+            changing.upsert(rows.take(range(50, 100)))
+            changing.upsert(rows.take(range(50)))
+    mine = apsw.Connection(str(file))
+    mine.execute("VACUUM")
+    mine.close()
+    with open_writer(address, "docs") as writer:
+        assert_holds(writer, rows)
+        assert_finds(writer, rows)
+
+
+def test_nightly_changes_do_not_grow_the_file_for_ever(address: str, file: Path) -> None:
+    rows = Rows.make(2000, k=64)
+    with open_writer(address, "docs") as writer:
+        fill(writer, rows)
+    first = file.stat().st_size
+    for night in range(30):
+        new = Rows.make(2000, k=64, seed=night + 1)
+        picked = np.random.default_rng(night).choice(2000, 300, replace=False)
+        with (
+            open_writer(address, "docs") as writer,
+            writer.changing(replace(rows.pushed, version=str(night)), rows.layout) as changing,
+        ):
+            changing.upsert(new.take(picked))
+        if night == 10:
+            early = file.stat().st_size
+    assert file.stat().st_size < min(4 * first, 1.1 * early)
+    with open_writer(address, "docs") as writer:
+        assert writer.count() == 2000
+        assert writer.fetch([int(picked[0])], rows.layout) == pa.Table.from_batches(
+            [new.take(picked[:1])]
+        )
+
+
+def test_vectors_of_zeros(address: str, user: Any) -> None:
+    """They come back; searches do not find them, and lose nothing by them."""
+    rows = zeros_among(kept(), 0, 7, 299)
+    with open_writer(address, "docs") as writer:
+        fill(writer, rows)
+        assert_holds(writer, rows)
+        for exact in (True, False):
+            found = writer.search(rows.vectors[1:7], 300, exact=exact)
+            assert np.isfinite(found).sum(axis=1).tolist() == [297] * 6
+            best = rows.best(rows.vectors[1:7], 300)
+            assert np.abs(np.nansum(found, axis=1) - best.sum(axis=1)).max() < 1e-4
+        assert np.isnan(writer.search(rows.vectors[:1], 5)).all()
+    assert user.execute("SELECT count(*) FROM docs").get == 297
+    assert user.execute("SELECT count(*) FROM docs_rows").get == 300
+
+
+def test_more_rows_than_a_search_of_vec0_returns(address: str) -> None:
+    rows = Rows.make(4200, k=8)
+    with open_writer(address, "docs", options={"code": "bit"}) as writer:
+        fill(writer, rows, batch=4200)
+        for exact in (True, False):
+            found = writer.search(rows.vectors[:2], 4100, exact=exact)
+            assert np.abs(found - rows.best(rows.vectors[:2], 4100)).max() < 1e-5
+
+
+@pytest.mark.parametrize("made", [
+    "CREATE TABLE docs AS SELECT 1", "CREATE VIEW docs AS SELECT 1",
+    "CREATE TABLE Docs AS SELECT 1", "CREATE TABLE docs_rows AS SELECT 1",
+])  # fmt: skip
+def test_what_no_push_made_is_left_alone(address: str, file: Path, made: str) -> None:
+    mine = apsw.Connection(str(file))
+    mine.execute(f"{made} AS one")
+    rows = kept()
+    with open_writer(address, "docs") as writer:
+        with pytest.raises(DatabaseError, match="that no push made"):
+            fill(writer, rows)
+        with pytest.raises(DatabaseError, match="that no push made"):
+            writer.remove()
+    assert mine.execute(f"SELECT one FROM {made.split()[2]}").get == 1
+    mine.close()
+
+
+@pytest.mark.parametrize("text", [
+    "[]", "{}", PushedTable("v", "t", 16, "float32", 300, name='x" --').text,
+    PushedTable("v", "t", 16, "float32", rows=10**400, name="docs__01234567").text,
+])  # fmt: skip
+def test_descriptions_of_others(address: str, file: Path, text: str) -> None:
+    with open_writer(address, "docs") as writer:
+        fill(writer, kept())
+    mine = apsw.Connection(str(file))
+    mine.execute("UPDATE whiten_index_tables SET description = ?", (text,))
+    mine.close()
+    with (
+        open_writer(address, "docs") as writer,
+        pytest.raises(DatabaseError, match="that no push made"),
+    ):
+        fill(writer, kept())
+
+
+@pytest.mark.parametrize("text", [b"mine" * 300, b"PAR1" * 300, b"\0" * 8 + b"DUCK" * 300])
+def test_a_file_of_another_format(address: str, file: Path, text: bytes) -> None:
+    file.write_bytes(text)
+    for make in (True, False):
+        with pytest.raises(DatabaseError, match="name another file: this one has another format"):
+            open_writer(address, "docs", make=make)
+    assert file.read_bytes() == text
+
+
+def test_a_file_that_others_write(address: str, file: Path) -> None:
+    rows = kept()
+    with open_writer(address, "docs") as writer:
+        fill(writer, rows)
+    mine = apsw.Connection(str(file))
+    with open_writer(address, "docs", options={"lock_timeout": "1"}) as writer:
+        mine.execute("BEGIN IMMEDIATE")
+        told = "a new table could not be made .*another program writes to the file.*lock_timeout"
+        with pytest.raises(DatabaseError, match=told):
+            writer.begin(rows.pushed, rows.layout)
+        mine.execute("ROLLBACK")
+        fill(writer, kept(seed=1))
+    mine.close()
+
+
+def test_two_rows_of_one_id(address: str) -> None:
+    rows = kept()
+    with open_writer(address, "docs") as writer:
+        writer.begin(rows.pushed, rows.layout)
+        append(writer, [rows.take(range(300)), rows.take([7])])
+        with pytest.raises(DatabaseError, match=r"rows are refused .*UNIQUE"):
+            end(writer)
+        writer.discard()
+        fill(writer, rows)
+
+
+@pytest.mark.parametrize("name", ["distance", "K", "rowid", "code"])
+def test_columns_that_have_names_of_the_engine(address: str, name: str) -> None:
+    rows = Rows.make(3, **{name: pa.array([1, 2, 3])})
+    with (
+        open_writer(address, "docs") as writer,
+        pytest.raises(ConfigError, match=f"column '{name}' has the name of the engine's own in"),
+    ):
+        writer.begin(rows.pushed, rows.layout)
+
+
+def test_bits_fill_bytes(address: str) -> None:
+    rows = Rows.make(3)
+    with (
+        open_writer(address, "docs", options={"code": "bit"}) as writer,
+        pytest.raises(ConfigError, match="code=bit needs vectors of 8, 16, 24, … numbers, and"),
+    ):
+        writer.begin(rows.pushed, rows.layout)
+
+
+@pytest.mark.parametrize("column", [
+    pa.array([1.5, None, -2], pa.float16()), pa.nulls(3),
+    pa.array([b"ab", b"cd", None], pa.binary(2)), pa.array(["a", "b", None]).dictionary_encode(),
+    pa.array([1, 2, None]).dictionary_encode(), pa.array([1, 2, None], pa.time32("s")),
+    pa.array([[b"a"], [None], None], pa.list_(pa.binary())),
+    pa.array([86_400_000, 0, None], pa.date64()),
+])  # fmt: skip
+def test_kept_columns_of_further_types(writer: DatabaseWriter, column: pa.Array) -> None:
+    rows = Rows.make(3, column=column)
+    fill(writer, rows)
+    assert_holds(writer, rows)
+
+
+@pytest.fixture
+def writer(address: str) -> Iterator[DatabaseWriter]:
+    with open_writer(address, "docs") as opened:
+        yield opened

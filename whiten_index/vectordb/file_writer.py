@@ -1,0 +1,91 @@
+"""Writer of tables in one file, by an engine with SQL and transactions: DuckDB and SQLite."""
+
+import os
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from whiten_index.errors import DatabaseError, first_line
+from whiten_index.vectordb.database_writer import DatabaseWriter, Stored
+from whiten_index.vectordb.engine_options import EngineOptions
+from whiten_index.vectordb.engine_support import advice, quoted, require_engine_file
+from whiten_index.vectordb.pushed_table import Layout, RowsError
+
+
+class FileWriter(DatabaseWriter):
+    """One table of a file; see ``DatabaseWriter``.
+
+    The description of a table is changed in the same transaction as its rows.
+    """
+
+    adds_and_counts = True
+    begin_writing: ClassVar[str]  # statement
+    refusals: ClassVar[tuple[type[Exception], ...]]  # errors that rows cause
+
+    def __init__(
+        self, address: str, name: str, options: EngineOptions, *, make: bool = True
+    ) -> None:
+        super().__init__()
+        self._name, self.process = name, os.getpid()
+        file, shown = require_engine_file(address, type(options), make=make)
+        self.target = f"{shown}, table {name}"
+        with self._reporting("it could not be opened"):
+            self._database = self._open(file, make=make)
+
+    @abstractmethod
+    def _open(self, file: Path, *, make: bool) -> Any:
+        """Return a connection to a file, read-only unless ``make``."""
+
+    @abstractmethod
+    def _insert(self, stored: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
+        """Add rows whose keys are not there."""
+
+    def _explain(self, error: Exception) -> tuple[str, str]:
+        reason = first_line(error)
+        if isinstance(error, self.refusals):
+            raise RowsError(
+                f"{self.target}: rows are refused ({reason}); mend the corpus, or leave the column "
+                "out of --keep"
+            ) from None
+        return reason, advice(reason)
+
+    def _add(self, held: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
+        with self._transaction(held):
+            self._insert(held, rows, layout)
+            self._describe(held)
+
+    def _begin_changes(self) -> None:
+        self._run(self.begin_writing)
+
+    def _undo_changes(self, changed: Stored | None) -> None:  # noqa: ARG002
+        with suppress(Exception):
+            self._run("ROLLBACK")
+
+    def _count(self, stored: Stored) -> int:
+        return int(self._run(f"SELECT count(*) FROM {quoted(stored.name)}").fetchone()[0])
+
+    def _run(self, order: str, *values: Any) -> Any:
+        return self._database.execute(order, values)
+
+    @contextmanager
+    def _transaction(self, stored: Stored | None = None) -> Iterator[None]:
+        """Open a transaction; refuse it if another push took over the table."""
+        self._run(self.begin_writing)
+        try:
+            if stored is not None:
+                self._require_lease(stored)
+            yield
+            self._run("COMMIT")
+        except BaseException:
+            self._undo_changes(None)
+            raise
+
+    def _not_pushed(self, what: str) -> DatabaseError:
+        return DatabaseError(
+            f"{self.target}: there is {what} that no push made; give another name with --table, "
+            "or drop it yourself"
+        )
