@@ -58,19 +58,23 @@ def measure(static: Path, trained: Path) -> Iterator[dict[str, Any]]:
         order, least = np.random.default_rng(0).permutation(len(ids)), before
         for share in SHARES:
             known = order[: round(max(share, LEAST) * len(ids))]
-            mixed, bridge = _mixed(rows[old][0], rows[new][0], known, used=round(share * len(ids)))
+            mixed, bridge = mixed_rows(
+                rows[old][0], rows[new][0], known, used=round(share * len(ids))
+            )
             each = score(mixed, rows[new][1])
             if not share:
                 least = min(before, each, key=np.mean)
             yield {
                 **facts, "share": share, "ndcg": float(each.mean()), "bridge": bridge,
-                "less_old": _interval(each, before), "less_least": _interval(each, least),
+                "less_old": interval(each, before), "less_least": interval(each, least),
                 "of_new": float(each.mean() / after.mean()),
-                "of_new_interval": _interval(each, after, np.divide),
+                "of_new_interval": interval(each, after, np.divide),
             }  # fmt: skip
 
 
-def _mixed(old: Rows, new: Rows, known: NDArray[np.int64], *, used: int) -> tuple[Rows, str | None]:
+def mixed_rows(
+    old: Rows, new: Rows, known: NDArray[np.int64], *, used: int
+) -> tuple[Rows, str | None]:
     """Return rows of which ``used`` are the new model's, the others mapped, and the map's kind."""
     if len(known) == len(new):
         return new, None
@@ -82,7 +86,7 @@ def _mixed(old: Rows, new: Rows, known: NDArray[np.int64], *, used: int) -> tupl
     return mixed, bridge.kind
 
 
-def _interval(
+def interval(
     some: Rows, others: Rows, compared: Callable[[Any, Any], Any] = np.subtract
 ) -> list[float]:
     """Return the 95 % interval of the difference, or quotient, of two means over the queries."""

@@ -224,6 +224,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "exponents": whitening_tables.exponents,
     "choice": whitening_tables.choice,
     "migration": whitening_tables.migration,
+    "migration_transform": whitening_tables.migration_transform,
     "model_comparison": whitening_tables.model_comparison,
     "choice_of_width": whitening_tables.choice_of_width,
     "choice_by_set": whitening_tables.choice_by_set,

@@ -230,6 +230,21 @@ def migration() -> str:
     return "\n".join([*lines, "the interval of the difference to the lower of these."])
 
 
+def migration_transform() -> str:
+    """Return nDCG@10 of bridged versions by their transform, by the share of encoded rows."""
+    shares = " | ".join(f"{share:.0%}" for share in _SHOWN_SHARES)
+    lines = [f"| from → to | γ of | | {shares} |", "|---|---|---|" + "---:|" * len(_SHOWN_SHARES)]
+    found: dict[str, list[str]] = {}
+    for row in read("migration_transform"):
+        centred = "centred" if row["center"] else "not centred"
+        kind = f"the {row['by']} model: {row['exponent']:g} | {centred}"
+        span = "" if row["center"] else f" ({_span(row['less_first'])})"
+        cells = found.setdefault(f"{row['old']} → {row['new']} | {kind}", [])
+        cells.append(f"{row['ndcg']:.1f}{span}")
+    lines += [f"| {first} | {' | '.join(cells)} |" for first, cells in found.items()]
+    return "\n".join(lines)
+
+
 def _percentages(interval: Sequence[float]) -> str:
     low, high = interval
     return f"{100 * low:.0f} to {100 * high:.0f}"

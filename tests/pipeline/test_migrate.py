@@ -33,6 +33,7 @@ from whiten_index.errors import ArtifactError, ConfigError, CorpusError, GateErr
 from whiten_index.pipeline.plan import plan_update
 from whiten_index.progress import Progress
 from whiten_index.versions.gc import gc_store
+from whiten_index.versions.published import read_published
 from whiten_index.versions.retention import rollback
 from whiten_index.whitening.bridge import Bridge, CrossMoments
 
@@ -117,11 +118,30 @@ def test_a_bridged_version_answers_queries_of_the_new_model(built: Path, folder:
     migrate(built, folder)
     finished = neighbours(folder / "index", texts)
     shared = [len(one & other) / 10 for one, other in zip(bridged, finished, strict=True)]
-    assert np.mean(shared) > 0.6
+    # By chance it would be 1 in 300. The last version is centred, a bridged one is not.
+    assert np.mean(shared) > 0.5
     # Readers may have the bridged version open until the next run.
     assert len(list(folder.glob("store.bridged-*"))) == 1
     migrate(built, folder)
     assert not list(folder.glob("store.bridged-*"))
+
+
+@pytest.mark.parametrize("kind", ["none", "pca", "auto"])
+def test_the_transform_of_a_bridged_version(built: Path, folder: Path, kind: str) -> None:
+    index, k = folder / "other", None if kind == "none" else 8
+    corpus = str(built / "c.parquet")
+    build(built, folder, out=str(index), corpus=corpus, whiten=kind, k=k)
+    made = list[Any]()
+    for options in ({"rows": 500, "bridge": True}, {}):
+        made.append(read_published(index).fields["whitening"])
+        migrate(built, folder, index=str(index), **options)
+    made.append(read_published(index).fields["whitening"])
+    old, bridged, new = made
+    for each in ("kind", "k", "exponent"):
+        assert bridged[each] == old[each]
+    # The common mean of mapped and new rows would set them apart.
+    assert (bridged["center"], new["kind"]) == (False, old["kind"])
+    assert new["center"] == (kind != "none") or kind == "auto"
 
 
 def test_stores_of_others_are_left_alone(built: Path, folder: Path) -> None:

@@ -20,6 +20,7 @@ from whiten_index.artifacts.manifest import fingerprint
 from whiten_index.artifacts.storage import Place
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.load_encoder import resolve_encoder
+from whiten_index.encoding.spec import recorded_spec
 from whiten_index.errors import (
     ArtifactError,
     BusyError,
@@ -50,13 +51,12 @@ from whiten_index.store.embedding_store import (
     EmbeddingStore,
     bridged_places,
     model_place,
-    open_stores,
     remove_bridged,
 )
 from whiten_index.store.notes import owner_of
 from whiten_index.store.sampling import CorpusEmbeddings, ids_of
 from whiten_index.store.segments import digests_name
-from whiten_index.versions.migration import BRIDGE, encoded_rows, known_rows
+from whiten_index.versions.migration import BRIDGE, encoded_rows, filled_for, known_rows
 from whiten_index.versions.published import read_published, tidy
 from whiten_index.versions.references import open_store
 from whiten_index.versions.retention import before_bridged, rollback
@@ -121,7 +121,7 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
     kept = [str(read_published(config.index).fields["store"])]
     if resolve_encoder(target.encoder_config())[0].fingerprint == base.store.fingerprint:
         rows, name = base.record.rows, base.source.name
-        _mark(target, base.store, under_way=False)
+        _mark(base, base.store, under_way=False)
         _remove_bridged(base, base.store, but=kept)
         with only_writer(base.root, what="index"):
             tidy(base.root)
@@ -130,7 +130,7 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
     if config.queries is not None and config.qrels is not None:
         # What is wrong with the files is said before hours of encoding.
         judged = read_judged(config.queries, config.qrels, split=config.qrels_split)
-    encoded, whole = _fill(config, target, stages)
+    encoded, whole = _fill(config, base, target, stages)
     new, rows = encoded.store, encoded.record.rows if whole else base.record.rows
     report = MigrateReport(config.index, None, rows, rows, stages=stages)
     old = EncodeReport(base.store, base.record, encoded.counts, stages)
@@ -145,7 +145,7 @@ def migrate_index(config: MigrateConfig, *, progress: Progress | None = None) ->
     if whole:
         report.version = build_index(target, progress=progress, facts=facts).version
         report.finished = True
-        _mark(target, new, under_way=False)
+        _mark(base, new, under_way=False)
         _remove_bridged(base, new, but=kept)
         return report
     report.encoded = encoded_rows(base.store, base.record, new)
@@ -170,11 +170,6 @@ def migration_target(config: MigrateConfig) -> tuple[BaseVersion, BuildConfig]:
         device=config.device,
     )  # fmt: skip
     base = BaseVersion.open(asked, version=before_bridged(config.index))
-    return base, _target(config, base)
-
-
-def _target(config: MigrateConfig, base: BaseVersion) -> BuildConfig:
-    """Return the build of the index by the new model."""
     _require_old_model(config.index, base.store.place)
     if base.config.embedding_column is not None or base.passages:
         raise ConfigError(
@@ -183,7 +178,8 @@ def _target(config: MigrateConfig, base: BaseVersion) -> BuildConfig:
         )
     given = {name: getattr(config, name) for name in EncoderConfig.__dataclass_fields__}
     k = base.config.k if config.k is None else config.k
-    return replace(base.config, **given, k=k, store=str(base.store.place), force=config.force)
+    store = str(base.store.place)
+    return base, replace(base.config, **given, k=k, store=store, force=config.force)
 
 
 def _require_old_model(index: str, store: Place) -> None:
@@ -195,17 +191,21 @@ def _require_old_model(index: str, store: Place) -> None:
         )
 
 
-def _fill(config: MigrateConfig, target: BuildConfig, stages: Stages) -> tuple[EncodeReport, bool]:
+def _fill(
+    config: MigrateConfig, base: BaseVersion, target: BuildConfig, stages: Stages
+) -> tuple[EncodeReport, bool]:
     """Encode rows by the new model that its store lacks: all, or of parts drawn at random.
 
     Return also whether the new model has encoded all rows of the corpus.
     """
     corpus, whole, most = open_corpus(target, stages), True, config.rows or 0
     check_early(target, corpus)
+    own, first = target.row_filter, config.first
+    filters = [own] if first is None else [f"({first}) and ({own})" if own else first, own]
     # Without a record of the whole corpus, gc would not know what is needed.
-    _mark(target, shard_work(target, corpus).store, under_way=True)
+    _mark(base, shard_work(target, corpus).store, under_way=True)
     with executor_session(target, stages) as executor:
-        for row_filter in _passes(config, target) if most else ():
+        for row_filter in filters if most else ():
             drawn = replace(target, shard_rows=_SHARD_ROWS, row_filter=row_filter)
             parts = open_corpus(drawn, stages)
             work, rows, chosen = shard_work(target, parts), 0, list[int]()
@@ -215,7 +215,7 @@ def _fill(config: MigrateConfig, target: BuildConfig, stages: Stages) -> tuple[E
                     missing = len(work.look(parts.shards[place]).to_encode)
                     chosen += [place] if missing else []
                     rows += missing
-            whole = rows < most and row_filter == target.row_filter
+            whole = rows < most and row_filter == own
             if rows and not whole:
                 shards = tuple(parts.shards[place] for place in sorted(chosen))
                 corpus = replace(parts, shards=shards)
@@ -227,8 +227,7 @@ def _fill(config: MigrateConfig, target: BuildConfig, stages: Stages) -> tuple[E
 
 def _give_up(config: MigrateConfig, stages: Stages) -> MigrateReport:
     """Publish the version of the old model if a bridged one is, and let gc remove the rest."""
-    owner, before = owner_of(config.index), before_bridged(config.index)
-    if before is not None:
+    if (before := before_bridged(config.index)) is not None:
         rollback(config.index, to=before)
     published = read_published(config.index)
     _require_old_model(config.index, published.fields["store"])
@@ -237,32 +236,25 @@ def _give_up(config: MigrateConfig, stages: Stages) -> MigrateReport:
         mirror.uri or root, published.fields, given=config.store, reader="migrate",
         remedy="name it with --store DIR",
     )  # fmt: skip
-    found = False
-    for each in open_stores(store.place):
-        notes = each.results.choice(MIGRATING) or {}
-        if notes.pop(owner, False):
-            each.results.save_choice(MIGRATING, notes)
-            found = True
-    if before is None and not found:
+    filled = filled_for(config.index, store.place)
+    if before is None and not filled:
         raise ConfigError(f"{config.index} has no migration under way to give up")
+    for each, _ in filled:
+        notes = each.results.choice(MIGRATING) or {}
+        notes.pop(owner_of(config.index), None)
+        each.results.save_choice(MIGRATING, notes)
     rows = int(published.fields["rows"])
     return MigrateReport(config.index, published.name, rows, 0, given_up=True, stages=stages)
 
 
-def _mark(target: BuildConfig, new: EmbeddingStore, *, under_way: bool) -> None:
-    """Note in the new model's store since when the migration of an index needs its rows, or not."""
-    notes, owner = new.results.choice(MIGRATING) or {}, owner_of(target.out_place)
+def _mark(base: BaseVersion, new: EmbeddingStore, *, under_way: bool) -> None:
+    """Note in the new model's store the migration that needs its rows, or that it is finished."""
+    notes, owner = new.results.choice(MIGRATING) or {}, owner_of(base.config.out_place)
     if bool(notes.get(owner)) != under_way:
+        old, own = (recorded_spec(each.encoder) for each in (base.store, new))
         since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        new.results.save_choice(MIGRATING, {**notes, owner: under_way and since})
-
-
-def _passes(config: MigrateConfig, target: BuildConfig) -> list[str | None]:
-    """Return the filters of the rows that are encoded first, and of all."""
-    own = target.row_filter
-    if config.first is None:
-        return [own]
-    return [f"({config.first}) and ({own})" if own else config.first, own]
+        note = {"from": old and old.name, "to": own and own.name, "since": since}
+        new.results.save_choice(MIGRATING, {**notes, owner: under_way and note})
 
 
 def _rows(store: EmbeddingStore, digests: NDArray[np.uint8]) -> NDArray[np.floating]:
@@ -341,12 +333,18 @@ def _remove_bridged(base: BaseVersion, new: EmbeddingStore, *, but: Iterable[str
 
 
 def _bridged_build(target: BuildConfig, base: BaseVersion, store: EmbeddingStore) -> BuildConfig:
-    """Return the build of a bridged version, by the transform of the old one."""
-    whitening = base.fitted.whitening
+    """Return the build of a bridged version, by the transform of the old one, not centred.
+
+    The means of mapped and of new rows differ: their common one would set them apart.
+    """
+    fit = base.fitted.whitening
+    if target.chooses:
+        k = min(fit.k, store.dim)
+        target = replace(target, whiten=fit.kind.value, k=k, exponent=fit.exponent)
+    center = bool(target.center) if fit.kind.reads_data else target.center
     return replace(
-        target, store=str(store.place), whiten=whitening.kind.value,
-        k=min(whitening.k, store.dim), exponent=whitening.exponent, center=whitening.center,
-        queries=None, qrels=None, qrels_split=None, query_log=None,
+        target, store=str(store.place), center=center, queries=None, qrels=None, qrels_split=None,
+        query_log=None,
     )  # fmt: skip
 
 

@@ -222,11 +222,10 @@ class SearchIndex:
         self._reloading = threading.Lock()
 
     def _open(self, before: Opened | None) -> Opened:
-        verify = self._options.get("verify", "full")
-
         def opened(version: Version) -> Opened:
             return Opened.of(version, self._place, before, **self._options)
 
+        verify = self._options.get("verify", "full")
         if self._version is None:
             return with_published(self._root, opened, self._mirror, verify=verify)
         folder = self._root / VERSIONS / self._version

@@ -65,7 +65,7 @@ from whiten_index.whitening.moments import Moments
 # Folders of the files of parts, and the ending of these.
 _DIGESTS, _ROWS, _END = "digests", "rows", ".zst"
 BRIDGED = ".bridged-"  # in the name of a store that a migration makes next to the new model's
-# By which a store notes the indexes whose migrations fill it, since when, or have filled it, false.
+# By which a store notes what migrations of indexes fill it, or have filled it: false.
 MIGRATING = {"note": "migration"}
 _BRIDGED_PLACE = re.compile(rf"(.+){re.escape(BRIDGED)}[0-9a-f]{{16}}")
 # Rows of small parts whose moments are taken together.

@@ -21,6 +21,7 @@ from whiten_index.store.digest_index import HashTable, digest_keys
 from whiten_index.store.embedding_store import (
     EmbeddingStore,
     bridged_places,
+    encoder_folders,
     open_stores,
     remove_bridged,
 )
@@ -147,10 +148,7 @@ def _remove_unnamed(
     bridged: Sequence[Place], root: Place, indexes: Sequence[Place], dry_run: bool
 ) -> Counter[str]:
     """Remove the stores of bridged versions that are no more; count what was removed."""
-    counts, folders = Counter(bridged=0, bytes=0), dict[Place, list[Path]]()
-    for place in bridged:
-        folder, mirror = place_of(place)
-        folders[place] = mirror.folders(folder)
+    counts, folders = Counter(bridged=0, bytes=0), {each: encoder_folders(each) for each in bridged}
     # Of moved stores and indexes, the name of an encoder's folder stays.
     encoders = {each.name for some in folders.values() for each in some}
     found = (each for index in indexes for each in index_references(index, root, encoders))

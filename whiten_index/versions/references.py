@@ -188,7 +188,7 @@ def stores_of(
         raise ConfigError(f"--index {index} is no index: it has no {CURRENT}; check the path")
     uses = [
         (store, each.record)
-        for each in index_references(index, root, _encoders(stores))
+        for each in index_references(index, root, {store.fingerprint for store in stores})
         for store in stores
         if each.is_of(store)
     ]
@@ -228,12 +228,8 @@ def references_of(
             )
         found += [Reference(store.fingerprint, store.record(path.name)) for path in paths]
     for index in indexes:
-        found += index_references(index, root, _encoders(stores))
+        found += index_references(index, root, {store.fingerprint for store in stores})
     return found
-
-
-def _encoders(stores: Iterable[EmbeddingStore]) -> set[str]:
-    return {store.fingerprint for store in stores}
 
 
 def version_folders(index: Path, mirror: Storage = LOCAL) -> list[Path]:

@@ -144,23 +144,6 @@ class CertificateFacts(_Loss):
     at_most: Number
 
 
-class _Changed(TypedDict):
-    query: str
-    old: Number
-    new: Number
-
-
-class _Models(TypedDict):
-    """Comparison of two models, before a migration."""
-
-    measure: str
-    queries: Count
-    old: Number
-    new: Number
-    interval: list[Number]
-    changed_most: list[_Changed]
-
-
 class VersionManifest(Described):
     """Manifest of a version of an index, or of a candidate."""
 
@@ -186,7 +169,7 @@ class VersionManifest(Described):
     update: NotRequired[_Update]
     gates: NotRequired[list[_Gate]]
     certificate: NotRequired[CertificateFacts]
-    models: NotRequired[_Models]
+    models: NotRequired[dict[str, Any]]  # their comparison, before a migration
     query_log: Sha256 | None
 
 
