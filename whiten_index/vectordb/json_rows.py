@@ -20,29 +20,32 @@ _DAY_MS = 86_400_000
 
 
 def to_objects(rows: pa.RecordBatch, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return columns of rows as JSON objects.
+    """Return columns of rows as JSON objects; see ``json_values``."""
+    columns = [json_values(rows, name) for name in names]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def json_values(rows: pa.RecordBatch, name: str) -> list[Any]:
+    """Return the values of a column as JSON.
 
     Dates, timestamps and decimals become text (ISO 8601, those with a zone in UTC), times of day
     and durations numbers of their unit, bytes base64, pairs of a map lists of two, and NaN null.
     A date outside the years 1 to 9999, and infinity, are refused.
     """
-    columns = []
-    for name in names:
-        column = rows.column(name)
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
-        kind = column.type
-        try:
-            values = times_as_numbers(column).to_pylist()
-            if not _is_plain(kind):
-                values = [_mapped(each, kind, _to_json, list) for each in values]
-        except (pa.ArrowNotImplementedError, TypeError, ValueError) as error:
-            raise RowsError(
-                f"column {name!r} ({kind}) holds {str(error).splitlines()[0]}, which this database "
-                "cannot keep; leave it out of --keep, or mend the corpus"
-            ) from error
-        columns.append(values)
-    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+    column = rows.column(name)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kind = column.type
+    try:
+        values: list[Any] = times_as_numbers(column).to_pylist()
+        if _is_plain(kind):
+            return values
+        return [_mapped(each, kind, _to_json, list) for each in values]
+    except (pa.ArrowNotImplementedError, TypeError, ValueError) as error:
+        raise RowsError(
+            f"column {name!r} ({kind}) holds {str(error).splitlines()[0]}, which this database "
+            "cannot keep; leave it out of --keep, or mend the corpus"
+        ) from error
 
 
 def from_objects(objects: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:

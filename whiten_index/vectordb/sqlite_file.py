@@ -12,7 +12,7 @@ import sqlite_vec
 from whiten_index.errors import ConfigError
 from whiten_index.vectordb.engine_support import quoted, require_columns
 from whiten_index.vectordb.file_options import CHUNK_ROWS, CODES, SqliteOptions
-from whiten_index.vectordb.json_rows import is_bytes, to_objects
+from whiten_index.vectordb.json_rows import is_bytes, json_values
 from whiten_index.vectordb.pushed_table import VECTOR, Layout
 
 _CACHE_KILOBYTES = 65_536
@@ -124,7 +124,7 @@ def written_values(rows: pa.RecordBatch, name: str) -> list[Any]:
     if is_bytes(kind):
         found: list[Any] = rows[name].to_pylist()
         return found
-    values = [each[name] for each in to_objects(rows, [name])]
+    values = json_values(rows, name)
     if pa.types.is_nested(kind):
         return [None if each is None else json.dumps(each, ensure_ascii=False) for each in values]
     return [each and str(each) for each in values] if pa.types.is_uint64(kind) else values

@@ -175,17 +175,17 @@ class SqliteWriter(FileWriter):
         self._insert(stored, rows, layout)
 
     def _insert(self, stored: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
-        name = stored.name
-        first = self._run(f'SELECT coalesce(max(rowid), 0) + 1 FROM "{name}_rows"').fetchone()[0]
-        numbers, vectors = range(first, first + len(rows)), vectors_of(rows)
+        name, vectors = stored.name, vectors_of(rows)
+        first = self._run(f'SELECT coalesce(max(rowid), 0) + 1 FROM "{name}_rows"').get
         columns = [written_values(rows, each) for each in layout.schema.names if each != VECTOR]
         slots = ", ".join("?" * (1 + len(columns)))
-        self._database.executemany(
-            f'INSERT INTO "{name}_rows" VALUES ({slots})', zip(numbers, *columns, strict=True)
-        )
+        numbered = zip(range(first, first + len(rows)), *columns, strict=True)
+        self._database.executemany(f'INSERT INTO "{name}_rows" VALUES ({slots})', numbered)
+        size, whole = 4 * layout.k, vectors.astype("<f4", copy=False).data.cast("B")
+        places = np.flatnonzero(vectors.any(axis=1)).tolist()
         self._database.executemany(
             insert_vectors(name, stored.handle.code, "?1", "?2"),
-            ((numbers[at], vectors[at].tobytes()) for at in np.flatnonzero(vectors.any(axis=1))),
+            ((first + at, whole[at * size : (at + 1) * size]) for at in places),
         )
 
     def _delete(self, stored: Stored, ids: Ids, layout: Layout) -> None:  # noqa: ARG002
