@@ -26,17 +26,24 @@ def main() -> None:
         time.sleep(600)
 
 
+def tell(marker: Path, event: int) -> None:
+    """Write a number in one step: who reads it meanwhile would see digits of two."""
+    new = marker.with_suffix(".new")
+    new.write_text(str(event))
+    new.replace(marker)
+
+
 def push(writer: DatabaseWriter, marker: Path) -> None:
     rows = pushed_by_child()
     writer.begin(rows.pushed, rows.layout)
     for number, batch in enumerate(rows.batches(100), start=1):
         writer.append(batch)
-        marker.write_text(str(number))
-    marker.write_text(str(FINISHING))
+        tell(marker, number)
+    tell(marker, FINISHING)
     writer.finish()
-    marker.write_text(str(SWAPPING))
+    tell(marker, SWAPPING)
     writer.swap()
-    marker.write_text(str(SWAPPED))
+    tell(marker, SWAPPED)
 
 
 def change(writer: DatabaseWriter, marker: Path) -> None:
@@ -44,10 +51,10 @@ def change(writer: DatabaseWriter, marker: Path) -> None:
     with writer.changing(rows.pushed, rows.layout) as changing:
         for number, batch in enumerate(rows.batches(100), start=1):
             changing.upsert(batch)
-            marker.write_text(str(number))
-        marker.write_text(str(DELETING))
+            tell(marker, number)
+        tell(marker, DELETING)
         changing.delete(GONE)
-    marker.write_text(str(CHANGED))
+    tell(marker, CHANGED)
 
 
 if __name__ == "__main__":
