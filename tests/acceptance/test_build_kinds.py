@@ -105,8 +105,6 @@ def directions(k: int, exponent: float, *, center: bool = True) -> Truth:
         (["whitening", "--k", 12, "--remove-top", 2], without_the_top),
         (["whitening", "--k", "full", "--floor", 0.1], above_the_floor),
         (["all-but-the-top", "--remove-top", 2], all_but_the_top),
-        # All of the directions are turned only, and a turn keeps inner products.
-        (["random", "--k", "full"], lambda rows: rows),
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, list) else "",
 )
@@ -128,17 +126,6 @@ def test_coordinates_are_kept_where_nothing_is_turned(
     made = whiten_index.QueryTransform.of(tmp_path / "i").reduce(vectors.rows[:200])
     exact = unit(vectors.rows[:200, :12].astype(np.float64))
     np.testing.assert_allclose(made, exact, atol=2e-4)
-
-
-def test_random_directions_depend_on_the_seed_alone(vectors: RandomCorpus, tmp_path: Path) -> None:
-    def reduced(name: str, seed: int) -> np.ndarray:
-        options = ("--whiten", "random", "--k", 8, "--seed", seed, "--out", tmp_path / name)
-        done("build", vectors.corpus, *COLUMNS, *options)
-        return whiten_index.QueryTransform.of(tmp_path / name).reduce(vectors.rows[:50])
-
-    first = reduced("a", 3)
-    np.testing.assert_array_equal(first, reduced("b", 3))
-    assert np.abs(first - reduced("c", 4)).max() > 0.1
 
 
 @pytest.mark.parametrize("estimator", ["ledoit-wolf", "oas", 0.3])

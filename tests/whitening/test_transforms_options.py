@@ -14,9 +14,9 @@ from whiten_index.whitening.whitening_config import Kind, WhiteningConfig
         (Kind.PCA, {"shrinkage": "oas"}, r"scales nothing, so --shrinkage cannot.*use --whiten wh"),
         (Kind.NONE, {"remove_top": 2}, r"so --remove-top cannot.*pca or whitening or all-but-the-"),
         (Kind.NONE, {"k": 0.9}, r"as it is, so --k cannot.*or use --whiten pca"),
-        (Kind.RANDOM, {"exponent": 1, "k": 2, "remove_top": 1}, r"--exponent and --remove-top ca"),
+        (Kind.TRUNCATE, {"exponent": 1, "k": 2, "remove_top": 1}, r"--exponent and --remove-top"),
         (Kind.ALL_BUT_THE_TOP, {"exponent": 1}, r"so --exponent cannot apply; .*whitening"),
-        (Kind.RANDOM, {"k": 0.9}, r"so --k as a share of variance cannot apply"),
+        (Kind.TRUNCATE, {"k": 0.9}, r"so --k as a share of variance cannot apply"),
         (Kind.TRUNCATE, {"shrinkage": 0.1, "floor": 0.1}, r"so --shrinkage and --floor cannot"),
         (Kind.PCA, {"remove_top": 2.5}, "--remove-top takes a whole number; 2.5"),
         (Kind.WHITENING, {"floor": float("nan")}, "--floor takes a finite number; nan"),
@@ -30,7 +30,7 @@ def test_options_that_do_not_go_together_are_refused_with_what_would(kind, optio
 @pytest.mark.parametrize(
     ("kind", "options", "said"),
     [
-        (Kind.RANDOM, {"k": 13}, r"--k 13 is more than the 12 dims .*use --k 12 or less"),
+        (Kind.PCA, {"k": 13}, r"--k 13 is more than the 12 dims .*use --k 12 or less"),
         (Kind.TRUNCATE, {"k": 100}, r"--k 100 is more than the 12 dims"),
     ],
 )

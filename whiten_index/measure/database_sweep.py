@@ -100,7 +100,7 @@ class DatabaseSweep:
         engines = {type(require_database(address, {})) for address in self.config.databases}
         known = {name for engine in engines for _, _, k in spaces for name in engine.codes(k)}
         for family, transform, k in spaces:
-            most = dim if family in (RAW, TRUNCATE) or transform == "random" else rank
+            most = dim if family in (RAW, TRUNCATE) else rank
             if k > most:
                 skipped[f"{family}/{transform}/k{k}"] = f"k = {k} is above the {most} directions"
                 continue

@@ -112,7 +112,7 @@ def _transforms(options: Mapping[str, Any]) -> tuple[WhiteningConfig, ...]:
         for name in defaults.keys() - {"kind", "k", "similarity"}
         if options.get(name) is not None
     }
-    shaped = any(value != defaults[name] for name, value in given.items() if name != "seed")
+    shaped = any(value != defaults[name] for name, value in given.items())
     kind = options.get("whiten") or (Kind.WHITENING.value if widths or shaped else "none")
     if kind not in [each.value for each in Kind]:
         raise ConfigError(

@@ -82,7 +82,7 @@ class SweepOptions(JudgementOptions, SimilarityOption):
         flag="--k",
     )
     transforms: tuple[str, ...] = option(
-        "Also all-but-the-top, random, and whitening with an exponent: whitening:0.25.",
+        "Also all-but-the-top, and whitening with an exponent: whitening:0.25.",
         GRID,
         default=("auto", "pca", "whitening", "truncate"),
     )

@@ -22,7 +22,7 @@ from whiten_index.pipeline.build_options import EncodeOptions, JudgementOptions
 from whiten_index.vectordb.registry import require_database
 
 AUTO, TRUNCATE, NONE = "auto", "truncate", "none"
-TRANSFORMS = (AUTO, "pca", "whitening", TRUNCATE, "all-but-the-top", "random")
+TRANSFORMS = (AUTO, "pca", "whitening", TRUNCATE, "all-but-the-top")
 INDEXES = ("flat", "ivf", "hnsw")
 FP32 = "fp32"
 DEFAULT_CODECS = (FP32, "fp16", "sq8", "pq")
@@ -265,7 +265,7 @@ def grid(config: SweepConfig, *, dim: int, rank: int, rows: int) -> Grid:
 
 
 def _why_not(point: Point, *, dim: int, rank: int, rows: int) -> str | None:
-    most = dim if point.family in (RAW, TRUNCATE) or point.transform == "random" else rank
+    most = dim if point.family in (RAW, TRUNCATE) else rank
     if point.k > most:
         what = "dims" if most == dim else "directions"
         return f"k = {point.k} is above the {most} {what} of the embeddings"

@@ -141,8 +141,7 @@ def _transform(
         return WhiteningConfig(kind=Kind.NONE)
     name, exponent = parse_transform(point.transform)
     if name != AUTO:
-        seed = config.build.seed
-        return WhiteningConfig(kind=Kind(name), k=point.k, exponent=exponent, seed=seed)
+        return WhiteningConfig(kind=Kind(name), k=point.k, exponent=exponent)
     build = replace(config.build, k=point.k, similarity=dataset.similarity)
     chosen = fit_whitening(build, replace(dataset.encoded, stages=stages), None).whitening
     # The choice may see the rows held out; the basis must not, so it is fitted again.

@@ -22,7 +22,7 @@ _Part = TypeVar("_Part")
 AUTO = "auto"
 # Options that belong to a named transform; ``auto`` does not take them.
 _NAMED_TRANSFORM_OPTIONS = ("shrinkage", "remove_top")
-_NOT_FITTED = ("none", "random", "truncate")
+_NOT_FITTED = ("none", "truncate")
 _LABEL_OPTIONS = ("queries", "qrels", "qrels_split")
 _RUNNER_OPTIONS = ("address", "workers")
 # Not recorded: the resources that did the work, and permissions, which are never read from a file.

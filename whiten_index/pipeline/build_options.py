@@ -11,7 +11,7 @@ from whiten_index.whitening.transform_options import SimilarityOption, Transform
 JUDGEMENTS = "Judgements"
 _STORE = "Folder or URI of the raw embeddings; several corpora may share it."
 TransformName = Literal[
-    "auto", "none", "pca", "whitening", "all-but-the-top", "random", "truncate"
+    "auto", "none", "pca", "whitening", "all-but-the-top", "truncate"
 ]  # fmt: skip
 
 
@@ -160,4 +160,4 @@ class BuildOptions(TransformShape, SimilarityOption, _Transform, JudgementOption
     force: bool = option(
         "Publish though a fifth or more of the rows before are gone.", OUTPUT, default=False
     )
-    seed: int = option("Seed of every random sample, direction and group.", INDEX, default=0)
+    seed: int = option("Seed of every random sample.", INDEX, default=0)

@@ -67,32 +67,17 @@ def _leading(found: Directions, config: WhiteningConfig) -> Directions:
     return replace(found, basis=basis, remove_top=top)
 
 
-def _random(found: Directions, config: WhiteningConfig) -> Directions:
-    """Directions drawn evenly over all: Q of a Gaussian matrix, signs fixed (Mezzadri 2007)."""
-    k = _blind_width(found, config)
-    # One direction after the other, so that fewer are the first of more.
-    gaussian = np.random.default_rng(config.seed).standard_normal((k, found.dim)).T
-    q, r = np.linalg.qr(gaussian)
-    return _blind(found, np.ascontiguousarray(q * np.sign(np.diag(r))))
-
-
 def _truncate(found: Directions, config: WhiteningConfig) -> Directions:
-    return _blind(found, np.eye(found.dim, _blind_width(found, config)))
-
-
-def _blind_width(found: Directions, config: WhiteningConfig) -> int:
+    """The first coordinates, as models of Matryoshka kind order them (Kusupati et al. 2022)."""
     config.require_dim(found.dim)
-    return config.width(found.dim) or found.dim
-
-
-def _blind(found: Directions, basis: NDArray[np.float64]) -> Directions:
-    variances = np.einsum("dk,dk->k", basis, found.covariance @ basis)
-    return replace(found, basis=basis, variances=np.maximum(variances, 0.0))
+    k = config.width(found.dim) or found.dim
+    variances = np.diag(found.covariance)[:k].copy()
+    return replace(found, basis=np.eye(found.dim, k), variances=variances)
 
 
 _FINDERS: dict[Kind, Callable[[Directions, WhiteningConfig], Directions]] = {
     Kind.PCA: _leading, Kind.WHITENING: _leading, Kind.ALL_BUT_THE_TOP: _leading,
-    Kind.RANDOM: _random, Kind.TRUNCATE: _truncate,
+    Kind.TRUNCATE: _truncate,
 }  # fmt: skip
 
 

@@ -84,28 +84,6 @@ class Moments:
         raise ConfigError("moments take finite numbers; these rows hold NaN or infinity")
 
     @classmethod
-    def from_sums(
-        cls,
-        point: NDArray[np.float64],
-        *,
-        count: float,
-        first: NDArray[np.float64],
-        second: NDArray[np.float64],
-        third: NDArray[np.float64],
-        fourth: float,
-    ) -> "Moments":
-        """Return the moments of rows whose sums about a point near their mean are known.
-
-        With y = x − point they are: count n, first (d,) Σ y, second (d, d) Σ yyᵀ, third (d,)
-        Σ ‖y‖² y, fourth Σ ‖y‖⁴.
-        """
-        if count == 0:
-            return cls.empty(len(point))
-        away = first / count
-        scatter = second - _square(away, count)
-        return cls(count, point + away, scatter)._with_higher(away, third, fourth)
-
-    @classmethod
     def total(cls, parts: "Iterable[Moments]") -> "Moments":
         """Return the sum of ``parts``, of which there must be at least one."""
         return functools.reduce(operator.add, parts)
@@ -265,9 +243,11 @@ def _two_pass(rows: NDArray[np.floating]) -> Moments:
         if end == _BLOCK_ROWS or i + len(y) == n:
             block = space[:end]
             second += np.matmul(block.T, block, out=product)
-    return Moments.from_sums(
-        point, count=float(n), first=first, second=second, third=third, fourth=fourth
-    )
+    if not n:
+        return Moments.empty(d)
+    away = first / n
+    scatter = second - _square(away, n)
+    return Moments(float(n), point + away, scatter)._with_higher(away, third, fourth)
 
 
 def _shifted(

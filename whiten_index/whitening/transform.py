@@ -47,7 +47,6 @@ _LARGEST = 1e150
 _WIDEST = 1e303
 _FLAGS = ("center", "normalize_input")
 _NUMBERS = ("exponent", "count", "shrinkage", "floor")
-_INTEGERS = ("remove_top", "seed")
 _SHAPES = {
     "mean": "d",
     "eigenvalues": "d",
@@ -55,11 +54,7 @@ _SHAPES = {
     "remove_top": "1",
     **dict.fromkeys(_NUMBERS, "1"),
 }
-_OPTIONAL = {"basis_variances": "k", "seed": "1"}
-_NEEDED: dict[Kind, tuple[str, ...]] = {
-    Kind.RANDOM: ("basis_variances", "seed"),
-    Kind.TRUNCATE: ("basis_variances",),
-}
+_OPTIONAL = {"basis_variances": "k"}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -125,7 +120,6 @@ class Whitening:
         shrinkage: the coefficient ρ of the shrinkage, 0 … 1.
         floor: the share of λ₁ below which directions get weight 0.
         remove_top: number of widest directions dropped.
-        seed: of the random directions, or None if nothing was drawn.
         similarity: by which vectors are compared, ``cosine`` or ``dot``.
     """
 
@@ -142,7 +136,6 @@ class Whitening:
     shrinkage: float = 0.0
     floor: float = 0.0
     remove_top: int = 0
-    seed: int | None = None
     similarity: Similarity = "cosine"
 
     def __repr__(self) -> str:
@@ -192,7 +185,6 @@ class Whitening:
             shrinkage=found.shrinkage,
             floor=config.floor or 0.0,
             remove_top=found.remove_top,
-            seed=config.seed if config.kind is Kind.RANDOM else None,
             similarity=config.similarity,
         )
         if not np.isfinite(fitted.scales()).all():
@@ -331,7 +323,6 @@ class Whitening:
         """Return the options of the fit, which identify it, without results from the data."""
         shrinks = self.estimator != "empirical"
         optional = {
-            "seed": self.seed,
             "estimator": self.estimator if shrinks else None,
             "shrinkage": self.shrinkage if self.estimator == "fixed" else None,
             "floor": self.floor or None,
@@ -398,7 +389,7 @@ class Whitening:
             fields |= {name: facts[name] for name in ("estimator", "similarity")}
             fields |= {name: {"true": True, "false": False}[facts[name]] for name in _FLAGS}
             fields |= {name: float(tensors[name][0]) for name in _NUMBERS}
-            fields |= {name: int(tensors[name][0]) for name in _INTEGERS if name in tensors}
+            fields["remove_top"] = int(tensors["remove_top"][0])
             known = cls.__dataclass_fields__
             found = cls(**{name: value for name, value in fields.items() if name in known})
             fault = found._fault()
@@ -412,9 +403,8 @@ class Whitening:
 
     def _fault(self) -> str:
         """Return the first field that does not fit the others, empty if all do."""
-        for name in _NEEDED.get(self.kind, ()):
-            if getattr(self, name) is None:
-                return f"it has no {name}"
+        if self.kind is Kind.TRUNCATE and self.basis_variances is None:
+            return "it has no basis_variances"
         for name in ("eigenvalues", "basis_variances"):
             found = getattr(self, name)
             if found is not None and not ((found >= 0) & (found <= _WIDEST)).all():

@@ -35,7 +35,7 @@ class TransformShape:
         "Subtract the mean.",
         TRANSFORM,
         default=None,
-        shown="auto chooses it; else yes, but not for none, random, truncate and the dot product",
+        shown="auto chooses it; else yes, but not for none, truncate and the dot product",
     )
     normalize_input: bool = option("Fit on embeddings of unit length.", TRANSFORM, default=False)
     shrinkage: str | float | None = option(

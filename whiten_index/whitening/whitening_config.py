@@ -2,9 +2,6 @@
 
 import math
 from enum import Enum
-from typing import Annotated
-
-from pydantic import Field
 
 from whiten_index.errors import ConfigError
 from whiten_index.options import schema
@@ -40,25 +37,23 @@ class Kind(Enum):
     PCA = "pca"
     WHITENING = "whitening"
     ALL_BUT_THE_TOP = "all-but-the-top"
-    RANDOM = "random"
     TRUNCATE = "truncate"
 
     @property
     def reads_data(self) -> bool:
-        """True if the directions come from the data, not from a seed or from nowhere."""
-        return self not in (Kind.NONE, Kind.RANDOM, Kind.TRUNCATE)
+        """True if the directions come from the data."""
+        return self not in (Kind.NONE, Kind.TRUNCATE)
 
 
-_BASELINE = frozenset({"--k", "--no-center", "--normalize-input"})
-_SLICED = _BASELINE | {"--k as a share of variance", "--floor", "--remove-top"}
+_CUT = frozenset({"--k", "--no-center", "--normalize-input"})
+_SLICED = _CUT | {"--k as a share of variance", "--floor", "--remove-top"}
 # The options of each kind, and the reason why others cannot apply.
 _KINDS: dict[Kind, tuple[frozenset[str], str]] = {
     Kind.NONE: (frozenset(), "keeps every embedding as it is"),
     Kind.PCA: (_SLICED, "turns the embeddings and scales nothing"),
     Kind.WHITENING: (_SLICED | {"--exponent", "--shrinkage"}, "scales directions"),
     Kind.ALL_BUT_THE_TOP: (_SLICED, "drops the widest directions and scales nothing"),
-    Kind.RANDOM: (_BASELINE, "draws its directions without looking at the data"),
-    Kind.TRUNCATE: (_BASELINE, "cuts coordinates off without looking at the data"),
+    Kind.TRUNCATE: (_CUT, "cuts coordinates off without looking at the data"),
 }
 
 
@@ -70,7 +65,6 @@ class WhiteningConfig(TransformShape):
         kind: which linear map.
         k: kept width: a number, ``full``, a share of variance, or None for the default. The share
             is of the variance left after ``remove_top``.
-        seed: of the directions of ``random``.
         similarity: of the vectors; the length of those compared by ``dot`` is kept.
 
     Raises:
@@ -83,7 +77,6 @@ class WhiteningConfig(TransformShape):
 
     kind: Kind = Kind.WHITENING
     k: str | int | float | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     similarity: Similarity = "cosine"
 
     def __post_init__(self) -> None:
