@@ -1,6 +1,7 @@
 """DuckDB's own: plain tables, an index that a kill damaged, one process at a time."""
 
 import importlib
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.pushed_table import PushedTable
 from whiten_index.vectordb.registry import open_writer
 
+DOCS = Path(__file__).parents[2] / "docs" / "databases.md"
 # A push that stops, for good, after it has committed changes, and before they are in the file.
 CHILD = """
 import sys, time
@@ -174,6 +176,20 @@ def test_one_process_writes_or_many_read(address: str, writer: DatabaseWriter) -
         assert_finds(reader, rows)
         with pytest.raises(DatabaseError, match="read-only"):
             reader.begin(rows.pushed, rows.layout)
+
+
+def test_conditions_without_the_index(writer: DatabaseWriter, file: Path) -> None:
+    """The SQL of docs/databases.md finds the nearest of the rows that meet a condition."""
+    (order,) = re.findall(r"SELECT id, text FROM docs WHERE lang .*;", DOCS.read_text())
+    rows = Rows.make(
+        300, k=128, lang=pa.array(["en", "de", "fr"] * 100), text=pa.array(["x"] * 300)
+    )
+    fill(writer, rows)
+    with duckdb_file.opened(file, make=False) as connect:
+        query = rows.vectors[0]
+        found = [row[0] for row in connect().execute(order, {"query": query.tolist()}).fetchall()]
+    cosines = np.where(np.arange(300) % 3 == 1, rows.vectors @ query, -np.inf)
+    assert found == np.argsort(-cosines)[:10].tolist()
 
 
 def test_vectors_of_zeros(writer: DatabaseWriter) -> None:
