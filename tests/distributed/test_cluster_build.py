@@ -284,10 +284,14 @@ def test_the_command_line_reports_shards_that_failed(three_nodes, tmp_path, writ
 
 
 def test_the_cluster_is_lost(make_cluster, column, tmp_path, monkeypatch):
-    monkeypatch.setattr("whiten_index.distributed.ray_executor._SECONDS_WITHOUT_WORKER", 5.0)
     made = make_cluster(nodes=1)
     out = tmp_path / "out"
-    killer = Killer(out / "store", [(3, made.nodes["node0"].kill)])
+
+    def lost():
+        monkeypatch.setattr("whiten_index.distributed.ray_executor._SECONDS_WITHOUT_WORKER", 5.0)
+        made.nodes["node0"].kill()
+
+    killer = Killer(out / "store", [(3, lost)])
     killer.start()
     with pytest.raises(
         ClusterError, match=r"no worker could be started .* Finished shards are kept"

@@ -142,5 +142,5 @@ def test_a_sweep_goes_on_on_another_machine(bucket, s3, machine, tmp_path):
     with pytest.raises(BusyError, match=f"{out} was changed"):
         swept("sq6")
     machine("third")
-    assert (swept("fp32,sq8").run, swept("fp32,sq8").measured) == (first.run, 0)
+    assert (swept("fp32,sq8").runs, swept("fp32,sq8").measured) == (first.runs, 0)
     assert succeed("report", out) == f"{out}/report.html\n"
