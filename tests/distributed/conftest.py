@@ -6,9 +6,9 @@ import pytest
 from benchmarks.local_cluster import Cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def three_nodes(tmp_path_factory):
-    """A cluster of three machines with a core each, shared by tests that kill none of them."""
+    """A cluster of three machines with a core each, shared by the tests of a file."""
     cluster = Cluster(tmp_path_factory.mktemp("cluster"), nodes=3)
     yield cluster
     cluster.stop()
