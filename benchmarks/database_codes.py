@@ -26,7 +26,8 @@ NEWS, HELD_OUT = 20_000, 200
 WIDTHS = (32, 64, 128, 256)
 # Of Wikinews, whose searches of LanceDB take long.
 _CODES = (
-    "vector", "halfvec", "halfvec-code", "bit-code", "float16", "sq", "pq64", "rq1", "rq2",
+    "vector", "halfvec", "halfvec-code", "bit-code", "halfvec-bit-code", "float16", "sq", "pq64",
+    "rq1", "rq2",
 )  # fmt: skip
 # Fields of a point that the table shows.
 _KEPT = (

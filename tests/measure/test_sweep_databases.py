@@ -71,7 +71,7 @@ def test_postgresql(corpus: Path, tmp_path: Path, address: str) -> None:
     points = points_of(tmp_path / "out")
     assert said["measured"] == len(points)
     assert {point["codec"] for point in points.values()} == {
-        "fp32", "vector", "halfvec", "halfvec-code", "bit-code",
+        "fp32", "vector", "halfvec", "halfvec-code", "bit-code", "halfvec-bit-code",
     }  # fmt: skip
     raw = points["raw/none/k32/fp32/flat"]
     assert (raw["index_recall@10"], raw["agreement@10"]) == (1, 1)
@@ -82,7 +82,7 @@ def test_postgresql(corpus: Path, tmp_path: Path, address: str) -> None:
         if point is raw:
             continue
         table, index = point["bytes"]["table"], point["bytes"]["index"]
-        assert table > 4 * point["k"] / (2 if point["codec"] == "halfvec" else 1)
+        assert table > 4 * point["k"] / (2 if "dtype float16" in point["push"] else 1)
         assert index > point["bytes"]["per_row"]
         low, high = point["intervals"]["agreement@10"]
         assert low <= point["agreement@10"] <= high
@@ -90,7 +90,7 @@ def test_postgresql(corpus: Path, tmp_path: Path, address: str) -> None:
             assert 0 < latency["p50"] <= latency["p95"] <= latency["p99"]
         assert point["latency_ms_many"]["clients"] == 8
         assert point["memory"]["build"] > 0
-        if "halfvec" in key and "ef_search 200" in key:
+        if "bit" not in key and "ef_search 200" in key:
             assert point["index_recall@10"] > 0.95
     # The table that was there stays, and nothing else.
     assert tables_of(address) == ["docs"]
@@ -228,8 +228,8 @@ def test_options_that_do_not_fit(corpus: Path, tmp_path: Path, more: list[str], 
 def test_a_plan_asks_no_database(corpus: Path, tmp_path: Path) -> None:
     more = ["--in", "postgresql://nowhere.invalid/db", "--plan", "--json"]
     planned = json.loads(succeed(*asked(corpus, tmp_path / "out", *more)))
-    # Three searches of each of four forms, raw and of eight directions, and an exact one.
-    assert planned["points"] == 25
+    # Three searches of each of five forms, raw and of eight directions, and an exact one.
+    assert planned["points"] == 31
     both = ["--in", "postgresql://nowhere.invalid/db", "--in", "lancedb:///nowhere", "--codecs"]
     more = [*both, "bit-code,float16", "--no-baselines", "--plan", "--json"]
     planned = json.loads(succeed(*asked(corpus, tmp_path / "out", *more)))
@@ -254,7 +254,7 @@ def test_exact_search_of_wide_vectors_reads_no_codes(tmp_path: Path) -> None:
     inside = DatabaseSweep(config, "postgresql://here/db")
     settings, _ = inside.settings(dim=5000, rank=5000, rows=2000)
     wide = {each.name: str(each.code) for each in settings if each.family == "raw"}
-    assert wide.keys() == {"fp32", "bit-code"}
+    assert wide.keys() == {"fp32", "bit-code", "halfvec-bit-code"}
     assert wide["fp32"] == "--option index=none"
 
 

@@ -555,6 +555,7 @@ class PostgresOptions(EngineOptions):
         found = {
             "vector": Code(), "halfvec": Code(dtype="float16"),
             "halfvec-code": Code({"code": "halfvec"}), "bit-code": Code({"code": "bit"}),
+            "halfvec-bit-code": Code({"code": "bit"}, dtype="float16"),
         }  # fmt: skip
         return {
             name: code
