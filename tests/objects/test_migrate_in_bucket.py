@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from whiten_index import (
     open_index,
     update_index,
 )
-from whiten_index.errors import ArtifactError
+from whiten_index.errors import ArtifactError, ConfigError
 from whiten_index.versions.gc import gc_store
 from whiten_index.versions.retention import rollback
 
@@ -95,3 +96,19 @@ def test_each_run_on_another_machine(s3: Any, bucket: str, machine: Any, tmp_pat
     assert (code, json.loads(said)["bridged"]) == (0, 1)
     assert not [key for key in keys(s3, bucket) if ".bridged-" in key]
     assert run("verify", out)[0] == 0
+
+
+def test_a_store_without_a_prefix_has_no_room_for_a_bridged_one(bucket: str, tmp_path: Path) -> None:
+    tiny_models.bert(tmp_path / "model")
+    table = pa.table({"text": [f"the cat sat on {row}" for row in range(60)]})
+    pq.write_table(table, tmp_path / "c.parquet")
+    model: dict[str, Any] = {"model": str(tmp_path / "model"), "pooling": "mean", "device": "cpu"}
+    build = BuildConfig(
+        corpus=str(tmp_path / "c.parquet"), text_columns="text", whiten="pca", k=8,
+        out=str(tmp_path / "index"), store=f"s3://{bucket}", **model,
+    )  # fmt: skip
+    build_index(build)
+    new = MigrateConfig(index=str(tmp_path / "index"), **model, layers=(1,), rows=20, bridge=True)
+    with pytest.raises(ConfigError, match=f"all of bucket {bucket} .* leave out --bridge"):
+        migrate_index(new)
+    assert migrate_index(replace(new, bridge=False)).encoded == 60

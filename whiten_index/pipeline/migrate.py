@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from whiten_index.artifacts.cached_storage import place_of
 from whiten_index.artifacts.lock import only_writer
 from whiten_index.artifacts.manifest import fingerprint
+from whiten_index.artifacts.object_store import split_uri
 from whiten_index.artifacts.storage import Place
 from whiten_index.encoding.encoder_config import EncoderConfig
 from whiten_index.encoding.load_encoder import resolve_encoder
@@ -33,7 +34,7 @@ from whiten_index.errors import (
 from whiten_index.evaluation.judgements import JudgedQueries, read_judged
 from whiten_index.evaluation.metrics import evaluate_each, mean_interval
 from whiten_index.index.exact import exact_neighbours
-from whiten_index.paths import shown
+from whiten_index.paths import is_uri, shown
 from whiten_index.pipeline.base_version import BaseVersion
 from whiten_index.pipeline.build import build_index
 from whiten_index.pipeline.build_config import BuildConfig
@@ -179,6 +180,11 @@ def migration_target(config: MigrateConfig) -> tuple[BaseVersion, BuildConfig]:
     given = {name: getattr(config, name) for name in EncoderConfig.__dataclass_fields__}
     k = base.config.k if config.k is None else config.k
     store = str(base.store.place)
+    if config.bridge and is_uri(store) and not split_uri(store)[2]:
+        raise ConfigError(
+            f"the store is all of bucket {split_uri(store)[1]}, and the rows of a bridged version "
+            "are kept next to the store, in the same bucket; leave out --bridge"
+        )
     return base, replace(base.config, **given, k=k, store=store, force=config.force)
 
 
