@@ -109,6 +109,6 @@ def test_a_store_without_a_prefix_has_no_room_for_a_bridged_one(bucket: str, tmp
     )  # fmt: skip
     build_index(build)
     new = MigrateConfig(index=str(tmp_path / "index"), **model, layers=(1,), rows=20, bridge=True)
-    with pytest.raises(ConfigError, match=f"all of bucket {bucket} .* leave out --bridge"):
+    with pytest.raises(ConfigError, match=f"all of bucket {bucket}, .* leave out --bridge"):
         migrate_index(new)
     assert migrate_index(replace(new, bridge=False)).encoded == 60
