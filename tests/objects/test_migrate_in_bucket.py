@@ -2,9 +2,9 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ from whiten_index import (
     open_index,
     update_index,
 )
-from whiten_index.errors import ArtifactError, ConfigError
+from whiten_index.errors import ArtifactError, ConfigError, StorageError
 from whiten_index.versions.gc import gc_store
 from whiten_index.versions.retention import rollback
 
@@ -98,17 +98,40 @@ def test_each_run_on_another_machine(s3: Any, bucket: str, machine: Any, tmp_pat
     assert run("verify", out)[0] == 0
 
 
-def test_a_store_without_a_prefix_has_no_room_for_a_bridged_one(bucket: str, tmp_path: Path) -> None:
-    tiny_models.bert(tmp_path / "model")
+def build_small(folder: Path, store: str) -> dict[str, Any]:
+    """Build an index in a folder; return the options of a migration of it."""
+    tiny_models.bert(folder / "model")
     table = pa.table({"text": [f"the cat sat on {row}" for row in range(60)]})
-    pq.write_table(table, tmp_path / "c.parquet")
-    model: dict[str, Any] = {"model": str(tmp_path / "model"), "pooling": "mean", "device": "cpu"}
+    pq.write_table(table, folder / "c.parquet")
+    model: dict[str, Any] = {"model": str(folder / "model"), "pooling": "mean", "device": "cpu"}
     build = BuildConfig(
-        corpus=str(tmp_path / "c.parquet"), text_columns="text", whiten="pca", k=8,
-        out=str(tmp_path / "index"), store=f"s3://{bucket}", **model,
+        corpus=str(folder / "c.parquet"), text_columns="text", whiten="pca", k=8,
+        out=str(folder / "index"), store=store, **model,
     )  # fmt: skip
     build_index(build)
-    new = MigrateConfig(index=str(tmp_path / "index"), **model, layers=(1,), rows=20, bridge=True)
+    return {"index": str(folder / "index"), **model, "layers": (1,)}
+
+
+def test_a_store_without_a_prefix_has_no_room_for_a_bridged_one(
+    bucket: str, tmp_path: Path
+) -> None:
+    new = build_small(tmp_path, f"s3://{bucket}")
     with pytest.raises(ConfigError, match=f"all of bucket {bucket}, .* leave out --bridge"):
-        migrate_index(new)
-    assert migrate_index(replace(new, bridge=False)).encoded == 60
+        migrate_index(MigrateConfig(**new, rows=20, bridge=True))
+    assert migrate_index(MigrateConfig(**new, rows=20)).encoded == 60
+
+
+def test_an_account_that_may_not_list_the_place_above_the_store(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = f"s3://{bucket}/store"
+    new = build_small(tmp_path, store)
+    from obstore.exceptions import PermissionDeniedError
+
+    denied = PermissionDeniedError("<Code>AccessDenied</Code>")
+    monkeypatch.setattr("obstore.list_with_delimiter", Mock(side_effect=denied))
+    for _ in range(2):
+        assert migrate_index(MigrateConfig(**new)).finished
+    # What it cannot see may be there.
+    with pytest.raises(StorageError, match="cannot list .* permission is denied"):
+        gc_store(store)

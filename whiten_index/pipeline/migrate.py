@@ -330,12 +330,13 @@ def _bridged(base: BaseVersion, new: EmbeddingStore, end: str) -> str:
 def _remove_bridged(base: BaseVersion, new: EmbeddingStore, *, but: Iterable[str]) -> None:
     """Remove the stores of earlier bridged versions of an index, which can be made again."""
     own, kept = Path(_bridged(base, new, "")).name, {Path(each).name for each in but}
-    for place in bridged_places(new.place):
-        name = Path(place).name
-        if name.startswith(own) and name not in kept:
-            # If that fails, it does no harm.
-            with contextlib.suppress(BusyError, StorageError):
-                remove_bridged(place)
+    # If that fails, it does no harm: gc removes what is left, or says why it cannot.
+    with contextlib.suppress(StorageError):
+        for place in bridged_places(new.place):
+            name = Path(place).name
+            if name.startswith(own) and name not in kept:
+                with contextlib.suppress(BusyError):
+                    remove_bridged(place)
 
 
 def _bridged_build(target: BuildConfig, base: BaseVersion, store: EmbeddingStore) -> BuildConfig:
