@@ -133,5 +133,5 @@ def test_an_account_that_may_not_list_the_place_above_the_store(
     for _ in range(2):
         assert migrate_index(MigrateConfig(**new)).finished
     # What it cannot see may be there.
-    with pytest.raises(StorageError, match="cannot list .* permission is denied"):
+    with pytest.raises(StorageError, match=r"cannot list .* permission is denied"):
         gc_store(store)
