@@ -470,10 +470,9 @@ class Duck(_File):
     @contextmanager
     def searching(self, setting: Setting | None) -> Iterator[Search]:
         """Connect to the file."""
-        opened = importlib.import_module("whiten_index.vectordb.duckdb_file").opened
+        made = importlib.import_module("whiten_index.vectordb.duckdb_writer")
         distance = "-array_cosine_similarity" if setting is None else "array_cosine_distance"
-        with opened(self._file, make=False) as connect:
-            database = connect()
+        with made.connect(self._file, make=False) as database:
             for name, value in (setting or {}).items():
                 database.execute(f"SET {name} = {value}")
             (kind,) = database.execute(f"SELECT typeof({VECTOR}) FROM {TABLE} LIMIT 1").fetchone()
@@ -539,15 +538,17 @@ class Sqlite(_File):
         database.close()
 
     def _connected(self, file: Path) -> Any:
-        made = importlib.import_module("whiten_index.vectordb.sqlite_file")
-        database, _ = made.connect(file, self._made, make=True)
-        return database
+        return importlib.import_module("whiten_index.vectordb.sqlite_writer").connect(
+            file, make=True
+        )
 
     @contextmanager
     def _insert(self, rows: Rows) -> Iterator[Load]:
-        made = importlib.import_module("whiten_index.vectordb.sqlite_file")
+        made = importlib.import_module("whiten_index.vectordb.sqlite_writer")
         database, name = self._connected(self._own_file), "own__00000000"
-        for order in made.definitions(name, rows.layout, self.code):
+        database.execute("PRAGMA journal_mode = WAL")
+        coded = self.code == "bit"
+        for order in made.definitions(name, rows.layout, coded=coded):
             database.execute(order)
         names = [each for each in rows.layout.schema.names if each != VECTOR]
         columns = [[v for batch in rows.batches for v in batch[each].to_pylist()] for each in names]
@@ -558,7 +559,7 @@ class Sqlite(_File):
             with database:
                 slots = ", ".join("?" * (1 + len(names)))
                 database.executemany(f'INSERT INTO "{name}_rows" VALUES ({slots})', ready)
-                insert = made.insert_vectors(name, self.code, "?1", "?2")
+                insert = made.insert_vectors(name, "?1", "?2", coded=coded)
                 database.executemany(insert, vectors)
 
         yield load

@@ -137,7 +137,7 @@ def test_the_commands_of_the_report_can_be_run(
 @pytest.mark.parametrize(
     ("address", "codecs"),
     [("duckdb://{}/d.duckdb", {"fp32", "float32"}),
-     ("sqlite://{}/s.db", {"fp32", "float32", "int8", "bit"})],
+     ("sqlite://{}/s.db", {"fp32", "float32", "bit"})],
 )  # fmt: skip
 def test_a_file(corpus: Path, tmp_path: Path, address: str, codecs: set[str]) -> None:
     """Eight clients read it while the sweep has it open; an index or a code finds nearly all."""

@@ -12,7 +12,7 @@ from tests.vectordb.conftest import connected
 from tests.vectordb.pushed_rows import Rows, append, assert_finds, end, fill, recall
 from whiten_index import PushConfig, push_index
 from whiten_index.errors import ConfigError
-from whiten_index.vectordb import duckdb_file, sqlite_file
+from whiten_index.vectordb import duckdb_writer, sqlite_writer
 from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.engine_options import (
     Code,
@@ -224,8 +224,7 @@ def test_duckdb(tmp_path: Path, rows: Rows, given: dict[str, str]) -> None:
         assert_sized(writer, options.index_bytes(ROWS, K, "float32"))
         found = writer.search(rows.vectors[:1], 10)
     vector = {"query": rows.vectors[0].tolist()}
-    with duckdb_file.opened(tmp_path / "d.duckdb", make=False) as connect:
-        connection = connect()
+    with duckdb_writer.connect(tmp_path / "d.duckdb", make=False) as connection:
         *settings, order = options.query("docs", rows.pushed).split("; ")
         for each in settings:
             connection.execute(each)
@@ -245,7 +244,7 @@ def test_sqlite(tmp_path: Path, rows: Rows, name: str) -> None:
         assert recall(writer, rows) >= (0.6 if name == "bit" else 0.99)
         assert_sized(writer, options.index_bytes(ROWS, K, "float32"))
         found = writer.search(rows.vectors[:1], 10)
-    connection, _ = sqlite_file.connect(tmp_path / "s.db", options, make=False)
+    connection = sqlite_writer.connect(tmp_path / "s.db", make=False)
     order = options.query("docs", rows.pushed)
     got = connection.execute(order, {"query": rows.vectors[0].tobytes()}).fetchall()
     connection.close()

@@ -1,12 +1,12 @@
 """DuckDB's own: plain tables, an index that a kill damaged, one process at a time."""
 
-import importlib
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import duckdb
+import duckdb_extension_vss
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -25,7 +25,6 @@ from tests.vectordb.pushed_rows import (
     some_changes,
 )
 from whiten_index.errors import ConfigError, DatabaseError
-from whiten_index.vectordb import duckdb_file
 from whiten_index.vectordb.database_writer import DatabaseWriter
 from whiten_index.vectordb.pushed_table import PushedTable
 from whiten_index.vectordb.registry import open_writer
@@ -108,61 +107,45 @@ def test_killed_after_changes_that_are_in_the_log(address: str, tmp_path: Path, 
 def test_nightly_changes_do_not_grow_the_file_for_ever(
     address: str, file: Path, index: str
 ) -> None:
-    rows, options = Rows.make(5000, k=32), {"index": index}
+    rows, options = Rows.make(2000, k=32), {"index": index}
     with open_writer(address, "docs", options=options) as writer:
-        fill(writer, rows, batch=5000)
+        fill(writer, rows, batch=2000)
         before = writer.sizes()
     first = file.stat().st_size
-    for night in range(10):
-        new = Rows.make(5000, k=32, seed=night + 1)
+    for night in range(6):
+        new = Rows.make(2000, k=32, seed=night + 1)
         with (
             open_writer(address, "docs", options=options) as writer,
             writer.changing(replace(rows.pushed, version=str(night)), rows.layout) as changing,
         ):
-            changing.upsert(new.take(range(500 * night, 500 * night + 500)))
-    with open_writer(address, "docs") as writer:
-        assert_holds(writer, replace(new, table=pa.concat_tables([
-            Rows.make(5000, k=32, seed=night + 1).table.slice(500 * night, 500)
-            for night in range(10)
-        ])))  # fmt: skip
+            changing.upsert(new.take(range(1000)))
+    with open_writer(address, "docs", options=options) as writer:
+        now = pa.concat_tables([new.table.slice(0, 1000), rows.table.slice(1000)])
+        assert_holds(writer, replace(new, table=now))
         assert abs(writer.sizes().index / max(1, before.index) - (index == "hnsw")) < 0.1
     assert file.stat().st_size < 3 * first
 
 
-def test_the_index_is_checked_before_the_swap(address: str, writer: DatabaseWriter) -> None:
-    """Readers of this process see the table before, until then."""
+def test_the_index_is_checked_before_the_swap(writer: DatabaseWriter) -> None:
     old, new = Rows.make(), Rows.make(2000, k=32, seed=1)
     fill(writer, old)
-    writer.begin(new.pushed, new.layout)
-    append(writer, new.batches())
-    writer.finish()
-    found = writer.search(new.vectors[:5], 10, pending=True)
-    assert np.abs(found[:, 0] - 1).max() < 1e-5
-    with open_writer(address, "docs", make=False) as reader:
-        assert_holds(reader, old)
-        writer.swap()
-        assert_holds(reader, new)
-    # What was finished is filled again, or is left.
-    for again in (True, False):
-        writer.begin(old.pushed, old.layout)
-        append(writer, old.batches())
+    for swapped in (False, True):
+        writer.begin(new.pushed, new.layout)
+        append(writer, new.batches())
         writer.finish()
-        if again:
-            writer.resume(old.layout)
+        found = writer.search(new.vectors[:5], 10, pending=True)
+        assert np.abs(found[:, 0] - 1).max() < 1e-5
+        assert_holds(writer, old)
+        if swapped:
+            writer.swap()
         else:
             writer.discard()
-        assert_holds(writer, new)
-    with writer.changing(replace(new, version="2").pushed, new.layout) as changing:
-        changing.upsert(new.take([3]))
     assert_holds(writer, new)
 
 
 def test_one_process_writes_or_many_read(address: str, writer: DatabaseWriter) -> None:
     rows = Rows.make(50)
     fill(writer, rows)
-    told = "this process has .* open; the engine takes one process at a time if one of them writes"
-    with pytest.raises(DatabaseError, match=told):
-        open_writer(address, "docs")
     reading = (
         "from whiten_index.vectordb.registry import open_writer\n"
         f"with open_writer({address!r}, 'docs', make=False) as writer: print(writer.count())\n"
@@ -215,28 +198,14 @@ def test_what_no_push_made_is_left_alone(address: str, file: Path, made: str) ->
     with duckdb.connect(file) as database:
         database.execute(f"{made} AS one")
     rows = Rows.make(20)
-    with (
-        open_writer(address, "docs") as writer,
-        pytest.raises(DatabaseError, match="that no push made"),
-    ):
+    told = "of type View" if "VIEW" in made else "a table .* that no push made"
+    with open_writer(address, "docs") as writer, pytest.raises(DatabaseError, match=told):  # noqa: PT012
+        # As a push does.
+        assert writer.published() is None
+        assert writer.pending() is None
         fill(writer, rows)
     with duckdb.connect(file) as database:
         assert database.execute(f"SELECT one FROM {made.split()[2]}").fetchall() == [(1,)]
-
-
-def test_a_table_made_while_a_push_waited_is_left_alone(address: str, file: Path) -> None:
-    rows = Rows.make(20)
-    with open_writer(address, "docs") as writer:
-        writer.begin(rows.pushed, rows.layout)
-        append(writer, rows.batches())
-    with duckdb.connect(file) as database:
-        database.execute("CREATE TABLE docs AS SELECT 1 AS one")
-    with open_writer(address, "docs") as writer:
-        writer.resume(rows.layout)
-        with pytest.raises(DatabaseError, match="that no push made"):
-            writer.finish()
-    with duckdb.connect(file) as database:
-        assert database.execute("SELECT one FROM docs").fetchall() == [(1,)]
 
 
 @pytest.mark.parametrize("text", [b"mine", b"PAR1" * 9, b"SQLite format 3\0" * 9])
@@ -261,12 +230,6 @@ def test_a_file_that_is_damaged(address: str, file: Path) -> None:
     assert file.read_bytes() == whole[:20_000]
 
 
-def test_an_empty_file_is_filled(address: str, file: Path) -> None:
-    file.touch()
-    with open_writer(address, "docs") as writer:
-        fill(writer, Rows.make(20))
-
-
 @pytest.mark.parametrize(("place", "told"), [
     ("duckdb://host/f.duckdb", "three slashes"), ("duckdb:///", "is a folder"),
     ("duckdb:///nowhere/f.duckdb", "is in a folder that does not exist"),
@@ -277,18 +240,11 @@ def test_addresses(place: str, told: str) -> None:
 
 
 def test_a_missing_extension(address: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    monkeypatch.setenv("HOME", "/nowhere")
+    monkeypatch.setattr(duckdb_extension_vss, "__path__", ["/nowhere"])
     told = r"extension vss of DuckDB .* cannot be loaded .*pip install 'whiten-index\[duckdb\]'"
     with pytest.raises(ConfigError, match=told):
         open_writer(address, "docs")
     assert not file.exists()
-
-
-def test_columns_that_differ_in_case(writer: DatabaseWriter) -> None:
-    rows = Rows.make(3, Text=pa.array(["a"] * 3), text=pa.array(["b"] * 3))
-    with pytest.raises(ConfigError, match="column 'text' has the name of column 'Text' in DuckDB"):
-        writer.begin(rows.pushed, rows.layout)
 
 
 @pytest.mark.parametrize("column", [
@@ -298,7 +254,6 @@ def test_columns_that_differ_in_case(writer: DatabaseWriter) -> None:
     pa.array([1, 2, None], pa.time32("s")),
     pa.array([1, 2, None], pa.timestamp("ms", "Europe/Rome")),
     pa.array([86_400_000, 0, None], pa.date64()),
-    pa.array([1, 2, None], pa.decimal256(30, 3)),
 ])  # fmt: skip
 def test_kept_columns_of_further_types(writer: DatabaseWriter, column: pa.Array) -> None:
     rows = Rows.make(3, column=column)
@@ -319,11 +274,9 @@ def test_changes_that_fail_leave_the_index(writer: DatabaseWriter) -> None:
 
 def test_a_comment_of_the_user(address: str, file: Path) -> None:
     """A description may be anybody's."""
-    with open_writer(address, "docs") as writer:
-        fill(writer, Rows.make(20))
     huge = PushedTable("v", "t", 12, "float32", rows=10**400).text
-    with duckdb_file.opened(file, make=True) as connect:
-        connect().execute(f"COMMENT ON TABLE docs IS '{huge}'")
+    with duckdb.connect(file) as database:
+        database.execute(f"CREATE TABLE docs AS SELECT 1; COMMENT ON TABLE docs IS '{huge}'")
     with (
         open_writer(address, "docs") as writer,
         pytest.raises(DatabaseError, match="that no push made"),

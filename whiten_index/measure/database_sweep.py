@@ -205,21 +205,27 @@ class Trial:
         self, points: Mapping[Point, Effort | None], stages: Stages, part: str
     ) -> Iterator[dict[str, Any]]:
         """Yield the record of each point of the table."""
-        with self.sweep.open(self.setting.code) as writer:
-            try:
-                with stages.stage("fill tables", self.dataset.rows, part=part) as watcher:
-                    made = self._fill(writer, watcher.advance)
-                with stages.stage("measure", len(points), part=part) as watcher:
-                    for point, effort in points.items():
-                        found = self._measure(writer, effort)
-                        setting = {**point.setting(), "parameters": dict(effort or {})}
-                        yield {"type": "point", "key": point.key, **setting, **made, **found}
-                        watcher.advance(1)
-            finally:
-                # An error that is being raised says more than that this failed too.
-                with suppress(DatabaseError):
-                    writer.discard()
-                    writer.remove()
+        code, rows = self.setting.code, self.dataset.rows
+        try:
+            with (
+                self.sweep.open(code) as writer,
+                stages.stage("fill tables", rows, part=part) as watcher,
+            ):
+                made = self._fill(writer, watcher.advance)
+            with (
+                self.sweep.open(code, make=False) as reader,
+                stages.stage("measure", len(points), part=part) as watcher,
+            ):
+                for point, effort in points.items():
+                    found = self._measure(reader, effort)
+                    setting = {**point.setting(), "parameters": dict(effort or {})}
+                    yield {"type": "point", "key": point.key, **setting, **made, **found}
+                    watcher.advance(1)
+        finally:
+            # An error that is being raised says more than that this failed too.
+            with suppress(DatabaseError), self.sweep.open(code) as writer:
+                writer.discard()
+                writer.remove()
 
     def _fill(self, writer: DatabaseWriter, advance: Any) -> dict[str, Any]:
         """Fill and index the table; return what it takes."""

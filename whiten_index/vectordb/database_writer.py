@@ -389,6 +389,12 @@ class DatabaseWriter(ABC):
             raise taken_over(self.target)
         return found
 
+    def _not_pushed(self, what: str) -> DatabaseError:
+        return DatabaseError(
+            f"{self.target}: there is {what} that no push made; give another name with --table, "
+            "or drop it yourself"
+        )
+
     def _not_begun(self) -> DatabaseError:
         return DatabaseError(
             f"no push to {self.target} was begun, or it was dropped meanwhile; push again"

@@ -10,9 +10,7 @@ from whiten_index.artifacts.files import is_folder, list_folder, size_of
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.paths import cut
 from whiten_index.vectordb.engine_options import EngineOptions
-from whiten_index.vectordb.pushed_table import Layout
 
-ONE_AT_A_TIME = "the engine takes one process at a time if one of them writes: close the other one"
 # The words of C's library, as Python and Rust report them, Rust's numbers, and SQLite's words.
 _OF_DISKS = (
     (
@@ -25,7 +23,10 @@ _OF_DISKS = (
         "make room on that disk; push again",
     ),
     ("already accessed", "another client has this folder, which takes one at a time; close it"),
-    ("could not set lock|unique file handle", ONE_AT_A_TIME),
+    (
+        "could not set lock|unique file handle",
+        "the engine takes one process at a time if one of them writes: close the other one",
+    ),
     (
         "while replaying wal",
         "a process was killed while it wrote: push again, or open the file once to write, which "
@@ -132,18 +133,6 @@ def _not_there(address: str) -> DatabaseError:
         f"{address} is not there, or nothing was pushed to it yet; look at the path in the "
         "address, or push an index to it first"
     )
-
-
-def require_columns(layout: Layout, engine: str, reserved: Sequence[str] = ()) -> None:
-    """Refuse columns whose names the engine takes for those of others."""
-    taken = dict.fromkeys(reserved, "the engine's own")
-    for name in layout.schema.names:
-        if before := taken.get(name.lower()):
-            raise ConfigError(
-                f"column {name!r} has the name of {before} in {engine}; rename it in the corpus, "
-                "or leave it out of --keep"
-            )
-        taken[name.lower()] = f"column {name!r}"
 
 
 def quoted(name: str) -> str:

@@ -22,8 +22,6 @@ DISTANCES = {
     "cosine": ("array_cosine_distance({})", 1.0, "-array_cosine_similarity({})"),
     "ip": ("array_negative_inner_product({})", 0.0, "-array_inner_product({})"),
 }
-# Rows of a chunk of vectors in vec0, which is written whole.
-CHUNK_ROWS = 1024
 
 
 class DuckOptions(EngineOptions):
@@ -69,10 +67,6 @@ class DuckOptions(EngineOptions):
         return f"{''.join(settings)}SELECT id, {far} FROM {table} ORDER BY 2 LIMIT 10"
 
 
-# Code of sqlite-vec -> the function that makes it, and its bits of a number.
-CODES = {"int8": ("vec_quantize_int8({}, 'unit')", 8), "bit": ("vec_quantize_binary({})", 1)}
-
-
 class SqliteOptions(EngineOptions):
     """Options of SQLite and its extension ``sqlite-vec``; ``lock_timeout`` is in seconds."""
 
@@ -83,24 +77,21 @@ class SqliteOptions(EngineOptions):
     client, extra, writer = "apsw", "sqlite", "sqlite_writer:SqliteWriter"
     name = _NAME
 
-    code: Literal["float32", "int8", "bit"] = "float32"
+    code: Literal["float32", "bit"] = "float32"
     lock_timeout: Annotated[int, Field(ge=1, le=86_400)] = 10
 
     @classmethod
     def codes(cls, k: int) -> dict[str, Code]:
         """Return the forms of vectors; bits fill whole bytes."""
-        names = [name for name, (_, bits) in CODES.items() if k * bits % 8 == 0]
-        return {"float32": Code(), **{name: Code({"code": name}) for name in names}}
+        return {"float32": Code(), **({} if k % 8 else {"bit": Code({"code": "bit"})})}
 
     def code_bytes(self, rows: int, k: int, dtype: str) -> int:  # noqa: ARG002
         """Return the bytes of a code."""
-        return 4 * k if self.code == "float32" else k * CODES[self.code][1] // 8
+        return 4 * k if self.code == "float32" else k // 8
 
     def index_bytes(self, rows: int, k: int, dtype: str) -> int:
         """Return the bytes of the codes, if there are any beside the vectors."""
-        if self.code == "float32":
-            return 0
-        return math.ceil(rows / CHUNK_ROWS) * CHUNK_ROWS * self.code_bytes(rows, k, dtype)
+        return 0 if self.code == "float32" else rows * self.code_bytes(rows, k, dtype)
 
     def build_bytes(self, rows: int, k: int, dtype: str) -> int:  # noqa: ARG002
         """Return none: rows are coded one after another."""
@@ -116,11 +107,10 @@ class SqliteOptions(EngineOptions):
         if self.code == "float32":
             near = "vector MATCH :query AND k = :k"
             return f"SELECT id, distance FROM {table} WHERE {near} ORDER BY distance"
-        coded = CODES[self.code][0].format(":query")
         return (
-            f"WITH near AS (SELECT id, vector FROM {table} WHERE code MATCH {coded} "
-            "AND k = :candidates) SELECT id, vec_distance_cosine(vector, :query) AS distance "
-            "FROM near ORDER BY distance LIMIT :k"
+            f"WITH near AS (SELECT id, vector FROM {table} WHERE code MATCH "
+            "vec_quantize_binary(:query) AND k = :candidates) SELECT id, "
+            "vec_distance_cosine(vector, :query) AS distance FROM near ORDER BY distance LIMIT :k"
         )
 
     def query(self, table: str, made: "PushedTable") -> str:

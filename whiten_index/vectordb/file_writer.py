@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from whiten_index.errors import DatabaseError, first_line
+from whiten_index.errors import first_line
 from whiten_index.vectordb.database_writer import DatabaseWriter, Stored
 from whiten_index.vectordb.engine_options import EngineOptions
-from whiten_index.vectordb.engine_support import advice, quoted, require_engine_file
+from whiten_index.vectordb.engine_support import advice, require_engine_file
 from whiten_index.vectordb.pushed_table import Layout, RowsError
 
 
@@ -30,7 +30,8 @@ class FileWriter(DatabaseWriter):
         self, address: str, name: str, options: EngineOptions, *, make: bool = True
     ) -> None:
         super().__init__()
-        self._name, self.process = name, os.getpid()
+        # Both engines take names in any case for the same.
+        self._name, self.process = name.lower(), os.getpid()
         file, shown = require_engine_file(address, type(options), make=make)
         self.target = f"{shown}, table {name}"
         with self._reporting("it could not be opened"):
@@ -65,9 +66,6 @@ class FileWriter(DatabaseWriter):
         with suppress(Exception):
             self._run("ROLLBACK")
 
-    def _count(self, stored: Stored) -> int:
-        return int(self._run(f"SELECT count(*) FROM {quoted(stored.name)}").fetchone()[0])
-
     def _run(self, order: str, *values: Any) -> Any:
         return self._database.execute(order, values)
 
@@ -83,9 +81,3 @@ class FileWriter(DatabaseWriter):
         except BaseException:
             self._undo_changes(None)
             raise
-
-    def _not_pushed(self, what: str) -> DatabaseError:
-        return DatabaseError(
-            f"{self.target}: there is {what} that no push made; give another name with --table, "
-            "or drop it yourself"
-        )

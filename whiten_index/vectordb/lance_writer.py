@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import size_of
 from whiten_index.corpus.batches import ID
-from whiten_index.errors import ConfigError, DatabaseError, first_line
+from whiten_index.errors import ConfigError, first_line
 from whiten_index.vectordb.database_writer import (
     DatabaseWriter,
     Find,
@@ -254,10 +254,7 @@ class LanceWriter(DatabaseWriter):
             raise
         pushed = read_metadata(handle)
         if pushed is None:
-            raise DatabaseError(
-                f"{self.target}: there is a table {name} that no push made; give another name "
-                "with --table, or drop it yourself"
-            )
+            raise self._not_pushed(f"a table {name}")
         return Stored(pushed, name == self._pending_name, handle)
 
     def _has_lease(self, stored: Stored) -> bool:

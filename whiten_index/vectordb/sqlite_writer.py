@@ -1,18 +1,19 @@
 """Writer of tables in a file of SQLite, with vectors in ``vec0`` of its extension ``sqlite-vec``.
 
-``vec0`` keeps chunks of vectors, and of shorter codes, that searches read whole. A push fills a
-view ``NAME__`` and eight hexadecimal digits, and behind it ``…_rows``, a table, and ``…_vector``.
-Users query the views ``NAME``, of rows with their vectors, and ``NAME_rows``, of rows alone. A swap
-makes both anew in one transaction. Only the second has rows whose vector is zeros, by which
-``vec0`` would lose others.
+``vec0`` keeps chunks of vectors, and of their bits, that searches read whole. A push fills a view
+``NAME__`` and eight hexadecimal digits, and behind it ``…_rows``, a table, and ``…_vector``. Users
+query the views ``NAME``, of rows with their vectors, and ``NAME_rows``, of rows alone. A swap makes
+both anew in one transaction. Only the second has rows whose vector is zeros, by which ``vec0``
+would lose others.
 
 Descriptions are in a table of the file. The lease in it is read within each transaction. While
 rows are written, readers go on (mode WAL); at the end the file has the mode it had before.
 """
 
+import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,25 +26,26 @@ import sqlite_vec
 from numpy.typing import NDArray
 
 from whiten_index.corpus.batches import ID
+from whiten_index.errors import ConfigError
 from whiten_index.vectordb.database_writer import Find, Hit, Sizes, Stored
 from whiten_index.vectordb.engine_support import quoted
-from whiten_index.vectordb.file_options import CODES, SqliteOptions
+from whiten_index.vectordb.file_options import SqliteOptions
 from whiten_index.vectordb.file_writer import FileWriter
-from whiten_index.vectordb.json_rows import table_of
+from whiten_index.vectordb.json_rows import json_values, table_of
 from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, PushedTable, vectors_of
-from whiten_index.vectordb.sqlite_file import (
-    SIZES,
-    connect,
-    definitions,
-    insert_vectors,
-    read_value,
-    repack,
-    written_values,
-)
 
 _DESCRIPTIONS = "whiten_index_tables"
-# The most rows that a search of vec0 returns.
-_MOST_FOUND = 4096
+# Columns of the views beside those of rows.
+_OWN = {"rowid", "distance", "k", "code"}
+_CACHE_KILOBYTES = 65_536
+# Rows of a chunk of vectors in vec0.
+_CHUNK_ROWS = 1024
+# Bytes of the tables behind a view: 0 of rows, keys and vectors, 1 of codes.
+_SIZES = (
+    "SELECT tbl_name LIKE '%\\_chunks01' ESCAPE '\\', sum(pgsize) FROM dbstat "
+    "JOIN sqlite_schema AS made ON made.name = dbstat.name "
+    "WHERE aggregate = TRUE AND substr(tbl_name, 1, ?) = ? GROUP BY 1"
+)
 
 
 class SqliteWriter(FileWriter):
@@ -60,7 +62,11 @@ class SqliteWriter(FileWriter):
         super().__init__(address, name, options, make=make)
 
     def _open(self, file: Path, *, make: bool) -> Any:
-        database, self._mode_before = connect(file, self._options, make=make)
+        database = connect(file, make=make)
+        database.set_busy_timeout(1000 * self._options.lock_timeout)
+        self._mode_before = database.execute("PRAGMA journal_mode").get
+        if make:
+            database.execute("PRAGMA journal_mode = WAL")
         return database
 
     def close(self) -> None:
@@ -72,46 +78,27 @@ class SqliteWriter(FileWriter):
         self._database.close()
 
     def _find(self, *, pending: bool) -> Stored | None:
-        there = self._objects(self._name, f"{self._name}_rows")
+        views = (self._name, f"{self._name}_rows")
+        order = "SELECT lower(name) FROM sqlite_schema WHERE lower(name) IN (?, ?, ?)"
+        there = {name for (name,) in self._run(order, _DESCRIPTIONS, *views)}
         pushed = None
-        if self._objects(_DESCRIPTIONS):
+        if _DESCRIPTIONS in there:
             order = f"SELECT description FROM {_DESCRIPTIONS} WHERE name = ? AND pending = ?"
-            row = self._run(order, self._name, pending).fetchone()
-            pushed = PushedTable.read(row and row[0])
-        if pushed is not None and not re.fullmatch(f"{self._name}__[0-9a-f]{{8}}", pushed.name):
-            pushed = None
-        if not pending and there and (pushed is None or there != self._views(pushed.name)):
-            raise self._not_pushed(f"a table or view {min(there)}")
-        if pushed is None or not (there or pending):
+            pushed = PushedTable.read(self._run(order, self._name, pending).get)
+        if pushed is None or not re.fullmatch(f"{self._name}__[0-9a-f]{{8}}", pushed.name):
+            if not pending and (taken := there.intersection(views)):
+                raise self._not_pushed(f"a table or view {min(taken)}")
             return None
-        made = self._objects(f"{pushed.name}_vector").get(f"{pushed.name}_vector", "")
-        code = next((each for each in CODES if f"code {each}[" in made), "float32")
-        return Stored(pushed, pending, SqliteOptions.parse({"code": code}))
-
-    def _objects(self, *names: str) -> dict[str, str]:
-        """Return the tables and views of some names, with the SQL that made them."""
-        many = ", ".join("?" * len(names))
-        order = f"SELECT name, sql FROM sqlite_schema WHERE name COLLATE NOCASE IN ({many})"
-        return dict(self._run(order, *names).fetchall())
-
-    def _views(self, name: str) -> dict[str, str]:
-        """Return the names that users query, with the SQL that makes them."""
-        places = {self._name: name, f"{self._name}_rows": f"{name}_rows"}
-        return {
-            each: f"CREATE VIEW {quoted(each)} AS SELECT * FROM {quoted(of)}"
-            for each, of in places.items()
-        }
+        order = "SELECT count(*) FROM pragma_table_info(?) WHERE name = 'code'"
+        return Stored(pushed, pending, bool(self._run(order, pushed.name).get))
 
     def _create(self, made: PushedTable, layout: Layout) -> Stored:
-        name = f"{self._name}__{secrets.token_hex(4)}"
-        created = Stored(replace(made, name=name), True, self._options)
-        orders = definitions(name, layout, self._options.code)
+        name, coded = f"{self._name}__{secrets.token_hex(4)}", self._options.code == "bit"
+        orders = definitions(name, layout, coded=coded)
+        created = Stored(replace(made, name=name), True, coded)
         with self._transaction():
             self._find(pending=False)
-            self._run(
-                f"CREATE TABLE IF NOT EXISTS {_DESCRIPTIONS} (name TEXT COLLATE NOCASE, "
-                "pending INTEGER, description TEXT, PRIMARY KEY (name, pending))"
-            )
+            self._run(f"CREATE TABLE IF NOT EXISTS {_DESCRIPTIONS} (name, pending, description)")
             self._drop(self._find(pending=True))
             for order in orders:
                 self._run(order)
@@ -119,8 +106,13 @@ class SqliteWriter(FileWriter):
         return created
 
     def _describe(self, stored: Stored) -> None:
-        order = f"INSERT OR REPLACE INTO {_DESCRIPTIONS} VALUES (?, ?, ?)"
+        self._forget(stored)
+        order = f"INSERT INTO {_DESCRIPTIONS} VALUES (?, ?, ?)"
         self._run(order, self._name, stored.pending, stored.table.text)
+
+    def _forget(self, stored: Stored) -> None:
+        order = f"DELETE FROM {_DESCRIPTIONS} WHERE name = ? AND pending = ?"
+        self._run(order, self._name, stored.pending)
 
     def _has_lease(self, stored: Stored) -> bool:
         found = self._find(pending=stored.pending)
@@ -128,35 +120,31 @@ class SqliteWriter(FileWriter):
         return one == two
 
     def _build(self, held: Stored, layout: Layout) -> None:
+        name, key = held.name, ", ".join(layout.key)
         with self._transaction(held):
-            key = ", ".join(map(quoted, layout.key))
-            index, rows = quoted(f"{held.name}_key"), quoted(f"{held.name}_rows")
-            self._run(f"CREATE UNIQUE INDEX IF NOT EXISTS {index} ON {rows} ({key})")
+            self._run(f"CREATE UNIQUE INDEX IF NOT EXISTS {name}_key ON {name}_rows ({key})")
 
     def _publish(self, held: Stored) -> None:
         with self._transaction(held):
             self._drop(self._find(pending=False))
-            for order in self._views(held.name).values():
-                self._run(order)
-            self._drop(held, objects=False)
+            for end in ("", "_rows"):
+                view = quoted(self._name + end)
+                self._run(f"CREATE VIEW {view} AS SELECT * FROM {held.name}{end}")
+            self._forget(held)
             self._describe(replace(held, pending=False))
 
-    def _drop(self, stored: Stored | None, *, objects: bool = True) -> None:
-        """Drop the description of a table, and its objects."""
+    def _drop(self, stored: Stored | None) -> None:
+        """Drop a table: its description, its views, and what is behind them."""
         if stored is None:
             return
-        order = f"DELETE FROM {_DESCRIPTIONS} WHERE name = ? AND pending = ?"
-        self._run(order, self._name, stored.pending)
-        if objects:
-            views = [] if stored.pending else list(self._views(stored.name))
-            for each in (*views, stored.name):
-                self._run(f"DROP VIEW IF EXISTS {quoted(each)}")
-            for end in ("_vector", "_rows"):
-                self._run(f"DROP TABLE IF EXISTS {quoted(stored.name + end)}")
+        self._forget(stored)
+        views = [] if stored.pending else [quoted(self._name), quoted(f"{self._name}_rows")]
+        for view in (*views, stored.name):
+            self._run(f"DROP VIEW IF EXISTS {view}")
+        for end in ("_vector", "_rows"):
+            self._run(f"DROP TABLE IF EXISTS {stored.name}{end}")
 
     def _discard(self, held: Stored | None) -> None:
-        if self._find(pending=True) is None:
-            return
         with self._transaction():
             if held is None or self._has_lease(held):
                 self._drop(self._find(pending=True))
@@ -166,45 +154,61 @@ class SqliteWriter(FileWriter):
             self._drop(published)
 
     def _end_changes(self, changed: Stored) -> None:
-        repack(self._database, changed.name, changed.handle.code)
+        self._repack(changed)
         self._run("COMMIT")
+
+    def _repack(self, stored: Stored) -> None:
+        """Write vectors anew if a third of the places in chunks is empty: vec0 fills none again."""
+        name = f"{stored.name}_vector"
+        chunks = self._run(f"SELECT count(*) FROM {name}_chunks").get
+        if chunks * _CHUNK_ROWS <= 1.5 * self._count(stored) + _CHUNK_ROWS:
+            return
+        made = self._run("SELECT sql FROM sqlite_schema WHERE name = ?", name).get
+        self._run(f"CREATE TEMP TABLE moved AS SELECT rowid AS row, vector FROM {name}")
+        self._run(f"DROP TABLE {name}")
+        self._run(made)
+        again = insert_vectors(stored.name, "row", "vector", coded=stored.handle)
+        self._run(f"{again} FROM temp.moved")
+        self._run("DROP TABLE temp.moved")
 
     def _upsert(self, stored: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
         keys = zip(*(rows[name].to_pylist() for name in layout.key), strict=True)
-        self._delete_keys(stored, list(keys), layout.key)
+        self._delete_keys(stored, layout.key, list(keys))
         self._insert(stored, rows, layout)
 
-    def _insert(self, stored: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
-        name, vectors = stored.name, vectors_of(rows)
-        first = self._run(f'SELECT coalesce(max(rowid), 0) + 1 FROM "{name}_rows"').get
-        columns = [written_values(rows, each) for each in layout.schema.names if each != VECTOR]
-        slots = ", ".join("?" * (1 + len(columns)))
-        numbered = zip(range(first, first + len(rows)), *columns, strict=True)
-        self._database.executemany(f'INSERT INTO "{name}_rows" VALUES ({slots})', numbered)
-        size, whole = 4 * layout.k, vectors.astype("<f4", copy=False).data.cast("B")
-        places = np.flatnonzero(vectors.any(axis=1)).tolist()
-        self._database.executemany(
-            insert_vectors(name, stored.handle.code, "?1", "?2"),
-            ((first + at, whole[at * size : (at + 1) * size]) for at in places),
-        )
-
     def _delete(self, stored: Stored, ids: Ids, layout: Layout) -> None:  # noqa: ARG002
-        self._delete_keys(stored, [(each,) for each in ids], (ID,))
+        self._delete_keys(stored, (ID,), [(each,) for each in ids])
 
     def _delete_keys(
-        self, stored: Stored, keys: Sequence[tuple[Any, ...]], names: Sequence[str]
+        self, stored: Stored, names: tuple[str, ...], keys: list[tuple[Any, ...]]
     ) -> None:
         same = " AND ".join(f"{name} = ?" for name in names)
-        rows, vectors = (quoted(stored.name + end) for end in ("_rows", "_vector"))
-        gone = f"DELETE FROM {vectors} WHERE rowid IN (SELECT rowid FROM {rows} WHERE {same})"
-        for order in (gone, f"DELETE FROM {rows} WHERE {same}"):
-            self._database.executemany(order, keys)
+        order = f"SELECT rowid FROM {stored.name}_rows WHERE {same}"
+        # vec0 reads all rows for any other condition than its rowid.
+        gone = self._database.executemany(order, keys).fetchall()
+        for end in ("_vector", "_rows"):
+            self._database.executemany(f"DELETE FROM {stored.name}{end} WHERE rowid = ?", gone)
+
+    def _insert(self, stored: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
+        vectors = vectors_of(rows).astype("<f4", copy=False)
+        first = self._run(f"SELECT coalesce(max(rowid), 0) + 1 FROM {stored.name}_rows").get
+        columns = [
+            map(_to_sql, json_values(rows, name)) for name in layout.schema.names if name != VECTOR
+        ]
+        slots = ", ".join("?" * (1 + len(columns)))
+        numbered = zip(range(first, first + len(rows)), *columns, strict=True)
+        self._database.executemany(f"INSERT INTO {stored.name}_rows VALUES ({slots})", numbered)
+        places = np.flatnonzero(vectors.any(axis=1)).tolist()
+        self._database.executemany(
+            insert_vectors(stored.name, "?1", "?2", coded=stored.handle),
+            ((first + at, vectors[at].data) for at in places),
+        )
 
     def _count(self, stored: Stored) -> int:
-        return super()._count(stored.described(name=f"{stored.name}_rows"))
+        return int(self._run(f"SELECT count(*) FROM {stored.name}_rows").get)
 
     def _sizes(self, stored: Stored) -> Sizes:
-        sizes = dict(self._run(SIZES, len(stored.name), stored.name).fetchall())
+        sizes = dict(self._run(_SIZES, len(stored.name), stored.name).fetchall())
         return Sizes(int(sizes.get(0, 0)), int(sizes.get(1, 0)))
 
     def _fetch(self, stored: Stored, ids: Ids, layout: Layout) -> pa.Table:
@@ -212,15 +216,14 @@ class SqliteWriter(FileWriter):
         shown = ", ".join(f"r.{quoted(each.name)}" for each in fields)
         slots = ", ".join("?" * len(ids))
         order = (
-            f'SELECT {shown}, v.vector FROM "{stored.name}_rows" AS r LEFT JOIN '
-            f'"{stored.name}_vector" AS v ON v.rowid = r.rowid WHERE r.id IN ({slots})'
+            f"SELECT {shown}, v.vector FROM {stored.name}_rows AS r LEFT JOIN "
+            f"{stored.name}_vector AS v ON v.rowid = r.rowid WHERE r.id IN ({slots})"
         )
-        objects, zeros = [], bytes(4 * layout.k)
-        numbers = bytearray()
+        objects, numbers = [], bytearray()
         for *values, vector in self._run(order, *ids):
             pairs = zip(fields, values, strict=True)
-            objects.append({each.name: read_value(value, each.type) for each, value in pairs})
-            numbers += vector or zeros
+            objects.append({each.name: _from_sql(value, each.type) for each, value in pairs})
+            numbers += vector or bytes(4 * layout.k)
         vectors = np.frombuffer(numbers, dtype="<f4").reshape(-1, layout.k)
         return table_of(objects, vectors, layout)
 
@@ -228,22 +231,83 @@ class SqliteWriter(FileWriter):
     def _searching(
         self, stored: Stored, *, exact: bool, effort: Mapping[str, int] | None
     ) -> Iterator[Find]:
-        options, place = stored.handle, quoted(stored.name)
-        exactly = SqliteOptions().search_sql(place)
-        order = exactly if exact else options.search_sql(place)
-        usual = options.usual_effort(stored.table.rows)
-        candidates = (usual if effort is None else effort).get("candidates", 0)
-        # More rows than a search of vec0 returns.
-        scan = f"SELECT id, vec_distance_cosine(vector, :query) AS distance FROM {place} ORDER BY 2"
+        options = SqliteOptions(code="bit" if stored.handle and not exact else "float32")
+        settings = options.usual_effort(stored.table.rows) if effort is None else effort
+        order = options.search_sql(stored.name)
 
         def find(vectors: NDArray[np.float32], top_k: int) -> list[list[Hit]]:
-            asked = order if top_k <= _MOST_FOUND else f"{scan} LIMIT :k"
-            given = {"k": top_k, "candidates": min(_MOST_FOUND, max(top_k, candidates))}
+            given = {"k": top_k, "candidates": max(top_k, settings.get("candidates", 0))}
             found = [
-                self._database.execute(asked, {"query": each.tobytes(), **given}).fetchall()
-                for each in vectors.astype("<f4", copy=False)
+                self._database.execute(order, {"query": each.data, **given}).fetchall()
+                for each in np.ascontiguousarray(vectors, "<f4")
             ]
             # A query of zeros has no distances.
             return [[Hit(name, 1 - far) for name, far in one if far is not None] for one in found]
 
         yield find
+
+
+def connect(file: Path, *, make: bool) -> Any:
+    """Return a connection to a file with the extension, read-only unless ``make``."""
+    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+    database = apsw.Connection(str(file), flags=flags if make else apsw.SQLITE_OPEN_READONLY)
+    database.enable_load_extension(True)
+    database.load_extension(sqlite_vec.loadable_path())
+    database.execute(f"PRAGMA cache_size = -{_CACHE_KILOBYTES}")
+    return database
+
+
+def definitions(name: str, layout: Layout, *, coded: bool) -> list[str]:
+    """Return statements that make rows, their vectors, with bits if ``coded``, and their view."""
+    if layout.dtype != "float32":
+        raise ConfigError(
+            "sqlite-vec keeps no float16; leave --dtype out, and give --option code=bit for "
+            "faster searches"
+        )
+    if layout.metric != "cosine":
+        raise ConfigError(
+            "sqlite-vec has no dot product; leave --metric out, or push an index with --similarity "
+            "dot to another database"
+        )
+    if coded and layout.k % 8:
+        raise ConfigError(
+            "--option code=bit needs vectors of 8, 16, 24, … numbers, and these have "
+            f"{layout.k}; give --k, or leave it out"
+        )
+    if taken := [each for each in layout.schema.names if each.lower() in _OWN]:
+        raise ConfigError(
+            f"column {taken[0]!r} has the name of one of the view's own in SQLite; rename it in "
+            "the corpus, or leave it out of --keep"
+        )
+    kept = [quoted(each) for each in layout.schema.names if each != VECTOR]
+    code = f", code bit[{layout.k}]" * coded
+    shown = [*(f"r.{each}" for each in kept), "v.vector", "v.distance", "v.k", *["v.code"] * coded]
+    return [
+        f"CREATE TABLE {name}_rows (rowid INTEGER PRIMARY KEY, {', '.join(kept)})",
+        f"CREATE VIRTUAL TABLE {name}_vector USING vec0"
+        f"(vector float[{layout.k}] distance_metric=cosine{code})",
+        # A search takes conditions on the rowid of vec0 alone.
+        f"CREATE VIEW {name} AS SELECT v.rowid, {', '.join(shown)} "
+        f"FROM {name}_vector AS v JOIN {name}_rows AS r ON r.rowid = v.rowid",
+    ]
+
+
+def insert_vectors(name: str, row: str, vector: str, *, coded: bool) -> str:
+    """Return the statement that adds a vector, with its bits if ``coded``, in SQL."""
+    columns, bits = (", code", f", vec_quantize_binary({vector})") if coded else ("", "")
+    return f"INSERT INTO {name}_vector (rowid, vector{columns}) SELECT {row}, {vector}{bits}"
+
+
+def _to_sql(value: Any) -> Any:
+    """Return a value of JSON as SQLite takes it, which has no nested ones, and 64 bits signed."""
+    nested = isinstance(value, (list, dict)) or (isinstance(value, int) and value >= 1 << 63)
+    return json.dumps(value, ensure_ascii=False) if nested else value
+
+
+def _from_sql(value: Any, kind: pa.DataType) -> Any:
+    """Return the value of JSON that SQLite has in place of one of a type of Arrow."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if value is not None and pa.types.is_boolean(kind):
+        return bool(value)
+    nested = pa.types.is_nested(kind) or pa.types.is_integer(kind)
+    return json.loads(value) if nested and isinstance(value, str) else value
