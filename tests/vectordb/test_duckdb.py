@@ -26,6 +26,7 @@ from tests.vectordb.pushed_rows import (
 )
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.database_writer import DatabaseWriter
+from whiten_index.vectordb.duckdb_writer import connect
 from whiten_index.vectordb.pushed_table import PushedTable
 from whiten_index.vectordb.registry import open_writer
 
@@ -168,9 +169,10 @@ def test_conditions_without_the_index(writer: DatabaseWriter, file: Path) -> Non
         300, k=128, lang=pa.array(["en", "de", "fr"] * 100), text=pa.array(["x"] * 300)
     )
     fill(writer, rows)
-    with duckdb_file.opened(file, make=False) as connect:
+    writer.close()
+    with connect(file, make=False) as reader:
         query = rows.vectors[0]
-        found = [row[0] for row in connect().execute(order, {"query": query.tolist()}).fetchall()]
+        found = [row[0] for row in reader.execute(order, {"query": query.tolist()}).fetchall()]
     cosines = np.where(np.arange(300) % 3 == 1, rows.vectors @ query, -np.inf)
     assert found == np.argsort(-cosines)[:10].tolist()
 
