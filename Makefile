@@ -50,15 +50,21 @@ $(LANGUAGES):
 units: .venv/tools $(SYSTEMD) $(PROMTOOL) $(LANGUAGES)
 	$(BIN)/python -m pytest tests/project/test_deploy.py tests/project/test_query_half.py
 
-.venv/service: .venv/tools
+# Debian's package: no test cuts the power, so that what waits for a disk need not.
+EATMYDATA := $(or $(shell command -v eatmydata),/usr/bin/eatmydata)
+$(EATMYDATA):
+	apt-get update -q
+	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends eatmydata
+
+.venv/service: .venv/tools $(EATMYDATA)
 	$(PIP) --group service
 	touch $@
 
 # Real engines, each started by its tests; the suites of langchain-tests want asyncio's mode auto.
 # Each start of pytest closes the default folder to other users, such as that of PostgreSQL.
 services: .venv/service
-	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(BIN)/python -m pytest \
-	    -m "service and not slow" -o asyncio_mode=auto --basetemp="$$folder/services"
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	    $(EATMYDATA) $(BIN)/python -m pytest -m "service and not slow" -o asyncio_mode=auto --basetemp="$$folder/services"
 
 # Debian's packages: a C compiler, and strace to see what the compiled library might miss.
 STRACE := /usr/bin/strace

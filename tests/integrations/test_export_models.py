@@ -99,29 +99,38 @@ def assert_same(found: Any, expected: Array, *, atol: float = 1e-5) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"pooling": "mean"}, {"pooling": "cls"}, {"pooling": "last"}, {"pooling": "max"},
+        {"pooling": "cls"}, {"pooling": "last"}, {"pooling": "max"},
         {"pooling": "weightedmean"}, {"pooling": "mean_sqrt_len_tokens"},
-        {"pooling": "first-last-avg"},
-        {"pooling": "mean", "layers": (0, 2, 5)}, {"pooling": "cls", "layers": (3,)},
+        {"pooling": "mean", "layers": (0, 2)}, {"pooling": "cls", "layers": (1,)},
         {"pooling": "mean", "max_length": 16}, {"pooling": "mean", "unit": True},
-        {"pooling": "mean", "document_prompt": "passage: ", "query_prompt": "query: "},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )  # fmt: skip
 def test_the_model_gives_the_vectors_of_the_transform(
-    sentences: list[str], tmp_path: Path, options: dict[str, Any]
+    tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    transform = fitted(sentences[:200], 32, model="all-MiniLM-L6-v2", **options)
-    export_model(transform, tmp_path / "m")
-    model, texts = opened(tmp_path / "m"), sentences[-23:]
+    folder, texts = tiny_models.bert(tmp_path / "model"), tiny_models.texts()
+    assert_exported(fitted(texts, TINY_K, model=str(folder), **options), tmp_path / "m", texts)
+
+
+def test_a_real_model_gives_the_vectors_of_the_transform(
+    sentences: list[str], tmp_path: Path
+) -> None:
+    prompts = {"document_prompt": "passage: ", "query_prompt": "query: "}
+    transform = fitted(sentences[:200], 32, model="all-MiniLM-L6-v2", **prompts)
+    assert_exported(transform, tmp_path / "m", sentences[-23:])
+
+
+def assert_exported(transform: QueryTransform, folder: Path, texts: list[str]) -> None:
+    """Assert that the exported model encodes documents and queries as the transform does."""
+    export_model(transform, folder)
+    model = opened(folder)
     documents, queries = transform.encode_documents(texts), transform.encode_queries(texts)
-    # [CLS] of a middle layer hardly differs from text to text, so that float32 costs more there.
-    atol = 1e-4 if options.get("layers") == (3,) else 1e-5
     for batch_size in (7, 32):
-        assert_same(model.encode(texts, batch_size=batch_size), documents, atol=atol)
-    assert_same(model.encode_document(texts), documents, atol=atol)
-    assert_same(model.encode_query(texts), queries, atol=atol)
-    assert_same(model.encode(texts, normalize_embeddings=True), documents, atol=atol)
+        assert_same(model.encode(texts, batch_size=batch_size), documents)
+    assert_same(model.encode_document(texts), documents)
+    assert_same(model.encode_query(texts), queries)
+    assert_same(model.encode(texts, normalize_embeddings=True), documents)
 
 
 @pytest.mark.parametrize("family", sorted(tiny_models.FAMILIES))
