@@ -229,7 +229,7 @@ def scifact_work(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def wikinews(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
-    """5,000 sentences of Wikinews, encoded by MiniLM and whitened to 128 numbers, with texts."""
+    """2,000 sentences of Wikinews, encoded by MiniLM and whitened to 128 numbers, with texts."""
     from tests.vectordb.pushed_rows import Rows
     from whiten_index import BuildConfig, build_index
     from whiten_index.vectordb.push import push_index
@@ -243,7 +243,7 @@ def wikinews(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
         BuildConfig(
             corpus=(corpus,), out=str(folder / "index"), model="all-MiniLM-L6-v2",
             text_columns=("text",), keep=("text",), pooling="mean", max_length=256,
-            limit=5_000, k=128,
+            limit=2_000, k=128,
         )
     )  # fmt: skip
     push_index(PushConfig(index=str(folder / "index"), to=str(path)))

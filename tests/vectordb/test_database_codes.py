@@ -257,8 +257,7 @@ def test_sqlite(tmp_path: Path, rows: Rows, name: str) -> None:
         ("postgresql://here/db", {"code": "bit", "index": "none"}, "needs an index of pgvector"),
         ("postgresql://here/db", {"code": "bit", "index": "diskann"}, "needs an index of pgvector"),
         ("postgresql://here/db", {"code": "two"}, "--option code: "),
-        ("milvus://here", {"index": "faiss"}, "factory=NAME"),
-        ("milvus://here", {"factory": "IVF64,SQ8"}, "factory=NAME"),
+        ("milvus://here", {"index": "faiss"}, "--option index: "),
         ("qdrant://here", {"quantization": "turbo_3_bits"}, "--option quantization: "),
         ("duckdb:///here.duckdb", {"m": "1"}, "--option m: "),
         ("sqlite:///here.db", {"code": "float16"}, "--option code: "),
@@ -290,14 +289,6 @@ def test_few_rows_have_no_code_in_lancedb() -> None:
         128,
         64,
     ]
-
-
-@pytest.mark.parametrize("index", ["faiss", "autoindex"])
-def test_bytes_that_milvus_decides(index: str) -> None:
-    factory = {"factory": "IVF64,SQ8"} if index == "faiss" else {}
-    options = MilvusOptions.parse({"index": index} | factory)
-    assert options.code_bytes(10_000, 64, "float32") is None
-    assert options.index_bytes(10_000, 64, "float32") is None
 
 
 def test_few_rows_are_coded_in_qdrant() -> None:

@@ -91,7 +91,6 @@ def test_long_ids(writer: DatabaseWriter) -> None:
     [
         {"index": "flat"},
         {"index": "ivf_flat", "nlist": "8"},
-        {"index": "autoindex"},
         {"index": "hnsw", "m": "8", "ef_construction": "50"},
     ],
 )

@@ -251,7 +251,7 @@ def test_the_target_is_shown(server: Server, writer: DatabaseWriter) -> None:
     assert writer.target == f"milvus://127.0.0.1:{server.port}, collection docs"
 
 
-@pytest.mark.parametrize("index", ["flat", "ivf_flat", "autoindex"])
+@pytest.mark.parametrize("index", ["flat", "ivf_flat"])
 def test_indexes(file: str, client: MilvusClient, index: str) -> None:
     """Of more rows than a server searches without one."""
     rows = Rows.make(3000)

@@ -261,7 +261,7 @@ class Trial:
         return {
             "exponent": whitening.exponent,
             "center": whitening.center,
-            "coded": code_bytes is not None and code_bytes < 2 * setting.k,
+            "coded": code_bytes < 2 * setting.k,
             "push": str(setting.code),
             "bytes": {"per_row": code_bytes, **each},
             "seconds": {"load": load, "index": index, "total": load + index},

@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from whiten_index.errors import DatabaseError
 from whiten_index.vectordb.database_writer import DatabaseWriter, Stored, taken_over
 from whiten_index.vectordb.engine_options import SUFFIX_BYTES
 from whiten_index.vectordb.pushed_table import Layout, PushedTable
@@ -67,9 +66,7 @@ class AliasWriter(DatabaseWriter):
         published = None if target is None else self._read(target)
         if published is None and (target is not None or self._name in self._collections()):
             what = "a collection" if target is None else f"an alias of {target!r}"
-            raise DatabaseError(
-                f"{self.target} is {what} that no push made; give --table another name, or drop it"
-            )
+            raise self._not_pushed(what)
         if not pending:
             return published and replace(published, pending=False)
         # One that was replaced, by a push that was cut off before it dropped it, is whole too.

@@ -80,16 +80,13 @@ class EngineOptions(BaseModel):
             raise ConfigError(f"--option {name}{wrong}") from None
 
     @classmethod
-    @abstractmethod
-    def codes(cls, k: int) -> dict[str, Code]:
+    def codes(cls, k: int) -> dict[str, Code]:  # noqa: ARG003
         """Return the forms that the engine has for vectors of k numbers, by name."""
+        return {"float32": Code()}
 
-    @abstractmethod
-    def code_bytes(self, rows: int, k: int, dtype: str) -> int | None:
-        """Return the bytes of a vector of k numbers in the form that searches read first.
-
-        None where it is not known.
-        """
+    def code_bytes(self, rows: int, k: int, dtype: str) -> int:  # noqa: ARG002
+        """Return the bytes of a vector of k numbers in the form that searches read first."""
+        return k * number_bytes(dtype)
 
     @abstractmethod
     def index_bytes(self, rows: int, k: int, dtype: str) -> int | None:
@@ -218,29 +215,16 @@ class MilvusOptions(EngineOptions):
 
     db: str = ""
     index: Literal[
-        "hnsw", "hnsw_sq", "flat", "ivf_flat", "ivf_sq8", "ivf_pq", "ivf_rabitq", "scann",
-        "diskann", "autoindex", "faiss",
-    ] = "hnsw"  # fmt: skip
+        "hnsw", "hnsw_sq", "flat", "ivf_flat", "ivf_sq8", "ivf_pq", "ivf_rabitq", "scann"
+    ] = "hnsw"
     m: Positive = 16
     ef_construction: Positive = 200
     nlist: Positive | None = None
     pq_m: Positive | None = None
-    factory: str | None = Field(None, min_length=1, max_length=200)
     index_timeout: Positive = 3600
-
-    @model_validator(mode="after")
-    def _factory_of_faiss(self) -> Self:
-        if (self.index == "faiss") is (self.factory is None):
-            raise ValueError(
-                "--option index=faiss needs --option factory=NAME, such as IVF1024,SQ8, and no "
-                "other index takes one"
-            )
-        return self
 
     def index_params(self, rows: int, k: int) -> dict[str, Any]:
         """Return the parameters of the index of a collection with some rows."""
-        if self.index == "faiss":
-            return {"faiss_index_name": self.factory}
         if self.index.startswith("hnsw"):
             of_graph = {"M": self.m, "efConstruction": self.ef_construction}
             return of_graph | ({"sq_type": "SQ8"} if self.index == "hnsw_sq" else {})
@@ -274,21 +258,17 @@ class MilvusOptions(EngineOptions):
             "scann": Code({"index": "scann"}),
         }
 
-    def code_bytes(self, rows: int, k: int, dtype: str) -> int | None:  # noqa: ARG002
-        """Return the bytes of a code; a factory string and ``autoindex`` may mean any."""
-        by_index: dict[str, int | None] = {
+    def code_bytes(self, rows: int, k: int, dtype: str) -> int:
+        """Return the bytes of a code."""
+        by_index = {
             "hnsw_sq": k, "ivf_sq8": k, "ivf_pq": self._pq_bytes(k),
             "ivf_rabitq": math.ceil(k / 8) + 8, "scann": math.ceil(k / 4),
-            # An eighth of four bytes a number, by the server's default.
-            "diskann": math.ceil(k / 2), "faiss": None, "autoindex": None,
         }  # fmt: skip
-        return by_index.get(self.index, k * number_bytes(dtype))
+        return by_index.get(self.index, super().code_bytes(rows, k, dtype))
 
-    def index_bytes(self, rows: int, k: int, dtype: str) -> int | None:
+    def index_bytes(self, rows: int, k: int, dtype: str) -> int:
         """Return the bytes of codes and links, of which a row has 2 m on the lowest level."""
         code = self.code_bytes(rows, k, dtype)
-        if code is None or self.index == "diskann":
-            return None
         links = 8 * self.m * self.index.startswith("hnsw")
         # Ranked again by the vectors, which it keeps too.
         also = k * number_bytes(dtype) if self.index == "scann" else 0
@@ -299,9 +279,8 @@ class MilvusOptions(EngineOptions):
         if self.index.startswith("hnsw"):
             return tuple({"ef": ef} for ef in (64, 128, 256))
         if self._lists:
-            many = self._many(rows)
-            return tuple({"nprobe": n} for n in probes(many))
-        return ({"search_list": 100},) if self.index == "diskann" else ({},)
+            return tuple({"nprobe": n} for n in probes(self._many(rows)))
+        return ({},)
 
     def query(self, table: str, made: "PushedTable") -> str:
         """Return a call of the client."""

@@ -37,15 +37,6 @@ class DuckOptions(EngineOptions):
     m: Annotated[int, Field(ge=2, le=512)] = 16
     ef_construction: Positive = 128
 
-    @classmethod
-    def codes(cls, k: int) -> dict[str, Code]:  # noqa: ARG003
-        """Return the one form of vectors."""
-        return {"float32": Code()}
-
-    def code_bytes(self, rows: int, k: int, dtype: str) -> int:  # noqa: ARG002
-        """Return the bytes of a vector."""
-        return 4 * k
-
     def index_bytes(self, rows: int, k: int, dtype: str) -> int:  # noqa: ARG002
         """Return the bytes of vectors and links, of which a row has 2 m on the lowest level."""
         if self.index == "none":
@@ -85,9 +76,9 @@ class SqliteOptions(EngineOptions):
         """Return the forms of vectors; bits fill whole bytes."""
         return {"float32": Code(), **({} if k % 8 else {"bit": Code({"code": "bit"})})}
 
-    def code_bytes(self, rows: int, k: int, dtype: str) -> int:  # noqa: ARG002
+    def code_bytes(self, rows: int, k: int, dtype: str) -> int:
         """Return the bytes of a code."""
-        return 4 * k if self.code == "float32" else k // 8
+        return super().code_bytes(rows, k, dtype) if self.code == "float32" else k // 8
 
     def index_bytes(self, rows: int, k: int, dtype: str) -> int:
         """Return the bytes of the codes, if there are any beside the vectors."""

@@ -115,7 +115,7 @@ class PushPlan:
     rows: int
     k: int  # width of the vectors
     dtype: str  # precision of the vectors
-    code_bytes: int | None  # of a vector, in the form that searches read first
+    code_bytes: int  # of a vector, in the form that searches read first
     table_bytes: int
     index_bytes: int | None
     build_memory_bytes: int | None  # of building the index
