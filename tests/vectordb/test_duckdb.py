@@ -1,5 +1,6 @@
 """DuckDB's own: plain tables, an index that a kill damaged, one process at a time."""
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -217,6 +218,14 @@ def test_a_file_of_another_format(address: str, file: Path, text: bytes) -> None
         with pytest.raises(DatabaseError, match="name another file: this one has another format"):
             open_writer(address, "docs", make=make)
     assert file.read_bytes() == text
+
+
+def test_a_pipe_is_left_as_it_is(address: str, file: Path) -> None:
+    """The engine would remove it, or the device that a link leads to, as an empty file."""
+    os.mkfifo(file)
+    with pytest.raises(ConfigError, match="is a pipe, a socket or a device, and is left as it is"):
+        open_writer(address, "docs")
+    assert file.is_fifo()
 
 
 def test_a_file_that_is_damaged(address: str, file: Path) -> None:

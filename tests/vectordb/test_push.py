@@ -299,6 +299,16 @@ def test_rows_that_others_took_away_are_filled_anew(world: World, cut_off: bool)
     assert world.push().mode == "nothing"
 
 
+def test_a_description_that_does_not_fit_its_version(world: World) -> None:
+    """It would be named with each search, and queries that fit would be refused for good."""
+    world.push()
+    table = world.table
+    table.pushed = replace(table.pushed, query_digest="9" * 32)
+    assert world.push().why == "its description does not fit its version"
+    assert world.table.pushed.query_digest != "9" * 32
+    assert world.push().mode == "nothing"
+
+
 def test_what_failed_its_check_is_dropped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     first = world.push()
     before = world.server.published

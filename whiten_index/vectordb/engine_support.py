@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from whiten_index.artifacts.atomic import require_plain_target
 from whiten_index.artifacts.files import is_folder, list_folder, size_of
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.paths import cut
@@ -123,6 +124,7 @@ def require_engine_file(
     if is_folder(file) or not is_folder(file.parent):
         lacks = "is a folder" if is_folder(file) else "is in a folder that does not exist"
         raise ConfigError(f"{shown} {lacks}; name a file in an existing folder")
+    require_plain_target(file)
     if not make and size_of(file.resolve()) == 0:
         raise _not_there(shown)
     return file, shown

@@ -234,6 +234,8 @@ class _TablePush:
         if not before.changing and there != before.rows:
             return self._fill(f"it counts {there:,} rows and should have {before.rows:,}")
         if before.version == after.version and not before.changing:
+            if before.query_digest != after.query_digest:
+                return self._fill("its description does not fit its version")
             self.writer.discard()
             return self._report("nothing", "it has this version already")
         delta, why = delta_since(self.source, before, after)
