@@ -66,6 +66,14 @@ def test_other_bytes_are_an_error(saved, kind, data):
     assert_unreadable(saved, kind)
 
 
+def test_more_arrays_than_any_release_writes_are_not_read(saved, kind):
+    """Each would take a hundred times its bytes in the header."""
+    rewrite(saved, {f"k{number}": np.empty(0, np.float32) for number in range(20_000)})
+    assert_unreadable(saved, kind)
+    with pytest.raises(ArtifactError, match="its header has 1,"):
+        READERS[kind].load(saved)
+
+
 def test_a_header_with_a_flipped_bit_is_an_error_or_harmless(saved, kind):
     whole, expected = bytearray(saved.read_bytes()), everything_in(saved, kind)
     header = 8 + int.from_bytes(whole[:8], "little")

@@ -18,8 +18,9 @@ from whiten_index.errors import ArtifactError
 
 _HEADER, _PLACE, _CONTENT = "__metadata__", "data_offsets", "content"
 _REMEDY = "restore it from a copy, or build again"
-# The limit of the library too.
-_HEADER_BYTES = 100_000_000
+# Of a handful of arrays and short facts. A hundred times as much, which the library takes, would
+# need minutes and gigabytes.
+_HEADER_BYTES = 1 << 20
 _TYPES = {
     "F16": np.float16, "F32": np.float32, "F64": np.float64, "I32": np.int32, "I64": np.int64,
     "U8": np.uint8,
@@ -94,7 +95,9 @@ def read_tensors(
     try:
         with reading(path), open_regular(path) as file:
             data = file.read()
-        tensors, length = load(data), int.from_bytes(data[:8], "little")
+        if (length := int.from_bytes(data[:8], "little")) > _HEADER_BYTES:
+            raise ValueError(f"its header has {length:,} bytes")  # noqa: TRY301
+        tensors = load(data)
         facts: dict[str, str] = load_json(data[8 : 8 + length]).get(_HEADER) or {}
         if facts.get("kind") != kind or int(facts["format_version"]) > version:
             raise ArtifactError(
