@@ -1,7 +1,9 @@
 """Migration to another embedding model: the bridge, its runs, the comparison, what is refused."""
 
 import datetime
+import errno
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -29,7 +31,14 @@ from whiten_index import (
     push_index,
     update_index,
 )
-from whiten_index.errors import ArtifactError, ConfigError, CorpusError, GateError, WhitenIndexError
+from whiten_index.errors import (
+    ArtifactError,
+    ConfigError,
+    CorpusError,
+    GateError,
+    StorageError,
+    WhitenIndexError,
+)
 from whiten_index.pipeline.plan import plan_update
 from whiten_index.progress import Progress
 from whiten_index.versions.gc import gc_store
@@ -232,6 +241,26 @@ def test_gc_removes_the_stores_of_bridged_versions_that_were_pruned(
     assert run("prune", index, "--keep", 1)[0] == 0
     assert gc_store(folder / "store").bridged == 1
     assert not list(folder.glob("store.bridged-*"))
+
+
+def test_gc_removes_nothing_if_it_cannot_see_a_bridged_store(
+    built: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migrate(built, folder, rows=500, bridge=True)
+    run("migrate", folder / "index", "--give-up")
+    segments, scan = set(folder.glob("store/*/segments/*")), os.scandir
+
+    def refused(path: Any) -> Any:
+        if ".bridged-" in str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scan(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refused)
+        with pytest.raises(StorageError, match="cannot list"):
+            gc_store(folder / "store", keep_days=0)
+    assert set(folder.glob("store/*/segments/*")) == segments
+    assert gc_store(folder / "store", keep_days=0).segments > 0
 
 
 def test_an_update_of_a_bridged_version_without_its_store(built: Path, folder: Path) -> None:

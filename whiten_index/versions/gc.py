@@ -123,17 +123,21 @@ def gc_store(
             for store, file in itertools.product(stores, files):
                 store.indexes.forget(file)
         references = references_of(place, stores, used_by)
-        if not dry_run:
-            removed["leftovers"] = sum(store.tidy() for store in stores)
-        for store in stores:
-            since = time.time() - keep_days * _DAY if keep_days else math.inf
-            one, counts = _collect(store, references, dry_run, since)
+        since = time.time() - keep_days * _DAY if keep_days else math.inf
+        # All is looked at before anything is removed.
+        garbage = [_garbage(store, references, since) for store in stores]
+        unnamed = _unnamed(bridged, place, used_by)
+        for _, one, counts in garbage:
             removed.update(one)
             kept.update(counts)
-        removed.update(_remove_unnamed(bridged, place, used_by, dry_run))
+        removed.update(bridged=len(unnamed), bytes=sum(unnamed.values()))
         if not dry_run:
-            names = (store.mirror.remove_unnamed(store.segments_folder) for store in stores)
-            removed["leftovers"] += sum(names)
+            for store, (paths, _, _) in zip(stores, garbage, strict=True):
+                removed["leftovers"] += store.tidy()
+                store.mirror.remove(*paths)
+                removed["leftovers"] += store.mirror.remove_unnamed(store.segments_folder)
+            for each in unnamed:
+                remove_bridged(each)
     return GcReport(
         store=str(place),
         dry_run=dry_run,
@@ -144,27 +148,24 @@ def gc_store(
     )
 
 
-def _remove_unnamed(
-    bridged: Sequence[Place], root: Place, indexes: Sequence[Place], dry_run: bool
-) -> Counter[str]:
-    """Remove the stores of bridged versions that are no more; count what was removed."""
-    counts, folders = Counter(bridged=0, bytes=0), {each: encoder_folders(each) for each in bridged}
+def _unnamed(bridged: Sequence[Place], root: Place, indexes: Sequence[Place]) -> dict[Place, int]:
+    """Return the stores of bridged versions that are no more, and their bytes."""
+    folders = {each: encoder_folders(each) for each in bridged}
     # Of moved stores and indexes, the name of an encoder's folder stays.
     encoders = {each.name for some in folders.values() for each in some}
     found = (each for index in indexes for each in index_references(index, root, encoders))
     named = {each.encoder for each in found} if encoders else set[str]()
-    for place, some in folders.items():
-        if not named.intersection(each.name for each in some):
-            counts.update(bridged=1, bytes=place_of(place)[1].size(*some))
-            if not dry_run:
-                remove_bridged(place)
-    return counts
+    return {
+        place: place_of(place)[1].size(*some)
+        for place, some in folders.items()
+        if not named.intersection(each.name for each in some)
+    }
 
 
-def _collect(
-    store: EmbeddingStore, references: Sequence[Reference], dry_run: bool, since: float
-) -> tuple[Counter[str], Counter[str]]:
-    """Remove what these do not need; count what was removed, and what stays."""
+def _garbage(
+    store: EmbeddingStore, references: Sequence[Reference], since: float
+) -> tuple[list[Path], Counter[str], Counter[str]]:
+    """Return the paths that these do not need; count what they are, and what stays."""
     names, mirror = store.segment_names(), store.mirror
     needed = _needed_segments(store, names, references)
     parts = (part for each in references if each.is_of(store) for part in each.record.parts)
@@ -177,11 +178,10 @@ def _collect(
     kept_files = {path for path in there if path in files or mirror.modified(path) > since}
     gone, gone_files = set(paths) - kept, set(there) - kept_files
     size = mirror.size(*gone, *gone_files)
-    if not dry_run:
-        mirror.remove(*sorted(gone), *sorted(gone_files))
     removed = Counter(segments=len(gone), parts=len(gone_files), bytes=size)
     ages = len(kept) - len(needed)
-    return removed, Counter(segments=len(kept), parts=len(kept_files), recent=ages)
+    kept_counts = Counter(segments=len(kept), parts=len(kept_files), recent=ages)
+    return [*sorted(gone), *sorted(gone_files)], removed, kept_counts
 
 
 def _needed_segments(
