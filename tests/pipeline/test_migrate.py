@@ -243,11 +243,15 @@ def test_gc_removes_the_stores_of_bridged_versions_that_were_pruned(
     assert not list(folder.glob("store.bridged-*"))
 
 
-def test_gc_removes_nothing_if_it_cannot_see_a_bridged_store(
+def test_gc_sees_the_stores_of_bridged_versions_before_it_removes_anything(
     built: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     migrate(built, folder, rows=500, bridge=True)
     run("migrate", folder / "index", "--give-up")
+    mine = folder / "store.bridged-0123456789abcdef"
+    mine.mkdir()
+    (mine / "notes").write_text("")
+    (mine.parent / "store.bridged-fedcba9876543210").write_text("")
     segments, scan = set(folder.glob("store/*/segments/*")), os.scandir
 
     def refused(path: Any) -> Any:
@@ -260,7 +264,12 @@ def test_gc_removes_nothing_if_it_cannot_see_a_bridged_store(
         with pytest.raises(StorageError, match="cannot list"):
             gc_store(folder / "store", keep_days=0)
     assert set(folder.glob("store/*/segments/*")) == segments
-    assert gc_store(folder / "store", keep_days=0).segments > 0
+    assert run("prune", folder / "index", "--keep", 1)[0] == 0
+    collected = gc_store(folder / "store", keep_days=0)
+    assert (collected.segments > 0, collected.bridged) == (True, 1)
+    # What the user keeps by such a name stays.
+    assert len(list(folder.glob("store.bridged-*"))) == 2
+    assert (mine / "notes").exists()
 
 
 def test_an_update_of_a_bridged_version_without_its_store(built: Path, folder: Path) -> None:

@@ -168,6 +168,7 @@ def test_vectors_are_those_that_a_push_sends(
         ("search", {"index": "docs", "texts": ["a"] * 41}, 400, "takes 40 texts"),
         ("search", {"index": "docs", "texts": TEXT, "filter": "lang =="}, 400, "filter"),
         ("search", {"index": "docs", "texts": TEXT, "filter": "x == 1"}, 400, "does not keep"),
+        ("search", {"texts": TEXT, "filter": "x" * 100_001}, 422, "at most 100000 characters"),
         ("search", {"index": "docs", "texts": TEXT, "columns": ["x"]}, 400, "'x' is not kept"),
         ("search", {"index": "docs", "texts": TEXT, "rerank": 10}, 400, "without its store"),
         ("search", {"index": "docs", "id": "nobody"}, 404, "no document has the id"),

@@ -489,7 +489,7 @@ def bridged_places(place: Place) -> list[Place]:
     found: list[Place]
     if isinstance(place, Path):
         place = place.absolute()
-        found = [*list_folder(place.parent)]
+        found = [each for each in list_folder(place.parent) if is_folder(each)]
     else:
         parent = place.rpartition("/")[0]
         names = () if parent.endswith("/") else Bucket(parent).folders()
@@ -498,7 +498,7 @@ def bridged_places(place: Place) -> list[Place]:
 
 
 def remove_bridged(place: Place) -> None:
-    """Remove the store of a bridged version, which can be made again.
+    """Remove the store of a bridged version, which can be made again; other files there stay.
 
     Raises:
         BusyError: another process writes to it, in a bucket.
@@ -506,7 +506,15 @@ def remove_bridged(place: Place) -> None:
     """
     root, mirror = place_of(place)
     if isinstance(place, Path):
-        remove_path(place)
+        for folder in encoder_folders(place):
+            # Last what a removal that was cut off is found by.
+            for each in sorted(
+                list_folder(folder), key=lambda path: path.name == manifest.MANIFEST
+            ):
+                remove_path(each)
+            remove_path(folder)
+        with suppress(OSError):
+            place.rmdir()
         return
     with marked(place, CLEANER):
         mirror.remove(*mirror.folders(root))

@@ -158,7 +158,7 @@ def _unnamed(bridged: Sequence[Place], root: Place, indexes: Sequence[Place]) ->
     return {
         place: place_of(place)[1].size(*some)
         for place, some in folders.items()
-        if not named.intersection(each.name for each in some)
+        if some and not named.intersection(each.name for each in some)
     }
 
 
