@@ -219,7 +219,11 @@ class MigrateConfig(JudgementOptions, EncoderConfig):
         "Place of the old model.", MODEL, default=None, shown="as in the published version"
     )
     rows: int | None = option(
-        "Rows to encode in this run, drawn at random.", OUTPUT, default=None, ge=1, shown="all"
+        "Rows to encode in this run, drawn at random, and up to 1,023 more.",
+        OUTPUT,
+        default=None,
+        ge=1,
+        shown="all",
     )
     first: str | None = option(
         "Condition on columns of the corpus: with --rows, such rows are encoded first.",

@@ -291,8 +291,9 @@ def _history(
     """Return the changes of a version and its predecessors, the latest first, None at the end."""
     changes = dict[str, pa.ChunkedArray | None]()
     while version not in changes:
-        if version == until:
-            # Nobody asks what it changed, and a version in a bucket need not be fetched for it.
+        if version == until or not version_number(version):
+            # Nobody asks what it changed, and a version in a bucket need not be fetched for it; or
+            # it is no name of a version, but what a database says.
             changes[version] = None
             break
         folder = source.root / VERSIONS / version
