@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.results_file import read
 from whiten_index.measure.database_report import WAYS, answers, cell
-from whiten_index.measure.results import COLUMNS, Sweep, recommend
+from whiten_index.measure.results import COLUMNS, Measured, Sweep, recommend
 
 Row = Mapping[str, Any]
 # In memory: nobody keeps vectors so. See ``qdrant_folder``.
@@ -55,28 +55,34 @@ def qdrant_folder() -> str:
 
 
 def database_codes() -> str:
-    """Return the table of the best points of each way at equal bytes, in each database."""
-    lines = [
-        f"| corpus and database | a row, at most | {' | '.join(WAYS)} |",
-        "|---|---:|---|---|---|",
-    ]
-    points = [row for name in ("SciFact",) for row in read(f"database_codes_{name}")]
+    """Return the tables of the best points of each way at equal bytes, of each database one."""
+    found = list[str]()
+    points = [row for name in ("SciFact", "Wikinews") for row in read(f"database_codes_{name}")]
     for name, engine in dict.fromkeys((row["set"], row["engine"]) for row in points):
         sweep = Sweep(engine, {"database": {"release": engine}})
         for row in points:
             if (row["set"], row["engine"]) == (name, engine):
-                # Other programs ran at the same time, so no time is shown.
-                sweep.add({**row, "type": "point", "latency_ms": None})
+                sweep.add({**row, "type": "point"})
         measure = recommend(sweep).measure
+        rows = f"{sweep.points[0].record['rows']:,} rows"
+        found += [
+            f"{name}, {rows}, {engine}: {COLUMNS[measure][0]}",
+            "",
+            f"| a row, at most | {' | '.join(WAYS)} |",
+            "|---:|---|---|---|",
+        ]
         for answer in answers(sweep, measure):
-            cells = [
-                f"**{cell(way, measure)}**" if way is answer.best else cell(way, measure)
-                for way in answer.ways
-            ]
-            rows = f"{sweep.points[0].record['rows']:,} rows"
-            figure = f"{name}, {rows}, {engine}: {COLUMNS[measure][0]}"
-            lines.append(f"| {figure} | {answer.budget} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            cells = [answer.budget, *(_lines(way, measure, answer.best) for way in answer.ways)]
+            found.append(f"| {' | '.join(cells)} |")
+        found.append("")
+    return "\n".join(found[:-1])
+
+
+def _lines(way: Measured | None, measure: str, best: Measured) -> str:
+    """Return a point as the lines of a cell: figure, form and search, bytes, milliseconds."""
+    figure, _, rest = cell(way, measure).partition(": ")
+    figure = f"**{figure}**" if way is best else figure
+    return "<br>".join([figure, *filter(None, rest.split("; "))])
 
 
 def _key(row: Row) -> tuple[Any, ...]:
