@@ -36,7 +36,7 @@ class BatchEncoder(WindowEncoder):
 
     spec: EncoderSpec
     batch_tokens: int
-    packs = False  # whether texts lie end to end, so that nothing is padded
+    packs = False  # whether texts are joined end to end, so that nothing is padded
     pads = True  # whether a batch of queries is filled up to its longest text
     shortest = 0.8  # length of a batch's shortest document, as a share of its longest
     device: Any = "cpu"

@@ -1,8 +1,8 @@
 """An endpoint that speaks OpenAI's protocol: one request, its retries and its errors.
 
 The client of openai keeps connections, reads variables and parses answers. It would try again by
-itself, but without telling of a 429, by which the requests at once are chosen, nor of tries that
-may have been charged; so it makes one try, and tries are counted here.
+itself, but reports neither a 429, by which the number of requests at once is chosen, nor tries
+that may have been charged; so it makes one try, and tries are counted here.
 """
 
 import base64

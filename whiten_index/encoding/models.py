@@ -338,7 +338,7 @@ def _read_fallback(name: str, path: Path, revision: str | None, reason: str) -> 
 def _common(
     name: str, path: Path, revision: str | None, modules: Sequence[FolderModule]
 ) -> dict[str, Any]:
-    """Return the fields that a folder has whoever runs it."""
+    """Return the fields that do not depend on the options."""
     settings = read_object(path / _SETTINGS)
     prompts = {key: value or "" for key, value in (settings.get("prompts") or {}).items()}
     # Raises for what is no text, or has half a surrogate pair.

@@ -502,7 +502,7 @@ def remove_bridged(place: Place) -> None:
 
     Raises:
         BusyError: another process writes to it, in a bucket.
-        StorageError: it cannot be removed; what is left of it is found again.
+        StorageError: it cannot be removed; the next gc removes the rest.
     """
     root, mirror = place_of(place)
     if isinstance(place, Path):

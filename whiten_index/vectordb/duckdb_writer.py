@@ -62,7 +62,7 @@ class DuckWriter(FileWriter):
 
     def __init__(self, address: str, name: str, options: DuckOptions, *, make: bool = True) -> None:
         self.engine, self._options = f"DuckDB {duckdb.__version__}", options
-        # The new table in the transaction that swaps, which has a connection of its own.
+        # The new table in the transaction that swaps, on another connection.
         self._built: Stored | None = None
         super().__init__(address, name, options, make=make)
 

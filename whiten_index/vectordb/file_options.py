@@ -81,7 +81,7 @@ class SqliteOptions(EngineOptions):
         return super().code_bytes(rows, k, dtype) if self.code == "float32" else k // 8
 
     def index_bytes(self, rows: int, k: int, dtype: str) -> int:
-        """Return the bytes of the codes, if there are any beside the vectors."""
+        """Return the bytes of the codes, if there are any."""
         return 0 if self.code == "float32" else rows * self.code_bytes(rows, k, dtype)
 
     def build_bytes(self, rows: int, k: int, dtype: str) -> int:  # noqa: ARG002

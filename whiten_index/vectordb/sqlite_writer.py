@@ -2,9 +2,9 @@
 
 ``vec0`` keeps chunks of vectors, and of their bits, that searches read whole. A push fills a view
 ``NAME__`` and eight hexadecimal digits, and behind it ``…_rows``, a table, and ``…_vector``. Users
-query the views ``NAME``, of rows with their vectors, and ``NAME_rows``, of rows alone. A swap makes
-both anew in one transaction. Only the second has rows whose vector is zeros, by which ``vec0``
-would lose others.
+query the views ``NAME``, of rows with their vectors, and ``NAME_rows``, of rows alone. A swap
+replaces both in one transaction. Only the second has rows whose vector is zeros, by which
+``vec0`` would lose others.
 
 Descriptions are in a table of the file. The lease in it is read within each transaction. While
 rows are written, readers go on (mode WAL); at the end the file has the mode it had before.
@@ -35,7 +35,7 @@ from whiten_index.vectordb.json_rows import json_values, table_of
 from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, PushedTable, vectors_of
 
 _DESCRIPTIONS = "whiten_index_tables"
-# Columns of the views beside those of rows.
+# Columns that the views have and rows do not.
 _OWN = {"rowid", "distance", "k", "code"}
 _CACHE_KILOBYTES = 65_536
 # Rows of a chunk of vectors in vec0.
@@ -158,7 +158,7 @@ class SqliteWriter(FileWriter):
         self._run("COMMIT")
 
     def _repack(self, stored: Stored) -> None:
-        """Write vectors anew if a third of the places in chunks is empty: vec0 fills none again."""
+        """Rewrite the vectors if a third of the chunks is empty: vec0 fills no place again."""
         name = f"{stored.name}_vector"
         chunks = self._run(f"SELECT count(*) FROM {name}_chunks").get
         if chunks * _CHUNK_ROWS <= 1.5 * self._count(stored) + _CHUNK_ROWS:
