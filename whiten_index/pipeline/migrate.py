@@ -330,7 +330,7 @@ def _bridged(base: BaseVersion, new: EmbeddingStore, end: str) -> str:
 def _remove_bridged(base: BaseVersion, new: EmbeddingStore, *, but: Iterable[str]) -> None:
     """Remove the stores of earlier bridged versions of an index, which can be made again."""
     own, kept = Path(_bridged(base, new, "")).name, {Path(each).name for each in but}
-    # If that fails, it does no harm: gc removes what is left, or says why it cannot.
+    # A failure does no harm: gc removes the rest, or says why it cannot.
     with contextlib.suppress(StorageError):
         for place in bridged_places(new.place):
             name = Path(place).name
