@@ -462,9 +462,8 @@ class Duck(_File):
         self.options: Mapping[str, str] = {"index": "hnsw"}
         self.settings: Sequence[Setting] = [{"hnsw_ef_search": wide} for wide in (64, 128, 256)]
         self.own: Mapping[str, Way] = {
-            # Without a checkpoint, a short table is in the log alone, which is written again later.
-            "CREATE TABLE AS of a RecordBatchReader with CHECKPOINT": self._create,
-            "INSERT of a RecordBatchReader with CHECKPOINT": self._insert,
+            "CREATE TABLE AS of a RecordBatchReader": self._create,
+            "INSERT of a RecordBatchReader": self._insert,
         }
 
     @contextmanager
@@ -488,14 +487,14 @@ class Duck(_File):
     @contextmanager
     def _create(self, rows: Rows) -> Iterator[Load]:
         with self._own(rows) as database:
-            yield lambda: database.execute(f"CREATE TABLE {_OWN} AS FROM pushed; CHECKPOINT")
+            yield lambda: database.execute(f"CREATE TABLE {_OWN} AS FROM pushed")
 
     @contextmanager
     def _insert(self, rows: Rows) -> Iterator[Load]:
         with self._own(rows) as database:
             database.execute(f"CREATE TABLE {_OWN} AS FROM pushed LIMIT 0")
             database.register("pushed", _reader(rows))
-            yield lambda: database.execute(f"INSERT INTO {_OWN} FROM pushed; CHECKPOINT")
+            yield lambda: database.execute(f"INSERT INTO {_OWN} FROM pushed")
 
     @contextmanager
     def _own(self, rows: Rows) -> Iterator[Any]:

@@ -335,8 +335,18 @@ def test_no_argument_is_looked_at_before_its_command_runs() -> None:
 def test_versions_are_not_called_damaged_for_a_failed_open(place: Place) -> None:
     path = place.version(1) / "manifest.json"
     status, stdout, stderr = failing("openat", path, "EIO", "versions", place.out)
-    assert (status, f"cannot read {path}" in stderr) == (0, True)
+    assert (status, f"cannot read {path}" in stderr) == (DISK, True)
+    assert place.version(0).name in stdout
     assert "damaged" not in stdout + stderr
+
+
+@needs_strace
+def test_the_bytes_of_a_version_that_cannot_be_listed_are_not_called_0(place: Place) -> None:
+    folder = place.version(1)
+    status, stdout, _ = failing("getdents64", folder, "EIO", "versions", place.out, "--json")
+    found = {each["name"]: each["bytes"] for each in json.loads(stdout)["versions"]}
+    assert (status, found.pop(folder.name)) == (DISK, None)
+    assert all(found.values())
 
 
 @needs_strace

@@ -42,7 +42,10 @@ def test_a_torn_last_line_is_left_out_and_any_other_damage_is_named(tmp_path):
     path = write_results(tmp_path / "results.jsonl", [header(), RAW])
     whole = path.read_text()
     path.write_text(whole + '{"type": "point", "run')
-    assert len(read_sweeps(path)[0].points) == 1
+    (sweep,) = read_sweeps(path)
+    assert (len(sweep.points), sweep.torn) == (1, True)
+    page = write_report(tmp_path)
+    assert "The last line of the results is cut off" in Path(page).read_text()
     for line in ("{half", "[1, 2]", "3", json.dumps(RAW)):
         path.write_text(f"{whole}{line}\n{whole}")
         with pytest.raises(ArtifactError, match=r"line 3 of .* is damaged .*; remove that line"):

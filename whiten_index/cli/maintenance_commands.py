@@ -87,6 +87,11 @@ def versions(index: str, verify: str) -> None:
     )  # fmt: skip
     shown = [{name: each[name] for name in columns} for each in report["versions"]]
     terminal.show(report, terminal.describe({"versions": shown}), notes=notes)
+    if unread := [each.name for each in found if each.unread]:
+        raise StorageError(
+            f"{', '.join(unread)} of {index} cannot be read, and may be sound; mend the disk or "
+            "the permissions"
+        )
 
 
 @click.command()

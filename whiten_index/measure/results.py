@@ -20,7 +20,7 @@ from whiten_index.artifacts.storage import LOCAL, Storage
 from whiten_index.errors import ArtifactError, first_line
 from whiten_index.index.choice import TARGET_RECALL
 
-RESULTS, _START = "results.jsonl", b'{"type": "'
+RESULTS, _START, _TORN = "results.jsonl", b'{"type": "', "torn"
 _GB = 1e9
 # Figures by which points are compared, as ``Measured.number`` reads them.
 PER_ROW, LATENCY = "bytes.per_row", "latency_ms.p50"
@@ -120,6 +120,7 @@ class Sweep:
     header: Record = field(default_factory=dict)
     by_key: dict[str, Measured] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    torn: bool = False  # whether the last line was cut off, and its point is missing
 
     def add(self, record: Record) -> None:
         """Take one line of the run; of equal keys the last one counts."""
@@ -131,6 +132,8 @@ class Sweep:
             self.by_key[key] = Measured(record)
         elif kind == "skipped":
             self.skipped[key] = str(record.get("why") or "-")
+        elif kind == _TORN:
+            self.torn = True
 
     @property
     def points(self) -> list[Measured]:
@@ -194,12 +197,15 @@ def line_of(record: Mapping[str, Any]) -> bytes:
 
 
 def _read_lines(path: Path) -> Iterator[Record]:
+    record: Record = {}
     try:
         with reading(path), open_regular(path) as file:
             for number, line in enumerate(iterate_lines(file), 1):
                 # Only the start of a line of a sweep can be one that was torn.
                 torn = not line.endswith(b"\n") and _START.startswith(line[: len(_START)])
-                if line.strip() and not torn:
+                if torn and record:
+                    yield {"type": _TORN, "run": record.get("run")}
+                elif line.strip() and not torn:
                     try:
                         record = unsealed(load_json(line))
                     except (ValueError, AttributeError) as error:
@@ -218,7 +224,7 @@ def _read_lines(path: Path) -> Iterator[Record]:
 
 
 def read_runs(path: Path) -> dict[str, Sweep]:
-    """Read a results file, except a torn last line: name of a run -> the run."""
+    """Read a results file, except a torn last line, which its run names: name -> the run."""
     runs: dict[str, Sweep] = {}
     with fields_of(path):
         for record in _read_lines(path):
@@ -471,8 +477,13 @@ def front(points: Iterable[Measured], cost: str, gain: str) -> list[Measured]:
 
 
 def notes(sweep: Sweep) -> Sequence[str]:
-    """Return what limits the figures of a sweep: a busy machine, incomplete judgements."""
+    """Return what limits the figures of a sweep: a busy machine, judgements or points missing."""
     found = []
+    if sweep.torn:
+        found.append(
+            "The last line of the results is cut off, so a point is missing. Run the same sweep "
+            "again, which measures it."
+        )
     if busy := sum((p.number("latency_ms.spread") or 0.0) > _STEADY for p in sweep.points):
         found.append(
             f"The machine was busy: the times of {busy} of the {len(sweep.points)} points differ "

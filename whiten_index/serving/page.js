@@ -270,7 +270,8 @@ async function about() {
       ["version", "made", "rows", "size", "decision", "drift", "state"],
       versions.map((each) => [
         each.name, each.created ? `${each.created.slice(0, 16).replace("T", " ")} UTC` : "–",
-        each.rows == null ? "–" : count(each.rows), bytes(each.bytes), each.decision ?? "build",
+        each.rows == null ? "–" : count(each.rows),
+        each.bytes == null ? "–" : bytes(each.bytes), each.decision ?? "build",
         each.drift == null ? "–" : short(each.drift),
         ["published", "withdrawn", "candidate"].filter((name) => each[name])
           .concat(each.sound ? "damaged" : each.unread ? "not readable" : []).join(", ") || "–",

@@ -13,7 +13,7 @@ rows are written, readers go on (mode WAL); at the end the file has the mode it 
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -192,9 +192,7 @@ class SqliteWriter(FileWriter):
     def _insert(self, stored: Stored, rows: pa.RecordBatch, layout: Layout) -> None:
         vectors = vectors_of(rows).astype("<f4", copy=False)
         first = self._run(f"SELECT coalesce(max(rowid), 0) + 1 FROM {stored.name}_rows").get
-        columns = [
-            map(_to_sql, json_values(rows, name)) for name in layout.schema.names if name != VECTOR
-        ]
+        columns = [_as_sql(rows, name) for name in layout.schema.names if name != VECTOR]
         slots = ", ".join("?" * (1 + len(columns)))
         numbered = zip(range(first, first + len(rows)), *columns, strict=True)
         self._database.executemany(f"INSERT INTO {stored.name}_rows VALUES ({slots})", numbered)
@@ -296,6 +294,13 @@ def insert_vectors(name: str, row: str, vector: str, *, coded: bool) -> str:
     """Return the statement that adds a vector, with its bits if ``coded``, in SQL."""
     columns, bits = (", code", f", vec_quantize_binary({vector})") if coded else ("", "")
     return f"INSERT INTO {name}_vector (rowid, vector{columns}) SELECT {row}, {vector}{bits}"
+
+
+def _as_sql(rows: pa.RecordBatch, name: str) -> Iterable[Any]:
+    """Return the values of a column as SQLite takes them; texts need no look."""
+    kind, values = rows.schema.field(name).type, json_values(rows, name)
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return values if is_text else map(_to_sql, values)
 
 
 def _to_sql(value: Any) -> Any:

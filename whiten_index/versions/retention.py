@@ -45,7 +45,7 @@ class VersionFacts:
     name: str
     created: str | None  # time in its manifest; None where that cannot be read
     rows: int | None  # vectors in it, None likewise
-    bytes: int  # of its files
+    bytes: int | None  # of its files; None where that cannot be read
     published: bool  # whether readers open this one
     withdrawn: bool  # whether it was published and taken back
     candidate: bool  # whether a gate kept it from being published
@@ -119,7 +119,7 @@ def _facts(
     published = current is not None and current.version == name and not candidate
     sha256 = current.manifest_sha256 if current is not None and published else None
     fields: Mapping[str, Any] = {}
-    size, damage, unread = 0, None, ""
+    size, damage, unread = None, None, ""
     try:
         size = mirror.size(folder)
         fields, damage = _examined(folder, mirror, verify, sha256)
