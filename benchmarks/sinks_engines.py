@@ -462,8 +462,9 @@ class Duck(_File):
         self.options: Mapping[str, str] = {"index": "hnsw"}
         self.settings: Sequence[Setting] = [{"hnsw_ef_search": wide} for wide in (64, 128, 256)]
         self.own: Mapping[str, Way] = {
-            "CREATE TABLE AS of a RecordBatchReader": self._create,
-            "INSERT of a RecordBatchReader": self._insert,
+            # Without a checkpoint the table is in the log alone, which is written again later.
+            "CREATE TABLE AS of a RecordBatchReader with CHECKPOINT": self._create,
+            "INSERT of a RecordBatchReader with CHECKPOINT": self._insert,
         }
 
     @contextmanager
@@ -487,14 +488,14 @@ class Duck(_File):
     @contextmanager
     def _create(self, rows: Rows) -> Iterator[Load]:
         with self._own(rows) as database:
-            yield lambda: database.execute(f"CREATE TABLE {_OWN} AS FROM pushed")
+            yield lambda: database.execute(f"CREATE TABLE {_OWN} AS FROM pushed; CHECKPOINT")
 
     @contextmanager
     def _insert(self, rows: Rows) -> Iterator[Load]:
         with self._own(rows) as database:
             database.execute(f"CREATE TABLE {_OWN} AS FROM pushed LIMIT 0")
             database.register("pushed", _reader(rows))
-            yield lambda: database.execute(f"INSERT INTO {_OWN} FROM pushed")
+            yield lambda: database.execute(f"INSERT INTO {_OWN} FROM pushed; CHECKPOINT")
 
     @contextmanager
     def _own(self, rows: Rows) -> Iterator[Any]:

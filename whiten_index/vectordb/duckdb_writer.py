@@ -124,7 +124,7 @@ class DuckWriter(FileWriter):
         assert self._built is not None
         self._built.handle.execute("COMMIT")
         self._undo_swap()
-        self._checkpoint()
+        self.checkpoint()
 
     def _undo_swap(self) -> None:
         """Close the connection that swaps, which rolls back what it did not commit."""
@@ -138,7 +138,7 @@ class DuckWriter(FileWriter):
 
     def _remove(self, published: Stored) -> None:
         self._run(f"DROP TABLE {quoted(published.name)}")
-        self._checkpoint()
+        self.checkpoint()
 
     def _begin_changes(self) -> None:
         super()._begin_changes()
@@ -150,9 +150,9 @@ class DuckWriter(FileWriter):
             self._run(f"CREATE TABLE {quoted(copy.name)} AS FROM {quoted(changed.name)}")
             self._put(copy)
         self._run("COMMIT")
-        self._checkpoint()
+        self.checkpoint()
 
-    def _checkpoint(self) -> None:
+    def checkpoint(self) -> None:
         """Write the log to the file."""
         self._run("CHECKPOINT")
 
