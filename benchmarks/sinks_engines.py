@@ -312,7 +312,7 @@ class Lance:
 
 def _read(rows: Rows) -> pa.RecordBatchReader:
     """Return rows as a stream of what the table keeps: halves are made as they are read."""
-    made = (as_stored(batch, rows.layout) for batch in rows.batches)
+    made = (each for b in rows.batches for each in as_stored(b, rows.layout).to_batches())
     return pa.RecordBatchReader.from_batches(stored_schema(rows.layout), made)
 
 

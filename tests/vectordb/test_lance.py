@@ -162,6 +162,19 @@ def test_a_table_that_no_push_made(address: str, folder: Path, metadata: str | N
         assert lancedb.connect(folder).open_table(name).count_rows() == 300
 
 
+def test_a_table_that_names_code_is_not_written(address: str, folder: Path) -> None:
+    with open_writer(address, "docs") as writer:
+        fill(writer, Rows.make())
+    table = lancedb.connect(folder).open_table("docs").to_arrow()
+    named = table.replace_schema_metadata({"embedding_functions": "[]"})
+    lancedb.connect(folder).create_table("docs", data=named, mode="overwrite")
+    with (
+        open_writer(address, "docs") as writer,
+        pytest.raises(DatabaseError, match="names embedding functions of LanceDB"),
+    ):
+        assert writer.published
+
+
 @pytest.mark.parametrize("kind", ["ivf_flat", "ivf_sq", "ivf_pq", "ivf_hnsw_sq"])
 def test_every_kind_of_index(address: str, folder: Path, kind: str) -> None:
     rows = Rows.make(2000, k=16)

@@ -1,12 +1,13 @@
 """Qdrant's own: points as other clients see them, addresses, options, and answers of servers."""
 
 import socket
+import sqlite3
 import threading
 import time
 import traceback
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,20 @@ def test_a_folder_that_a_killed_process_or_a_full_disk_left(address: str, part: 
         assert_holds(writer, Rows.make(5))
     left = sorted(each.name for each in (folder / "collection").iterdir())
     assert (len(left), left.pop()) == (2, "docs__other")
+
+
+def test_a_pickle_in_a_folder_runs_no_code(address: str, tmp_path: Path) -> None:
+    with open_writer(address, "docs") as writer:
+        fill(writer, Rows.make(5))
+    (file,) = Path(address.removeprefix("qdrant://")).glob("collection/*/storage.sqlite")
+    mark = tmp_path / "ran"
+    model = "qdrant_client.http.models.models", "PointStruct.__class__"
+    for code in (f"cos\nsystem\n(S'touch {mark}'\ntR.", "c{}\n{}\n.".format(*model)):
+        with closing(sqlite3.connect(file)) as points, points:
+            points.execute("UPDATE points SET point = ?", (code.encode(),))
+        with pytest.raises(DatabaseError, match="which no client of Qdrant writes"):
+            open_writer(address, "docs", make=False)
+    assert not mark.exists()
 
 
 def test_a_folder_that_cannot_be_closed(address: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """SQLite's own: the views that users query, readers beside a push, codes, and other files."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.vectordb.pushed_rows import (
     assert_holds,
     end,
     fill,
+    told_of,
 )
 from whiten_index.errors import ConfigError, DatabaseError
 from whiten_index.vectordb.database_writer import DatabaseWriter
@@ -241,6 +243,44 @@ def test_descriptions_of_others(address: str, file: Path, text: str) -> None:
         pytest.raises(DatabaseError, match="that no push made"),
     ):
         fill(writer, kept())
+
+
+ENDLESS = "WITH RECURSIVE x(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM x)"
+
+
+@pytest.mark.parametrize("order", [
+    "DROP TABLE whiten_index_tables; CREATE VIEW whiten_index_tables AS {0} "
+    "SELECT 'docs' AS name, 0 AS pending, '{{}}' AS description FROM x",
+    "DROP TABLE {1}_rows; CREATE VIEW {1}_rows AS {0} SELECT a AS id FROM x",
+    "DROP VIEW {1}; CREATE VIEW {1} AS {0} SELECT a AS id FROM x",
+    "DROP VIEW {1}; CREATE VIEW {1} AS SELECT 1 FROM {1}_rows, {1}_rows UNION SELECT 1 "
+    "FROM {1}_vector AS v JOIN {1}_rows AS r ON r.rowid = v.rowid",
+])  # fmt: skip
+def test_views_of_others_are_not_read(address: str, file: Path, order: str) -> None:
+    with open_writer(address, "docs") as writer:
+        fill(writer, kept())
+        name = told_of(writer.published()).name
+    with closing(apsw.Connection(str(file))) as mine:
+        mine.execute(order.format(ENDLESS, name))
+    with (
+        open_writer(address, "docs", make=False) as writer,
+        pytest.raises(DatabaseError, match="that no push made"),
+    ):
+        writer.published()
+
+
+def test_triggers_of_others_do_not_run(address: str, file: Path) -> None:
+    with open_writer(address, "docs") as writer:
+        fill(writer, kept())
+    with closing(apsw.Connection(str(file))) as mine:
+        for event in ("INSERT", "DELETE"):
+            mine.execute(
+                f"CREATE TRIGGER t{event} AFTER {event} ON whiten_index_tables BEGIN "
+                f"SELECT count(*) FROM ({ENDLESS} SELECT a FROM x); END"
+            )
+    with open_writer(address, "docs") as writer:
+        fill(writer, kept(seed=2))
+        assert_holds(writer, kept(seed=2))
 
 
 @pytest.mark.parametrize("text", [b"mine" * 300, b"PAR1" * 300, b"\0" * 8 + b"DUCK" * 300])

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from whiten_index.artifacts.files import size_of
 from whiten_index.corpus.batches import ID
-from whiten_index.errors import ConfigError, first_line
+from whiten_index.errors import ConfigError, DatabaseError, first_line
 from whiten_index.vectordb.database_writer import (
     DatabaseWriter,
     Find,
@@ -252,6 +252,11 @@ class LanceWriter(DatabaseWriter):
             if "not found" in str(error):
                 return None
             raise
+        if b"embedding_functions" in (handle.schema.metadata or {}):
+            raise DatabaseError(
+                f"{self.target}: table {name} names embedding functions of LanceDB, whose code a "
+                "write would run; no push wrote them: drop the table, or push under another name"
+            )
         pushed = read_metadata(handle)
         if pushed is None:
             raise self._not_pushed(f"a table {name}")

@@ -1,9 +1,11 @@
 """Rows of Arrow to a table of PostgreSQL by binary COPY, and back."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
+from whiten_index.artifacts.prefetch import ahead
 from whiten_index.corpus.arrow_types import replaced_leaves
 from whiten_index.corpus.batches import ID
 from whiten_index.errors import ConfigError, DatabaseError, first_line
@@ -19,9 +22,9 @@ from whiten_index.vectordb.json_rows import from_objects, is_bytes, to_objects
 from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, RowsError
 
 _LONGEST_NAME = 63
-# Types whose values are sent as bytes that are ready for the server.
-_READY = ("text", "bytea", "jsonb")
-_BYTES = psycopg.adapters.types["bytea"].oid
+_BLOCK_BYTES = 1 << 20
+# Before and after the rows.
+_SIGNATURE, _END = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
 
 
 @dataclass(frozen=True)
@@ -114,18 +117,25 @@ class RowFormat:
         )
 
     def copy(self, connection: Any, table: sql.Composable, rows: pa.RecordBatch) -> None:
-        """Add rows to a table."""
+        """Add rows to a table in blocks of PostgreSQL's binary format, each made one ahead.
+
+        The format is that of https://www.postgresql.org/docs/current/sql-copy.html.
+        """
         order = sql.SQL("COPY {} FROM STDIN (FORMAT BINARY)").format(table)
-        names = rows.schema.names
-        types = [
-            _BYTES if name == VECTOR or self.types[name].sql in _READY else self.types[name].oid
-            for name in names
-        ]
-        columns = [self._encoded(name, rows[name]) for name in names]
-        with connection.cursor() as cursor, cursor.copy(order) as copy:
-            copy.set_types(types)
-            for row in zip(*columns, strict=True):
-                copy.write_row(row)
+        client = psycopg.adapt.Transformer(connection)
+        step = max(1, _BLOCK_BYTES * len(rows) // max(rows.nbytes, 1))
+
+        def block(first: int) -> bytes:
+            return self._block(rows.slice(first, step), client)
+
+        with (
+            connection.cursor().copy(order) as copy,
+            closing(ahead(range(0, len(rows), step), block)) as made,
+        ):
+            copy.write(_SIGNATURE)
+            for each in made:
+                copy.write(each)
+            copy.write(_END)
 
     def fetch(self, connection: Any, table: sql.Composable, ids: Ids) -> pa.Table:
         """Return the rows with some ids."""
@@ -142,25 +152,37 @@ class RowFormat:
         arrays = [self._decoded(*each) for each in zip(schema, columns, strict=True)]
         return pa.Table.from_arrays(arrays, schema=schema)
 
+    def _block(self, rows: pa.RecordBatch, client: Any) -> bytes:
+        """Return rows: of each the number of its fields, and of each field its size and bytes."""
+        parts: list[Iterable[bytes]] = [repeat(len(rows.schema).to_bytes(2))]
+        for name in rows.schema.names:
+            if name == VECTOR:
+                parts.append(self._vectors(rows[name]))
+                continue
+            values = self._encoded(name, rows[name], client)
+            sizes = np.array([-1 if each is None else len(each) for each in values], ">i4")
+            parts += sizes.view("V4").tolist(), (each or b"" for each in values)
+        return b"".join(chain.from_iterable(zip(*parts, strict=False)))
+
     def _vectors(self, rows: pa.Array) -> list[bytes]:
-        """Return vectors as pgvector takes them: their width, a zero, and numbers, big-endian."""
-        vectors = rows.flatten().to_numpy().reshape(len(rows), self.layout.k)
-        half = self.layout.dtype == "float16"
-        if half and np.abs(vectors).max(initial=0) > np.finfo(np.float16).max:
+        """Return fields as pgvector takes them: size, width, a zero, and numbers, big-endian."""
+        number = np.dtype(self.layout.dtype).newbyteorder(">")
+        head = [("size", ">i4"), ("width", ">i2"), ("zero", ">i2")]
+        sent = np.zeros(len(rows), [*head, ("numbers", number, self.layout.k)])
+        sent["size"], sent["width"] = sent.itemsize - 4, self.layout.k
+        try:
+            with np.errstate(over="raise"):
+                sent["numbers"] = rows.flatten().to_numpy().reshape(len(rows), self.layout.k)
+        except FloatingPointError:
             raise RowsError(
                 "a vector has numbers beyond 65,504, which float16 cannot hold; push with "
                 "--dtype float32"
-            )
-        number = np.dtype(self.layout.dtype).newbyteorder(">")
-        sent = np.zeros(len(rows), [("head", ">i2", 2), ("numbers", number, self.layout.k)])
-        sent["head"][:, 0], sent["numbers"] = self.layout.k, vectors
+            ) from None
         found: list[bytes] = sent.view(f"V{sent.itemsize}").tolist()
         return found
 
-    def _encoded(self, name: str, column: pa.Array) -> list[Any]:
-        """Return the values of a column as the client takes them."""
-        if name == VECTOR:
-            return self._vectors(column)
+    def _encoded(self, name: str, column: pa.Array, client: Any) -> Sequence[bytes | None]:
+        """Return the values of a column as the server takes them."""
         type_ = self.types[name]
         try:
             if type_.sql == "jsonb":
@@ -168,12 +190,19 @@ class RowFormat:
                 texts = (json.dumps(each[name], ensure_ascii=False).encode() for each in objects)
                 # The release of the format stands before the text.
                 return [None if text == b"null" else b"\1" + text for text in texts]
-            kind = pa.large_binary() if type_.sql in _READY else type_.arrow
-            return list(column.cast(kind).to_pylist())
+            if type_.sql in ("text", "bytea"):
+                return list(column.cast(pa.large_binary()).to_pylist())
+            values = column.cast(type_.arrow).to_pylist()
+            client.set_dumper_types([type_.oid] * len(values), psycopg.pq.Format.BINARY)
+            dumped: Sequence[bytes | None] = client.dump_sequence(
+                values, [psycopg.adapt.PyFormat.BINARY] * len(values)
+            )
         except pa.ArrowInvalid as error:
             why, remedy = first_line(error), "round it to microseconds in the corpus"
         except (pa.ArrowNotImplementedError, OverflowError, TypeError, ValueError) as error:
             why, remedy = first_line(error), "mend the corpus"
+        else:
+            return dumped
         raise RowsError(
             f"column {name!r} ({column.type}) holds what PostgreSQL cannot keep as it is: {why}; "
             f"{remedy}, or leave it out of --keep"

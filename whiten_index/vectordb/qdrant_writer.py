@@ -1,20 +1,26 @@
 """Writer of collections of Qdrant.
 
 A point's id is a UUID made of its row's key. Its payload is the row as JSON: id and kept columns.
+The points of a folder are pickles; of these, only those of points are read.
 """
 
+import io
 import os
+import pickle
 import re
+import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from qdrant_client import QdrantClient, models
+from qdrant_client.local import persistence
 
 from whiten_index.artifacts.atomic import remove_path
 from whiten_index.artifacts.files import list_folder
@@ -37,6 +43,27 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 # Collections keep metadata, in which a push writes what they hold, from this release on.
 _LEAST_RELEASE = (1, 16)
 _KEY = "QDRANT_API_KEY"
+_POINT_MODULES = {models.PointStruct.__module__, "datetime"}
+
+
+class _PointReader(pickle.Unpickler):
+    """Reads a point of a folder, and refuses a pickle that would make or call anything else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a class that the client's models or ``datetime`` define."""
+        found = vars(sys.modules[module]).get(name) if module in _POINT_MODULES else None
+        if not isinstance(found, type) or found.__module__ != module:
+            raise pickle.UnpicklingError(
+                f"a point holds {module}.{name}, which no client of Qdrant writes; open only "
+                "folders that you trust, or remove this one and push again"
+            )
+        return found
+
+
+# The client reads pickles of folders by this name.
+persistence.pickle = SimpleNamespace(
+    dumps=pickle.dumps, loads=lambda data: _PointReader(io.BytesIO(data)).load()
+)
 
 
 class QdrantWriter(AliasWriter):

@@ -40,6 +40,8 @@ _OWN = {"rowid", "distance", "k", "code"}
 _CACHE_KILOBYTES = 65_536
 # Rows of a chunk of vectors in vec0.
 _CHUNK_ROWS = 1024
+# The end of a view.
+_JOINED = "FROM {0}_vector AS v JOIN {0}_rows AS r ON r.rowid = v.rowid"
 # Bytes of the tables behind a view: 0 of rows, keys and vectors, 1 of codes.
 _SIZES = (
     "SELECT tbl_name LIKE '%\\_chunks01' ESCAPE '\\', sum(pgsize) FROM dbstat "
@@ -79,16 +81,26 @@ class SqliteWriter(FileWriter):
 
     def _find(self, *, pending: bool) -> Stored | None:
         views = (self._name, f"{self._name}_rows")
-        order = "SELECT lower(name) FROM sqlite_schema WHERE lower(name) IN (?, ?, ?)"
-        there = {name for (name,) in self._run(order, _DESCRIPTIONS, *views)}
+        order = "SELECT lower(name), type FROM sqlite_schema WHERE lower(name) IN (?, ?, ?)"
+        there = dict(self._run(order, _DESCRIPTIONS, *views))
         pushed = None
+        if there.get(_DESCRIPTIONS, "table") != "table":
+            raise self._not_pushed(f"a {there[_DESCRIPTIONS]} {_DESCRIPTIONS}")
         if _DESCRIPTIONS in there:
             order = f"SELECT description FROM {_DESCRIPTIONS} WHERE name = ? AND pending = ?"
             pushed = PushedTable.read(self._run(order, self._name, pending).get)
         if pushed is None or not re.fullmatch(f"{self._name}__[0-9a-f]{{8}}", pushed.name):
-            if not pending and (taken := there.intersection(views)):
+            if not pending and (taken := there.keys() & {*views}):
                 raise self._not_pushed(f"a table or view {min(taken)}")
             return None
+        order = "SELECT sql FROM sqlite_schema WHERE type = 'view' AND name = ?"
+        view = re.sub('"(""|[^"])*"', "", str(self._run(order, pushed.name).get))
+        order = "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name IN (?, ?)"
+        tables = self._run(order, f"{pushed.name}_rows", f"{pushed.name}_vector").get
+        # A view that others made may have no end.
+        whole = view.endswith(_JOINED.format(pushed.name))
+        if (whole, len(re.findall("from|[(]", view, re.IGNORECASE)), tables) != (True, 1, 2):
+            raise self._not_pushed(f"tables or a view {pushed.name}")
         order = "SELECT count(*) FROM pragma_table_info(?) WHERE name = 'code'"
         return Stored(pushed, pending, bool(self._run(order, pushed.name).get))
 
@@ -196,10 +208,11 @@ class SqliteWriter(FileWriter):
         slots = ", ".join("?" * (1 + len(columns)))
         numbered = zip(range(first, first + len(rows)), *columns, strict=True)
         self._database.executemany(f"INSERT INTO {stored.name}_rows VALUES ({slots})", numbered)
-        places = np.flatnonzero(vectors.any(axis=1)).tolist()
+        shown = vectors.any(axis=1)
+        packed = vectors[shown].view(f"V{4 * layout.k}").ravel().tolist()
         self._database.executemany(
             insert_vectors(stored.name, "?1", "?2", coded=stored.handle),
-            ((first + at, vectors[at].data) for at in places),
+            zip((first + np.flatnonzero(shown)).tolist(), packed, strict=True),
         )
 
     def _count(self, stored: Stored) -> int:
@@ -251,6 +264,9 @@ def connect(file: Path, *, make: bool) -> Any:
     database = apsw.Connection(str(file), flags=flags if make else apsw.SQLITE_OPEN_READONLY)
     database.enable_load_extension(True)
     database.load_extension(sqlite_vec.loadable_path())
+    database.enable_load_extension(False)
+    # The file may be somebody else's.
+    database.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
     database.execute(f"PRAGMA cache_size = -{_CACHE_KILOBYTES}")
     return database
 
@@ -285,8 +301,7 @@ def definitions(name: str, layout: Layout, *, coded: bool) -> list[str]:
         f"CREATE VIRTUAL TABLE {name}_vector USING vec0"
         f"(vector float[{layout.k}] distance_metric=cosine{code})",
         # A search takes conditions on the rowid of vec0 alone.
-        f"CREATE VIEW {name} AS SELECT v.rowid, {', '.join(shown)} "
-        f"FROM {name}_vector AS v JOIN {name}_rows AS r ON r.rowid = v.rowid",
+        f"CREATE VIEW {name} AS SELECT v.rowid, {', '.join(shown)} {_JOINED.format(name)}",
     ]
 
 

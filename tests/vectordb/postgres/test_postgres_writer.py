@@ -90,25 +90,25 @@ def stop(server: Any) -> None:
 
 
 def test_half_a_batch_leaves_nothing(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connection breaks when some rows of a batch are there."""
+    """The connection breaks when rows of a batch are there, and before its end."""
     rows = Rows.make(10_000)
     with open_writer(address, "docs") as writer:
         writer.begin(rows.pushed, rows.layout)
         writer.append(rows.batches(5000)[0])
-        whole, sent = psycopg.Copy.write_row, itertools.count()
+        whole, sent = psycopg.Copy.write, itertools.count()
 
-        def broken(self: psycopg.Copy, row: Any) -> None:
-            if next(sent) == 4000:
+        def broken(self: psycopg.Copy, block: bytes) -> None:
+            if next(sent) == 2:
                 with psycopg.connect(address) as other:
                     other.execute(
                         "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
                         "WHERE datname = current_database() AND pid <> pg_backend_pid() "
                         "AND backend_type = 'client backend'"
                     )
-            whole(self, row)
+            whole(self, block)
 
         with monkeypatch.context() as patched:
-            patched.setattr(psycopg.Copy, "write_row", broken)
+            patched.setattr(psycopg.Copy, "write", broken)
             with pytest.raises(DatabaseError):
                 writer.append(rows.batches(5000)[1])
     with open_writer(address, "docs") as writer:
