@@ -38,7 +38,8 @@ _ROWS = "rows__pushed"
 _GROUP_ROWS = 16_384
 _COMMENT = (
     "SELECT comment FROM duckdb_tables() WHERE database_name = 'db' AND schema_name = 'main' "
-    "AND lower(table_name) = ?"
+    "AND lower(table_name) = $1 UNION ALL SELECT '' FROM duckdb_views() "
+    "WHERE database_name = 'db' AND schema_name = 'main' AND lower(view_name) = $1"
 )
 # Rows of an index, and bytes of its links.
 _INDEX = (
@@ -82,7 +83,7 @@ class DuckWriter(FileWriter):
         if found is None:
             return None
         if (pushed := PushedTable.read(found[0])) is None:
-            raise self._not_pushed(f"a table {name}")
+            raise self._not_pushed(f"a table or view {name}")
         return Stored(replace(pushed, name=name), pending, self._database)
 
     def _create(self, made: PushedTable, layout: Layout) -> Stored:
