@@ -26,7 +26,10 @@ _NAMED_USER = re.compile(
     r"postgres.*|pg.*|psql|hdfs|viewfs|ssh|sftp|ftp|smb|abfss?|wasbs?|git\+ssh"
 )
 _SECRET_NAME = re.compile(
-    r"sig|token|key|secret|pass|pwd|auth|cred|jwt|bearer|session|(^|[_-])(sas|pw|code)$", re.I
+    # An address that expires is a signed one.
+    r"sig|token|key|secret|pass|pwd|auth|cred|jwt|bearer|session|expir|ticket|hmac|^hdn|"
+    r"(^|[_-])(sas|pw|code|exp|sid|otp|pin|sk)$",
+    re.I,
 )
 _PLAIN_NAME = re.compile(
     r"version_?id|generation|etag|revision|ref|commit|sslkey|passfile|require_auth|"
@@ -34,7 +37,7 @@ _PLAIN_NAME = re.compile(
     re.I,
 )
 # No path: a token seldom begins with a slash.
-_OPAQUE = re.compile(r"(?!/)(?=.*\d)(?=.*[A-Za-z])[\w+/=~-]{24,}")
+_OPAQUE = re.compile(r"(?!/)(?=.*\d)(?=.*[A-Za-z])[\w+/=~-]{20,}")
 
 _OF_S3 = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 _OF_GS = "GOOGLE_APPLICATION_CREDENTIALS"
