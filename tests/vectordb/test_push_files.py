@@ -130,6 +130,19 @@ def test_a_link_stays_one(index: Path, tmp_path: Path, name: str) -> None:
         assert told_of(pushed_version(str(tmp_path / name))).k == k
 
 
+def test_documents_without_their_vectors_count_as_nothing(index: Path, tmp_path: Path) -> None:
+    path = tmp_path / "v.npy"
+    push(index, path)
+    data = path.read_bytes()
+    for other in (b"", data[:-8] + b"\0\1\2\3\4\5\6\7"):
+        path.write_bytes(other)
+        assert pushed_version(str(path)) is None
+    path.unlink()
+    assert not status(index, path)["fits"]
+    push(index, path)
+    assert path.read_bytes() == data
+
+
 def test_a_file_that_does_not_say_what_it_holds(index: Path, tmp_path: Path) -> None:
     path = tmp_path / "v.parquet"
     for text in ("push", "{}", '{"rows": []}', "[]", "5", "null"):

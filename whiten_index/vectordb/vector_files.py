@@ -67,6 +67,8 @@ def written_version(path: Path) -> PushedTable | None:
     if not exists(described):
         return None
     require_replaceable(described, _is_ours, _HOLDS)
+    if path != described and not (exists(path) and _digest(path) in _digests(described)[:1]):
+        return None
     try:
         facts = unsealed(load_json(_metadata(described)[METADATA.encode()]))
         found = PushedTable.read(json.dumps({"transform": "", "done": facts["rows"], **facts}))
