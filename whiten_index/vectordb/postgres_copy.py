@@ -1,16 +1,17 @@
 """Rows of Arrow to a table of PostgreSQL by binary COPY, and back."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 from psycopg import sql
 
 from whiten_index.artifacts.prefetch import ahead
@@ -22,7 +23,7 @@ from whiten_index.vectordb.json_rows import from_objects, is_bytes, to_objects
 from whiten_index.vectordb.pushed_table import VECTOR, Ids, Layout, RowsError
 
 _LONGEST_NAME = 63
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 22
 # Before and after the rows.
 _SIGNATURE, _END = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
 
@@ -125,7 +126,7 @@ class RowFormat:
         client = psycopg.adapt.Transformer(connection)
         step = max(1, _BLOCK_BYTES * len(rows) // max(rows.nbytes, 1))
 
-        def block(first: int) -> bytes:
+        def block(first: int) -> pa.Buffer:
             return self._block(rows.slice(first, step), client)
 
         with (
@@ -134,7 +135,7 @@ class RowFormat:
         ):
             copy.write(_SIGNATURE)
             for each in made:
-                copy.write(each)
+                copy.write(memoryview(each))
             copy.write(_END)
 
     def fetch(self, connection: Any, table: sql.Composable, ids: Ids) -> pa.Table:
@@ -152,19 +153,21 @@ class RowFormat:
         arrays = [self._decoded(*each) for each in zip(schema, columns, strict=True)]
         return pa.Table.from_arrays(arrays, schema=schema)
 
-    def _block(self, rows: pa.RecordBatch, client: Any) -> bytes:
+    def _block(self, rows: pa.RecordBatch, client: Any) -> pa.Buffer:
         """Return rows: of each the number of its fields, and of each field its size and bytes."""
-        parts: list[Iterable[bytes]] = [repeat(len(rows.schema).to_bytes(2))]
+        parts = [pa.scalar(len(rows.schema).to_bytes(2), pa.large_binary())]
         for name in rows.schema.names:
             if name == VECTOR:
                 parts.append(self._vectors(rows[name]))
-                continue
-            values = self._encoded(name, rows[name], client)
-            sizes = np.array([-1 if each is None else len(each) for each in values], ">i4")
-            parts += sizes.view("V4").tolist(), (each or b"" for each in values)
-        return b"".join(chain.from_iterable(zip(*parts, strict=False)))
+            else:
+                values = self._encoded(name, rows[name], client)
+                sizes = pc.fill_null(pc.binary_length(values), -1).to_numpy()
+                parts += _as_binary(sizes.astype(">i4")), values
+        separator = pa.scalar(b"", pa.large_binary())
+        joined = pc.binary_join_element_wise(*parts, separator, null_handling="replace")
+        return joined.buffers()[2]
 
-    def _vectors(self, rows: pa.Array) -> list[bytes]:
+    def _vectors(self, rows: pa.Array) -> pa.Array:
         """Return fields as pgvector takes them: size, width, a zero, and numbers, big-endian."""
         number = np.dtype(self.layout.dtype).newbyteorder(">")
         head = [("size", ">i4"), ("width", ">i2"), ("zero", ">i2")]
@@ -178,31 +181,27 @@ class RowFormat:
                 "a vector has numbers beyond 65,504, which float16 cannot hold; push with "
                 "--dtype float32"
             ) from None
-        found: list[bytes] = sent.view(f"V{sent.itemsize}").tolist()
-        return found
+        return _as_binary(sent)
 
-    def _encoded(self, name: str, column: pa.Array, client: Any) -> Sequence[bytes | None]:
+    def _encoded(self, name: str, column: pa.Array, client: Any) -> pa.Array:
         """Return the values of a column as the server takes them."""
-        type_ = self.types[name]
+        type_, binary = self.types[name], pa.large_binary()
         try:
+            if type_.sql in ("text", "bytea"):
+                return column.cast(binary)
             if type_.sql == "jsonb":
                 objects = to_objects(pa.record_batch([column], names=[name]), [name])
                 texts = (json.dumps(each[name], ensure_ascii=False).encode() for each in objects)
                 # The release of the format stands before the text.
-                return [None if text == b"null" else b"\1" + text for text in texts]
-            if type_.sql in ("text", "bytea"):
-                return list(column.cast(pa.large_binary()).to_pylist())
+                return pa.array([None if t == b"null" else b"\1" + t for t in texts], binary)
             values = column.cast(type_.arrow).to_pylist()
             client.set_dumper_types([type_.oid] * len(values), psycopg.pq.Format.BINARY)
-            dumped: Sequence[bytes | None] = client.dump_sequence(
-                values, [psycopg.adapt.PyFormat.BINARY] * len(values)
-            )
+            formats = [psycopg.adapt.PyFormat.BINARY] * len(values)
+            return pa.array(client.dump_sequence(values, formats), binary)
         except pa.ArrowInvalid as error:
             why, remedy = first_line(error), "round it to microseconds in the corpus"
         except (pa.ArrowNotImplementedError, OverflowError, TypeError, ValueError) as error:
             why, remedy = first_line(error), "mend the corpus"
-        else:
-            return dumped
         raise RowsError(
             f"column {name!r} ({column.type}) holds what PostgreSQL cannot keep as it is: {why}; "
             f"{remedy}, or leave it out of --keep"
@@ -222,3 +221,9 @@ class RowFormat:
                 f"column {field.name!r} of the table has values or a type that no push put there "
                 f"({first_line(error)}); change it back, or push all rows with --full"
             ) from error
+
+
+def _as_binary(items: NDArray[Any]) -> pa.Array:
+    """Return the bytes of each item of an array."""
+    kind, data = pa.binary(items.itemsize), pa.py_buffer(np.ascontiguousarray(items))
+    return pa.Array.from_buffers(kind, len(items), [None, data]).cast(pa.large_binary())
