@@ -350,7 +350,7 @@ class Milvus:
         with _milvus(self.address) as client:
             if setting is None:
                 target = client.describe_alias(TABLE)["collection_name"]
-                _index_exactly(client, target)
+                index_exactly(client, target)
             client.load_collection(TABLE)
             params = {"params": {} if setting is None else dict(setting)}
 
@@ -379,7 +379,7 @@ class Milvus:
                     client.insert(_OWN, objects)
 
             yield load
-            _index_exactly(client, _OWN)
+            index_exactly(client, _OWN)
             client.load_collection(_OWN)
             (counted,) = client.query(_OWN, filter="", output_fields=["count(*)"])
             require_all(counted["count(*)"], rows)
@@ -599,7 +599,8 @@ def _milvus(address: str) -> Iterator[Any]:
         yield writer._milvus  # type: ignore[attr-defined]
 
 
-def _index_exactly(client: Any, collection: str) -> None:
+def index_exactly(client: Any, collection: str) -> None:
+    """Give a collection of Milvus an index that searches exactly, in place of the one it has."""
     client.release_collection(collection)
     for each in client.list_indexes(collection, field_name=VECTOR):
         client.drop_index(collection, each)

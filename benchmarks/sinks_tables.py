@@ -11,8 +11,6 @@ from whiten_index.measure.database_report import WAYS, answers, cell
 from whiten_index.measure.results import COLUMNS, Measured, Sweep, recommend
 
 Row = Mapping[str, Any]
-# In memory: nobody keeps vectors so. See ``qdrant_folder``.
-_LEFT_OUT = ("Qdrant's local mode",)
 # The cheapest setting that finds so much is shown.
 _ENOUGH = 0.95
 
@@ -24,7 +22,7 @@ def sinks_files() -> str:
 
 def sinks(name: str = "sinks") -> str:
     """Return the table of databases by width, and what is to be known of it."""
-    rows = [row for row in read(name) if row.get("database") not in _LEFT_OUT]
+    rows = read(name)
     setup = next(row for row in rows if row["figure"] == "setup")
     measured = dict.fromkeys(_key(row) for row in rows if row["figure"] == "push")
     parts = [[row for row in rows if _key(row) == key] for key in measured]
