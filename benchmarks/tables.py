@@ -248,6 +248,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "stable_ids": nightly_tables.stable_ids,
     "readers": nightly_tables.readers,
     "sinks": sinks_tables.sinks,
+    "sinks_files": sinks_tables.sinks_files,
     "qdrant_folder": sinks_tables.qdrant_folder,
     "database_codes": sinks_tables.database_codes,
     "faults": faults,
