@@ -93,16 +93,21 @@ class SqliteWriter(FileWriter):
             if not pending and (taken := there.keys() & {*views}):
                 raise self._not_pushed(f"a table or view {min(taken)}")
             return None
-        order = "SELECT sql FROM sqlite_schema WHERE type = 'view' AND name = ?"
-        view = re.sub('"(""|[^"])*"', "", str(self._run(order, pushed.name).get))
-        order = "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name IN (?, ?)"
-        tables = self._run(order, f"{pushed.name}_rows", f"{pushed.name}_vector").get
-        # A view that others made may have no end.
-        whole = view.endswith(_JOINED.format(pushed.name))
-        if (whole, len(re.findall("from|[(]", view, re.IGNORECASE)), tables) != (True, 1, 2):
+        if not self._is_whole(pushed.name):
             raise self._not_pushed(f"tables or a view {pushed.name}")
         order = "SELECT count(*) FROM pragma_table_info(?) WHERE name = 'code'"
         return Stored(pushed, pending, bool(self._run(order, pushed.name).get))
+
+    def _is_whole(self, name: str) -> bool:
+        """Return whether a view and its tables are such as a push makes: others may have no end."""
+        order = "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name IN (?, ?)"
+        if self._run(order, f"{name}_rows", f"{name}_vector").get != 2:
+            return False
+        order = "SELECT sql FROM sqlite_schema WHERE type = 'view' AND name = ?"
+        view = re.sub('"(""|[^"])*"', "", str(self._run(order, name).get))
+        # Without a second FROM and a parenthesis, there is no query within it.
+        alone = len(re.findall("from|[(]", view, re.IGNORECASE)) == 1
+        return alone and view.endswith(_JOINED.format(name))
 
     def _create(self, made: PushedTable, layout: Layout) -> Stored:
         name, coded = f"{self._name}__{secrets.token_hex(4)}", self._options.code == "bit"
