@@ -26,7 +26,7 @@ PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")
 OTHERS = {
     "--index-url", "--passages", "--head", "--address", "--check", "--group", "--gpu-price",
     "--cpu-price", "--rm", "--help", "--packed", "--skip-memory", "--texts", "--rounds", "--soak",
-    "--edition", "--files", "--results",
+    "--edition", "--files",
 }  # fmt: skip
 
 
