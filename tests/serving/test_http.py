@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import signal
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -496,3 +497,14 @@ def test_a_web_socket_is_no_way_in(guarded: Server) -> None:
         client.headers["authorization"] = f"Bearer {TOKEN}"
         assert client.get("/v1/indexes").status_code == 200
     assert "Traceback" not in guarded.log.read_text()
+
+
+def test_clients_that_leave_before_all_answers_leave_nothing_in_the_log(server: Server) -> None:
+    url, body = httpx.URL(server.url), json.dumps({"index": "docs", "texts": TEXT})
+    head = ["POST /v1/search HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+    asked = "\r\n".join([*head, f"Content-Length: {len(body)}", "", body])
+    for _ in range(10):
+        with socket.create_connection((url.host, url.port or 80)) as client:
+            client.sendall(asked.encode() * 50)
+    assert server.until(lambda client: client.get("/readyz").status_code == 200)
+    assert "Traceback" not in server.log.read_text()
